@@ -1,0 +1,5 @@
+//! The project's chores: `cargo xtask test` and friends.
+
+fn main() -> anyhow::Result<()> {
+    anyhow::bail!("usage: cargo xtask test")
+}
