@@ -68,17 +68,14 @@ impl DType {
     pub fn round(self, x: f64) -> f64 {
         match self {
             Self::F32 => x as f32 as f64,
-            Self::F16 => half::f16::from_f64(x).to_f64(),
-            Self::BF16 => half::bf16::from_f64(x).to_f64(),
+            Self::F16 => <half::f16 as Element>::from_f64(x).to_f64(),
+            Self::BF16 => <half::bf16 as Element>::from_f64(x).to_f64(),
         }
     }
 
     /// The largest error of rounding a value of magnitude `|x|` to this type: half a unit in its last place.
     pub fn rounding_error(self, x: f64) -> f64 {
-        let magnitude = x.abs().max(self.min_normal());
-        // Round up to the binade: 2^floor(log2|x|) * u is half an ulp.
-        let exponent = magnitude.log2().floor();
-        exponent.exp2() * self.unit_roundoff()
+        binade(x.abs().max(self.min_normal())) * self.unit_roundoff()
     }
 }
 
@@ -148,6 +145,21 @@ impl Element for f32 {
     }
 }
 
+/// The power of two at or below a positive, normal `x`.
+fn binade(x: f64) -> f64 {
+    f64::from_bits(x.to_bits() & (0x7FF << 52))
+}
+
+/// `x` rounded to the nearest multiple of the type's spacing at `x`. The conversions of `half` from f64 look at its
+/// upper bits only and so miss ties; a value already rounded here converts exactly.
+fn round_to_spacing(x: f64, dtype: DType) -> f64 {
+    if !x.is_finite() {
+        return x;
+    }
+    let spacing = 2.0 * dtype.rounding_error(x);
+    (x / spacing).round_ties_even() * spacing
+}
+
 macro_rules! half_element {
     ($ty:ty, $dtype:expr) => {
         impl Element for $ty {
@@ -162,7 +174,7 @@ macro_rules! half_element {
             }
 
             fn from_f64(x: f64) -> Self {
-                <$ty>::from_f64(x)
+                <$ty>::from_f64(round_to_spacing(x, $dtype))
             }
 
             fn from_f32(x: f32) -> Self {

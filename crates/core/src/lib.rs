@@ -6,6 +6,7 @@
 
 mod dtype;
 pub mod error;
+pub mod inputs;
 mod layout;
 pub mod mask;
 mod problem;
