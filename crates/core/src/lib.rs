@@ -4,15 +4,19 @@
 //! and [`tolerance`] decides whether another answer is good enough. Nothing here is fast except by accident; nothing
 //! here knows of a device.
 
+pub mod case;
 mod dtype;
 pub mod error;
 pub mod inputs;
 mod layout;
 pub mod mask;
+pub mod oracle;
 mod problem;
 mod shape;
 mod tensor;
+pub mod tolerance;
 
+pub use case::{Case, Control};
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use layout::Layout;
