@@ -388,7 +388,7 @@ mod tests {
             let error = Expr::parse(text).unwrap_err();
             assert_eq!(error.column, column, "{error}");
         }
-        assert!(Expr::parse("mni(1, 2)").unwrap_err().problem.contains("`min`"));
+        assert!(Expr::parse("ciel_div(1, 2)").unwrap_err().problem.contains("did you mean `ceil_div`?"));
         // A hostile manifest must not overflow the stack.
         assert!(Expr::parse(&"(".repeat(4000)).unwrap_err().problem.contains("nested"));
         assert!(Expr::parse(&"-".repeat(4000)).unwrap_err().problem.contains("nested"));

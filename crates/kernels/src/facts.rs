@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use evosdpa_core::{Band, Problem};
+
 use crate::{Error, MaskKind, names::nearest};
 
 /// The element type of Q, K and V as a kernel reads them.
@@ -150,6 +152,39 @@ impl ProblemFacts {
     }
 }
 
+impl TryFrom<&Problem> for ProblemFacts {
+    type Error = Error;
+
+    fn try_from(problem: &Problem) -> Result<Self, Error> {
+        let sizes = problem.sizes();
+        let size = |field: &'static str, value: usize| {
+            // Kernels index with 32-bit signed integers.
+            let max = i32::MAX as u64;
+            u32::try_from(value).ok().filter(|value| u64::from(*value) <= max).ok_or(Error::ProblemRange {
+                field,
+                value: value as u64,
+                max,
+            })
+        };
+        // A bound beyond the unbounded value is unbounded, so the conversion cannot lose anything.
+        let bound = |bound: i64, unbounded: i64| (bound.abs() < unbounded.abs()).then_some(bound as i32);
+        let band = problem.band();
+        Ok(Self {
+            batch: size("batch", sizes.batch)?,
+            heads_q: size("heads_q", sizes.heads_q)?,
+            heads_kv: size("heads_kv", sizes.heads_kv)?,
+            seq_q: size("seq_q", sizes.seq_q)?,
+            seq_kv: size("seq_kv", sizes.seq_kv)?,
+            head_dim: size("head_dim", sizes.dim_qk)?,
+            value_dim: size("value_dim", sizes.dim_v)?,
+            dtype: problem.dtype().name().parse()?,
+            band_lo: bound(band.lo, Band::FULL.lo),
+            band_hi: bound(band.hi, Band::FULL.hi),
+            lse: problem.lse(),
+        })
+    }
+}
+
 impl fmt::Display for ProblemFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pair = |a: u32, b: u32| if a == b { a.to_string() } else { format!("{a}/{b}") };
@@ -203,6 +238,16 @@ mod tests {
         for name in ProblemFacts::NAMES {
             assert!(facts(4, 8, None, None).value(name, &target).is_some(), "{name}");
         }
+    }
+
+    #[test]
+    fn reads_a_core_problem() {
+        use evosdpa_core::{DType, Shape};
+        let shape = Shape::parse_list("b2h8/2s4/8d64/32:causal-br").unwrap()[0];
+        let problem = Problem::new(shape, DType::BF16).unwrap().with_lse(true);
+        let facts = ProblemFacts::try_from(&problem).unwrap();
+        assert_eq!(facts.to_string(), "b2h8/2s4/8d64/32 bf16 causal with LSE");
+        assert_eq!((facts.band_lo, facts.band_hi), (None, Some(4)));
     }
 
     #[test]

@@ -4,6 +4,9 @@ use std::{collections::BTreeMap, fmt};
 
 use crate::{Error, Layer, Manifest, Result, Tunable, names::nearest};
 
+/// How many combinations are tried before a constraint counts as satisfiable: enough for any honest manifest.
+pub(crate) const SEARCH_LIMIT: usize = 1 << 16;
+
 /// A value for every tunable of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Assignment(BTreeMap<String, i64>);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::{
     Arch, Assignment, Constraint, Error, Expr, ExprError, Header, InputType, Kernel, Limits, Manifest,
     ProblemFacts, Reason, Refusal, Result, SpaceSize, Swizzle, Target, TensorName, TunableSpace,
-    expr::Environment, support,
+    expr::Environment, support, tunables::SEARCH_LIMIT,
 };
 
 /// How a variant is launched.
@@ -168,7 +168,7 @@ impl Kernel {
     /// A constraint that no tunable values keep, if there is one.
     fn unsatisfied(&self, facts: &ProblemFacts, target: &Target) -> Result<Option<&Constraint>> {
         let mut last = None;
-        for assignment in self.space().unconstrained() {
+        for assignment in self.space().unconstrained().take(SEARCH_LIMIT) {
             match self.broken_constraint(facts, target, &assignment)? {
                 None => return Ok(None),
                 Some(broken) => last = Some(broken),

@@ -9,7 +9,7 @@ use crate::{
     Error, ExprError, ProblemFacts, Result,
     expr::Environment,
     names::{nearest, suggestion},
-    tunables::TunableSpace,
+    tunables::{SEARCH_LIMIT, TunableSpace},
 };
 
 /// The only schema there is.
@@ -337,8 +337,6 @@ impl Checker<'_> {
             .filter(|constraint| depends_on_tunables_alone(manifest, constraint))
             .collect();
         let mut failed = None;
-        // Enough for any honest manifest; a larger space is searched when a problem is given.
-        const SEARCH_LIMIT: usize = 1 << 16;
         let mut searched = 0;
         for assignment in space.unconstrained().take(SEARCH_LIMIT) {
             searched += 1;
