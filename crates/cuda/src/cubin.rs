@@ -86,6 +86,10 @@ impl<'a> Elf<'a> {
             let at = usize::try_from(u64_at(header, 24)?).ok()?;
             file.get(at..at.checked_add(usize::try_from(u64_at(header, 32)?).ok()?)?)
         };
+        // The program headers are not needed here, but a file that ends before them is no whole cubin.
+        let programs = usize::try_from(u64_at(file, 0x20)?).ok()?;
+        let program_bytes = usize::from(u16_at(file, 0x36)?) * usize::from(u16_at(file, 0x38)?);
+        file.get(programs..programs.checked_add(program_bytes)?)?;
         let name_table = bytes_of(header(names)?)?;
         let mut sections = Vec::new();
         for index in 0..count {

@@ -25,10 +25,7 @@ impl PreparedLaunch {
         let prepared = Self { function: function.clone(), geometry };
         prepared.check_shared_memory()?;
         prepared.check_threads()?;
-        let dynamic = i32::try_from(geometry.dynamic_smem_bytes).map_err(|_| {
-            prepared.refuse(format!("{} bytes of dynamic shared memory", geometry.dynamic_smem_bytes))
-        })?;
-        function.set_attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic)?;
+        prepared.raise_shared_memory_limit()?;
         prepared.prepare_cluster()?;
         Ok(prepared)
     }
@@ -127,6 +124,14 @@ impl PreparedLaunch {
             dynamic_bytes,
             limit_bytes,
         })
+    }
+
+    /// To all that the device allows: the limit belongs to the kernel, and another launch of it may need more.
+    fn raise_shared_memory_limit(&self) -> Result<()> {
+        let static_bytes = self.function.attributes()?.smem_static_bytes;
+        let allowed = self.function.context().info().smem_per_block_bytes.saturating_sub(static_bytes);
+        let allowed = i32::try_from(allowed).unwrap_or(i32::MAX);
+        self.function.set_attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, allowed)
     }
 
     fn check_threads(&self) -> Result<()> {

@@ -66,11 +66,12 @@ pub fn occupancy(arch: Arch, threads_per_block: u32, registers: u32, smem_bytes:
     let by_registers = warps_by_registers / warps_per_block.next_multiple_of(PARTITIONS);
     let smem_per_block =
         smem_bytes.saturating_add(SMEM_RESERVED_BYTES).next_multiple_of(SMEM_GRANULARITY_BYTES);
+    // What nobody can change comes first, and is named when several limits are equal.
     let candidates = [
-        (sm.smem_bytes / smem_per_block, Limiter::SharedMemory),
-        (by_registers, Limiter::Registers),
         (sm.warps / warps_per_block, Limiter::Warps),
         (sm.blocks, Limiter::Blocks),
+        (sm.smem_bytes / smem_per_block, Limiter::SharedMemory),
+        (by_registers, Limiter::Registers),
     ];
     let (blocks_per_sm, limiter) =
         candidates.into_iter().min_by_key(|(blocks, _)| *blocks).unwrap_or((0, Limiter::Blocks));

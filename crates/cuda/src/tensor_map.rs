@@ -38,10 +38,8 @@ pub struct TensorMapRequest<'a> {
     pub sizes: [u64; 4],
     /// Strides in elements of sequence, heads and batch; the head dimension is contiguous.
     pub strides: [u64; 3],
-    /// Elements of the head dimension in one box.
-    pub box_cols: u32,
-    /// Rows of the sequence in one box.
-    pub box_rows: u32,
+    /// The sizes of one box, innermost first.
+    pub box_sizes: [u32; 4],
     /// How a box is swizzled in shared memory.
     pub swizzle: Swizzle,
 }
@@ -53,7 +51,6 @@ impl TensorMap {
         device.context.bind()?;
         let bytes = u64::from(request.dtype.bytes());
         let strides = request.strides.map(|stride| stride * bytes);
-        let box_sizes = [request.box_cols, request.box_rows, 1, 1];
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: every array has as many entries as the rank asks for (one stride less), and the driver only reads them.
         let code = unsafe {
@@ -64,7 +61,7 @@ impl TensorMap {
                 request.address as *mut _,
                 request.sizes.as_ptr(),
                 strides.as_ptr(),
-                box_sizes.as_ptr(),
+                request.box_sizes.as_ptr(),
                 [1_u32; 4].as_ptr(),
                 Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 raw_swizzle(request.swizzle),
@@ -104,22 +101,15 @@ impl TensorMapRequest<'_> {
                 }
             }
         }
-        for (name, size) in [("columns", self.box_cols), ("rows", self.box_rows)] {
-            if size == 0 || size > 256 {
-                return Err(format!("a box of {size} {name}; 1 to 256 are possible"));
-            }
+        if self.box_sizes.iter().any(|size| *size == 0 || *size > 256) {
+            return Err(format!("a box of {:?}; sizes from 1 to 256 are possible", self.box_sizes));
         }
-        let row_bytes = u64::from(self.box_cols) * bytes;
-        let span_bytes = match self.swizzle {
-            Swizzle::None => u64::MAX,
-            Swizzle::Bytes32 => 32,
-            Swizzle::Bytes64 => 64,
-            Swizzle::Bytes128 => 128,
-        };
+        let row_bytes = u64::from(self.box_sizes[0]) * bytes;
+        let span_bytes = u64::from(self.swizzle.span_bytes());
         if row_bytes % 16 != 0 {
             return Err(format!("a box row of {row_bytes} bytes is not a multiple of 16"));
         }
-        if row_bytes > span_bytes {
+        if self.swizzle != Swizzle::None && row_bytes > span_bytes {
             return Err(format!("a box row of {row_bytes} bytes is wider than the swizzle of {span_bytes}"));
         }
         Ok(())
@@ -155,8 +145,7 @@ mod tests {
             dtype: InputType::F16,
             sizes: [64, 512, 8, 1],
             strides: [64, 64 * 512, 64 * 512 * 8],
-            box_cols: 64,
-            box_rows: 128,
+            box_sizes: [64, 128, 1, 1],
             swizzle: Swizzle::Bytes128,
         }
     }
@@ -171,9 +160,9 @@ mod tests {
             (|r| r.sizes[1] = 0, "sequence is 0"),
             (|r| r.strides[0] = 65, "sequence stride of 65"),
             (|r| r.strides[2] = u64::MAX, "batch stride"),
-            (|r| r.box_rows = 257, "257 rows"),
-            (|r| r.box_cols = 128, "wider than the swizzle of 128"),
-            (|r| r.box_cols = 4, "not a multiple of 16"),
+            (|r| r.box_sizes[1] = 257, "257"),
+            (|r| r.box_sizes[0] = 128, "wider than the swizzle of 128"),
+            (|r| r.box_sizes[0] = 4, "not a multiple of 16"),
         ];
         for (change, expected) in cases {
             let mut request = request();

@@ -166,10 +166,9 @@ pub struct Launch {
 pub struct TensorMapSpec {
     /// Which tensor: `q`, `k`, `v` or `o`.
     pub tensor: TensorName,
-    /// Elements of the head dimension in one box.
-    pub box_cols: Expr,
-    /// Rows of the sequence in one box.
-    pub box_rows: Expr,
+    /// The sizes of one box, innermost first: head dimension, sequence, heads, batch.
+    #[serde(rename = "box")]
+    pub box_sizes: [Expr; 4],
     /// How the box is swizzled in shared memory.
     #[serde(default)]
     pub swizzle: Swizzle,
@@ -191,20 +190,42 @@ pub enum TensorName {
 
 /// How TMA swizzles a box in shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "u32")]
 pub enum Swizzle {
     /// Not at all.
-    #[serde(rename = "none")]
+    #[default]
     None,
     /// Within 32 bytes.
-    #[serde(rename = "32B")]
     Bytes32,
     /// Within 64 bytes.
-    #[serde(rename = "64B")]
     Bytes64,
     /// Within 128 bytes: what wgmma reads without bank conflicts.
-    #[default]
-    #[serde(rename = "128B")]
     Bytes128,
+}
+
+impl Swizzle {
+    /// The span in bytes; 0 for none.
+    pub fn span_bytes(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Bytes32 => 32,
+            Self::Bytes64 => 64,
+            Self::Bytes128 => 128,
+        }
+    }
+}
+
+impl TryFrom<u32> for Swizzle {
+    type Error = String;
+
+    fn try_from(span_bytes: u32) -> Result<Self, String> {
+        [Self::None, Self::Bytes32, Self::Bytes64, Self::Bytes128]
+            .into_iter()
+            .find(|swizzle| swizzle.span_bytes() == span_bytes)
+            .ok_or_else(|| {
+                format!("there is no swizzle of {span_bytes} bytes; 0, 32, 64 and 128 are possible")
+            })
+    }
 }
 
 /// The two layers of tuning.

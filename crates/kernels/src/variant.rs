@@ -38,10 +38,8 @@ impl LaunchGeometry {
 pub struct TensorMapUse {
     /// Which tensor.
     pub tensor: TensorName,
-    /// Elements of the head dimension in one box.
-    pub box_cols: u32,
-    /// Rows of the sequence in one box.
-    pub box_rows: u32,
+    /// The sizes of one box, innermost first: head dimension, sequence, heads, batch.
+    pub box_sizes: [u32; 4],
     /// How the box is swizzled in shared memory.
     pub swizzle: Swizzle,
 }
@@ -322,12 +320,11 @@ impl Resolution<'_> {
 
     fn tensor_maps(&self) -> Result<Vec<TensorMapUse>> {
         let maps = self.kernel.manifest.tensor_maps.iter().map(|map| {
-            Ok(TensorMapUse {
-                tensor: map.tensor,
-                box_cols: self.size("tensor_maps.box_cols", &map.box_cols, 1, TENSOR_BOX_MAX)?,
-                box_rows: self.size("tensor_maps.box_rows", &map.box_rows, 1, TENSOR_BOX_MAX)?,
-                swizzle: map.swizzle,
-            })
+            let mut box_sizes = [1; 4];
+            for (size, expr) in box_sizes.iter_mut().zip(&map.box_sizes) {
+                *size = self.size("tensor_maps.box", expr, 1, TENSOR_BOX_MAX)?;
+            }
+            Ok(TensorMapUse { tensor: map.tensor, box_sizes, swizzle: map.swizzle })
         });
         maps.collect()
     }

@@ -389,8 +389,7 @@ impl Manifest {
         all.extend(self.defines.iter().map(|(name, expr)| (format!("defines.{name}"), expr)));
         all.extend(self.constraints.iter().map(|constraint| ("constraint".to_owned(), &constraint.expr)));
         for map in &self.tensor_maps {
-            all.push(("tensor_maps.box_cols".to_owned(), &map.box_cols));
-            all.push(("tensor_maps.box_rows".to_owned(), &map.box_rows));
+            all.extend(map.box_sizes.iter().map(|size| ("tensor_maps.box".to_owned(), size)));
         }
         all
     }
