@@ -151,7 +151,7 @@ impl PreparedLaunch {
         if cluster == [1; 3] {
             return Ok(());
         }
-        if grid.iter().zip(cluster).any(|(blocks, per_cluster)| blocks % per_cluster != 0) {
+        if grid.iter().zip(cluster).any(|(blocks, per_cluster)| !blocks.is_multiple_of(per_cluster)) {
             return Err(self.refuse("the grid is no multiple of the cluster".to_owned()));
         }
         // Eight blocks always work; more only where the kernel has asked for it.

@@ -82,7 +82,7 @@ impl TensorMapRequest<'_> {
     /// What the driver would refuse, in words.
     fn check(&self) -> Result<(), String> {
         let bytes = u64::from(self.dtype.bytes());
-        if self.address == 0 || self.address % 16 != 0 {
+        if self.address == 0 || !self.address.is_multiple_of(16) {
             return Err(format!("its address {:#x} is not a multiple of 16 bytes", self.address));
         }
         for (name, size) in ["head dimension", "sequence", "heads", "batch"].iter().zip(self.sizes) {
@@ -93,7 +93,7 @@ impl TensorMapRequest<'_> {
         for (name, stride) in ["sequence", "head", "batch"].iter().zip(self.strides) {
             match stride.checked_mul(bytes) {
                 Some(stride_bytes)
-                    if stride_bytes % 16 == 0 && stride_bytes > 0 && stride_bytes < 1 << 40 => {}
+                    if stride_bytes.is_multiple_of(16) && stride_bytes > 0 && stride_bytes < 1 << 40 => {}
                 _ => {
                     return Err(format!(
                         "its {name} stride of {stride} elements of {bytes} bytes is not a multiple of 16 bytes below 2^40"
@@ -106,7 +106,7 @@ impl TensorMapRequest<'_> {
         }
         let row_bytes = u64::from(self.box_sizes[0]) * bytes;
         let span_bytes = u64::from(self.swizzle.span_bytes());
-        if row_bytes % 16 != 0 {
+        if !row_bytes.is_multiple_of(16) {
             return Err(format!("a box row of {row_bytes} bytes is not a multiple of 16"));
         }
         if self.swizzle != Swizzle::None && row_bytes > span_bytes {

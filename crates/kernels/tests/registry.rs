@@ -74,7 +74,7 @@ fn errors_name_the_file_the_key_and_the_nearest_name() {
         &["`regs`", "`registers`"],
     );
     assert_contains(&error_with("entry = \"scale_rows\"\n", ""), &["k.toml", "missing field `entry`"]);
-    assert_contains(&error_with("gqa = true", "gqa = 3"), &["k.toml:15:7", "boolean"]);
+    assert_contains(&error_with("gqa = true", "gqa = 3"), &["k.toml:14:7", "boolean"]);
     assert_contains(
         &error_with("\"sm_89\", \"sm_90a\"]", "\"sm_89\", \"sm_90b\"]"),
         &["k.toml:6", "sm_90b", "sm_90a"],
