@@ -21,6 +21,8 @@ enum Found {
 }
 
 fn main() -> ExitCode {
+    // Compilers run in child processes of this same program.
+    evosdpa_cuda::worker::run_if_requested();
     match run(Cli::parse()) {
         Ok(Found::NothingWrong) => ExitCode::SUCCESS,
         Ok(Found::Failure) => ExitCode::from(1),

@@ -11,9 +11,9 @@ pub(crate) fn run(args: Kernels) -> anyhow::Result<Found> {
         output::print_json("kernels", &Environment::look(args.common.thread_count()), &kernels)?;
         return Ok(Found::NothingWrong);
     }
-    let rows = kernels.iter().map(|kernel| {
-        let parent = kernel.parent.unwrap_or("–").to_owned();
-        vec![kernel.name.to_owned(), parent, kernel.summary.to_owned(), kernel.changed.to_owned()]
+    let rows = kernels.into_iter().map(|kernel| {
+        let parent = kernel.parent.unwrap_or_else(|| "–".to_owned());
+        vec![kernel.name, parent, kernel.summary, kernel.changed]
     });
     output::print(&output::table(&["kernel", "parent", "what it is", "what it changed"], 9, rows.collect()))?;
     Ok(Found::NothingWrong)
