@@ -44,8 +44,14 @@ struct SdpaParams {
   int reserved;
 };
 
+// NVRTC knows neither <stddef.h> nor __builtin_offsetof; its front end's own spelling does.
+#ifdef __CUDACC_RTC__
+#define SDPA_OFFSET_OF(field) __INTADDR__(&((SdpaParams*)0)->field)
+#else
+#define SDPA_OFFSET_OF(field) __builtin_offsetof(SdpaParams, field)
+#endif
 #define SDPA_OFFSET_IS(field, bytes) \
-  static_assert(__builtin_offsetof(SdpaParams, field) == bytes, "SdpaParams." #field " moved")
+  static_assert(SDPA_OFFSET_OF(field) == bytes, "SdpaParams." #field " moved")
 SDPA_OFFSET_IS(q, 0);
 SDPA_OFFSET_IS(k, 8);
 SDPA_OFFSET_IS(v, 16);
@@ -73,3 +79,4 @@ SDPA_OFFSET_IS(scale_log2, 216);
 SDPA_OFFSET_IS(reserved, 220);
 static_assert(sizeof(SdpaParams) == 224, "SdpaParams changed size: change the Rust mirror too");
 #undef SDPA_OFFSET_IS
+#undef SDPA_OFFSET_OF
