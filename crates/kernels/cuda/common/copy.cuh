@@ -62,6 +62,9 @@ struct TileShape {
   static constexpr int CHUNKS = ROWS * CHUNKS_PER_ROW;
   static_assert(COLS % ELEMENTS_PER_CHUNK == 0, "a row is a whole number of 16-byte chunks");
   static_assert(PITCH % ELEMENTS_PER_CHUNK == 0, "every row starts 16-byte aligned");
+  // Where element (row, col) lies. A tile type may permute the chunks of a row by
+  // providing its own offset(); the copies below only ever ask this function.
+  static __device__ __forceinline__ int offset(int row, int col) { return row * PITCH + col; }
 };
 
 // How many elements of the chunk at (row, col) exist in the tensor.
@@ -81,7 +84,7 @@ __device__ __forceinline__ void copy_tile_async(element* tile, const element* so
     const int valid = valid_elements(row, col, valid_rows, dim);
     // A chunk with nothing valid still needs a legal address to not read from.
     const element* from = valid > 0 ? source + row * row_stride + col : source;
-    cp_async_16(tile + row * Tile::PITCH + col, from, valid * static_cast<int>(sizeof(element)));
+    cp_async_16(tile + Tile::offset(row, col), from, valid * static_cast<int>(sizeof(element)));
   }
 }
 
@@ -95,7 +98,7 @@ __device__ __forceinline__ void copy_tile_plain(element* tile, const element* so
     const int row = i / Tile::COLS;
     const int col = i % Tile::COLS;
     const bool exists = row < valid_rows && col < dim;
-    tile[row * Tile::PITCH + col] =
+    tile[Tile::offset(row, col)] =
         exists ? source[row * row_stride + col] : from_float<element>(0.0f);
   }
 }
