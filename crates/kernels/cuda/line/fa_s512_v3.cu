@@ -5,8 +5,8 @@
 // accumulator stay in registers from the first tile to the last. One ring of STAGES tiles,
 // filled by all threads STAGES-1 tiles ahead, needs one barrier per tile. Two paths share it:
 //
-//   scalar : a warp owns ROWS/WARPS rows; lanes take keys for the scores and columns for
-//            the output, as in sdpa_v2b
+//   scalar : a warp owns 4 rows; lanes take keys for the scores and columns for the
+//            output, as in sdpa_v2b
 //   WMMA   : a warp owns 16 rows; K is read as it lies, as the column-major B operand
 //
 // WMMA fragments are only ever loaded from and stored to shared memory. A fragment's
@@ -29,7 +29,6 @@ constexpr int LANES = 32;
 constexpr int SEQUENCE = 512;
 constexpr int HEAD_DIM = 64;
 constexpr int FRAG = 16;
-constexpr int MAX_REGISTERS = 96;
 
 // A configuration: everything that the numbered table varies.
 template <int ROWS_, int KEYS_, int WARPS_, int STAGES_, bool SWIZZLE_, bool HALF2_>
@@ -143,13 +142,12 @@ __device__ __forceinline__ void store_lse(const SdpaParams& p, const Place& at, 
 
 template <typename C>
 struct ScalarPath {
-  static constexpr int ROWS_PER_WARP = C::ROWS / C::WARPS;
-  static constexpr int GROUP = 4;  // rows that share one read of K or V
+  static constexpr int ROWS_PER_WARP = 4;  // rows that share one read of K or V
   static constexpr int KEYS_PER_LANE = C::KEYS / LANES;
-  // Weights of a group of rows, per warp: keys stay together so that four are one read.
-  static constexpr int STRIP_FLOATS = GROUP * C::KEYS;
+  // Weights of a warp's rows; keys stay together so that four are one read.
+  static constexpr int STRIP_FLOATS = ROWS_PER_WARP * C::KEYS;
   static constexpr int SHARED_BYTES = Ring<C>::BYTES + C::WARPS * STRIP_FLOATS * 4;
-  static_assert(ROWS_PER_WARP % GROUP == 0 && ROWS_PER_WARP <= 8, "rows fit the registers");
+  static_assert(C::ROWS == C::WARPS * ROWS_PER_WARP, "every row has one owner");
   static_assert(C::KEYS % LANES == 0, "lanes split the keys evenly");
 
   int warp = threadIdx.x / LANES;
@@ -187,8 +185,8 @@ struct ScalarPath {
     }
   }
 
-  __device__ __forceinline__ void score_group(int first_local_row, int stage,
-                                              float (&dot)[GROUP][KEYS_PER_LANE]) const {
+  __device__ __forceinline__ void score_rows(int stage,
+                                             float (&dot)[ROWS_PER_WARP][KEYS_PER_LANE]) const {
     using R = Ring<C>;
 #pragma unroll 1
     for (int col = 0; col < HEAD_DIM; col += ELEMENTS_PER_CHUNK) {
@@ -197,9 +195,9 @@ struct ScalarPath {
       for (int u = 0; u < KEYS_PER_LANE; ++u)
         read_chunk<typename R::KvTile>(R::k(stage), lane + u * LANES, col, k_part[u]);
 #pragma unroll
-      for (int i = 0; i < GROUP; ++i) {
+      for (int i = 0; i < ROWS_PER_WARP; ++i) {
         float q_part[ELEMENTS_PER_CHUNK];
-        read_chunk<typename R::QTile>(R::q(), first_local_row + i, col, q_part);
+        read_chunk<typename R::QTile>(R::q(), warp * ROWS_PER_WARP + i, col, q_part);
 #pragma unroll
         for (int u = 0; u < KEYS_PER_LANE; ++u)
 #pragma unroll
@@ -243,7 +241,7 @@ struct ScalarPath {
                        to_float(v[T::offset(key, column(1))]));
   }
 
-  __device__ __forceinline__ void accumulate_group(int stage, float (*rows)[2]) const {
+  __device__ __forceinline__ void accumulate_rows(int stage) {
     constexpr int KEYS_PER_READ = 4;
 #pragma unroll 1
     for (int key = 0; key < C::KEYS; key += KEYS_PER_READ) {
@@ -251,29 +249,25 @@ struct ScalarPath {
 #pragma unroll
       for (int u = 0; u < KEYS_PER_READ; ++u) v[u] = read_v(Ring<C>::v(stage), key + u);
 #pragma unroll
-      for (int i = 0; i < GROUP; ++i) {
+      for (int i = 0; i < ROWS_PER_WARP; ++i) {
         const float4 w = *reinterpret_cast<const float4*>(strip() + i * C::KEYS + key);
-        rows[i][0] += w.x * v[0].x + w.y * v[1].x + w.z * v[2].x + w.w * v[3].x;
-        rows[i][1] += w.x * v[0].y + w.y * v[1].y + w.z * v[2].y + w.w * v[3].y;
+        o[i][0] += w.x * v[0].x + w.y * v[1].x + w.z * v[2].x + w.w * v[3].x;
+        o[i][1] += w.x * v[0].y + w.y * v[1].y + w.z * v[2].y + w.w * v[3].y;
       }
     }
   }
 
   __device__ __forceinline__ void compute_tile(const SdpaParams& p, const Place& at, int tile,
                                                int stage) {
+    float dot[ROWS_PER_WARP][KEYS_PER_LANE] = {};
+    score_rows(stage, dot);
+    const int first_row = at.first_row + warp * ROWS_PER_WARP;
 #pragma unroll
-    for (int g = 0; g < ROWS_PER_WARP; g += GROUP) {
-      const int local_row = warp * ROWS_PER_WARP + g;
-      float dot[GROUP][KEYS_PER_LANE] = {};
-      score_group(local_row, stage, dot);
-#pragma unroll
-      for (int i = 0; i < GROUP; ++i)
-        update_row(p, at.first_row + local_row + i, tile * C::KEYS, dot[i], strip() + i * C::KEYS,
-                   m[g + i], l[g + i], o[g + i]);
-      __syncwarp();  // weights written by all lanes, about to be read by all
-      accumulate_group(stage, o + g);
-      __syncwarp();  // and read by all before the next group overwrites them
-    }
+    for (int i = 0; i < ROWS_PER_WARP; ++i)
+      update_row(p, first_row + i, tile * C::KEYS, dot[i], strip() + i * C::KEYS, m[i], l[i], o[i]);
+    __syncwarp();  // weights written by all lanes, about to be read by all
+    accumulate_rows(stage);
+    __syncwarp();  // and read by all before the next tile's overwrite them
   }
 
   __device__ __forceinline__ void store(const SdpaParams& p, const Place& at) const {
@@ -300,13 +294,13 @@ struct WmmaPath {
   static constexpr int SCORE_PITCH = C::KEYS + 4;
   static constexpr int WEIGHT_PITCH = C::KEYS + 8;
   static constexpr int BOUNCE_PITCH = FRAG + 4;
-  // Per warp: a strip for the scores and then the weights of a tile, and one 16x16
-  // bounce tile for row factors and, at the end, for the output.
+  // Per warp: a strip of scores, a strip of weights, and one 16x16 bounce tile for row
+  // factors and, at the end, for the output.
   static constexpr int SCORE_BYTES = FRAG * SCORE_PITCH * 4;
   static constexpr int WEIGHT_BYTES = WEIGHT_PARTS * FRAG * WEIGHT_PITCH * 2;
-  static constexpr int STRIP_BYTES = SCORE_BYTES > WEIGHT_BYTES ? SCORE_BYTES : WEIGHT_BYTES;
   static constexpr int BOUNCE_BYTES = FRAG * BOUNCE_PITCH * 4;
-  static constexpr int SHARED_BYTES = Ring<C>::BYTES + C::WARPS * (STRIP_BYTES + BOUNCE_BYTES);
+  static constexpr int WARP_BYTES = SCORE_BYTES + WEIGHT_BYTES + BOUNCE_BYTES;
+  static constexpr int SHARED_BYTES = Ring<C>::BYTES + C::WARPS * WARP_BYTES;
   static_assert(C::ROWS == C::WARPS * FRAG, "a warp owns one WMMA tile of rows");
   static_assert(!C::SWIZZLE, "load_matrix_sync needs rows at a fixed pitch, chunks in order");
 
@@ -323,15 +317,17 @@ struct WmmaPath {
     for (int c = 0; c < COLUMN_FRAGS; ++c) wmma::fill_fragment(o[c], 0.0f);
   }
 
-  __device__ __forceinline__ unsigned char* strip() const {
-    return shared_memory + Ring<C>::BYTES + warp * (STRIP_BYTES + BOUNCE_BYTES);
+  __device__ __forceinline__ unsigned char* own_memory() const {
+    return shared_memory + Ring<C>::BYTES + warp * WARP_BYTES;
   }
-  __device__ __forceinline__ float* scores() const { return reinterpret_cast<float*>(strip()); }
+  __device__ __forceinline__ float* scores() const {
+    return reinterpret_cast<float*>(own_memory());
+  }
   __device__ __forceinline__ element* weights(int part) const {
-    return reinterpret_cast<element*>(strip()) + part * FRAG * WEIGHT_PITCH;
+    return reinterpret_cast<element*>(own_memory() + SCORE_BYTES) + part * FRAG * WEIGHT_PITCH;
   }
   __device__ __forceinline__ float* bounce() const {
-    return reinterpret_cast<float*>(strip() + STRIP_BYTES);
+    return reinterpret_cast<float*>(own_memory() + SCORE_BYTES + WEIGHT_BYTES);
   }
 
   __device__ __forceinline__ void score_tile(int stage) const {
@@ -340,7 +336,7 @@ struct WmmaPath {
     for (int key = 0; key < C::KEYS; key += FRAG) {
       Accumulator sum;
       wmma::fill_fragment(sum, 0.0f);
-#pragma unroll
+#pragma unroll 2
       for (int dim = 0; dim < HEAD_DIM; dim += FRAG) {
         wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> q;
         wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::col_major> kt;
@@ -363,29 +359,33 @@ struct WmmaPath {
     return weight;
   }
 
-  // The softmax step of 16 rows, two lanes a row; returns the row's rescaling factor.
+  // The softmax step of 16 rows, two lanes a row; returns the row's rescaling factor. The
+  // scores are read twice, for the maximum and for the weights: holding a tile's half row
+  // in registers beside the accumulator would not fit the budget.
   __device__ __forceinline__ float softmax_tile(const SdpaParams& p, int first_row,
                                                 int first_key) {
     const int r = lane / LANES_PER_ROW;
     const int first = lane % LANES_PER_ROW * KEYS_PER_LANE;
     const int row = first_row + warp * FRAG + r;
     const bool no_mask = all_visible(p, first_row, first_row + C::ROWS - 1, first_key, C::KEYS);
-    float x[KEYS_PER_LANE];
+    const float* own_scores = scores() + r * SCORE_PITCH + first;
+
     float tile_max = NEGATIVE_INFINITY;
-#pragma unroll
-    for (int i = 0; i < KEYS_PER_LANE; ++i) {
-      const bool visible = no_mask || is_visible(p, row, first_key + first + i);
-      x[i] = visible ? scores()[r * SCORE_PITCH + first + i] * p.scale_log2 : NEGATIVE_INFINITY;
-      tile_max = fmaxf(tile_max, x[i]);
-    }
+#pragma unroll 8
+    for (int i = 0; i < KEYS_PER_LANE; ++i)
+      if (no_mask || is_visible(p, row, first_key + first + i))
+        tile_max = fmaxf(tile_max, own_scores[i] * p.scale_log2);
     const float m_new = fmaxf(m, group_max<LANES_PER_ROW>(tile_max));
     const float alpha = rescale_factor(m, m_new);
     m = m_new;
-    __syncwarp();  // all scores are read: the strip may now hold weights
+
     float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < KEYS_PER_LANE; ++i)
-      sum += store_weight(r, first + i, exp2f(x[i] - subtrahend(m)));
+#pragma unroll 8
+    for (int i = 0; i < KEYS_PER_LANE; ++i) {
+      const bool visible = no_mask || is_visible(p, row, first_key + first + i);
+      const float x = own_scores[i] * p.scale_log2 - subtrahend(m);
+      sum += store_weight(r, first + i, visible ? exp2f(x) : 0.0f);
+    }
     l = l * alpha + group_sum<LANES_PER_ROW>(sum);
     return alpha;
   }
@@ -408,19 +408,19 @@ struct WmmaPath {
     __syncwarp();  // weights are complete
 #pragma unroll 1
     for (int key = 0; key < C::KEYS; key += FRAG) {
+      wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> w[WEIGHT_PARTS];
 #pragma unroll
-      for (int part = 0; part < WEIGHT_PARTS; ++part) {
-        wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> w;
-        wmma::load_matrix_sync(w, weights(part) + key, WEIGHT_PITCH);
+      for (int part = 0; part < WEIGHT_PARTS; ++part)
+        wmma::load_matrix_sync(w[part], weights(part) + key, WEIGHT_PITCH);
 #pragma unroll
-        for (int c = 0; c < COLUMN_FRAGS; ++c) {
-          wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::row_major> v;
-          wmma::load_matrix_sync(v, Ring<C>::v(stage) + key * C::PITCH + c * FRAG, C::PITCH);
-          wmma::mma_sync(o[c], w, v, o[c]);
-        }
+      for (int c = 0; c < COLUMN_FRAGS; ++c) {
+        wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::row_major> v;
+        wmma::load_matrix_sync(v, Ring<C>::v(stage) + key * C::PITCH + c * FRAG, C::PITCH);
+#pragma unroll
+        for (int part = 0; part < WEIGHT_PARTS; ++part) wmma::mma_sync(o[c], w[part], v, o[c]);
       }
     }
-    __syncwarp();  // weights are read: the strip may hold the next tile's scores
+    __syncwarp();  // weights are read: the next tile may overwrite them
   }
 
   __device__ __forceinline__ void compute_tile(const SdpaParams& p, const Place& at, int tile,
@@ -474,12 +474,15 @@ using ActiveConfig =
     Config<BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, USE_SWIZZLE != 0, USE_HALF2 != 0>;
 #if USE_WMMA
 using ActivePath = WmmaPath<ActiveConfig>;
+// ptxas stays within 96 registers here by itself; told to, it spills.
+#define REGISTER_BUDGET __launch_bounds__(ActiveConfig::THREADS)
 #else
 using ActivePath = ScalarPath<ActiveConfig>;
+#define REGISTER_BUDGET __maxnreg__(96)
 #endif
 static_assert(ActivePath::SHARED_BYTES == SMEM_BYTES, "the manifest computes the same size");
 
-extern "C" __global__ void __maxnreg__(MAX_REGISTERS)
+extern "C" __global__ void REGISTER_BUDGET
     fa_s512_v3(const __grid_constant__ SdpaParams p) {
   attend<ActiveConfig, ActivePath>(p);
 }
