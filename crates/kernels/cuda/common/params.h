@@ -1,0 +1,82 @@
+// The one parameter struct every kernel takes, by value, as its first argument.
+// The Rust side mirrors it field by field (`evosdpa_kernels::params::SdpaParams`);
+// both sides assert size and offsets, so a change on one side cannot go unnoticed.
+#pragma once
+
+// A band limit at or beyond these values means "no limit on that side". They are
+// small enough that `row + limit` never overflows an int.
+#define SDPA_BAND_UNBOUNDED_LO (-(1 << 30))
+#define SDPA_BAND_UNBOUNDED_HI (1 << 30)
+
+struct SdpaParams {
+  const void* q;
+  const void* k;
+  const void* v;
+  void* o;
+  float* lse;  // natural log of the softmax denominator, fp32; null: not wanted
+
+  // Scales of 8-bit inputs, one per (batch, head), contiguous; null for 16-bit inputs.
+  const float* q_scale;
+  const float* k_scale;
+  const float* v_scale;
+
+  // Strides in elements: batch, head, sequence. The innermost dimension is contiguous.
+  long long q_stride[3];
+  long long k_stride[3];
+  long long v_stride[3];
+  long long o_stride[3];
+  long long lse_stride[2];  // batch, head; the sequence is contiguous
+
+  int batch;
+  int heads_q;
+  int heads_kv;
+  int seq_q;
+  int seq_kv;
+  int dim_qk;
+  int dim_v;
+
+  // Key j is visible to query i  iff  i + band_lo <= j <= i + band_hi.
+  int band_lo;
+  int band_hi;
+
+  float scale;       // softmax scale
+  float scale_log2;  // scale * log2(e): exp(x * scale) == exp2(x * scale_log2)
+  int reserved;
+};
+
+// NVRTC knows neither <stddef.h> nor __builtin_offsetof; its front end's own spelling does.
+#ifdef __CUDACC_RTC__
+#define SDPA_OFFSET_OF(field) __INTADDR__(&((SdpaParams*)0)->field)
+#else
+#define SDPA_OFFSET_OF(field) __builtin_offsetof(SdpaParams, field)
+#endif
+#define SDPA_OFFSET_IS(field, bytes) \
+  static_assert(SDPA_OFFSET_OF(field) == bytes, "SdpaParams." #field " moved")
+SDPA_OFFSET_IS(q, 0);
+SDPA_OFFSET_IS(k, 8);
+SDPA_OFFSET_IS(v, 16);
+SDPA_OFFSET_IS(o, 24);
+SDPA_OFFSET_IS(lse, 32);
+SDPA_OFFSET_IS(q_scale, 40);
+SDPA_OFFSET_IS(k_scale, 48);
+SDPA_OFFSET_IS(v_scale, 56);
+SDPA_OFFSET_IS(q_stride, 64);
+SDPA_OFFSET_IS(k_stride, 88);
+SDPA_OFFSET_IS(v_stride, 112);
+SDPA_OFFSET_IS(o_stride, 136);
+SDPA_OFFSET_IS(lse_stride, 160);
+SDPA_OFFSET_IS(batch, 176);
+SDPA_OFFSET_IS(heads_q, 180);
+SDPA_OFFSET_IS(heads_kv, 184);
+SDPA_OFFSET_IS(seq_q, 188);
+SDPA_OFFSET_IS(seq_kv, 192);
+SDPA_OFFSET_IS(dim_qk, 196);
+SDPA_OFFSET_IS(dim_v, 200);
+SDPA_OFFSET_IS(band_lo, 204);
+SDPA_OFFSET_IS(band_hi, 208);
+SDPA_OFFSET_IS(scale, 212);
+SDPA_OFFSET_IS(scale_log2, 216);
+SDPA_OFFSET_IS(reserved, 220);
+static_assert(sizeof(SdpaParams) == 224, "SdpaParams changed size: change the Rust mirror too");
+#undef SDPA_OFFSET_IS
+#undef SDPA_OFFSET_OF
