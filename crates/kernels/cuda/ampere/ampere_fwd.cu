@@ -95,11 +95,14 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
   constexpr int CHUNKS = Tile::CHUNKS;
   const half_type* tile = src.base + row0 * src.stride;
   const int rows = row_end - row0;
+  // Opaque, so that the compiler recomputes the addresses here instead of keeping them in registers over the loop.
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
   if (src.aligned && THREADS % CHUNKS == 0) {
     // Every thread keeps its chunk column and steps down the rows.
     constexpr int ROW_STEP = THREADS / CHUNKS > 0 ? THREADS / CHUNKS : 1;
-    const int chunk = threadIdx.x % CHUNKS;
-    const int first_row = threadIdx.x / CHUNKS;
+    const int chunk = thread % CHUNKS;
+    const int first_row = thread / CHUNKS;
     const int chunk_bytes = 2 * min(max(src.dim - chunk * 8, 0), 8);
     const half_type* from = tile + first_row * src.stride + (chunk_bytes > 0 ? chunk * 8 : 0);
 #pragma unroll
@@ -113,7 +116,7 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
   }
   if (src.aligned) {
 #pragma unroll 2
-    for (int index = threadIdx.x; index < ROWS * CHUNKS; index += THREADS) {
+    for (int index = thread; index < ROWS * CHUNKS; index += THREADS) {
       const int row = index / CHUNKS;
       const int chunk = index % CHUNKS;
       const int valid = row < rows ? min(max(src.dim - chunk * 8, 0), 8) : 0;
@@ -123,7 +126,7 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
   }
   // Rows that are not 16-byte aligned: one pair at a time, few registers rather than fast.
 #pragma unroll 1
-  for (int index = threadIdx.x; index < ROWS * CHUNKS * 4; index += THREADS) {
+  for (int index = thread; index < ROWS * CHUNKS * 4; index += THREADS) {
     const int row = index / (CHUNKS * 4);
     const int column = index % (CHUNKS * 4) * 2;
     const u16* from = reinterpret_cast<const u16*>(tile + row * src.stride) + column;
@@ -148,21 +151,22 @@ __device__ __forceinline__ void store_chunk(half_type* row, int column, int dim,
   }
 }
 
-// O += P · V for this warp's keys; `residual` multiplies what the 16-bit rounding of P left over instead.
+// O += P · V for this warp's keys. PRECISE adds what the 16-bit rounding of P leaves over.
+template <bool PRECISE>
 __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], const float (&p)[M_TILES][N_TILES][4],
-                                              u32 v_lane, bool residual) {
+                                              u32 v_lane) {
 #pragma unroll
   for (int k = 0; k < WARP_KEYS / 16; ++k) {
-    u32 a[M_TILES][4];
+    u32 a[M_TILES][4], rest[M_TILES][4];
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const float* pair = &p[mt][2 * k + r / 2][(r % 2) * 2];
         a[mt][r] = pack_pair(pair[0], pair[1]);
-        if (residual) {
+        if (PRECISE) {
           const float2 kept = unpack_pair(a[mt][r]);
-          a[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
+          rest[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
         }
       }
 #pragma unroll
@@ -173,6 +177,10 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
       for (int mt = 0; mt < M_TILES; ++mt) {
         mma_m16n8k16(o[mt][2 * c], a[mt], b[0], b[1]);
         mma_m16n8k16(o[mt][2 * c + 1], a[mt], b[2], b[3]);
+        if (PRECISE) {
+          mma_m16n8k16(o[mt][2 * c], rest[mt], b[0], b[1]);
+          mma_m16n8k16(o[mt][2 * c + 1], rest[mt], b[2], b[3]);
+        }
       }
     }
   }
@@ -334,8 +342,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
         for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
       }
 
-    accumulate_pv(o, s, v_lane + slot * VTile::BYTES, false);
-    if (PRECISE_KEYS > 0 && precise) accumulate_pv(o, s, v_lane + slot * VTile::BYTES, true);
+    if (PRECISE_KEYS > 0 && precise)
+      accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);
+    else
+      accumulate_pv<false>(o, s, v_lane + slot * VTile::BYTES);
   }
   cp_async_wait<0>();
 

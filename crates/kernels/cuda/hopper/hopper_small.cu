@@ -32,6 +32,9 @@
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
 #define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
 #endif
+#ifndef ALIAS_MERGE  // 1: partial results reuse the key ring (saves shared memory, costs one more barrier)
+#define ALIAS_MERGE 0
+#endif
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
 #endif
@@ -52,9 +55,11 @@ constexpr int K_BYTES = QK_PANELS * KV_PANEL_BYTES;
 constexpr int V_BYTES = V_PANELS * KV_PANEL_BYTES;
 
 constexpr int KV_OFFSET = QK_PANELS * Q_PANEL_BYTES;
-constexpr int PARTIAL_OFFSET = KV_OFFSET + WG_N * STAGES * (K_BYTES + V_BYTES);
+constexpr int RING_END = KV_OFFSET + WG_N * STAGES * (K_BYTES + V_BYTES);
+constexpr int PARTIAL_OFFSET = ALIAS_MERGE ? KV_OFFSET : RING_END;
 constexpr int STATS_OFFSET = PARTIAL_OFFSET + PARTS * ROWS * SLICE_PITCH * 4;
-constexpr int BARRIER_OFFSET = STATS_OFFSET + PARTS * ROWS * 8;
+constexpr int MERGE_END = STATS_OFFSET + PARTS * ROWS * 8;
+constexpr int BARRIER_OFFSET = RING_END > MERGE_END ? RING_END : MERGE_END;
 // barriers: Q, then (K, V) per key warpgroup and stage
 constexpr int SMEM_BYTES = BARRIER_OFFSET + 8 * (1 + 2 * WG_N * STAGES);
 static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && TILE_N % 16 == 0 && TILE_N <= 256, "tile shapes");
@@ -200,6 +205,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
 
   // Push: columns [r·SLICE, (r+1)·SLICE) of this part go to the CTA of rank r.
   if (CLUSTER > 1) cluster_wait();
+  if (ALIAS_MERGE) {  // every ring in the cluster has been read
+    if (CLUSTER > 1) {
+      cluster_arrive_release();
+      cluster_wait();
+    } else {
+      __syncthreads();
+    }
+  }
 #pragma unroll
   for (int r = 0; r < CLUSTER; ++r) {
     const u32 partial = smem + PARTIAL_OFFSET + part * ROWS * SLICE_PITCH * 4;
