@@ -19,7 +19,7 @@ pub struct CaseResult {
     pub verdict: Verdict,
     /// The evidence: errors and what was compared.
     pub detail: String,
-    /// Largest absolute error, when there was an output to measure.
+    /// Largest absolute error for V of size one, when there was an output to measure.
     pub max_error: Option<f64>,
 }
 
@@ -69,7 +69,7 @@ fn judge(case: &Case, output: &Output, again: &Output, given: &Inputs, forced: b
     let result = |verdict: Verdict, detail: String| CaseResult {
         verdict,
         detail,
-        max_error: Some(judgement.errors.max),
+        max_error: Some(judgement.errors.max / case.truth.value_scale),
     };
     let fail = |why: String| result(Verdict::Fail(why.clone()), why);
 

@@ -42,6 +42,11 @@ const GPU_MODES: [Mode; 5] = [
     Mode { name: "torch eager", backend: "default", graph: false },
 ];
 
+/// Whether a row's name is one of PyTorch's ways.
+pub fn is_peer(name: &str) -> bool {
+    CPU_MODES.iter().chain(&GPU_MODES).any(|mode| mode.name == name)
+}
+
 /// The ways to compare with on a device of the lab.
 pub fn modes(device: &str) -> &'static [Mode] {
     if device == "cpu" { &CPU_MODES } else { &GPU_MODES }
