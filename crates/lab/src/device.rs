@@ -101,8 +101,9 @@ impl Device for Cpu {
         Self::KERNELS.map(|(_, info)| info).to_vec()
     }
 
-    fn refuses(&self, _kernel: &str, _problem: &Problem) -> Option<String> {
-        None
+    fn refuses(&self, _kernel: &str, problem: &Problem) -> Option<String> {
+        let dtype = problem.dtype();
+        dtype.is_eight_bit().then(|| format!("no CPU kernel for {dtype}; use f32, f16 or bf16"))
     }
 
     fn load<'a>(
@@ -127,7 +128,7 @@ pub const OUTPUT_ROW_GAP: usize = 16;
 
 /// An output buffer full of NaN, with gaps around each row.
 pub fn fresh_output(problem: &Problem) -> Output {
-    let o = Tensor::poisoned_gaps(problem.o_shape(), problem.dtype(), problem.layout(), OUTPUT_ROW_GAP);
+    let o = Tensor::poisoned_gaps(problem.o_shape(), problem.output_dtype(), problem.layout(), OUTPUT_ROW_GAP);
     Output { o, lse: vec![f32::NAN; problem.rows()] }
 }
 
@@ -155,6 +156,6 @@ impl Loaded for LoadedCpu<'_> {
     }
 }
 
-fn call(attention: &Attention, Inputs { q, k, v }: &Inputs, output: &mut Output) -> Result<(), Error> {
+fn call(attention: &Attention, Inputs { q, k, v, .. }: &Inputs, output: &mut Output) -> Result<(), Error> {
     Ok(attention.run(q.view(), k.view(), v.view(), output.o.view_mut(), Some(&mut output.lse))?)
 }
