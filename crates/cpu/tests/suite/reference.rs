@@ -78,7 +78,7 @@ pub(crate) fn run_gapped(
     options: &CpuOptions,
     gap: usize,
 ) -> (Tensor, Vec<f32>) {
-    let mut o = Tensor::poisoned_gaps(problem.o_shape(), problem.dtype(), problem.layout(), gap);
+    let mut o = Tensor::poisoned_gaps(problem.o_shape(), problem.output_dtype(), problem.layout(), gap);
     let mut lse = vec![f32::NAN; problem.rows()];
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     attention(kernel, problem, q, k, v, o.view_mut(), Some(&mut lse), options).unwrap();
@@ -123,7 +123,7 @@ pub(crate) fn assert_right(
     let got = elements(problem, o);
     for (at, (x, want)) in got.iter().zip(&answer.o).enumerate() {
         let rounding =
-            if problem.dtype() == DType::F32 { 0.0 } else { problem.dtype().rounding_error(*want) };
+            if problem.dtype() == DType::F32 { 0.0 } else { problem.output_float().rounding_error(*want) };
         let bound = relative * answer.magnitude[at] + 1.01 * rounding + 1e-37;
         assert!(
             (x - want).abs() <= bound,

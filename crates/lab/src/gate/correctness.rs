@@ -216,6 +216,17 @@ mod tests {
     }
 
     #[test]
+    fn eight_bit_problems_are_unavailable_on_a_cpu() {
+        for dtype in DType::EIGHT_BIT {
+            let problem = Problem::new("tiny".parse().unwrap(), dtype).unwrap();
+            let case = Case::new(problem, Family::Normal, 1, Some(8));
+            let result = check(&Cpu::default(), "cpu_flash", &case, None).unwrap();
+            assert!(matches!(result.verdict, Verdict::Unavailable(_)), "{}", result.verdict);
+            assert!(result.detail.contains(dtype.name()), "{}", result.detail);
+        }
+    }
+
+    #[test]
     fn every_forced_control_fails() {
         for control in Control::ALL {
             let result = check(&Cpu::default(), "cpu_flash", &case(), Some(control)).unwrap();

@@ -102,10 +102,14 @@ impl Torch {
 
     /// Hands over a problem and its inputs.
     pub fn load(&mut self, device: &str, problem: &Problem, inputs: &[Inputs]) -> Result<(), Error> {
+        let dtype = problem.dtype();
+        if dtype.is_eight_bit() {
+            return Err(peer(format!("its attention has no {dtype}; use f32, f16 or bf16")));
+        }
         std::fs::create_dir_all(&self.folder)
             .map_err(|error| peer(format!("cannot make {}: {error}", self.folder.display())))?;
         let mut sets = Vec::new();
-        for (i, Inputs { q, k, v }) in inputs.iter().enumerate() {
+        for (i, Inputs { q, k, v, .. }) in inputs.iter().enumerate() {
             let tensors = [("q", q), ("k", k), ("v", v)]
                 .into_iter()
                 .map(|(name, tensor)| self.hand_over(&format!("{name}{i}"), tensor))
@@ -130,7 +134,7 @@ impl Torch {
         let path = self.folder.join("o");
         self.ask(&json!({"op": "save", "path": path, "backend": mode.backend}))?;
         let bytes = std::fs::read(&path).map_err(|error| peer(format!("cannot read its output: {error}")))?;
-        let mut tensor = Tensor::zeros(problem.o_shape(), problem.dtype(), evosdpa_core::Layout::Bhsd);
+        let mut tensor = Tensor::zeros(problem.o_shape(), problem.output_dtype(), evosdpa_core::Layout::Bhsd);
         if bytes.len() != tensor.bytes().len() {
             return Err(peer(format!("its output has {} bytes, not {}", bytes.len(), tensor.bytes().len())));
         }
