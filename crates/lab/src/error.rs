@@ -12,6 +12,12 @@ pub enum Error {
     /// The library refused a call.
     #[error(transparent)]
     Library(#[from] evosdpa::Error),
+    /// CUDA is missing or failed.
+    #[error(transparent)]
+    Cuda(#[from] evosdpa_cuda::Error),
+    /// A CUDA kernel or its manifest is wrong, or cannot do what was asked.
+    #[error(transparent)]
+    Kernels(#[from] evosdpa_kernels::Error),
     /// A file or folder could not be read or written.
     #[error("cannot {doing} {}: {source}; {hint}", path.display())]
     Io {

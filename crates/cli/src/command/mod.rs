@@ -1,16 +1,22 @@
 //! One file per command.
 
 pub(crate) mod bench;
+pub(crate) mod build;
+pub(crate) mod cache;
 pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod kernels;
 pub(crate) mod runs;
+pub(crate) mod sanitize;
+
+use std::path::PathBuf;
 
 use anyhow::Context;
 use evosdpa::Isa;
 use evosdpa_core::error::nearest;
+use evosdpa_kernels::{Kernel, Origin, Registry};
 use evosdpa_lab::device::{Cpu, Device};
 
 use crate::args::Common;
@@ -57,4 +63,44 @@ fn chosen_kernels(device: &dyn Device, asked: &[String]) -> anyhow::Result<Vec<&
     }
     let names = evosdpa_lab::kernel_names(device);
     Ok(asked.iter().map(|name| names.find(name)).collect::<Result<_, _>>()?)
+}
+
+/// The CUDA kernels there are: the shipped ones and those of the user's folders.
+fn registry(kernel_path: &[PathBuf]) -> anyhow::Result<Registry> {
+    let mut registry = Registry::embedded()?;
+    for folder in kernel_path {
+        registry.add_folder(folder).context("--kernel-path")?;
+    }
+    Ok(registry)
+}
+
+/// The CUDA kernels that were asked for. When none was: those of the user's folders, and without such all.
+fn chosen_cuda_kernels<'a>(registry: &'a Registry, asked: &[String]) -> anyhow::Result<Vec<&'a Kernel>> {
+    if !asked.is_empty() {
+        return Ok(asked.iter().map(|name| registry.kernel(name)).collect::<Result<_, _>>()?);
+    }
+    let own: Vec<&Kernel> = registry.kernels().filter(|kernel| kernel.origin != Origin::Embedded).collect();
+    let chosen = if own.is_empty() { registry.kernels().collect() } else { own };
+    if chosen.is_empty() {
+        return Err(evosdpa_kernels::Error::Empty.into());
+    }
+    Ok(chosen)
+}
+
+/// The number of `cuda:N`; `cuda` is the first.
+fn cuda_ordinal(device: &str) -> Option<usize> {
+    match device.strip_prefix("cuda")? {
+        "" => Some(0),
+        number => number.strip_prefix(':')?.parse().ok(),
+    }
+}
+
+fn unknown_device(name: &str, allowed: &[&str]) -> anyhow::Error {
+    let error = evosdpa_core::Error::UnknownName {
+        kind: "device",
+        name: name.to_owned(),
+        nearest: nearest(name, allowed.iter().copied()),
+        allowed: allowed.join(", "),
+    };
+    anyhow::Error::from(error).context("--device")
 }
