@@ -46,7 +46,7 @@ pub(crate) enum Command {
 /// What nearly every command takes.
 #[derive(Args)]
 pub(crate) struct Common {
-    /// Where kernels run: auto or cpu
+    /// Where kernels run: auto (a GPU if there is one), cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: String,
     /// Threads to use on the CPU [default: all cores]
@@ -55,6 +55,9 @@ pub(crate) struct Common {
     /// Instruction set to use on the CPU: portable, avx2 or avx512 [default: the best there is]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<String>,
+    /// A folder with CUDA kernels of your own, each a .cu and a .toml; may be given several times
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Vec<PathBuf>,
     /// Print one JSON document instead of tables
     #[arg(long)]
     pub(crate) json: bool,
@@ -75,8 +78,8 @@ pub(crate) struct Bench {
     /// Kernels, separated by commas [default: all of the device]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,
-    /// Element types, separated by commas: f32, f16, bf16
-    #[arg(long, default_value = "f32", value_delimiter = ',')]
+    /// Element types, separated by commas: f32, f16, bf16 [default: f32 on a CPU, bf16 on a GPU]
+    #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
     /// Timed calls of each kernel and peer [default: 100, or as many as 10 seconds a row allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -118,8 +121,8 @@ pub(crate) struct Check {
     /// Kernels, separated by commas [default: all of the device]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,
-    /// Element types, separated by commas: f32, f16, bf16
-    #[arg(long, default_value = "f32,f16,bf16", value_delimiter = ',')]
+    /// Element types, separated by commas: f32, f16, bf16 [default: all, of which a GPU takes f16 and bf16]
+    #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
     /// Seeds of the acceptance set
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
@@ -127,6 +130,12 @@ pub(crate) struct Check {
     /// Leave out the long acceptance shapes, and use one seed
     #[arg(long, conflicts_with_all = ["shapes", "seeds"])]
     pub(crate) quick: bool,
+    /// Check every variant of each kernel, up to this many
+    #[arg(long, value_name = "MOST", num_args = 0..=1, default_missing_value = "4096")]
+    pub(crate) all_variants: Option<usize>,
+    /// Only run each case once and look at nothing: for tools that watch the program run
+    #[arg(long, requires = "shapes")]
+    pub(crate) once: bool,
     /// Put a wrong answer in place of every kernel's output, to see the gate fail: zeros, copy-of-v, mean-of-v,
     /// previous-output or another-mask
     #[arg(long, value_name = "CONTROL")]

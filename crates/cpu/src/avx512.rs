@@ -1,6 +1,6 @@
 //! AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers.
 
-use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, ROUNDING_MAGIC, Simd};
+use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, Simd};
 use std::arch::x86_64::*;
 
 /// Marker for AVX-512.
@@ -90,9 +90,9 @@ impl Simd for Avx512 {
         unsafe {
             // "Not less than" lets NaN through; scalef keeps it.
             let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(EXP2_UNDERFLOW));
-            let magic = _mm512_set1_ps(ROUNDING_MAGIC);
-            let n = _mm512_sub_ps(_mm512_add_ps(x, magic), magic);
-            let f = _mm512_sub_ps(x, n);
+            // x - round(x) in one instruction; scalef takes the floor of its exponent, so it gets the rounded one.
+            let f = _mm512_reduce_ps::<0>(x);
+            let n = _mm512_sub_ps(x, f);
             let mut p = _mm512_set1_ps(C[6]);
             p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[5]));
             p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[4]));
@@ -111,6 +111,16 @@ impl Simd for Avx512 {
             let both = _mm512_mask_cmp_ps_mask::<_CMP_LE_OQ>(above, index, _mm512_set1_ps(hi));
             _mm512_mask_mov_ps(outside, both, inside)
         }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_near(p: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
     unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {

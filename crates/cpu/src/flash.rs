@@ -1,19 +1,19 @@
 //! Flash attention over register tiles: the driver of the kernels in `tile`.
 
 use crate::element::Element;
-use crate::job::{Job, Shape};
+use crate::job::{Job, Operand, Shape};
 use crate::kernels::Kernels;
 use crate::options::FlashTiles;
 use crate::pack::{Rows, packed_stride};
 use crate::partial::Partials;
 use crate::plan::{Unit, query_span};
 use crate::simd::MAX_LANES;
-use crate::tile::{TileMask, TileStep};
+use crate::tile::{Ahead, MAX_VECTORS, TileMask, TileStep};
 use crate::workspace::Carver;
 use std::ops::Range;
 
 /// Widest query tile of any instruction set.
-const MAX_TILE_ROWS: usize = 3 * MAX_LANES;
+const MAX_TILE_ROWS: usize = MAX_VECTORS * MAX_LANES;
 
 /// Where each piece of a thread's scratch memory begins, in floats.
 pub(crate) struct Scratch {
@@ -81,6 +81,26 @@ impl Tile {
         }
         let vectors = rows.len().div_ceil(K::LANES);
         Tile { rows, vectors, first_query, last_query, lane_query }
+    }
+
+    /// Per vector, one past the last key row of a block that its queries see, within `begin..=end`; never falling.
+    fn vector_end<K: Kernels>(
+        &self,
+        shape: &Shape,
+        block: usize,
+        begin: usize,
+        end: usize,
+    ) -> [usize; MAX_VECTORS] {
+        let mut ends = [end; MAX_VECTORS];
+        // Where rows of several heads share the tile, query indices start again within it.
+        let one_head = self.last_query - self.first_query + 1 == self.rows.len();
+        if one_head {
+            for (vector, limit) in ends.iter_mut().enumerate().take(self.vectors - 1) {
+                let last_query = self.first_query + (vector + 1) * K::LANES - 1;
+                *limit = shape.seen_by_any(last_query, last_query).1.saturating_sub(block).clamp(begin, end);
+            }
+        }
+        ends
     }
 }
 
@@ -208,6 +228,16 @@ unsafe fn run_block<K: Kernels, E: Element>(
         } else {
             K::widen_rows_checked(&value_rows)
         };
+        let next = (block + tiles.block_kv).min(unit.keys.end);
+        let next_rows = |tensor: &Operand<*const E>, columns: usize, tile: usize| Ahead {
+            // Only an address to prefetch from, and none is when no rows are left.
+            first: tensor.row_address(unit.batch, unit.kv_head, next).cast(),
+            row_bytes: columns * size_of::<E>(),
+            stride_bytes: tensor.row_stride * size_of::<E>(),
+            rows: (unit.keys.end - next).min(tiles.block_kv),
+            tile,
+            tiles: cut.len(),
+        };
         for (index, tile) in cut.iter().enumerate() {
             let seen = shape.seen_by_any(tile.first_query, tile.last_query);
             let key_begin = (seen.0.max(block + begin) - block) / K::STEP * K::STEP;
@@ -231,6 +261,7 @@ unsafe fn run_block<K: Kernels, E: Element>(
                 scores: scratch.add(layout.scores),
                 key_begin,
                 key_end,
+                vector_end: tile.vector_end::<K>(shape, block, key_begin, key_end),
                 old_max: state,
                 new_max: state.add(width),
                 sum: state.add(2 * width),
@@ -243,6 +274,7 @@ unsafe fn run_block<K: Kernels, E: Element>(
                     clear_begin: clear.0.saturating_sub(block),
                     clear_end: clear.1.saturating_sub(block),
                 },
+                ahead: [next_rows(&job.k, shape.dim_qk, index), next_rows(&job.v, shape.dim_v, index)],
             };
             let masked = key_begin < step.mask.clear_begin || key_end > step.mask.clear_end;
             K::scores(tile.vectors, &step);

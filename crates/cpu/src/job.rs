@@ -17,6 +17,12 @@ impl<P> Operand<P> {
 }
 
 impl<E> Operand<*const E> {
+    /// The address of a row, which need not exist.
+    #[inline]
+    pub(crate) fn row_address(&self, batch: usize, head: usize, row: usize) -> *const E {
+        self.data.wrapping_add(self.offset(batch, head, row))
+    }
+
     /// # Safety
     /// The indices are within the tensor.
     #[inline]

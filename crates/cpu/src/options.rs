@@ -67,9 +67,8 @@ impl FlashTiles {
     /// second-level cache, and a score tile inside the first level.
     pub fn for_dims(dim_qk: usize, dim_v: usize) -> FlashTiles {
         match dim_qk.max(dim_v) {
-            0..=96 => FlashTiles { block_q: 192, block_kv: 128 },
-            97..=192 => FlashTiles { block_q: 192, block_kv: 64 },
-            193..=320 => FlashTiles { block_q: 96, block_kv: 64 },
+            0..=192 => FlashTiles { block_q: 384, block_kv: 64 },
+            193..=320 => FlashTiles { block_q: 192, block_kv: 64 },
             _ => FlashTiles { block_q: 96, block_kv: 48 },
         }
     }

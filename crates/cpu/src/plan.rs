@@ -104,11 +104,14 @@ pub(crate) fn query_span(shape: &Shape, rows: &Range<usize>) -> (usize, usize) {
     }
 }
 
-/// Rows per unit: the tile size asked for, less when there would not be two units for each thread.
+/// Units each thread should have at least, so that one that is late or slow does not leave the others waiting long.
+const UNITS_PER_THREAD: usize = 12;
+
+/// Rows per unit: the tile size asked for, evened out over the sequence, and less when there would be too few units.
 fn block_rows(shape: &Shape, tiles: &FlashTiles, tile_rows: usize, threads: usize) -> usize {
-    let wanted = (2 * threads).div_ceil(shape.batch * shape.heads_q);
-    let fair = shape.seq_q.div_ceil(wanted).div_ceil(tile_rows) * tile_rows;
-    tiles.block_q.div_ceil(tile_rows).saturating_mul(tile_rows).min(fair).max(tile_rows)
+    let wanted = (UNITS_PER_THREAD * threads).div_ceil(shape.batch * shape.heads_q);
+    let blocks = shape.seq_q.div_ceil(tiles.block_q).max(wanted);
+    shape.seq_q.div_ceil(blocks).div_ceil(tile_rows) * tile_rows
 }
 
 /// Consecutive row ranges of one key/value head. Short sequences of several heads share blocks, so that K and V are read once
@@ -116,7 +119,7 @@ fn block_rows(shape: &Shape, tiles: &FlashTiles, tile_rows: usize, threads: usiz
 fn row_blocks(shape: &Shape, block: usize, tile_rows: usize, decode: bool) -> Vec<Range<usize>> {
     let total = shape.group() * shape.seq_q;
     if decode {
-        return vec![0..total];
+        return std::iter::once(0..total).collect();
     }
     let shared = shape.seq_q < tile_rows;
     let stretch = if shared { total } else { shape.seq_q };

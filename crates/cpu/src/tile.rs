@@ -9,6 +9,12 @@
 
 use crate::simd::Simd;
 
+/// How many floats ahead of its columns the value kernel fetches: one cache line.
+const VALUES_AHEAD: usize = 16;
+
+/// Most vectors of a query tile, on any instruction set.
+pub(crate) const MAX_VECTORS: usize = 3;
+
 /// Which queries of a tile see a key, when not all do.
 pub(crate) struct TileMask {
     /// Per lane, the query's index relative to the tile's first query.
@@ -51,12 +57,44 @@ pub(crate) struct TileStep {
     /// Key rows of the block to process. `key_begin` is a multiple of `MR`; rows up to `key_end` rounded up to `MR` are readable.
     pub(crate) key_begin: usize,
     pub(crate) key_end: usize,
+    /// Per vector, one past the last key row that any of its queries sees: never falling, the last is `key_end`. What lies beyond is
+    /// neither computed nor read, so that a causal diagonal costs little more than its triangle.
+    pub(crate) vector_end: [usize; MAX_VECTORS],
     /// Per lane: running maximum before this block, after it, running sum, and the factor between.
     pub(crate) old_max: *mut f32,
     pub(crate) new_max: *mut f32,
     pub(crate) sum: *mut f32,
     pub(crate) rescale: *mut f32,
     pub(crate) mask: TileMask,
+    /// Rows of the next block to bring nearer meanwhile.
+    pub(crate) ahead: [Ahead; 2],
+}
+
+/// Tensor rows that will be packed next, fetched into the cache while the arithmetic runs: each tile fetches a share of the rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    pub(crate) first: *const u8,
+    pub(crate) row_bytes: usize,
+    pub(crate) stride_bytes: usize,
+    pub(crate) rows: usize,
+    /// This tile's number, and how many there are.
+    pub(crate) tile: usize,
+    pub(crate) tiles: usize,
+}
+
+impl Ahead {
+    /// Fetches this tile's share of `count` rows from `row` on.
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd>(&self, row: usize, count: usize) {
+        let (from, until) = (count * self.tile / self.tiles, count * (self.tile + 1) / self.tiles);
+        for row in row + from..(row + until).min(self.rows) {
+            let at = self.first.wrapping_add(row * self.stride_bytes);
+            for byte in (0..self.row_bytes).step_by(64) {
+                // SAFETY: the instruction set is available; a prefetch reads nothing.
+                unsafe { S::prefetch(at.wrapping_add(byte)) };
+            }
+        }
+    }
 }
 
 /// `Sᵀ = K·Qᵀ` for the block's key rows, masked at the edges, with the running maximum updated.
@@ -65,7 +103,6 @@ pub(crate) struct TileStep {
 /// The instruction set of `S`; `t` describes valid buffers for tiles of `NR` vectors.
 #[inline(always)]
 pub(crate) unsafe fn scores<S: Simd, const MR: usize, const NR: usize>(t: &TileStep) {
-    let width = NR * S::LANES;
     // SAFETY: in bounds by this function's contract.
     unsafe {
         let mut maximum = [S::splat(0.0); NR];
@@ -74,45 +111,75 @@ pub(crate) unsafe fn scores<S: Simd, const MR: usize, const NR: usize>(t: &TileS
         }
         let mut row = t.key_begin;
         while row < t.key_end {
-            let mut acc = [[S::splat(0.0); NR]; MR];
-            let key = t.keys.add(row * t.key_stride);
-            for c in 0..t.dim_qk {
-                let mut q = [S::splat(0.0); NR];
-                for v in 0..NR {
-                    q[v] = S::load(t.queries.add(c * width + v * S::LANES));
-                }
-                for r in 0..MR {
-                    let k = S::splat(*key.add(r * t.key_stride + c));
-                    for v in 0..NR {
-                        acc[r][v] = S::fma(k, q[v], acc[r][v]);
-                    }
-                }
+            for ahead in &t.ahead {
+                ahead.prefetch::<S>(row, MR);
             }
-            let valid = (t.key_end - row).min(MR);
-            if row < t.mask.clear_begin || row + valid > t.mask.clear_end {
-                let hidden = S::splat(f32::NEG_INFINITY);
-                for r in 0..MR {
-                    let (lo, hi) = t.mask.bounds(row + r);
-                    for v in 0..NR {
-                        let index = S::load(t.mask.lane_query.add(v * S::LANES));
-                        acc[r][v] = S::select_between(index, lo, hi, acc[r][v], hidden);
-                    }
-                }
-            }
-            let out = t.scores.add(row * width);
-            for r in 0..MR {
-                if r < valid {
-                    for v in 0..NR {
-                        S::store(out.add(r * width + v * S::LANES), acc[r][v]);
-                        // NaN is left out here and comes back through the exponential.
-                        maximum[v] = S::max(acc[r][v], maximum[v]);
-                    }
-                }
+            // The first vector that still sees one of these keys.
+            if row < t.vector_end[0] {
+                score_rows::<S, MR, NR, 0>(t, row, &mut maximum);
+            } else if row < t.vector_end[1] {
+                score_rows::<S, MR, NR, 1>(t, row, &mut maximum);
+            } else {
+                score_rows::<S, MR, NR, 2>(t, row, &mut maximum);
             }
             row += MR;
         }
         for v in 0..NR {
             S::store(t.new_max.add(v * S::LANES), maximum[v]);
+        }
+    }
+}
+
+/// `MR` key rows against the tile's vectors from `FIRST` on.
+#[inline(always)]
+unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize>(
+    t: &TileStep,
+    row: usize,
+    maximum: &mut [S::V; NR],
+) {
+    let width = NR * S::LANES;
+    // SAFETY: in bounds by the contract of `scores`.
+    unsafe {
+        let mut acc = [[S::splat(0.0); NR]; MR];
+        let key = t.keys.add(row * t.key_stride);
+        for c in 0..t.dim_qk {
+            let mut q = [S::splat(0.0); NR];
+            for v in FIRST..NR {
+                q[v] = S::load(t.queries.add(c * width + v * S::LANES));
+            }
+            for r in 0..MR {
+                let k = S::splat(*key.add(r * t.key_stride + c));
+                for v in FIRST..NR {
+                    acc[r][v] = S::fma(k, q[v], acc[r][v]);
+                }
+            }
+        }
+        let out = t.scores.add(row * width);
+        for r in 0..MR {
+            for v in FIRST..NR {
+                S::store(out.add(r * width + v * S::LANES), acc[r][v]);
+            }
+        }
+        if row >= t.mask.clear_begin && row + MR <= t.mask.clear_end.min(t.key_end) {
+            for r in 0..MR {
+                for v in FIRST..NR {
+                    // NaN is left out here and comes back through the exponential.
+                    maximum[v] = S::max(acc[r][v], maximum[v]);
+                }
+            }
+        } else {
+            // From memory again: accumulators indexed in a loop would not stay in registers on the path above.
+            for r in row..(row + MR).min(t.key_end) {
+                let (lo, hi) = t.mask.bounds(r);
+                for v in FIRST..NR {
+                    let p = t.scores.add(r * width + v * S::LANES);
+                    let index = S::load(t.mask.lane_query.add(v * S::LANES));
+                    let hidden = S::splat(f32::NEG_INFINITY);
+                    let score = S::select_between(index, lo, hi, S::load(p), hidden);
+                    S::store(p, score);
+                    maximum[v] = S::max(score, maximum[v]);
+                }
+            }
         }
     }
 }
@@ -123,7 +190,6 @@ pub(crate) unsafe fn scores<S: Simd, const MR: usize, const NR: usize>(t: &TileS
 /// As [`scores`], which ran before on the same `t`.
 #[inline(always)]
 pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) {
-    let width = NR * S::LANES;
     // SAFETY: in bounds by this function's contract.
     unsafe {
         let mut shift = [S::splat(0.0); NR];
@@ -132,13 +198,12 @@ pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) {
             // A row that has seen no key yet has maximum -inf; a finite shift keeps -inf - shift at -inf, not NaN.
             shift[v] = S::max(S::load(t.new_max.add(v * S::LANES)), S::splat(f32::MIN));
         }
-        for row in t.key_begin..t.key_end {
-            let p = t.scores.add(row * width);
-            for v in 0..NR {
-                let weight = S::exp2(S::sub(S::load(p.add(v * S::LANES)), shift[v]));
-                S::store(p.add(v * S::LANES), weight);
-                sum[v] = S::add(sum[v], weight);
-            }
+        weigh_rows::<S, NR, 0>(t, t.key_begin, t.vector_end[0], &shift, &mut sum);
+        if NR > 1 {
+            weigh_rows::<S, NR, 1>(t, t.vector_end[0], t.vector_end[1], &shift, &mut sum);
+        }
+        if NR > 2 {
+            weigh_rows::<S, NR, 2>(t, t.vector_end[1], t.vector_end[2], &shift, &mut sum);
         }
         for v in 0..NR {
             let at = v * S::LANES;
@@ -146,6 +211,28 @@ pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) {
             S::store(t.rescale.add(at), rescale);
             S::store(t.sum.add(at), S::fma(S::load(t.sum.add(at)), rescale, sum[v]));
             S::store(t.old_max.add(at), S::load(t.new_max.add(at)));
+        }
+    }
+}
+
+/// Key rows `begin..end` for the tile's vectors from `FIRST` on.
+#[inline(always)]
+unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize>(
+    t: &TileStep,
+    begin: usize,
+    end: usize,
+    shift: &[S::V; NR],
+    sum: &mut [S::V; NR],
+) {
+    for row in begin..end {
+        for v in FIRST..NR {
+            // SAFETY: in bounds by the contract of `softmax`.
+            unsafe {
+                let p = t.scores.add((row * NR + v) * S::LANES);
+                let weight = S::exp2(S::sub(S::load(p), shift[v]));
+                S::store(p, weight);
+                sum[v] = S::add(sum[v], weight);
+            }
         }
     }
 }
@@ -172,26 +259,12 @@ pub(crate) unsafe fn values<S: Simd, const MR: usize, const NR: usize, const EXA
                     acc[r][v] = S::mul(S::load(out.add(r * width + v * S::LANES)), rescale);
                 }
             }
-            for row in t.key_begin..t.key_end {
-                let weight = t.scores.add(row * width);
-                let value = t.values.add(row * t.value_stride + column);
-                let mut p = [S::splat(0.0); NR];
-                for v in 0..NR {
-                    p[v] = S::load(weight.add(v * S::LANES));
-                }
-                let (lo, hi) = if EXACT { t.mask.bounds(row) } else { (0.0, 0.0) };
-                for r in 0..MR {
-                    let x = S::splat(*value.add(r));
-                    for v in 0..NR {
-                        let next = S::fma(x, p[v], acc[r][v]);
-                        acc[r][v] = if EXACT {
-                            let index = S::load(t.mask.lane_query.add(v * S::LANES));
-                            S::select_between(index, lo, hi, next, acc[r][v])
-                        } else {
-                            next
-                        };
-                    }
-                }
+            add_rows::<S, MR, NR, 0, EXACT>(t, column, t.key_begin, t.vector_end[0], &mut acc);
+            if NR > 1 {
+                add_rows::<S, MR, NR, 1, EXACT>(t, column, t.vector_end[0], t.vector_end[1], &mut acc);
+            }
+            if NR > 2 {
+                add_rows::<S, MR, NR, 2, EXACT>(t, column, t.vector_end[1], t.vector_end[2], &mut acc);
             }
             for r in 0..MR {
                 for v in 0..NR {
@@ -199,6 +272,43 @@ pub(crate) unsafe fn values<S: Simd, const MR: usize, const NR: usize, const EXA
                 }
             }
             column += MR;
+        }
+    }
+}
+
+/// Adds key rows `begin..end`, weighted, for `MR` value columns and the tile's vectors from `FIRST` on.
+#[inline(always)]
+unsafe fn add_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const EXACT: bool>(
+    t: &TileStep,
+    column: usize,
+    begin: usize,
+    end: usize,
+    acc: &mut [[S::V; NR]; MR],
+) {
+    for row in begin..end {
+        // SAFETY: in bounds by the contract of `values`.
+        unsafe {
+            let weight = t.scores.add(row * NR * S::LANES);
+            let value = t.values.add(row * t.value_stride + column);
+            // The next columns of this row: K and V of a block together are larger than the first-level cache.
+            S::prefetch_near(value.wrapping_add(VALUES_AHEAD).cast());
+            let mut p = [S::splat(0.0); NR];
+            for v in FIRST..NR {
+                p[v] = S::load(weight.add(v * S::LANES));
+            }
+            let (lo, hi) = if EXACT { t.mask.bounds(row) } else { (0.0, 0.0) };
+            for r in 0..MR {
+                let x = S::splat(*value.add(r));
+                for v in FIRST..NR {
+                    let next = S::fma(x, p[v], acc[r][v]);
+                    acc[r][v] = if EXACT {
+                        let index = S::load(t.mask.lane_query.add(v * S::LANES));
+                        S::select_between(index, lo, hi, next, acc[r][v])
+                    } else {
+                        next
+                    };
+                }
+            }
         }
     }
 }

@@ -230,6 +230,18 @@ pub enum Error {
     Kernels(#[from] evosdpa_kernels::Error),
 }
 
+impl Error {
+    /// Whether a kernel did this while it ran: it hung, wrote where it must not, or made the driver stop it.
+    pub fn is_the_kernels_fault(&self) -> bool {
+        matches!(self, Self::Hang { .. } | Self::StrayWrite { .. } | Self::Driver { .. })
+    }
+
+    /// Whether a launch was refused before anything ran: the tensors or the device do not suit the kernel.
+    pub fn is_a_refusal(&self) -> bool {
+        matches!(self, Self::SharedMemory { .. } | Self::TensorMap { .. } | Self::Launch { .. })
+    }
+}
+
 fn list(items: &[String]) -> String {
     items.iter().map(|item| format!("  - {item}")).collect::<Vec<_>>().join("\n")
 }

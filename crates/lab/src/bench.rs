@@ -1,6 +1,6 @@
 //! One problem through the gates and then the clock: every kernel and peer side by side.
 
-use std::time::Duration;
+use std::{cell::RefCell, time::Duration};
 
 use evosdpa_core::{
     Case, Problem,
@@ -20,14 +20,11 @@ use crate::{
     record::Row,
 };
 
-/// Inputs below this size are rotated, so that no call finds the last one's data in the caches by accident.
-const ROTATE_BELOW_BYTES: u64 = 32 << 20;
-
 /// What is measured of every problem.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Kernels to measure, the baseline first.
-    pub kernels: Vec<&'static str>,
+    pub kernels: Vec<String>,
     /// Timed calls per contestant.
     pub iters: usize,
     /// Untimed calls before.
@@ -52,25 +49,25 @@ pub struct Outcome {
 
 /// A step that `proceed` hears of.
 #[derive(Clone, Copy, Debug)]
-pub enum Step {
+pub enum Step<'a> {
     /// Inputs are drawn and the oracle is at work.
     Solving,
     /// A kernel is being checked.
-    Checking(&'static str),
+    Checking(&'a str),
     /// Contestants are being timed; how much is done, from 0 to 1.
     Timing(f64),
 }
 
-/// Takes every kernel and peer through the gates and times those that pass. `peer` is torch or the reason it is not there.
-/// `proceed` is told of each step and stops the measurement by answering no.
+/// Takes every kernel and peer through the gates and times those that pass. `torch` is PyTorch or the reason it is not
+/// there. `proceed` is told of each step and stops the measurement by answering no.
 pub fn measure(
     device: &dyn Device,
     problem: &Problem,
     request: &Request,
-    mut peer: Result<&mut Torch, &str>,
-    mut proceed: impl FnMut(Step) -> bool,
+    torch: Result<&RefCell<Torch>, &str>,
+    mut proceed: impl FnMut(Step<'_>) -> bool,
 ) -> Result<Outcome, Error> {
-    let sets = if problem.bytes() < ROTATE_BELOW_BYTES { 2 } else { 1 };
+    let sets = device.input_sets(problem);
     machine::refuse_what_does_not_fit(problem, sets)?;
     let mut interrupted = !proceed(Step::Solving);
     let case = Case::new(*problem, Family::Normal, request.seed, None);
@@ -82,32 +79,85 @@ pub fn measure(
         interrupted = interrupted || !proceed(Step::Checking(kernel));
         let mut row = Row::new(kernel, false, &device.name(), &problem.to_string());
         row.gates.push(correctness_gate(device, kernel, &case)?);
-        let loaded = match row.gates[0].verdict {
-            Verdict::Pass => Some(device.load(kernel, problem, &inputs)?),
+        let contestant = match row.gates[0].verdict {
+            Verdict::Pass => Some(Timed::Kernel(device.load(kernel, problem, &inputs)?)),
             _ => None,
         };
-        entries.push((row, loaded));
+        entries.push(Entry { row, contestant });
     }
-    let mut peer_row = Row::new(torch::NAME, true, &device.name(), &problem.to_string());
-    peer_row.gates.push(match &mut peer {
-        Ok(torch) => torch_gate(torch, &case, &inputs),
-        Err(why) => GateResult::unavailable("available", *why),
-    });
-    let timed_peer = peer.ok().filter(|_| peer_row.gates[0].verdict.is_pass());
+    entries.extend(peers(device, &case, &inputs, torch));
 
     let plan = Plan { iters: request.iters, warmup: request.warmup, sets, budget: request.budget };
     let times = if interrupted {
         Vec::new()
     } else {
-        time_all(&mut entries, timed_peer, &plan, |done| {
+        time_all(&mut entries, &plan, |done| {
             interrupted |= !proceed(Step::Timing(done));
             !interrupted
         })
     };
-    let mut rows = collect(entries, peer_row, times, problem, request, &case)?;
+    let mut rows = collect(entries, times, problem, request, &case)?;
     compare(&mut rows);
     let words = rows.iter().filter(|row| !row.peer).flat_map(words).collect();
     Ok(Outcome { rows, words, interrupted })
+}
+
+/// A row and, while it is in the race, what runs for it.
+struct Entry<'a> {
+    row: Row,
+    contestant: Option<Timed<'a>>,
+}
+
+enum Timed<'a> {
+    Kernel(Box<dyn Loaded + 'a>),
+    Peer(torch::Timed<'a>),
+}
+
+impl Contestant for Timed<'_> {
+    fn time_us(&mut self, set: usize) -> Result<f64, Error> {
+        match self {
+            Self::Kernel(loaded) => loaded.time_us(set),
+            Self::Peer(peer) => peer.time_us(set),
+        }
+    }
+}
+
+/// The peers, each with a gate of its own: they compute the same question and are held to the same rules.
+fn peers<'a>(
+    device: &dyn Device,
+    case: &Case,
+    inputs: &[Inputs],
+    torch: Result<&'a RefCell<Torch>, &str>,
+) -> Vec<Entry<'a>> {
+    let name = device.name();
+    let load = |torch: &'a RefCell<Torch>| {
+        torch
+            .borrow_mut()
+            .load(&name, &case.problem, inputs)
+            .map(|()| torch)
+            .map_err(|error| error.to_string())
+    };
+    let loaded = torch.map_err(str::to_owned).and_then(load);
+    let entry = |mode: &torch::Mode| {
+        let mut row = Row::new(mode.name, true, &name, &case.problem.to_string());
+        let gate = match &loaded {
+            Ok(torch) => peer_gate(&mut torch.borrow_mut(), *mode, case),
+            Err(why) => GateResult::unavailable("available", why.as_str()),
+        };
+        let in_the_race = gate.verdict.is_pass();
+        row.gates.push(gate);
+        let contestant = loaded.as_ref().ok().filter(|_| in_the_race);
+        Entry { row, contestant: contestant.map(|torch| Timed::Peer(torch::Timed(torch, *mode))) }
+    };
+    torch::modes(&name).iter().map(entry).collect()
+}
+
+fn peer_gate(torch: &mut Torch, mode: torch::Mode, case: &Case) -> GateResult {
+    match torch.output(mode, &case.problem).map(|output| case.judge(&output.view(), None)) {
+        Err(error) => GateResult::unavailable("correctness", error.to_string()),
+        Ok(judgement) if judgement.passed() => GateResult::pass("correctness", judgement.summary()),
+        Ok(judgement) => GateResult::fail("correctness", judgement.summary()),
+    }
 }
 
 fn correctness_gate(device: &dyn Device, kernel: &str, case: &Case) -> Result<GateResult, Error> {
@@ -115,49 +165,22 @@ fn correctness_gate(device: &dyn Device, kernel: &str, case: &Case) -> Result<Ga
     Ok(GateResult { gate: "correctness".to_owned(), verdict: result.verdict, detail: result.detail })
 }
 
-/// The peer computes the same question; its answer is held to the same rules.
-fn torch_gate(torch: &mut Torch, case: &Case, inputs: &[Inputs]) -> GateResult {
-    let judged = torch.load(&case.problem, inputs).and_then(|()| {
-        torch.time_us(0)?;
-        let output = torch.output(&case.problem)?;
-        Ok(case.judge(&output.view(), None))
-    });
-    match judged {
-        Err(error) => GateResult::unavailable("correctness", error.to_string()),
-        Ok(judgement) if judgement.passed() => GateResult::pass("correctness", judgement.summary()),
-        Ok(judgement) => GateResult::fail("correctness", judgement.summary()),
-    }
-}
-
-type Entry<'a> = (Row, Option<Box<dyn Loaded + 'a>>);
-
-struct Kernel<'e, 'a>(&'e mut Box<dyn Loaded + 'a>);
-
-impl Contestant for Kernel<'_, '_> {
-    fn time_us(&mut self, set: usize) -> Result<f64, Error> {
-        self.0.time_us(set)
-    }
-}
-
-/// Times what is loaded, in the order of `entries`, the peer last.
+/// Times what is in the race, in the order of `entries`.
 fn time_all(
     entries: &mut [Entry<'_>],
-    peer: Option<&mut Torch>,
     plan: &Plan,
     proceed: impl FnMut(f64) -> bool,
 ) -> Vec<Result<Times, Error>> {
-    let mut kernels: Vec<Kernel<'_, '_>> =
-        entries.iter_mut().filter_map(|(_, l)| l.as_mut().map(Kernel)).collect();
-    let mut contestants: Vec<&mut dyn Contestant> =
-        kernels.iter_mut().map(|kernel| kernel as &mut dyn Contestant).collect();
-    contestants.extend(peer.map(|torch| torch as &mut dyn Contestant));
+    let mut contestants: Vec<&mut dyn Contestant> = entries
+        .iter_mut()
+        .filter_map(|entry| entry.contestant.as_mut().map(|timed| timed as &mut dyn Contestant))
+        .collect();
     interleave(&mut contestants, plan, proceed)
 }
 
 /// Puts the times into their rows, and looks once more at what the timed calls computed.
 fn collect(
     entries: Vec<Entry<'_>>,
-    mut peer_row: Row,
     times: Vec<Result<Times, Error>>,
     problem: &Problem,
     request: &Request,
@@ -165,17 +188,18 @@ fn collect(
 ) -> Result<Vec<Row>, Error> {
     let mut times = times.into_iter();
     let mut rows = Vec::new();
-    let fill = |row: &mut Row, times: Option<Result<Times, Error>>| match times {
-        Some(Ok(times)) => row.measured(&times.rounds, problem.flops(), problem.bytes(), request.peak_gflops),
-        Some(Err(error)) => row.gates.push(GateResult::unavailable("performance", error.to_string())),
-        None => {}
-    };
-    for (mut row, loaded) in entries {
-        if let Some(mut loaded) = loaded {
-            fill(&mut row, times.next());
-            if !row.samples_us.is_empty() {
+    for Entry { mut row, contestant } in entries {
+        if let Some(contestant) = contestant {
+            match times.next() {
+                Some(Ok(times)) => {
+                    row.measured(&times.rounds, problem.flops(), problem.bytes(), request.peak_gflops);
+                }
+                Some(Err(error)) => row.gates.push(GateResult::unavailable("performance", error.to_string())),
+                None => {}
+            }
+            if let (Timed::Kernel(mut loaded), false) = (contestant, row.samples_us.is_empty()) {
                 let output = loaded.timed_output(0)?;
-                let judgement = case.judge(&output.o.view(), Some(&output.lse));
+                let judgement = case.judge(&output.o.view(), output.lse.as_deref());
                 row.gates.push(if judgement.passed() {
                     GateResult::pass("timed output", "the timed calls computed the same answer")
                 } else {
@@ -188,10 +212,6 @@ fn collect(
         }
         rows.push(row);
     }
-    if peer_row.gates.iter().all(|gate| gate.verdict.is_pass()) {
-        fill(&mut peer_row, times.next());
-    }
-    rows.push(peer_row);
     Ok(rows)
 }
 

@@ -12,12 +12,18 @@ pub enum Error {
     /// The library refused a call.
     #[error(transparent)]
     Library(#[from] evosdpa::Error),
-    /// CUDA is missing or failed.
+    /// CUDA, its compiler or the device said no.
     #[error(transparent)]
     Cuda(#[from] evosdpa_cuda::Error),
-    /// A CUDA kernel or its manifest is wrong, or cannot do what was asked.
+    /// A kernel's manifest, or a choice of tunables, is not right.
     #[error(transparent)]
-    Kernels(#[from] evosdpa_kernels::Error),
+    Kernel(#[from] evosdpa_kernels::Error),
+    /// Text after a kernel's name that is not a choice of tunables.
+    #[error("cannot read `{text}` as a kernel with tunables; write it as sdpa_v2c[STAGES=3 BLOCK_N=64]")]
+    Tunables {
+        /// The text as given.
+        text: String,
+    },
     /// A file or folder could not be read or written.
     #[error("cannot {doing} {}: {source}; {hint}", path.display())]
     Io {

@@ -18,26 +18,19 @@ pub use error::Error;
 
 use evosdpa_core::error::nearest;
 
-/// The names of a device's kernels.
-pub struct KernelNames(Vec<&'static str>);
-
-/// The names of a device's kernels, to check a user's choice against.
-pub fn kernel_names(device: &dyn device::Device) -> KernelNames {
-    KernelNames(device.kernels().iter().map(|kernel| kernel.name).collect())
+/// The name of one of a device's kernels, checked. A name may carry tunables: `sdpa_v2c[STAGES=3]`.
+pub fn find_kernel(device: &dyn device::Device, name: &str) -> Result<String, Error> {
+    let plain = name.split('[').next().unwrap_or(name);
+    let known = device.kernels().iter().any(|kernel| kernel.name == plain);
+    if known { Ok(name.to_owned()) } else { Err(unknown_kernel(device, plain)) }
 }
 
-impl KernelNames {
-    /// Checks a name.
-    pub fn find(&self, name: &str) -> Result<&'static str, Error> {
-        self.0.iter().find(|known| **known == name).copied().ok_or_else(|| self.unknown(name))
-    }
-
-    fn unknown(&self, name: &str) -> Error {
-        Error::Problem(evosdpa_core::Error::UnknownName {
-            kind: "kernel",
-            name: name.to_owned(),
-            nearest: nearest(name, self.0.iter().copied()),
-            allowed: self.0.join(", "),
-        })
-    }
+pub(crate) fn unknown_kernel(device: &dyn device::Device, name: &str) -> Error {
+    let names: Vec<String> = device.kernels().into_iter().map(|kernel| kernel.name).collect();
+    Error::Problem(evosdpa_core::Error::UnknownName {
+        kind: "kernel",
+        name: name.to_owned(),
+        nearest: nearest(name, names.iter().map(String::as_str)),
+        allowed: names.join(", "),
+    })
 }

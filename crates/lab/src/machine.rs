@@ -26,6 +26,9 @@ pub struct Environment {
     pub cores: usize,
     /// Threads the kernels used.
     pub threads: usize,
+    /// The accelerator that kernels ran on, with its driver.
+    #[serde(default)]
+    pub accelerator: Option<String>,
     /// Memory of the machine, in bytes.
     pub memory_bytes: Option<u64>,
     /// When the run began, UTC.
@@ -52,6 +55,7 @@ impl Environment {
             isas: evosdpa::Isa::available().iter().map(|isa| isa.name().to_owned()).collect(),
             cores,
             threads: threads.unwrap_or(cores),
+            accelerator: None,
             memory_bytes: memory_kib("MemTotal").map(|kib| kib * 1024),
             started: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
             fma_peak_gflops: None,

@@ -1,14 +1,14 @@
 //! `evosdpa bench`: gates, then times, side by side.
 
-use std::{fmt::Write, time::Duration};
+use std::{cell::RefCell, fmt::Write, time::Duration};
 
 use anyhow::Context;
-use evosdpa_core::Problem;
+use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
     bench::{self, Request, Step},
     machine::Environment,
     measure::interleave,
-    peer::torch::{self, Torch},
+    peer::torch::Torch,
     record::{Row, Run, Status},
 };
 
@@ -28,16 +28,26 @@ const DEFAULT_ITERS: u32 = 100;
 pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
     let device = args.common.open()?;
     let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
-    let problems = problems(&args)?;
+    let on_cpu = device.name() == "cpu";
+    let dtypes = match args.dtype.as_slice() {
+        [] if on_cpu => vec![DType::F32],
+        [] => vec![DType::BF16],
+        given => given.to_vec(),
+    };
+    let problems = problems(&args.shapes, &dtypes)?;
     for problem in problems.iter().flatten() {
         evosdpa_lab::machine::refuse_what_does_not_fit(problem, 2)?;
     }
     interrupt::listen();
 
     let mut environment = Environment::look(args.common.thread_count());
-    environment.measure_peaks();
-    let mut torch = start_torch(&args, environment.threads);
+    environment.accelerator = device.accelerator();
+    if on_cpu {
+        environment.measure_peaks();
+    }
+    let torch = start_torch(&args, environment.threads);
     environment.torch = torch.as_ref().ok().map(|torch| torch.version().to_owned());
+    let torch = torch.map(RefCell::new);
     let command: Vec<String> = std::env::args().skip(1).collect();
     let mut record = Run::create(&args.out, &command.join(" "), &environment)?;
 
@@ -63,7 +73,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
         let mut shape_rows = Vec::new();
         let mut shape_words = Vec::new();
         for problem in of_shape {
-            let proceed = |step: Step| {
+            let proceed = |step: Step<'_>| {
                 match step {
                     Step::Solving => progress::say(&bar, format!("{problem}: solving in f64")),
                     Step::Checking(kernel) => progress::say(&bar, format!("{problem}: checking {kernel}")),
@@ -74,8 +84,8 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
                 }
                 !interrupt::asked()
             };
-            let peer = torch.as_mut().map_err(|why| why.as_str());
-            let outcome = bench::measure(device.as_ref(), problem, &request, peer, proceed)?;
+            let peers = torch.as_ref().map_err(String::as_str);
+            let outcome = bench::measure(device.as_ref(), problem, &request, peers, proceed)?;
             if outcome.interrupted {
                 status = Status::Interrupted;
                 break 'shapes;
@@ -104,11 +114,11 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
 }
 
 /// The problems, grouped by shape.
-fn problems(args: &Bench) -> anyhow::Result<Vec<Vec<Problem>>> {
-    let of_shape = |shape: &evosdpa_core::Shape| {
-        args.dtype.iter().map(|&dtype| Problem::new(*shape, dtype)).collect::<Result<Vec<_>, _>>()
+fn problems(shapes: &[Shape], dtypes: &[DType]) -> anyhow::Result<Vec<Vec<Problem>>> {
+    let of_shape = |shape: &Shape| {
+        dtypes.iter().map(|&dtype| Problem::new(*shape, dtype)).collect::<Result<Vec<_>, _>>()
     };
-    args.shapes.iter().map(of_shape).collect::<Result<Vec<_>, _>>().context("--shapes")
+    shapes.iter().map(of_shape).collect::<Result<Vec<_>, _>>().context("--shapes")
 }
 
 /// Torch, or why it is not there and how to get it.
@@ -136,8 +146,9 @@ fn write_page(
 ) -> std::fmt::Result {
     let peak = env.fma_peak_gflops.map_or(String::new(), |peak| format!(", peak {peak:.0} GFLOP/s"));
     let memory = env.memory_gbps.map_or(String::new(), |gbps| format!(", memory {gbps:.0} GB/s"));
-    writeln!(out, "{} · {} threads{peak}{memory}\n", env.cpu, env.threads)?;
-    let header = ["problem", "kernel", "gates", "p50", "p90", "p99", "GFLOP/s", "% peak", "n", "vs torch"];
+    let machine = env.accelerator.clone().unwrap_or_else(|| format!("{} · {} threads", env.cpu, env.threads));
+    writeln!(out, "{machine}{peak}{memory}\n")?;
+    let header = ["problem", "kernel", "gates", "p50", "p90", "p99", "GFLOP/s", "% peak", "n", "vs peer"];
     let shown = rows.iter().filter(|row| !(row.peer && no_torch.is_some())).map(table_row).collect();
     out.push_str(&output::table(&header, 3, shown));
     if let Some(why) = no_torch {
@@ -162,7 +173,13 @@ fn table_row(row: &Row) -> Vec<String> {
         Some(gate) => gate.verdict.word().to_owned(),
     };
     let number = |x: Option<f64>, show: fn(f64) -> String| x.map_or("–".to_owned(), show);
-    let ratio = row.speedup.get(torch::NAME).map(|comparison| comparison.ratio);
+    // Against the fastest peer: the one that would be picked instead.
+    let ratio = row
+        .speedup
+        .iter()
+        .filter(|(name, _)| name.starts_with("torch"))
+        .map(|(_, comparison)| comparison.ratio)
+        .min_by(f64::total_cmp);
     vec![
         row.problem.clone(),
         row.kernel.clone(),

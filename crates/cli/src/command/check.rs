@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, fmt::Write};
 
-use evosdpa_core::{Problem, inputs::Family};
+use evosdpa_core::{Case, DType, Problem, inputs::Family};
 use evosdpa_lab::{
+    device::Device,
     gate::{
         GateResult, Verdict, correctness,
         suite::{self, CaseSpec, Group},
@@ -29,7 +30,7 @@ struct CheckRow {
 pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
     let device = args.common.open()?;
     let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
-    let specs = specs(&args)?;
+    let specs = specs(&args, device.name() == "cpu")?;
     for spec in &specs {
         machine::refuse_what_does_not_fit(&spec.problem, 1)?;
     }
@@ -43,12 +44,16 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
         }
         progress::say(&bar, spec.label());
         let case = spec.build();
-        for kernel in &kernels {
-            let result = correctness::check(device.as_ref(), kernel, &case, args.force)?;
+        for kernel in expanded(device.as_ref(), &kernels, spec, args.all_variants)? {
+            if args.once {
+                run_once(device.as_ref(), &kernel, &case)?;
+                continue;
+            }
+            let result = correctness::check(device.as_ref(), &kernel, &case, args.force)?;
             let gate =
                 GateResult { gate: "correctness".into(), verdict: result.verdict, detail: result.detail };
             rows.push(CheckRow {
-                kernel: (*kernel).to_owned(),
+                kernel,
                 device: device.name(),
                 problem: spec.problem.to_string(),
                 group: spec.group.name(),
@@ -76,9 +81,41 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
     })
 }
 
-fn specs(args: &Check) -> anyhow::Result<Vec<CaseSpec>> {
+/// Each kernel or, when asked for, each of its variants for this problem.
+fn expanded(
+    device: &dyn Device,
+    kernels: &[String],
+    spec: &CaseSpec,
+    most: Option<usize>,
+) -> anyhow::Result<Vec<String>> {
+    let Some(most) = most else { return Ok(kernels.to_vec()) };
+    let mut all = Vec::new();
+    for kernel in kernels {
+        match device.refuses(kernel, &spec.problem) {
+            None => all.extend(device.variants(kernel, &spec.problem, most)?),
+            // Kept, so that the refusal is shown.
+            Some(_) => all.push(kernel.clone()),
+        }
+    }
+    Ok(all)
+}
+
+fn run_once(device: &dyn Device, kernel: &str, case: &Case) -> anyhow::Result<()> {
+    let inputs = [case.inputs.clone()];
+    if device.refuses(kernel, &case.problem).is_none() {
+        device.load(kernel, &case.problem, &inputs)?.run(0)?;
+    }
+    Ok(())
+}
+
+fn specs(args: &Check, on_cpu: bool) -> anyhow::Result<Vec<CaseSpec>> {
     let mut specs = Vec::new();
-    for &dtype in &args.dtype {
+    let dtypes = match args.dtype.as_slice() {
+        [] if on_cpu => &DType::ALL[..],
+        [] => &[DType::F16, DType::BF16],
+        given => given,
+    };
+    for &dtype in dtypes {
         if args.shapes.is_empty() {
             let seeds = if args.quick { 1 } else { args.seeds };
             let mut of_dtype = suite::cases(&Group::ALL, dtype, seeds)?;
@@ -89,8 +126,9 @@ fn specs(args: &Check) -> anyhow::Result<Vec<CaseSpec>> {
             continue;
         }
         for &shape in &args.shapes {
-            let problem = Problem::new(shape, dtype)?;
-            for family in Family::ALL {
+            let problem = Problem::new(shape, dtype)?.with_lse(true);
+            let families = if args.once { &Family::ALL[..1] } else { &Family::ALL[..] };
+            for &family in families {
                 for seed in 0..args.seeds {
                     specs.push(CaseSpec { group: Group::Families, problem, family, seed, row_gap: Some(8) });
                 }
@@ -114,7 +152,8 @@ fn page(rows: &[CheckRow]) -> String {
     let mut failures = String::new();
     for row in rows {
         let dtype = row.problem.split_whitespace().nth(1).unwrap_or_default().to_owned();
-        let tally = tallies.entry((row.kernel.clone(), dtype, row.group)).or_default();
+        let kernel = row.kernel.split('[').next().unwrap_or_default().to_owned();
+        let tally = tallies.entry((kernel, dtype, row.group)).or_default();
         let gate = &row.gates[0];
         match &gate.verdict {
             Verdict::Pass => tally.passed += 1,

@@ -65,12 +65,12 @@ pub(crate) fn run(args: Kernels) -> anyhow::Result<Found> {
 fn cpu_rows() -> Vec<KernelRow> {
     let kernels = Cpu::default().kernels();
     let row = |kernel: &evosdpa_lab::device::KernelInfo| KernelRow {
-        name: kernel.name.to_string(),
+        name: kernel.name.clone(),
         device: "cpu",
-        parent: kernel.parent.as_ref().map(ToString::to_string),
+        parent: kernel.parent.clone(),
         depth: usize::from(kernel.parent.is_some()),
-        summary: kernel.summary.to_string(),
-        changed: kernel.changed.to_string(),
+        summary: kernel.summary.clone(),
+        changed: kernel.changed.clone(),
         archs: Vec::new(),
         dtypes: evosdpa_core::DType::ALL.map(|dtype| dtype.name().to_owned()).to_vec(),
         manifest: None,

@@ -17,7 +17,7 @@ use anyhow::Context;
 use evosdpa::Isa;
 use evosdpa_core::error::nearest;
 use evosdpa_kernels::{Kernel, Origin, Registry};
-use evosdpa_lab::device::{Cpu, Device};
+use evosdpa_lab::device::{Cpu, Cuda, Device};
 
 use crate::args::Common;
 
@@ -25,16 +25,20 @@ impl Common {
     /// The device that was meant.
     fn open(&self) -> anyhow::Result<Box<dyn Device>> {
         let isa = self.isa.as_deref().map(parse_isa).transpose()?;
+        let cpu = || Box::new(Cpu { threads: self.thread_count(), isa });
         match self.device.as_str() {
-            "auto" | "cpu" => Ok(Box::new(Cpu { threads: self.thread_count(), isa })),
-            other => Err(evosdpa_core::Error::UnknownName {
-                kind: "device",
-                name: other.to_owned(),
-                nearest: nearest(other, ["auto", "cpu"]),
-                allowed: "auto, cpu".to_owned(),
-            })
-            .context("--device"),
+            "cpu" => Ok(cpu()),
+            // A machine without a GPU, or without a compiler for it, still has a CPU.
+            "auto" => Ok(self.open_cuda(0).map_or_else(|_| cpu() as Box<dyn Device>, |cuda| Box::new(cuda))),
+            other => match cuda_ordinal(other) {
+                Some(ordinal) => Ok(Box::new(self.open_cuda(ordinal)?)),
+                None => Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N"])),
+            },
         }
+    }
+
+    fn open_cuda(&self, ordinal: usize) -> anyhow::Result<Cuda> {
+        Ok(Cuda::open(ordinal, registry(&self.kernel_path)?)?)
     }
 
     fn thread_count(&self) -> Option<usize> {
@@ -57,12 +61,11 @@ fn parse_isa(name: &str) -> anyhow::Result<Isa> {
 }
 
 /// The kernels that were asked for; all of the device's when none was.
-fn chosen_kernels(device: &dyn Device, asked: &[String]) -> anyhow::Result<Vec<&'static str>> {
+fn chosen_kernels(device: &dyn Device, asked: &[String]) -> anyhow::Result<Vec<String>> {
     if asked.is_empty() {
-        return Ok(device.kernels().iter().map(|kernel| kernel.name).collect());
+        return Ok(device.kernels().into_iter().map(|kernel| kernel.name).collect());
     }
-    let names = evosdpa_lab::kernel_names(device);
-    Ok(asked.iter().map(|name| names.find(name)).collect::<Result<_, _>>()?)
+    Ok(asked.iter().map(|name| evosdpa_lab::find_kernel(device, name)).collect::<Result<_, _>>()?)
 }
 
 /// The CUDA kernels there are: the shipped ones and those of the user's folders.

@@ -3,9 +3,9 @@
 use std::{fmt::Write, path::PathBuf, time::Duration};
 
 use anyhow::Context;
-use evosdpa_core::Shape;
-use evosdpa_cuda::loader;
-use evosdpa_kernels::InputType;
+use evosdpa_core::{DType, Problem, Shape};
+use evosdpa_cuda::Device;
+use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
 use evosdpa_lab::{
     gate::{
         GateResult, Verdict,
@@ -33,43 +33,47 @@ struct SanitizeRow {
 }
 
 pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
-    if cuda_ordinal(&args.device).is_none() {
+    let Some(ordinal) = cuda_ordinal(&args.device) else {
         return Err(unknown_device(&args.device, &["cuda", "cuda:N"]));
-    }
+    };
     let registry = registry(&args.kernel_path)?;
-    let kernels = chosen_cuda_kernels(&registry, &args.kernels)?;
-    let mut work: Vec<(&str, Shape, InputType)> = Vec::new();
-    for kernel in &kernels {
+    let mut work: Vec<Work<'_>> = Vec::new();
+    for (name, kernel) in named_kernels(&registry, &args.kernels)? {
         let dtypes = if args.dtype.is_empty() { &kernel.manifest.dtypes[..1] } else { &args.dtype };
         for &shape in &args.shapes {
-            work.extend(dtypes.iter().map(|dtype| (kernel.name(), shape, *dtype)));
+            work.extend(dtypes.iter().map(|dtype| Work { name: name.clone(), kernel, shape, dtype: *dtype }));
         }
     }
-    let ready = ready(&args);
+    let ready = ready(&args, ordinal);
     let program =
         std::env::current_exe().context("cannot find this program to run it under the sanitizer")?;
     interrupt::listen();
 
     let bar = progress::bar((work.len() * args.tools.len()) as u64);
     let mut rows = Vec::new();
-    for (kernel, shape, dtype) in work {
+    for work in work {
+        let can_run = match &ready {
+            Ok(ready) => work.supported(&ready.target)?.map(|()| &ready.sanitizer),
+            Err(why) => Err(why.clone()),
+        };
         for &tool in &args.tools {
             if interrupt::asked() {
                 break;
             }
-            progress::say(&bar, format!("{kernel} {shape} {dtype} {tool}"));
-            let gate = match &ready {
+            let Work { name, shape, dtype, .. } = &work;
+            progress::say(&bar, format!("{name} {shape} {dtype} {tool}"));
+            let gate = match &can_run {
                 Ok(sanitizer) => Checked {
                     sanitizer,
                     program: &program,
-                    arguments: &check_arguments(&args, kernel, shape, dtype),
+                    arguments: &work.check_arguments(&args),
                     limit: Duration::from_secs_f64(args.timeout),
                 }
                 .under(tool)?,
                 Err(why) => GateResult::unavailable(tool.name(), why.clone()),
             };
-            let (kernel, dtype) = (kernel.to_owned(), dtype.name().to_owned());
-            rows.push(SanitizeRow { kernel, shape, dtype, tool, gates: vec![gate] });
+            let (kernel, dtype) = (name.clone(), dtype.name().to_owned());
+            rows.push(SanitizeRow { kernel, shape: *shape, dtype, tool, gates: vec![gate] });
             bar.inc(1);
         }
     }
@@ -92,41 +96,62 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
     })
 }
 
-/// The sanitizer, when there is one and a GPU to use it on; else why not.
-fn ready(args: &Sanitize) -> Result<PathBuf, String> {
-    // A sanitizer that was named is used as it is; whether it finds a GPU is then its own to say.
-    if let Some(sanitizer) = &args.sanitizer {
-        return Ok(sanitizer.clone());
+/// The kernels that were asked for under the names they were asked by, which may set tunables: `sdpa_v2c[STAGES=3]`.
+fn named_kernels<'a>(registry: &'a Registry, asked: &[String]) -> anyhow::Result<Vec<(String, &'a Kernel)>> {
+    if asked.is_empty() {
+        let kernels = chosen_cuda_kernels(registry, &[])?;
+        return Ok(kernels.into_iter().map(|kernel| (kernel.name().to_owned(), kernel)).collect());
     }
-    let sanitizer = CudaTool::ComputeSanitizer.find()?;
-    loader::driver().map_err(|error| error.to_string())?;
-    Ok(sanitizer)
+    let base = |name: &str| name.split('[').next().unwrap_or_default().to_owned();
+    asked.iter().map(|name| Ok((name.clone(), registry.kernel(&base(name))?))).collect()
 }
 
-/// One kernel, one problem, one seed, each kernel launched once: everything under the tool is many times slower.
-fn check_arguments(args: &Sanitize, kernel: &str, shape: Shape, dtype: InputType) -> Vec<String> {
-    let shape = shape.to_string();
-    let mut arguments: Vec<String> = [
-        "check",
-        "--device",
-        &args.device,
-        "--shapes",
-        &shape,
-        "--kernels",
-        kernel,
-        "--dtype",
-        dtype.name(),
-        "--seeds",
-        "1",
-        "--once",
-        "--json",
-    ]
-    .map(str::to_owned)
-    .to_vec();
-    for folder in &args.kernel_path {
-        arguments.extend(["--kernel-path".to_owned(), folder.display().to_string()]);
+struct Ready {
+    sanitizer: PathBuf,
+    /// The GPU it would run on; a nominal one when the sanitizer was named and there is none.
+    target: Target,
+}
+
+/// The sanitizer, when there is one and a GPU to use it on; else why not.
+fn ready(args: &Sanitize, ordinal: usize) -> Result<Ready, String> {
+    let target = || Device::open(ordinal).and_then(|device| device.target());
+    if let Some(sanitizer) = &args.sanitizer {
+        // A sanitizer that was named is used as it is; whether it finds a GPU is then its own to say.
+        let target = target().unwrap_or(Target::nominal(Arch::Sm90a));
+        return Ok(Ready { sanitizer: sanitizer.clone(), target });
     }
-    arguments
+    let sanitizer = CudaTool::ComputeSanitizer.find()?;
+    Ok(Ready { sanitizer, target: target().map_err(|error| error.to_string())? })
+}
+
+/// A kernel on a problem.
+struct Work<'a> {
+    name: String,
+    kernel: &'a Kernel,
+    shape: Shape,
+    dtype: InputType,
+}
+
+impl Work<'_> {
+    /// Whether the kernel takes the problem: one that does not is not launched, and would look clean.
+    fn supported(&self, target: &Target) -> anyhow::Result<Result<(), String>> {
+        let mut facts = ProblemFacts::try_from(&Problem::new(self.shape, DType::F16)?)?;
+        // As `check` asks for it.
+        (facts.dtype, facts.lse) = (self.dtype, true);
+        Ok(self.kernel.supports(&facts, target).map_err(|refusal| refusal.to_string()))
+    }
+
+    /// One kernel, one problem, one seed, launched once: everything under the tool is many times slower.
+    fn check_arguments(&self, args: &Sanitize) -> Vec<String> {
+        let shape = self.shape.to_string();
+        let fixed = ["check", "--device", &args.device, "--seeds", "1", "--once", "--json"];
+        let work = ["--shapes", &shape, "--kernels", &self.name, "--dtype", self.dtype.name()];
+        let mut arguments: Vec<String> = fixed.into_iter().chain(work).map(str::to_owned).collect();
+        for folder in &args.kernel_path {
+            arguments.extend(["--kernel-path".to_owned(), folder.display().to_string()]);
+        }
+        arguments
+    }
 }
 
 /// A line for each kernel and problem with a word for each tool, then what was found.

@@ -114,6 +114,8 @@ pub fn cases(groups: &[Group], dtype: DType, seeds: u64) -> Result<Vec<CaseSpec>
             Group::HeadsAndLayouts => heads_and_layouts(dtype, &mut all)?,
         }
     }
+    // The log-sum-exp is checked wherever there is one.
+    all.iter_mut().for_each(|spec| spec.problem = spec.problem.with_lse(true));
     Ok(all)
 }
 

@@ -4,6 +4,7 @@
 //! go through files. A child that hangs, dies or prints something else costs its own rows and nothing more.
 
 use std::{
+    cell::RefCell,
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
@@ -18,8 +19,33 @@ use crate::{Error, measure::interleave::Contestant};
 
 const PROGRAM: &str = include_str!("torch_peer.py");
 
-/// The peer's name in tables and records.
-pub const NAME: &str = "torch";
+const NAME: &str = "torch";
+
+/// One of the ways in which PyTorch computes attention: a backend, called from Python or replayed from a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode {
+    /// Its name in tables and records.
+    pub name: &'static str,
+    backend: &'static str,
+    graph: bool,
+}
+
+/// PyTorch on a CPU has one way.
+const CPU_MODES: [Mode; 1] = [Mode { name: "torch", backend: "default", graph: false }];
+
+/// On a GPU: each backend by graph replay (the device alone), and what a program that calls PyTorch sees.
+const GPU_MODES: [Mode; 5] = [
+    Mode { name: "torch flash", backend: "flash", graph: true },
+    Mode { name: "torch cudnn", backend: "cudnn", graph: true },
+    Mode { name: "torch efficient", backend: "efficient", graph: true },
+    Mode { name: "torch math", backend: "math", graph: true },
+    Mode { name: "torch eager", backend: "default", graph: false },
+];
+
+/// The ways to compare with on a device of the lab.
+pub fn modes(device: &str) -> &'static [Mode] {
+    if device == "cpu" { &CPU_MODES } else { &GPU_MODES }
+}
 
 /// A running child with torch imported.
 pub struct Torch {
@@ -70,7 +96,7 @@ impl Torch {
     }
 
     /// Hands over a problem and its inputs.
-    pub fn load(&mut self, problem: &Problem, inputs: &[Inputs]) -> Result<(), Error> {
+    pub fn load(&mut self, device: &str, problem: &Problem, inputs: &[Inputs]) -> Result<(), Error> {
         std::fs::create_dir_all(&self.folder)
             .map_err(|error| peer(format!("cannot make {}: {error}", self.folder.display())))?;
         let mut sets = Vec::new();
@@ -89,15 +115,15 @@ impl Torch {
             _ => "band",
         };
         let request = json!({
-            "op": "load", "sets": sets, "scale": problem.scale(), "mask": mask, "lo": band.lo, "hi": band.hi,
+            "op": "load", "device": device, "sets": sets, "scale": problem.scale(), "mask": mask, "lo": band.lo, "hi": band.hi,
         });
         self.ask(&request).map(drop)
     }
 
-    /// What the last timed call returned.
-    pub fn output(&mut self, problem: &Problem) -> Result<Tensor, Error> {
+    /// What a mode computes from the first set of inputs.
+    pub fn output(&mut self, mode: Mode, problem: &Problem) -> Result<Tensor, Error> {
         let path = self.folder.join("o");
-        self.ask(&json!({"op": "save", "path": path}))?;
+        self.ask(&json!({"op": "save", "path": path, "backend": mode.backend}))?;
         let bytes = std::fs::read(&path).map_err(|error| peer(format!("cannot read its output: {error}")))?;
         let mut tensor = Tensor::zeros(problem.o_shape(), problem.dtype(), evosdpa_core::Layout::Bhsd);
         if bytes.len() != tensor.bytes().len() {
@@ -141,9 +167,14 @@ impl Torch {
     }
 }
 
-impl Contestant for Torch {
+/// One mode of a shared child, to be timed.
+pub struct Timed<'a>(pub &'a RefCell<Torch>, pub Mode);
+
+impl Contestant for Timed<'_> {
     fn time_us(&mut self, set: usize) -> Result<f64, Error> {
-        let answer = self.ask(&json!({"op": "time", "set": set}))?;
+        let Mode { backend, graph, .. } = self.1;
+        let request = json!({"op": "time", "set": set, "backend": backend, "graph": graph});
+        let answer = self.0.borrow_mut().ask(&request)?;
         answer["time_us"].as_f64().ok_or_else(|| peer(format!("an answer without a time: {answer}")))
     }
 }

@@ -19,6 +19,9 @@ fn write_run(out: &mut String, run: &Summary) -> std::fmt::Result {
     writeln!(out, "## Environment\n")?;
     writeln!(out, "- evosdpa {} at {} (dirty: {}), {}", env.version, env.revision, env.dirty, env.compiler)?;
     writeln!(out, "- {}, {} cores, {} threads, {}", env.cpu, env.cores, env.threads, env.system)?;
+    if let Some(accelerator) = &env.accelerator {
+        writeln!(out, "- {accelerator}")?;
+    }
     writeln!(out, "- instruction sets: {}", env.isas.join(", "))?;
     if let (Some(peak), Some(bandwidth)) = (env.fma_peak_gflops, env.memory_gbps) {
         writeln!(out, "- measured peaks: {peak:.0} GFLOP/s fused multiply-add, {bandwidth:.1} GB/s memory")?;

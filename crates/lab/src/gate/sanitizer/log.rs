@@ -125,7 +125,7 @@ impl Log {
                 GateResult::unavailable(gate, format!("compute-sanitizer wrote no summary: {why}"))
             }
             [(_, summary)] => match ran {
-                Ran::Right => GateResult::pass(gate, summary.clone()),
+                Ran::Yes => GateResult::pass(gate, summary.clone()),
                 Ran::Wrong(why) => {
                     GateResult::pass(gate, format!("{summary}; but its answer is wrong: {why}"))
                 }

@@ -70,8 +70,8 @@ impl FromStr for Tool {
 /// What the checked program, `evosdpa check`, said of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ran {
-    /// The kernel ran and its answer was right.
-    Right,
+    /// The kernel ran, and nobody who looked at its answer found it wrong.
+    Yes,
     /// The kernel ran and its answer was wrong.
     Wrong(String),
     /// The kernel did not run, for this reason.

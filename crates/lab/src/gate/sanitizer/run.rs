@@ -87,11 +87,18 @@ impl Checked<'_> {
 /// What `evosdpa check --json` says of the one kernel it was asked about.
 fn ran(said: &str, complained: &str, status: ExitStatus) -> Ran {
     let document: Option<Value> = serde_json::from_str(said).ok();
-    let rows = document.as_ref().and_then(|document| document["rows"].as_array());
-    let Some(rows) = rows.filter(|rows| !rows.is_empty()) else {
+    let Some(rows) = document.as_ref().and_then(|document| document["rows"].as_array()) else {
         let last = complained.trim().lines().last().unwrap_or("it said nothing");
         return Ran::No(format!("the checked program ended with {status}: {last}"));
     };
+    if rows.is_empty() {
+        // With `--once` nobody looks at the answer, and a launch that fails is an error.
+        return if status.success() {
+            Ran::Yes
+        } else {
+            Ran::No(format!("the checked program ended with {status}"))
+        };
+    }
     let gates = rows.iter().flat_map(|row| row["gates"].as_array().into_iter().flatten());
     let of = |word: &str| {
         let mut gates = gates.clone().filter(|gate| gate["verdict"] == word);
@@ -99,7 +106,7 @@ fn ran(said: &str, complained: &str, status: ExitStatus) -> Ran {
     };
     match (of("FAIL"), of("PASS"), of("UNAVAILABLE")) {
         (Some(why), ..) => Ran::Wrong(why),
-        (None, Some(_), _) => Ran::Right,
+        (None, Some(_), _) => Ran::Yes,
         (None, None, Some(why)) => Ran::No(why),
         (None, None, None) => Ran::No("the checked program names no verdict".to_owned()),
     }
@@ -173,6 +180,9 @@ mod tests {
         assert_eq!(verdict, Verdict::Unavailable("the kernel did not run: why".to_owned()));
         let dirty = CLEAN.replace("0 errors", "1 error");
         assert!(under(&dirty, &answer("PASS"), SECOND).verdict.is_fail());
+        let once = r#"echo '{"rows": []}'"#;
+        assert!(under(CLEAN, once, SECOND).verdict.is_pass());
+        assert!(!under(CLEAN, &format!("{once}; exit 2"), SECOND).verdict.is_pass());
         let dead = under("", "echo 'no CUDA driver' >&2; exit 2", SECOND);
         assert!(dead.detail.contains("no CUDA driver") && !dead.verdict.is_fail(), "{dead:?}");
     }

@@ -24,7 +24,7 @@ fn an_invalid_write_is_named_with_kernel_line_and_thread() {
     assert_eq!(write.thread.as_deref(), Some("thread (31,0,0) in block (4,0,0)"));
     assert_eq!(write.times, 2);
     assert!(!write.detail.iter().any(|line| line.contains("Host Frame")), "{write:?}");
-    let result = verdict(MEMCHECK, &Ran::Right);
+    let result = verdict(MEMCHECK, &Ran::Yes);
     assert!(result.verdict.is_fail());
     assert!(result.detail.contains("ERROR SUMMARY: 3 errors"), "{}", result.detail);
     assert!(result.detail.contains("in my_sdpa at my_sdpa.cu:71 by thread (31,0,0)"), "{}", result.detail);
@@ -48,7 +48,7 @@ fn a_single_hazard_fails_even_as_a_warning() {
     assert_eq!(race.kernel.as_deref(), Some("sdpa(SdpaParams)"));
     assert_eq!(race.location.as_deref(), Some("sdpa.cu:88"));
     assert_eq!(race.detail, ["and Write access at sdpa(SdpaParams)+0x200 in sdpa.cu:80 [4096 hazards]"]);
-    assert!(log.verdict(Tool::Racecheck, &Ran::Right).verdict.is_fail());
+    assert!(log.verdict(Tool::Racecheck, &Ran::Yes).verdict.is_fail());
 }
 
 #[test]
@@ -59,12 +59,12 @@ fn uninitialised_reads_and_divergent_barriers_are_found() {
     let log = Log::read(SYNCCHECK);
     assert_eq!((log.incidents.len(), log.incidents[0].times), (1, 3));
     assert!(log.incidents[0].what.starts_with("Barrier error detected"));
-    assert!(log.verdict(Tool::Synccheck, &Ran::Right).verdict.is_fail());
+    assert!(log.verdict(Tool::Synccheck, &Ran::Yes).verdict.is_fail());
 }
 
 #[test]
 fn a_pass_needs_one_clean_summary_and_a_kernel_that_ran() {
-    assert!(verdict(CLEAN, &Ran::Right).verdict.is_pass());
+    assert!(verdict(CLEAN, &Ran::Yes).verdict.is_pass());
     let wrong = verdict(CLEAN, &Ran::Wrong("max error 3".to_owned()));
     assert!(wrong.verdict.is_pass() && wrong.detail.contains("its answer is wrong: max error 3"));
 
@@ -75,19 +75,16 @@ fn a_pass_needs_one_clean_summary_and_a_kernel_that_ran() {
     };
     unavailable(CLEAN, &Ran::No("it masks full, not causal".to_owned()), "did not run: it masks full");
     unavailable(NO_CUDA, &Ran::No("no CUDA driver".to_owned()), "no CUDA driver");
-    unavailable(NO_CUDA, &Ran::Right, "terminated before first instrumented API call");
-    unavailable("", &Ran::Right, "the log is empty");
+    unavailable(NO_CUDA, &Ran::Yes, "terminated before first instrumented API call");
+    unavailable("", &Ran::Yes, "the log is empty");
 
     let twice = format!("{CLEAN}{CLEAN}");
-    assert!(
-        verdict(&twice, &Ran::Right).verdict.is_fail(),
-        "two summaries: one process too many was checked"
-    );
+    assert!(verdict(&twice, &Ran::Yes).verdict.is_fail(), "two summaries: one process too many was checked");
     // A log that was cut before its summary keeps what it found.
     let cut = MEMCHECK.split("ERROR SUMMARY").next().unwrap().trim_end_matches("========= ");
-    assert!(verdict(cut, &Ran::Right).verdict.is_fail());
+    assert!(verdict(cut, &Ran::Yes).verdict.is_fail());
     let odd = CLEAN.replace("0 hazards", "some hazards");
-    assert!(verdict(&odd, &Ran::Right).verdict.is_fail(), "a summary that cannot be read is not clean");
+    assert!(verdict(&odd, &Ran::Yes).verdict.is_fail(), "a summary that cannot be read is not clean");
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! Every kernel on every instruction set gives the right answer.
 
-mod common;
-
-use common::{assert_right, reference, run, run_gapped, ways};
+use crate::reference::{assert_right, reference, run, run_gapped, ways};
 use evosdpa_core::inputs::{Family, Inputs};
 use evosdpa_core::{Alignment, DType, Layout, Mask, Problem, Shape, Sizes};
 use proptest::prelude::*;

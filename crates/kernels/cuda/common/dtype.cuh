@@ -1,0 +1,53 @@
+// The 16-bit element type of a compiled variant, and its conversions.
+// DTYPE_BF16 comes from the manifest: 1 = bfloat16, 0 = IEEE half.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#ifndef DTYPE_BF16
+#define DTYPE_BF16 0
+#endif
+
+#if DTYPE_BF16
+using element = __nv_bfloat16;
+using element2 = __nv_bfloat162;
+#else
+using element = __half;
+using element2 = __half2;
+#endif
+
+static_assert(sizeof(element) == 2, "the 16-bit kernels count bytes as two per element");
+
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float2 to_float2(__half2 x) { return __half22float2(x); }
+__device__ __forceinline__ float2 to_float2(__nv_bfloat162 x) { return __bfloat1622float2(x); }
+
+// Round to nearest even, the rounding the correctness gate allows for.
+template <typename T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// Eight elements that travel as one 16-byte access.
+struct alignas(16) Chunk8 {
+  element2 pair[4];
+};
+static_assert(sizeof(Chunk8) == 16, "one chunk is one 16-byte access");
+constexpr int ELEMENTS_PER_CHUNK = 8;
+
+__device__ __forceinline__ void unpack(const Chunk8& chunk, float (&out)[ELEMENTS_PER_CHUNK]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 two = to_float2(chunk.pair[i]);
+    out[2 * i] = two.x;
+    out[2 * i + 1] = two.y;
+  }
+}
