@@ -269,10 +269,10 @@ mod tests {
 
     #[test]
     fn a_manifest_that_fits_no_problem_fails() {
-        let impossible = kernel(|text| text.replace("THREADS <= ROWS * 8", "THREADS < 0"));
+        let impossible = kernel(|text| text.replace("THREADS <= ROWS * 8", "THREADS > 8 * seq_q"));
         let selection = select(&impossible, &request());
         let Verdict::Fail(why) = &selection.refused[0].gate.verdict else { panic!("{selection:?}") };
-        assert!(why.contains("THREADS < 0") && why.contains("scale_rows.toml"), "{why}");
+        assert!(why.contains("THREADS > 8 * seq_q") && why.contains("scale_rows.toml"), "{why}");
     }
 
     #[test]

@@ -152,20 +152,49 @@ fn page(rows: &[ResourceRow], spaces: &[Space]) -> String {
         let Space { kernel, arch, dtype, chosen, total, .. } = space;
         let _ = writeln!(page, "{kernel} {arch} {dtype}: built {chosen} of {more}{total} variants");
     }
-    for row in rows {
-        let tunables: Vec<String> =
-            row.tunables.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let known = [Some(&row.kernel), row.arch.as_ref(), row.dtype.as_ref(), Some(&tunables.join(" "))];
-        let label = known.into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" ");
-        if let Verdict::Fail(why) | Verdict::Unavailable(why) = row.verdict() {
-            let _ =
-                writeln!(page, "{} {}: {}", output::coloured(row.verdict()), label.trim(), why.trim_end());
+    // With one variant of each the tunables are the defaults, or what the user has just typed.
+    let label = |row: &ResourceRow| label(row, !spaces.is_empty());
+    let whys = rows.iter().filter_map(|row| match row.verdict() {
+        Verdict::Pass => None,
+        Verdict::Fail(why) | Verdict::Unavailable(why) => Some((why.as_str(), row)),
+    });
+    for (why, rows) in grouped(whys) {
+        let word = output::coloured(rows[0].verdict());
+        let _ = writeln!(page, "\n{word} {}: {}", label(rows[0]), why.trim_end());
+        if rows.len() > 1 {
+            let others: Vec<String> = rows[1..].iter().map(|row| label(row)).collect();
+            let _ = writeln!(page, "The same: {}", others.join(", "));
         }
+    }
+    for row in rows {
         for note in &row.notes {
-            let _ = writeln!(page, "note {}: {note}", label.trim());
+            let _ = writeln!(page, "\nnote {}: {note}", label(row));
         }
     }
     page
+}
+
+fn label(row: &ResourceRow, with_tunables: bool) -> String {
+    let mut parts = vec![row.kernel.clone()];
+    parts.extend([&row.arch, &row.dtype].into_iter().flatten().cloned());
+    if with_tunables {
+        parts.extend(row.tunables.iter().map(|(name, value)| format!("{name}={value}")));
+    }
+    parts.join(" ")
+}
+
+/// What is wrong with several rows is said once.
+fn grouped<'a>(
+    whys: impl Iterator<Item = (&'a str, &'a ResourceRow)>,
+) -> Vec<(&'a str, Vec<&'a ResourceRow>)> {
+    let mut groups: Vec<(&str, Vec<&ResourceRow>)> = Vec::new();
+    for (why, row) in whys {
+        match groups.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, rows)) => rows.push(row),
+            None => groups.push((why, vec![row])),
+        }
+    }
+    groups
 }
 
 fn identity(row: &ResourceRow) -> (&str, &str, &str) {

@@ -2,7 +2,7 @@
 
 use evosdpa_kernels::{Registry, Result as KernelResult};
 use evosdpa_lab::{
-    device::{Cpu, Device},
+    device::{Cpu, Device, KernelInfo},
     machine::Environment,
 };
 use serde::Serialize;
@@ -63,19 +63,18 @@ pub(crate) fn run(args: Kernels) -> anyhow::Result<Found> {
 }
 
 fn cpu_rows() -> Vec<KernelRow> {
-    let kernels = Cpu::default().kernels();
-    let row = |kernel: &evosdpa_lab::device::KernelInfo| KernelRow {
-        name: kernel.name.clone(),
-        device: "cpu",
-        parent: kernel.parent.clone(),
+    let row = |kernel: KernelInfo| KernelRow {
         depth: usize::from(kernel.parent.is_some()),
-        summary: kernel.summary.clone(),
-        changed: kernel.changed.clone(),
+        name: kernel.name,
+        device: "cpu",
+        parent: kernel.parent,
+        summary: kernel.summary,
+        changed: kernel.changed,
         archs: Vec::new(),
         dtypes: evosdpa_core::DType::ALL.map(|dtype| dtype.name().to_owned()).to_vec(),
         manifest: None,
     };
-    kernels.iter().map(row).collect()
+    Cpu::default().kernels().into_iter().map(row).collect()
 }
 
 fn cuda_rows(registry: &Registry) -> KernelResult<Vec<KernelRow>> {

@@ -151,6 +151,10 @@ pub fn check(
     };
     let artifact = match built {
         Ok(artifact) => artifact,
+        Err(evosdpa_cuda::Error::Compile(error)) => {
+            row.gates.push(GateResult::fail(COMPILE, format!("does not compile:\n{}", error.log.trim_end())));
+            return Ok(row);
+        }
         Err(error) if is_the_kernels_fault(&error) => {
             row.gates.push(GateResult::fail(COMPILE, error.to_string()));
             return Ok(row);
@@ -182,7 +186,7 @@ pub fn check(
 
 fn is_the_kernels_fault(error: &evosdpa_cuda::Error) -> bool {
     use evosdpa_cuda::Error as E;
-    matches!(error, E::Compile(_) | E::CompileTimeout { .. } | E::WorkerDied { .. } | E::Report { .. })
+    matches!(error, E::CompileTimeout { .. } | E::WorkerDied { .. } | E::Report { .. })
 }
 
 fn usage(report: &ResourceReport, job: &Job) -> Usage {
