@@ -263,7 +263,7 @@ pub struct Constraint {
 }
 
 /// Resource limits on one architecture; `None` is not limited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Registers per thread.
