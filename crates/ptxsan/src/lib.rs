@@ -1,0 +1,4 @@
+//! ptxsan
+pub mod error;
+mod parse;
+pub use error::{Error, Result};
