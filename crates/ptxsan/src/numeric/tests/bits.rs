@@ -109,7 +109,11 @@ fn prmt_follows_its_table() {
         for (control, row) in rows.iter().enumerate() {
             let want = row.iter().fold(0, |word, source| word << 8 | source);
             // Byte i of the pair is i, so the result spells out the sources.
-            assert_eq!(prmt(0x0302_0100, 0x0706_0504, control as u32 | 0xf0, mode), want, "{mode:?} {control}");
+            assert_eq!(
+                prmt(0x0302_0100, 0x0706_0504, control as u32 | 0xf0, mode),
+                want,
+                "{mode:?} {control}"
+            );
         }
     }
 }
@@ -141,8 +145,8 @@ fn wide_products_and_carries() {
         assert_eq!(mul_hi_s32(x, y), (mul_wide_s32(x, y) >> 32) as u32);
         // A product of 64-bit values by halves.
         let (ah, al, bh, bl) = (a >> 32, a & 0xffff_ffff, b >> 32, b & 0xffff_ffff);
-        let middle = (al * bl >> 32) + (ah * bl & 0xffff_ffff) + (al * bh & 0xffff_ffff);
-        let high = ah * bh + (ah * bl >> 32) + (al * bh >> 32) + (middle >> 32);
+        let middle = ((al * bl) >> 32) + ((ah * bl) & 0xffff_ffff) + ((al * bh) & 0xffff_ffff);
+        let high = ah * bh + ((ah * bl) >> 32) + ((al * bh) >> 32) + (middle >> 32);
         assert_eq!(mul_hi_u64(a, b), high);
         let fix = (if (a as i64) < 0 { b } else { 0 }).wrapping_add(if (b as i64) < 0 { a } else { 0 });
         assert_eq!(mul_hi_s64(a, b), high.wrapping_sub(fix));

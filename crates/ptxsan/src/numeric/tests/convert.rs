@@ -27,11 +27,7 @@ fn fp8_value(code: u8, exp_bits: u32) -> f64 {
     if exp_bits == 5 && field == 31 {
         return if fraction == 0.0 { sign * f64::INFINITY } else { f64::NAN };
     }
-    sign * if field == 0 {
-        fraction * power(1 - bias)
-    } else {
-        (1.0 + fraction) * power(field as i32 - bias)
-    }
+    sign * if field == 0 { fraction * power(1 - bias) } else { (1.0 + fraction) * power(field as i32 - bias) }
 }
 
 #[test]
@@ -188,7 +184,9 @@ fn floats_become_integers_clamped_with_the_documented_nan() {
     for (round, want) in [(Round::NearestEven, 2), (Round::TowardZero, 2), (Round::Down, 2), (Round::Up, 3)] {
         assert_eq!(convert(Scalar::S32, Scalar::F32, f32_code(2.5), mode(round)), want, "{round:?}");
     }
-    for (round, want) in [(Round::NearestEven, -2), (Round::TowardZero, -2), (Round::Down, -3), (Round::Up, -2)] {
+    for (round, want) in
+        [(Round::NearestEven, -2), (Round::TowardZero, -2), (Round::Down, -3), (Round::Up, -2)]
+    {
         let got = convert(Scalar::S32, Scalar::F32, f32_code(-2.5), mode(round)) as u32 as i32;
         assert_eq!(got, want, "{round:?}");
     }
@@ -255,7 +253,10 @@ fn float_modifiers_and_integral_rounding() {
     assert_eq!(convert(Scalar::F16, Scalar::F32, 0x7fc0_0000, sat), 0);
     let relu = ConvertMode { relu: true, ..ConvertMode::DEFAULT };
     assert_eq!(f32_to_half2(Scalar::Bf16, code(-1.0) as u32, code(2.0) as u32, relu), 0x0000_4000);
-    assert_eq!(f32_to_half2(Scalar::F16, code(1.0) as u32, code(-2.0) as u32, ConvertMode::DEFAULT), 0x3c00_c000);
+    assert_eq!(
+        f32_to_half2(Scalar::F16, code(1.0) as u32, code(-2.0) as u32, ConvertMode::DEFAULT),
+        0x3c00_c000
+    );
     for (round, want) in [(Round::NearestEven, 2.0), (Round::Up, 3.0), (Round::Down, 2.0)] {
         let integral = ConvertMode { to_integral: true, ..ConvertMode::rounded(round) };
         assert_eq!(convert(Scalar::F32, Scalar::F32, code(2.5), integral), code(want));

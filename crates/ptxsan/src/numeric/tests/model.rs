@@ -75,7 +75,11 @@ pub(super) fn magnitude(format: &Format, code: u64) -> (u128, i32) {
     let fraction = (code % (1 << format.man_bits)) as u128;
     let bias = (1 << (format.exp_bits - 1)) - 1;
     let lowest = 1 - bias - format.man_bits as i32;
-    if field == 0 { (fraction, lowest) } else { (fraction + (1 << format.man_bits), lowest + field as i32 - 1) }
+    if field == 0 {
+        (fraction, lowest)
+    } else {
+        (fraction + (1 << format.man_bits), lowest + field as i32 - 1)
+    }
 }
 
 /// A signed exact value.

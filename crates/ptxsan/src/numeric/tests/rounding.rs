@@ -80,10 +80,18 @@ fn f64_fma_add_mul_match_the_model() {
             }
         }
         for round in Round::ARITHMETIC {
-            assert_eq!(fma_f64(a, b, c, round), model_fma(&F64, a, b, c, round), "{a:x} {b:x} {c:x} {round:?}");
+            assert_eq!(
+                fma_f64(a, b, c, round),
+                model_fma(&F64, a, b, c, round),
+                "{a:x} {b:x} {c:x} {round:?}"
+            );
             assert_eq!(add_f64(a, c, round), model_fma(&F64, a, one, c, round), "{a:x} {c:x} {round:?}");
             let negated = c ^ F64.sign_mask();
-            assert_eq!(sub_f64(a, c, round), model_fma(&F64, a, one, negated, round), "{a:x} {c:x} {round:?}");
+            assert_eq!(
+                sub_f64(a, c, round),
+                model_fma(&F64, a, one, negated, round),
+                "{a:x} {c:x} {round:?}"
+            );
             let product = Exact::product(&F64, a, b).round(&F64, round);
             assert_eq!(mul_f64(a, b, round), product, "{a:x} {b:x} {round:?}");
         }
