@@ -244,6 +244,20 @@ pub fn f32_to_tf32(a: u32, mode: ConvertMode) -> u32 {
     (code << 13) as u32
 }
 
+/// The values of an 8-bit format's codes: matrix products look up many of them.
+const fn values(format: &Format) -> [f32; 256] {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        values[code] = format.widen(code as u64) as f32;
+        code += 1;
+    }
+    values
+}
+
+static E4M3_VALUES: [f32; 256] = values(&E4M3);
+static E5M2_VALUES: [f32; 256] = values(&E5M2);
+
 /// An 8-bit floating-point format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fp8 {
@@ -265,7 +279,10 @@ impl Fp8 {
     /// The value of a code.
     #[inline]
     pub fn widen(self, code: u8) -> f32 {
-        self.format().widen(code as u64) as f32
+        match self {
+            Fp8::E4m3 => E4M3_VALUES[code as usize],
+            Fp8::E5m2 => E5M2_VALUES[code as usize],
+        }
     }
 
     /// `cvt.rn.satfinite{.relu}` of one value.

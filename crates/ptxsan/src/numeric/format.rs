@@ -25,7 +25,14 @@ impl Round {
 
     /// Whether a magnitude with this remainder goes to the next larger magnitude.
     #[inline]
-    const fn goes_up(self, negative: bool, odd: bool, above_half: bool, is_half: bool, inexact: bool) -> bool {
+    const fn goes_up(
+        self,
+        negative: bool,
+        odd: bool,
+        above_half: bool,
+        is_half: bool,
+        inexact: bool,
+    ) -> bool {
         match self {
             Round::NearestEven => above_half || (is_half && odd),
             Round::NearestAway => above_half || is_half,
@@ -230,7 +237,7 @@ impl Format {
 
     /// The value of a code, exact: every format here fits into `f64`.
     #[inline]
-    pub fn widen(&self, bits: u64) -> f64 {
+    pub const fn widen(&self, bits: u64) -> f64 {
         match self.unpack(bits) {
             Unpacked::Nan => f64::NAN,
             Unpacked::Infinite(negative) => {
