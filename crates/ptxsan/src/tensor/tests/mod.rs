@@ -12,7 +12,8 @@ use crate::tensor::mma::Mma;
 pub(super) fn every_mma() -> Vec<Mma> {
     use Accumulator as Acc;
     use Element::*;
-    let table: &[(&[Element], &[Accumulator], &[(usize, usize, usize)])] = &[
+    type Row<'a> = (&'a [Element], &'a [Accumulator], &'a [(usize, usize, usize)]);
+    let table: &[Row<'_>] = &[
         (&[F16], &[Acc::F16, Acc::F32], &[(8, 8, 4), (16, 8, 8), (16, 8, 16)]),
         (&[Bf16], &[Acc::F32], &[(16, 8, 8), (16, 8, 16)]),
         (&[Tf32], &[Acc::F32], &[(16, 8, 4), (16, 8, 8)]),
