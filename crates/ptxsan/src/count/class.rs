@@ -1,6 +1,6 @@
 //! Classes of instructions.
 
-use crate::decode::Op;
+use crate::decode::{CollectiveKind, Op};
 use serde::Serialize;
 
 /// What part of a multiprocessor an instruction keeps busy.
@@ -99,6 +99,11 @@ impl Class {
 
 /// Multiplications and additions of one matrix instruction, counted apart.
 pub(crate) fn tensor_ops(op: &Op) -> u64 {
-    let _ = op;
-    0
+    match op {
+        Op::Collective(collective) => match &collective.kind {
+            CollectiveKind::Multiply(multiply) => 2 * multiply.contraction.multiply_adds() as u64,
+            _ => 0,
+        },
+        _ => 0,
+    }
 }

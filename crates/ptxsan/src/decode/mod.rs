@@ -21,6 +21,7 @@ pub(crate) use special::Special;
 
 use crate::count::Class;
 use crate::parse::ast::Space;
+use crate::tensor::{Contraction, Fragment, Layout};
 use lanes::{Alu, Args};
 
 /// A branch whose lanes never meet again before they exit.
@@ -234,6 +235,28 @@ pub(crate) enum CollectiveKind {
     LoadMatrix { registers: Box<[u32]>, address: Address, transposed: bool },
     StoreMatrix { registers: Box<[u32]>, address: Address, transposed: bool },
     MoveMatrix { d: u32, a: u32 },
+    Multiply(Box<MatrixMultiply>),
+    FragmentLoad(Box<FragmentAccess>),
+    FragmentStore(Box<FragmentAccess>),
+}
+
+/// `mma.sync` and `wmma.mma`.
+pub(crate) struct MatrixMultiply {
+    pub(crate) contraction: Contraction,
+    pub(crate) a: Box<[Register]>,
+    pub(crate) b: Box<[Register]>,
+    pub(crate) c: Box<[Register]>,
+    pub(crate) d: Box<[Register]>,
+}
+
+/// `wmma.load` and `wmma.store`.
+pub(crate) struct FragmentAccess {
+    pub(crate) fragment: Fragment,
+    pub(crate) layout: Layout,
+    pub(crate) address: Address,
+    /// Elements between rows (or columns).
+    pub(crate) stride: Register,
+    pub(crate) registers: Box<[Register]>,
 }
 
 /// A device function of the system.

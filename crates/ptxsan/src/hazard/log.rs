@@ -27,6 +27,8 @@ pub enum Kind {
     UninitialisedRegister,
     /// A write to read-only memory.
     ReadOnlyWrite,
+    /// A matrix instruction on memory it cannot reach, such as a local array.
+    WrongSpace,
     /// A barrier that not all lanes of a warp reached together.
     BarrierDivergence,
     /// A barrier used with different thread counts at once.
@@ -59,6 +61,7 @@ impl Kind {
             Kind::UninitialisedMemory => "read of memory never written",
             Kind::UninitialisedRegister => "read of a register never written",
             Kind::ReadOnlyWrite => "write to read-only memory",
+            Kind::WrongSpace => "matrix instruction on the wrong kind of memory",
             Kind::BarrierDivergence => "barrier in divergent code",
             Kind::BarrierCount => "barrier with mismatched counts",
             Kind::BarrierMisuse => "barrier misuse",

@@ -1,6 +1,7 @@
 //! What a launch asks for.
 
 use crate::memory::Buffer;
+use crate::tensor::Accumulate;
 use serde::{Deserialize, Serialize};
 
 /// A kernel argument.
@@ -95,6 +96,8 @@ pub struct Options {
     pub max_shared_bytes: u32,
     /// Blocks that run at the same time when blocks talk to each other.
     pub resident_blocks: u32,
+    /// How tensor-core sums are rounded, which PTX leaves open.
+    pub accumulate: Accumulate,
     /// Run blocks on several host threads when they do not talk to each other.
     pub parallel: bool,
 }
@@ -109,6 +112,7 @@ impl Default for Options {
             collectives_order_memory: false,
             max_shared_bytes: 232_448,
             resident_blocks: 264,
+            accumulate: Accumulate::default(),
             parallel: true,
         }
     }

@@ -19,6 +19,10 @@ use std::rc::Rc;
 /// Instructions a warp runs before the next one gets its turn.
 const TURN: u32 = 256;
 
+/// A schedule that holds warps back lets everybody run once in so many rounds: a warp may wait for another in a
+/// loop, and hardware does not starve it for ever.
+const FAIR_EVERY: u64 = 32;
+
 /// A block that is running.
 struct Block {
     number: u32,
@@ -61,6 +65,7 @@ pub(super) struct World<'a> {
     output: String,
     random: Random,
     budget: u64,
+    rounds: u64,
     is_stopped: bool,
 }
 
@@ -77,6 +82,7 @@ impl<'a> World<'a> {
             output: String::new(),
             random,
             budget,
+            rounds: 0,
             is_stopped: false,
             setting,
             shape,
@@ -142,8 +148,10 @@ impl<'a> World<'a> {
             return false;
         }
         let copies = |this: &Self, (b, w): (usize, usize)| this.blocks[b].warps[w].copies_issued;
+        self.rounds += 1;
         match self.setting.options.schedule {
             Schedule::RoundRobin => {}
+            Schedule::ProducerLate | Schedule::ConsumerLate if self.rounds.is_multiple_of(FAIR_EVERY) => {}
             Schedule::Random => {
                 let pick = ready[self.random.below(ready.len() as u64) as usize];
                 ready = vec![pick];
