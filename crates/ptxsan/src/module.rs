@@ -15,7 +15,7 @@ const MODULE_SPAN: u64 = 0x0000_8000_0000;
 /// How many modules one device can hold.
 pub(crate) const MAX_MODULES: u64 = 16;
 /// All variables of a module together may not be larger.
-const MAX_MODULE_BYTES: u64 = 1 << 30;
+const MAX_MODULE_BYTES: u64 = 256 << 20;
 
 /// A variable of a module in memory.
 #[derive(Debug, Clone)]

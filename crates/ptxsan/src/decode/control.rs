@@ -253,7 +253,7 @@ impl Builder<'_> {
     }
 
     fn redux(&mut self, op: &Opcode<'_>, operands: &[Operand]) -> Result<()> {
-        let kind = op.kind().unwrap_or(Type::U32);
+        let kind = op.kind().filter(|k| k.bytes() == 4).unwrap_or(Type::U32);
         let apply: fn(u32, u32) -> u32 = match (op.parts.get(1).copied(), kind) {
             (Some("add"), Type::U32 | Type::S32) => u32::wrapping_add,
             (Some("min"), Type::U32) => u32::min,

@@ -27,7 +27,7 @@ pub(super) fn plan(op: &Opcode<'_>) -> Option<Plan> {
         "dp4a" | "dp2a" => dot(op),
         "fns" => Some(same(Type::B32, 3, b32_3(|mask, base, offset| bits::fns(mask, base, offset as i32)))),
         "szext" | "bmsk" => mask_field(op),
-        "selp" => Some(select(kind)),
+        "selp" => (kind != Type::Pred).then(|| select(kind)),
         "slct" => slct(op, kind),
         _ => None,
     }
@@ -424,6 +424,9 @@ fn slct(op: &Opcode<'_>, kind: Type) -> Option<Plan> {
     };
     // `kind` is the last type of the opcode; the value's type is the one before it.
     let value = op.parts.iter().rev().nth(1).and_then(|p| Type::named(p)).unwrap_or(kind);
+    if value == Type::Pred || chooser.bytes() != 4 {
+        return None;
+    }
     let alu = if value.bytes() == 8 {
         b64_pick32(move |a, b, c| if takes_first(c) { a } else { b })
     } else {

@@ -216,6 +216,7 @@ impl Warp {
                     Reduction::Or => u32::from(completion.votes > 0),
                 };
                 for_lanes(mask, |lane| self.set_lane(d, lane, u64::from(value)));
+                self.mark_written(&code[pc as usize], mask);
                 debug_assert!(d.bank != Bank::B64);
             }
         }

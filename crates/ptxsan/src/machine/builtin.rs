@@ -45,12 +45,13 @@ impl Warp {
         match which {
             Builtin::Printf => {
                 for_lanes(mask, |lane| {
+                    if cx.output.len() >= MAX_OUTPUT_BYTES {
+                        return;
+                    }
                     let format = self.string(cx, argument(self, lane, 0, 8), lane);
                     let values = argument(self, lane, 1, 8);
                     let text = self.format(cx, &format, values, lane);
-                    if cx.output.len() + text.len() <= MAX_OUTPUT_BYTES {
-                        cx.output.push_str(&text);
-                    }
+                    cx.output.push_str(&text);
                     if let Some(output) = output {
                         let start = lane * frame + output as usize;
                         if let Some(slot) = self.local.get_mut(start..start + 4) {

@@ -40,6 +40,7 @@ impl Warp {
             }
         }
         self.perform(cx, pc, present, op);
+        self.mark_written(&cx.kernel.code[pc as usize], present);
         let mut mine = false;
         for (i, g) in self.groups.iter_mut().enumerate() {
             if i == at || is_waiting(g) {

@@ -139,7 +139,7 @@ fn refuse(launch: &Launch, reason: String) -> Error {
 fn block_bytes(kernel: &Kernel, shape: &Shape) -> u64 {
     let warps = u64::from(shape.threads().div_ceil(32));
     let registers = kernel.b32_count as u64 * 132 + kernel.b64_count as u64 * 260;
-    warps * (registers + kernel.local_bytes.saturating_mul(64))
+    registers.saturating_add(kernel.local_bytes.saturating_mul(64)).saturating_mul(warps)
 }
 
 fn check(kernel: &Kernel, launch: &Launch) -> Result<Shape> {

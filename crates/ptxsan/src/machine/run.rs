@@ -239,7 +239,7 @@ impl Warp {
             }
             Op::Clock(d) => {
                 // Time passes with the instructions executed.
-                let now = u64::MAX - *cx.budget;
+                let now = cx.options.instruction_budget.saturating_sub(*cx.budget);
                 match d.bank {
                     Bank::B64 => crate::decode::lanes::blend(&mut self.regs.b64[d.index as usize], &[now; 32], mask),
                     _ => crate::decode::lanes::blend(&mut self.regs.b32[d.index as usize], &[now as u32; 32], mask),

@@ -6,7 +6,7 @@ pub(crate) mod view;
 pub(crate) mod window;
 
 pub use device::Buffer;
-pub(crate) use device::{Allocation, DeviceMemory};
+pub(crate) use device::DeviceMemory;
 
 /// Memory is looked up in pages; allocations start on page boundaries.
 pub(crate) const PAGE_BYTES: usize = 4096;

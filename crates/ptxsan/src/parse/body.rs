@@ -7,6 +7,9 @@ use super::module::{skip_to_semicolon, space, variables};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 
+/// Scopes inside scopes; compilers need two or three.
+const MAX_DEPTH: u32 = 64;
+
 /// Reads one body. Braces are flattened into scope marks, so nesting cannot exhaust the stack.
 pub(super) struct Body<'c, 'a> {
     cursor: &'c mut Cursor<'a>,
@@ -33,6 +36,9 @@ impl<'c, 'a> Body<'c, 'a> {
                 Token::Punct('{') => {
                     self.cursor.next();
                     depth += 1;
+                    if depth > MAX_DEPTH {
+                        return Err(Error::parse(self.cursor.line(), format!("more than {MAX_DEPTH} braces open")));
+                    }
                     self.out.push(Statement::Enter);
                 }
                 Token::Punct('}') => {

@@ -7,7 +7,7 @@ use super::lexer::Token;
 use crate::error::{Error, Result};
 
 /// No single variable may be larger: hostile text must not make us allocate without bound.
-const MAX_VARIABLE_BYTES: u64 = 1 << 30;
+const MAX_VARIABLE_BYTES: u64 = 256 << 20;
 
 /// Reads a whole module.
 pub(crate) fn parse(text: &str) -> Result<Ast> {
