@@ -158,6 +158,27 @@ fn narrowing_matches_the_model() {
 }
 
 #[test]
+fn the_short_way_to_sixteen_bits_is_the_long_way() {
+    let mut random = Random(11);
+    for i in 0..200_000u64 {
+        let bits = match i % 3 {
+            0 => random.next() & 0xffff_ffff,
+            // Around the ties of both formats.
+            1 => (random.next() & 0xffff_0000) | (0x8000 + random.below(3) - 1),
+            _ => (random.next() & 0xffff_e000) | (0x1000 + random.below(3) - 1),
+        };
+        for (scalar, format) in [(Scalar::F16, &F16), (Scalar::Bf16, &BF16)] {
+            let long = format.narrow(F32.widen(bits), Round::NearestEven, Overflow::Ieee);
+            assert_eq!(
+                convert(scalar, Scalar::F32, bits, ConvertMode::DEFAULT),
+                long,
+                "{scalar:?} {bits:08x}"
+            );
+        }
+    }
+}
+
+#[test]
 fn overflow_depends_on_mode_and_sign() {
     for (round, positive, negative) in [
         (Round::NearestEven, 0x7c00, 0xfc00),
