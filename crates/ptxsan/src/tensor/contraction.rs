@@ -3,6 +3,7 @@
 use super::element::{Accumulator, Element};
 use super::fragment::Fragment;
 use super::{Lanes, Shape};
+use crate::numeric::Half;
 use crate::numeric::float::fma_f64;
 use crate::numeric::format::{F16, F32, F64, Overflow, Round, Unpacked, pow2};
 
@@ -150,8 +151,8 @@ impl Contraction {
         let mut left = vec![0f32; self.batches * m * k];
         let mut right = vec![0f32; k * b_cols];
         let mut sums = vec![0f64; self.batches * m * n];
-        self.a.for_each(a, |row, col, code| left[row * k + col] = self.a_type.to_f32(code as u32));
-        self.b.for_each(b, |row, col, code| right[row * b_cols + col] = self.b_type.to_f32(code as u32));
+        decode(&self.a, self.a_type, a, &mut left);
+        decode(&self.b, self.b_type, b, &mut right);
         self.c.for_each(c, |row, col, code| {
             sums[row * n + col] = match self.c_type {
                 Accumulator::F16 => Element::F16.to_f32(code as u32) as f64,
@@ -197,6 +198,19 @@ impl Contraction {
             let (x, y) = self.pair(&rows, &cols, row, col);
             x.iter().zip(y).fold(start[row * n + col], |sum, (&p, &q)| fma_f64(p, q, sum, self.round))
         });
+    }
+}
+
+/// Writes the values of a fragment to a matrix by rows. The type is looked at once, not per element.
+fn decode(fragment: &Fragment, element: Element, registers: &[Lanes], matrix: &mut [f32]) {
+    fn with(fragment: &Fragment, registers: &[Lanes], matrix: &mut [f32], value: impl Fn(u32) -> f32) {
+        let cols = fragment.cols();
+        fragment.for_each(registers, |row, col, code| matrix[row * cols + col] = value(code as u32));
+    }
+    match element {
+        Element::F16 => with(fragment, registers, matrix, |code| Half::F16.widen(code as u16)),
+        Element::Bf16 => with(fragment, registers, matrix, |code| Half::Bf16.widen(code as u16)),
+        _ => with(fragment, registers, matrix, |code| element.to_f32(code)),
     }
 }
 

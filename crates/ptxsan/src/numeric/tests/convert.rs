@@ -4,7 +4,7 @@ use super::Random;
 use super::model::Exact;
 use crate::numeric::convert::*;
 use crate::numeric::format::{BF16, E4M3, E5M2, F16, F32, F64};
-use crate::numeric::{Format, Overflow, Round};
+use crate::numeric::{Format, Half, Overflow, Round};
 
 const EVERY_ROUND: [Round; 5] =
     [Round::NearestEven, Round::NearestAway, Round::TowardZero, Round::Down, Round::Up];
@@ -85,6 +85,8 @@ fn every_half_code_widens_and_narrows_in_every_mode() {
             let single = convert(Scalar::F32, scalar, code, ConvertMode::DEFAULT) as u32;
             let value = f32::from_bits(single);
             if format.is_nan(code) {
+                let kind = if scalar == Scalar::F16 { Half::F16 } else { Half::Bf16 };
+                assert!(kind.widen(code as u16).is_nan(), "{scalar:?} {code:04x}");
                 assert_eq!(single, 0x7fff_ffff);
                 continue;
             }
@@ -93,6 +95,8 @@ fn every_half_code_widens_and_narrows_in_every_mode() {
                 _ => half::bf16::from_bits(code as u16).to_f32(),
             };
             assert_eq!(single, reference.to_bits(), "{scalar:?} {code:04x}");
+            let kind = if scalar == Scalar::F16 { Half::F16 } else { Half::Bf16 };
+            assert_eq!(kind.widen(code as u16).to_bits(), single, "{scalar:?} {code:04x}");
             for round in EVERY_ROUND {
                 let mode = ConvertMode::rounded(round);
                 assert_eq!(convert(scalar, Scalar::F32, single as u64, mode), code, "{scalar:?} {round:?}");
