@@ -133,6 +133,14 @@ impl ConvertMode {
 /// `cvt.dst.src`: the code of `dst`, in the low bits, zero above. A signed
 /// result still has to be sign-extended when its register is wider: see [`extend`].
 pub fn convert(dst: Scalar, src: Scalar, bits: u64, mode: ConvertMode) -> u64 {
+    if src == Scalar::F32 && mode == ConvertMode::DEFAULT {
+        // By far the most frequent conversions of a kernel that stores 16-bit results.
+        match dst {
+            Scalar::F16 => return f32_to_f16(bits as u32) as u64,
+            Scalar::Bf16 => return f32_to_bf16(bits as u32) as u64,
+            _ => {}
+        }
+    }
     let bits = bits & src.mask();
     let bits = if mode.ftz && src == Scalar::F32 { F32.flush(bits) } else { bits };
     match (dst.format(), src.format()) {
@@ -156,6 +164,23 @@ pub fn convert(dst: Scalar, src: Scalar, bits: u64, mode: ConvertMode) -> u64 {
             finish_float(dst, to, code, mode)
         }
     }
+}
+
+/// `cvt.rn.f16.f32`
+#[inline]
+fn f32_to_f16(bits: u32) -> u16 {
+    let value = f32::from_bits(bits);
+    if value.is_nan() { F16.nan as u16 } else { half::f16::from_f32(value).to_bits() }
+}
+
+/// `cvt.rn.bf16.f32`
+#[inline]
+fn f32_to_bf16(bits: u32) -> u16 {
+    if bits & 0x7fff_ffff > 0x7f80_0000 {
+        return BF16.nan as u16;
+    }
+    // Half a unit, less one for an even result, carries where rounding goes up.
+    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }
 
 /// The result as a register of `register_bits` holds it.

@@ -3,6 +3,7 @@
 use super::element::{Accumulator, Element};
 use super::fragment::Fragment;
 use super::{Lanes, Shape};
+use crate::numeric::Half;
 use crate::numeric::float::fma_f64;
 use crate::numeric::format::{F16, F32, F64, Overflow, Round, Unpacked, pow2};
 
@@ -145,19 +146,26 @@ impl Contraction {
     }
 
     fn singles(&self, a: &[Lanes], b: &[Lanes], c: &[Lanes], d: &mut [Lanes], mode: Accumulate) {
-        let (rows, cols) =
-            self.decoded(a, b, |x| self.a_type.to_f32(x as u32), |x| self.b_type.to_f32(x as u32));
-        let n = self.shape.n;
-        let mut start = vec![0f32; self.batches * self.shape.m * n];
+        let Shape { m, n, k } = self.shape;
+        let b_cols = self.batches * n;
+        let mut left = vec![0f32; self.batches * m * k];
+        let mut right = vec![0f32; k * b_cols];
+        let mut sums = vec![0f64; self.batches * m * n];
+        decode(&self.a, self.a_type, a, &mut left);
+        decode(&self.b, self.b_type, b, &mut right);
         self.c.for_each(c, |row, col, code| {
-            start[row * n + col] = match self.c_type {
-                Accumulator::F16 => Element::F16.to_f32(code as u32),
-                _ => f32::from_bits(code as u32),
+            sums[row * n + col] = match self.c_type {
+                Accumulator::F16 => Element::F16.to_f32(code as u32) as f64,
+                _ => f32::from_bits(code as u32) as f64,
             };
         });
+        for (row, sums) in sums.chunks_exact_mut(n).enumerate() {
+            let x = &left[row * k..(row + 1) * k];
+            let first_col = row / m * n;
+            add_row_products(sums, x, &right[first_col..], b_cols, mode);
+        }
         self.d.fill(d, |row, col| {
-            let (x, y) = self.pair(&rows, &cols, row, col);
-            let total = sum_products(start[row * n + col], x, y, mode);
+            let total = sums[row * n + col];
             match self.d_type {
                 Accumulator::F16 => F16.narrow(total, Round::NearestEven, Overflow::Ieee),
                 _ if total.is_nan() => F32.nan,
@@ -190,6 +198,40 @@ impl Contraction {
             let (x, y) = self.pair(&rows, &cols, row, col);
             x.iter().zip(y).fold(start[row * n + col], |sum, (&p, &q)| fma_f64(p, q, sum, self.round))
         });
+    }
+}
+
+/// Writes the values of a fragment to a matrix by rows. The type is looked at once, not per element.
+fn decode(fragment: &Fragment, element: Element, registers: &[Lanes], matrix: &mut [f32]) {
+    fn with(fragment: &Fragment, registers: &[Lanes], matrix: &mut [f32], value: impl Fn(u32) -> f32) {
+        let cols = fragment.cols();
+        fragment.for_each(registers, |row, col, code| matrix[row * cols + col] = value(code as u32));
+    }
+    match element {
+        Element::F16 => with(fragment, registers, matrix, |code| Half::F16.widen(code as u16)),
+        Element::Bf16 => with(fragment, registers, matrix, |code| Half::Bf16.widen(code as u16)),
+        _ => with(fragment, registers, matrix, |code| element.to_f32(code)),
+    }
+}
+
+/// Adds a row of A times the columns of B to a row of sums. `right` holds B by rows, `stride` apart.
+/// The columns are the inner loop: their sums do not wait for one another.
+fn add_row_products(sums: &mut [f64], x: &[f32], right: &[f32], stride: usize, mode: Accumulate) {
+    match mode {
+        Accumulate::Double | Accumulate::Single => {
+            for (&p, row) in x.iter().zip(right.chunks(stride)) {
+                for (sum, &q) in sums.iter_mut().zip(row) {
+                    let next = *sum + p as f64 * q as f64;
+                    *sum = if mode == Accumulate::Double { next } else { next as f32 as f64 };
+                }
+            }
+        }
+        Accumulate::Aligned { .. } => {
+            for (col, sum) in sums.iter_mut().enumerate() {
+                let y: Vec<f32> = (0..x.len()).map(|i| right[i * stride + col]).collect();
+                *sum = sum_products(*sum as f32, x, &y, mode);
+            }
+        }
     }
 }
 

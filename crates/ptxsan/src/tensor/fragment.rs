@@ -93,24 +93,19 @@ impl Fragment {
         (bit / 32, (bit % 32) as u32)
     }
 
-    /// The code of one element of one lane. `registers` must cover the fragment.
-    #[inline]
-    pub(crate) fn code(&self, registers: &[Lanes], lane: usize, element: usize) -> u64 {
-        let (register, shift) = self.position(element);
-        let low = registers[register][lane] as u64;
-        if self.element_bits == 64 {
-            return low | (registers[register + 1][lane] as u64) << 32;
-        }
-        (low >> shift) & ((1 << self.element_bits) - 1)
-    }
-
-    /// Calls `visit(row, col, code)` for every element that is no copy.
+    /// Calls `visit(row, col, code)` for every element that is no copy. `registers` must cover the
+    /// fragment.
     #[inline]
     pub(crate) fn for_each(&self, registers: &[Lanes], mut visit: impl FnMut(usize, usize, u64)) {
-        for element in 0..self.distinct {
-            for lane in 0..32 {
-                let (row, col) = self.coordinates[element * 32 + lane];
-                visit(row as usize, col as usize, self.code(registers, lane, element));
+        let mask = u64::MAX >> (64 - self.element_bits);
+        for (element, places) in self.coordinates.chunks_exact(32).take(self.distinct).enumerate() {
+            let (register, shift) = self.position(element);
+            let low = &registers[register];
+            // Only an element of 64 bits has its other half in the next register.
+            let high = if self.element_bits == 64 { &registers[register + 1] } else { &[0; 32] };
+            for (lane, &(row, col)) in places.iter().enumerate() {
+                let word = low[lane] as u64 | (high[lane] as u64) << 32;
+                visit(row as usize, col as usize, (word >> shift) & mask);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The matrix instructions of a capture.
 
 use ptxsan::numeric::Round;
-use ptxsan::numeric::format::{F16, F32};
+use ptxsan::numeric::format::{F16, F32, F64};
 use ptxsan::tensor::contraction::sum_products;
 use ptxsan::tensor::mma::Mma;
 use ptxsan::tensor::transfer::{Matrix, collect, distribute, row_from_words, row_to_words, transpose};
@@ -68,24 +68,34 @@ fn parse_mma(name: &str) -> Option<(Mma, Contraction)> {
 }
 
 /// Element `(row, col)` of every distinct place, as a value.
-fn values(fragment: &Fragment, registers: &[Lanes], value: impl Fn(u32) -> f64) -> Vec<f64> {
+fn values(fragment: &Fragment, registers: &[Lanes], value: impl Fn(u64) -> f64) -> Vec<f64> {
     let mut matrix = vec![0.0; fragment.rows() * fragment.cols()];
-    let mask = u32::MAX >> (32 - fragment.element_bits());
+    let mask = u64::MAX >> (64 - fragment.element_bits());
     for element in 0..fragment.distinct_elements() {
         let (register, shift) = fragment.position(element);
         for lane in 0..32 {
             if let Some((row, col)) = fragment.coordinates(lane, element) {
-                matrix[row * fragment.cols() + col] = value((registers[register][lane] >> shift) & mask);
+                let high = registers.get(register + 1).map_or(0, |next| next[lane] as u64);
+                let word = registers[register][lane] as u64 | high << 32;
+                matrix[row * fragment.cols() + col] = value((word >> shift) & mask);
             }
         }
     }
     matrix
 }
 
-fn accumulator_value(kind: Accumulator) -> impl Fn(u32) -> f64 {
+fn accumulator_value(kind: Accumulator) -> impl Fn(u64) -> f64 {
     move |bits| match kind {
-        Accumulator::F16 => F16.widen(bits as u64),
-        _ => f32::from_bits(bits) as f64,
+        Accumulator::F16 => F16.widen(bits),
+        Accumulator::F64 => f64::from_bits(bits),
+        _ => f32::from_bits(bits as u32) as f64,
+    }
+}
+
+fn element_value(element: Element) -> impl Fn(u64) -> f64 {
+    move |bits| match element {
+        Element::F64 => f64::from_bits(bits),
+        _ => element.to_f32(bits as u32) as f64,
     }
 }
 
@@ -102,13 +112,13 @@ pub(crate) fn check_mma(name: &str, inputs: &[u64], outputs: &[u64]) -> Result<(
     let got = registers(outputs);
     let mut d = vec![[0; 32]; product.d().registers()];
     product.execute(a, b, c, &mut d, Accumulate::Double).map_err(|error| error.to_string())?;
-    let exact = *style == 0 || matches!(mma.d, Accumulator::S32 | Accumulator::F64);
+    let exact = *style == 0 || mma.d == Accumulator::S32;
     if exact {
         return if got == d { Ok(()) } else { Err("differs where every sum is exact".to_string()) };
     }
     // The largest term decides what a truncating, aligning adder loses.
-    let a = values(product.a(), a, |bits| mma.a.to_f32(bits) as f64);
-    let b = values(product.b(), b, |bits| mma.b.to_f32(bits) as f64);
+    let a = values(product.a(), a, element_value(mma.a));
+    let b = values(product.b(), b, element_value(mma.b));
     let c = values(product.c(), c, accumulator_value(mma.c));
     let got = values(product.d(), &got, accumulator_value(mma.d));
     let want = values(product.d(), &d, accumulator_value(mma.d));
@@ -118,6 +128,7 @@ pub(crate) fn check_mma(name: &str, inputs: &[u64], outputs: &[u64]) -> Result<(
     let unit = match (mma.a.bits(), mma.d) {
         (8, _) => 2f64.powi(-13),
         (_, Accumulator::F16) => 2f64.powi(-11),
+        (_, Accumulator::F64) => 2f64.powi(-52),
         _ => 2f64.powi(-23),
     };
     for row in 0..product.d().rows() {
@@ -127,7 +138,11 @@ pub(crate) fn check_mma(name: &str, inputs: &[u64], outputs: &[u64]) -> Result<(
             let terms = (0..k).map(|i| a[row * k + i] * b[i * product.b().cols() + b_col]);
             let largest = terms.fold(start.abs(), |largest, term| largest.max(term.abs()));
             let (got, want) = (got[row * n + col], want[row * n + col]);
-            let format = if mma.d == Accumulator::F16 { &F16 } else { &F32 };
+            let format = match mma.d {
+                Accumulator::F16 => &F16,
+                Accumulator::F64 => &F64,
+                _ => &F32,
+            };
             let bound = (k + 2) as f64 * unit * largest + format.ulp(want);
             let overflowed = got.is_infinite() && want.abs() + bound > 65504.0 && mma.d == Accumulator::F16;
             if got != want && !overflowed && (got - want).abs() > bound {

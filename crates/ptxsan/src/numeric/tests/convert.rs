@@ -4,7 +4,7 @@ use super::Random;
 use super::model::Exact;
 use crate::numeric::convert::*;
 use crate::numeric::format::{BF16, E4M3, E5M2, F16, F32, F64};
-use crate::numeric::{Format, Overflow, Round};
+use crate::numeric::{Format, Half, Overflow, Round};
 
 const EVERY_ROUND: [Round; 5] =
     [Round::NearestEven, Round::NearestAway, Round::TowardZero, Round::Down, Round::Up];
@@ -85,6 +85,8 @@ fn every_half_code_widens_and_narrows_in_every_mode() {
             let single = convert(Scalar::F32, scalar, code, ConvertMode::DEFAULT) as u32;
             let value = f32::from_bits(single);
             if format.is_nan(code) {
+                let kind = if scalar == Scalar::F16 { Half::F16 } else { Half::Bf16 };
+                assert!(kind.widen(code as u16).is_nan(), "{scalar:?} {code:04x}");
                 assert_eq!(single, 0x7fff_ffff);
                 continue;
             }
@@ -93,6 +95,8 @@ fn every_half_code_widens_and_narrows_in_every_mode() {
                 _ => half::bf16::from_bits(code as u16).to_f32(),
             };
             assert_eq!(single, reference.to_bits(), "{scalar:?} {code:04x}");
+            let kind = if scalar == Scalar::F16 { Half::F16 } else { Half::Bf16 };
+            assert_eq!(kind.widen(code as u16).to_bits(), single, "{scalar:?} {code:04x}");
             for round in EVERY_ROUND {
                 let mode = ConvertMode::rounded(round);
                 assert_eq!(convert(scalar, Scalar::F32, single as u64, mode), code, "{scalar:?} {round:?}");
@@ -153,6 +157,27 @@ fn narrowing_matches_the_model() {
         for round in EVERY_ROUND {
             let got = to.narrow(value, round, Overflow::Ieee);
             assert_eq!(got, Exact::of(&F64, code).round(to, round), "{to:?} {value:e} {round:?}");
+        }
+    }
+}
+
+#[test]
+fn the_short_way_to_sixteen_bits_is_the_long_way() {
+    let mut random = Random(11);
+    for i in 0..200_000u64 {
+        let bits = match i % 3 {
+            0 => random.next() & 0xffff_ffff,
+            // Around the ties of both formats.
+            1 => (random.next() & 0xffff_0000) | (0x8000 + random.below(3) - 1),
+            _ => (random.next() & 0xffff_e000) | (0x1000 + random.below(3) - 1),
+        };
+        for (scalar, format) in [(Scalar::F16, &F16), (Scalar::Bf16, &BF16)] {
+            let long = format.narrow(F32.widen(bits), Round::NearestEven, Overflow::Ieee);
+            assert_eq!(
+                convert(scalar, Scalar::F32, bits, ConvertMode::DEFAULT),
+                long,
+                "{scalar:?} {bits:08x}"
+            );
         }
     }
 }
