@@ -16,5 +16,5 @@ mod warp;
 mod world;
 
 pub use device::{Device, ModuleId};
-pub use launch::{Arg, Launch, Options, Schedule};
 pub(crate) use launch::Shape;
+pub use launch::{Arg, Launch, Options, Schedule};

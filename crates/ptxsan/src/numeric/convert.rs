@@ -263,6 +263,10 @@ pub fn f32_to_half2(dst: Scalar, a: u32, b: u32, mode: ConvertMode) -> u32 {
 
 /// `cvt.tf32.f32`: the 19 significant bits, where a register holds them.
 pub fn f32_to_tf32(a: u32, mode: ConvertMode) -> u32 {
+    if f32::from_bits(a).is_nan() && mode.round == Round::NearestAway {
+        // Seen on an H200: `.rna` drops the lower bits of a NaN like any others, even if an infinity is left.
+        return a & !0x1fff;
+    }
     let value = f32::from_bits(a) as f64;
     let code = TF32.narrow(value, mode.round, overflow_of(mode));
     let code = if mode.relu { relu(&TF32, code) } else { code };

@@ -37,7 +37,10 @@ impl<'c, 'a> Body<'c, 'a> {
                     self.cursor.next();
                     depth += 1;
                     if depth > MAX_DEPTH {
-                        return Err(Error::parse(self.cursor.line(), format!("more than {MAX_DEPTH} braces open")));
+                        return Err(Error::parse(
+                            self.cursor.line(),
+                            format!("more than {MAX_DEPTH} braces open"),
+                        ));
                     }
                     self.out.push(Statement::Enter);
                 }
@@ -185,7 +188,8 @@ impl<'c, 'a> Body<'c, 'a> {
             }
         }
         let id = *self.next_instruction;
-        *self.next_instruction = id.checked_add(1).ok_or_else(|| Error::parse(line, "too many instructions"))?;
+        *self.next_instruction =
+            id.checked_add(1).ok_or_else(|| Error::parse(line, "too many instructions"))?;
         let instruction = Instruction { id, line, location: self.location, guard, opcode, operands };
         self.out.push(Statement::Instruction(instruction));
         Ok(())

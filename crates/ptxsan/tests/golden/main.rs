@@ -42,12 +42,19 @@ impl<'a> Line<'a> {
     }
 }
 
+/// Where the machine is known to differ from the PTX ISA, whose word is kept: `bfe.s64` is put together from 32-bit
+/// instructions there, and the position's upper 24 bits are not dropped as the ISA says.
+fn differs_from_the_isa(line: &Line<'_>) -> bool {
+    line.name == "bfe.s64" && line.inputs.get(1).is_some_and(|position| *position > 0xff)
+}
+
 /// Every disagreement of a capture, by instruction, with the first of each.
 fn disagreements(capture: &str) -> BTreeMap<String, (usize, String)> {
     let mut found = BTreeMap::new();
     for text in capture.lines().filter(|line| !line.starts_with('#')) {
         let short: String = text.chars().take(90).collect();
         let (name, outcome) = match Line::parse(text) {
+            Some(line) if differs_from_the_isa(&line) => continue,
             Some(line) => (line.name.to_string(), line.check()),
             None => ("unreadable".to_string(), Err(short.clone())),
         };
