@@ -160,12 +160,7 @@ impl Inputs {
 }
 
 /// Fills the three tensors that `make` makes.
-fn draw(
-    problem: &Problem,
-    family: Family,
-    seed: u64,
-    make: impl Fn([usize; 4]) -> Tensor,
-) -> [Tensor; 3] {
+fn draw(problem: &Problem, family: Family, seed: u64, make: impl Fn([usize; 4]) -> Tensor) -> [Tensor; 3] {
     let source = Source { problem: *problem, family, seed };
     [(Which::Q, problem.q_shape()), (Which::K, problem.k_shape()), (Which::V, problem.v_shape())].map(
         |(which, shape)| {
@@ -203,9 +198,7 @@ impl Source {
             }
             (Family::Ties, Which::K) => self.normal(which, [b, h, s % 4, d]),
             (Family::ConstantRows, _) => self.normal(which, [b, h, s, 0]),
-            (Family::Denormals, _) if d % 2 == 1 => {
-                denormal_size(&self.problem) * self.normal(which, index)
-            }
+            (Family::Denormals, _) if d % 2 == 1 => denormal_size(&self.problem) * self.normal(which, index),
             (Family::MaxValues, Which::V) => {
                 let sign = if self.uniform(which, index) < 0.5 { -1.0 } else { 1.0 };
                 sign * max_value(&self.problem)
