@@ -240,9 +240,11 @@ mod tests {
 
     #[test]
     fn a_control_that_is_right_proves_nothing() {
-        let case = case("b1h1s4/1d8", DType::F32, Family::Normal);
-        // With one key the answer is V whatever the scores are.
-        assert_eq!(case.accepted_controls(|_| true), [Control::Zeros, Control::PreviousOutput]);
+        for dtype in [DType::F32, DType::U8, DType::E4M3] {
+            let case = case("b1h1s4/1d8", dtype, Family::Normal);
+            // With one key the answer is V whatever the scores are.
+            assert_eq!(case.accepted_controls(|_| true), [Control::Zeros, Control::PreviousOutput]);
+        }
     }
 
     #[test]

@@ -245,3 +245,24 @@ fn heads_and_layouts(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error>
     all.push(CaseSpec { group, problem: scaled, family: Family::Normal, seed: 5, row_gap: None });
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rules of 8-bit kernels are wider than the others': no case may be so mild that a wrong answer keeps them.
+    #[test]
+    fn no_eight_bit_case_accepts_a_control() {
+        let groups = [Group::Families, Group::Lengths, Group::HeadDims, Group::Masks, Group::HeadsAndLayouts];
+        for dtype in DType::EIGHT_BIT {
+            // The longest add time and nothing that shorter ones do not show.
+            let small =
+                |spec: &CaseSpec| spec.problem.sizes().seq_q * spec.problem.sizes().seq_kv < 300 * 300;
+            for spec in cases(&groups, dtype, 1).unwrap().into_iter().filter(small) {
+                let case = spec.build();
+                let accepted = case.accepted_controls(|o| case.judge(o, None).passed());
+                assert!(accepted.is_empty(), "{}: {accepted:?}", spec.label());
+            }
+        }
+    }
+}
