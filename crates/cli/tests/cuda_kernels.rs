@@ -180,7 +180,10 @@ fn wrong_use_exits_2_and_says_what_is_allowed() {
 
     for (added, expected) in [
         ("[problm]", "did you mean `problem`"),
-        ("[[constraint]]\nexpr = \"WARPS > 9\"\nwhy = \"never\"", "no tunable values satisfy `WARPS > 9` (never)"),
+        (
+            "[[constraint]]\nexpr = \"WARPS > 9\"\nwhy = \"never\"",
+            "no tunable values satisfy `WARPS > 9` (never)",
+        ),
     ] {
         let folder = changed(home.path(), &|text| format!("{text}\n{added}\n"), &same);
         let output = evosdpa(home.path(), &["build", "--kernel-path", &folder]);
