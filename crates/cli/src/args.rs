@@ -46,7 +46,7 @@ pub(crate) enum Command {
 /// What nearly every command takes.
 #[derive(Args)]
 pub(crate) struct Common {
-    /// Where kernels run: auto (a GPU if there is one), cpu, cuda or cuda:N
+    /// Where kernels run: auto (a GPU if there is one), cpu, cuda, cuda:N, or sim (CUDA kernels on the CPU)
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: String,
     /// Threads to use on the CPU [default: all cores]

@@ -105,7 +105,7 @@ pub(crate) fn query_span(shape: &Shape, rows: &Range<usize>) -> (usize, usize) {
 }
 
 /// Units each thread should have at least, so that one that is late or slow does not leave the others waiting long.
-const UNITS_PER_THREAD: usize = 12;
+const UNITS_PER_THREAD: usize = 8;
 
 /// Rows per unit: the tile size asked for, evened out over the sequence, and less when there would be too few units.
 fn block_rows(shape: &Shape, tiles: &FlashTiles, tile_rows: usize, threads: usize) -> usize {

@@ -17,7 +17,7 @@ use anyhow::Context;
 use evosdpa::Isa;
 use evosdpa_core::error::nearest;
 use evosdpa_kernels::{Kernel, Origin, Registry};
-use evosdpa_lab::device::{Cpu, Cuda, Device};
+use evosdpa_lab::device::{Cpu, Cuda, Device, Sim};
 
 use crate::args::Common;
 
@@ -30,9 +30,10 @@ impl Common {
             "cpu" => Ok(cpu()),
             // A machine without a GPU, or without a compiler for it, still has a CPU.
             "auto" => Ok(self.open_cuda(0).map_or_else(|_| cpu() as Box<dyn Device>, |cuda| Box::new(cuda))),
+            "sim" => Ok(Box::new(Sim::open(registry(&self.kernel_path)?)?)),
             other => match cuda_ordinal(other) {
                 Some(ordinal) => Ok(Box::new(self.open_cuda(ordinal)?)),
-                None => Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N"])),
+                None => Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N", "sim"])),
             },
         }
     }

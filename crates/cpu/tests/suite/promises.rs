@@ -124,7 +124,7 @@ fn inputs_may_repeat_through_zero_strides() {
             f64::from(tensor.view().elements::<f32>().unwrap()[s * 16 + d])
         })
     };
-    let copied = Inputs { q: queries.q.clone(), k: repeated(&one.k), v: repeated(&one.v) };
+    let copied = Inputs { q: queries.q.clone(), k: repeated(&one.k), v: repeated(&one.v), scales: None };
     for (kernel, options) in ways() {
         let (want, _) = run(&wide, &copied, kernel, &options);
         let view = |t| TensorView::new(Tensor::bytes(t), DType::F32, wide.k_shape(), [0, 0, 16, 1]).unwrap();

@@ -3,9 +3,11 @@
 mod arguments;
 mod cpu;
 mod cuda;
+mod sim;
 
 pub use cpu::Cpu;
 pub use cuda::Cuda;
+pub use sim::Sim;
 
 use evosdpa_core::{Problem, Tensor, inputs::Inputs};
 

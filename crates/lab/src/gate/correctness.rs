@@ -42,7 +42,7 @@ pub fn check(
     let inputs = [case.inputs.clone()];
     let mut loaded = match device.load(kernel, &case.problem, &inputs) {
         Ok(loaded) => loaded,
-        Err(Error::Cuda(error)) if error.is_a_refusal() => {
+        Err(error) if error.is_a_refusal() => {
             return Ok(CaseResult::unavailable(error.to_string()));
         }
         Err(error) => return Err(error),
@@ -50,7 +50,7 @@ pub fn check(
     let (mut output, again) = match loaded.run(0).and_then(|first| Ok((first, loaded.run(0)?))) {
         Ok(outputs) => outputs,
         // What the kernel itself did wrong is its failure; everything else stops the check.
-        Err(Error::Cuda(error)) if error.is_the_kernels_fault() => {
+        Err(error) if error.is_the_kernels_fault() => {
             let why = error.to_string();
             return Ok(CaseResult { verdict: Verdict::Fail(why.clone()), detail: why, max_error: None });
         }

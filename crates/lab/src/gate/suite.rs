@@ -17,10 +17,12 @@ pub enum Group {
     Masks,
     /// Shared key/value heads, and the other layout.
     HeadsAndLayouts,
+    /// Small cases for the simulator.
+    Simulated,
 }
 
 impl Group {
-    /// Every group, in the order they run.
+    /// The groups of the whole suite, in the order they run; the simulator has its own.
     pub const ALL: [Self; 6] =
         [Self::Families, Self::Lengths, Self::HeadDims, Self::Masks, Self::HeadsAndLayouts, Self::Acceptance];
 
@@ -33,6 +35,7 @@ impl Group {
             Self::HeadDims => "head dims",
             Self::Masks => "masks",
             Self::HeadsAndLayouts => "heads, layouts",
+            Self::Simulated => "simulated",
         }
     }
 }
@@ -112,11 +115,30 @@ pub fn cases(groups: &[Group], dtype: DType, seeds: u64) -> Result<Vec<CaseSpec>
             Group::HeadDims => head_dims(dtype, &mut all)?,
             Group::Masks => masks(dtype, &mut all)?,
             Group::HeadsAndLayouts => heads_and_layouts(dtype, &mut all)?,
+            Group::Simulated => all.extend(simulated(dtype)?),
         }
     }
     // The log-sum-exp is checked wherever there is one.
     all.iter_mut().for_each(|spec| spec.problem = spec.problem.with_lse(true));
     Ok(all)
+}
+
+/// Cases small enough to simulate: whole and ragged tiles, every mask, shared heads, and the one length that some kernels
+/// are made for.
+pub fn simulated(dtype: DType) -> Result<Vec<CaseSpec>, Error> {
+    let texts = [
+        "tiny",
+        "tiny:causal",
+        "b1h2/1s33/65d64:causal-br",
+        "b1h1s70/40d40:window=9/3",
+        "b1h1s20d128",
+        "b1h1s512d64:causal",
+    ];
+    let case = |text: &&str| {
+        let problem = Problem::new(text.parse()?, dtype)?.with_lse(true);
+        Ok(CaseSpec { group: Group::Simulated, problem, family: Family::Normal, seed: 1, row_gap: Some(8) })
+    };
+    texts.iter().map(case).collect()
 }
 
 fn acceptance(dtype: DType, seeds: u64, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
