@@ -33,6 +33,12 @@
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
 #define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
 #endif
+#ifndef OLD_MASK
+#define OLD_MASK 0
+#endif
+#ifndef SPLIT_LOOP  // 1: a separate loop for the few row blocks whose P is kept precise
+#define SPLIT_LOOP 1
+#endif
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
 #endif
@@ -77,6 +83,11 @@ constexpr int Q_BYTES = QTile::BYTES > OTile::BYTES ? QTile::BYTES : OTile::BYTE
 constexpr int K_OFFSET = Q_BYTES;
 constexpr int V_OFFSET = K_OFFSET + STAGES * KTile::BYTES;
 
+template <bool VALUE>
+struct Constant {
+  __device__ constexpr operator bool() const { return VALUE; }
+};
+
 // One row of source data: where it starts, and whether 16-byte copies may be used.
 struct Source {
   const half_type* base;
@@ -84,10 +95,6 @@ struct Source {
   int dim;
   bool aligned;
 };
-
-__device__ __forceinline__ bool aligned16(const void* p, long long stride) {
-  return ((reinterpret_cast<u64>(p) | u64(stride * 2)) & 15) == 0;
-}
 
 // Copies rows [row0, row0 + ROWS) to shared memory; whatever lies past `row_end` or past `dim` becomes zero.
 template <typename Tile, int ROWS>
@@ -138,35 +145,22 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
   }
 }
 
-// Eight output columns as 16 bytes, or element by element where the row is not aligned or ends early.
-__device__ __forceinline__ void store_chunk(half_type* row, int column, int dim, bool aligned, uint4 bits) {
-  if (aligned && column + 8 <= dim) {
-    *reinterpret_cast<uint4*>(row + column) = bits;
-  } else {
-    const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      if (column + j < dim)
-        reinterpret_cast<u16*>(row)[column + j] = u16(words[j / 2] >> (16 * (j % 2)));
-  }
-}
-
-// O += P · V for this warp's keys. PRECISE adds what the 16-bit rounding of P leaves over.
-template <bool PRECISE>
+// O += P · V for this warp's keys, or, REST, O += (what the 16-bit rounding of P left over) · V.
+template <bool REST>
 __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], const float (&p)[M_TILES][N_TILES][4],
                                               u32 v_lane) {
 #pragma unroll
   for (int k = 0; k < WARP_KEYS / 16; ++k) {
-    u32 a[M_TILES][4], rest[M_TILES][4];
+    u32 a[M_TILES][4];
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const float* pair = &p[mt][2 * k + r / 2][(r % 2) * 2];
         a[mt][r] = pack_pair(pair[0], pair[1]);
-        if (PRECISE) {
+        if (REST) {
           const float2 kept = unpack_pair(a[mt][r]);
-          rest[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
+          a[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
         }
       }
 #pragma unroll
@@ -177,10 +171,6 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
       for (int mt = 0; mt < M_TILES; ++mt) {
         mma_m16n8k16(o[mt][2 * c], a[mt], b[0], b[1]);
         mma_m16n8k16(o[mt][2 * c + 1], a[mt], b[2], b[3]);
-        if (PRECISE) {
-          mma_m16n8k16(o[mt][2 * c], rest[mt], b[0], b[1]);
-          mma_m16n8k16(o[mt][2 * c + 1], rest[mt], b[2], b[3]);
-        }
       }
     }
   }
@@ -261,92 +251,105 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
       ldmatrix_x4(frag[mt], QTile::advance(q_lane, step, mt));
   };
 
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int n0 = (tile_first + tile) * BLOCK_N;
-    const int slot = tile % STAGES;
+  auto visit_keys = [&](auto precise_rows) {
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int n0 = (tile_first + tile) * BLOCK_N;
+      const int slot = tile % STAGES;
 
-    cp_async_wait<2 * STAGES - 2>();
-    __syncthreads();
-    if (Q_IN_REGS && tile == 0) {
+      cp_async_wait<2 * STAGES - 2>();
+      __syncthreads();
+      if (Q_IN_REGS && tile == 0) {
 #pragma unroll
-      for (int step = 0; step < K_STEPS; ++step) load_q(step, q_frag[Q_IN_REGS ? step : 0]);
-    }
-    issue_load(2 * tile + 2 * STAGES - 1);
+        for (int step = 0; step < K_STEPS; ++step) load_q(step, q_frag[Q_IN_REGS ? step : 0]);
+      }
+      issue_load(2 * tile + 2 * STAGES - 1);
 
-    // S = Q · Kᵀ
-    float s[M_TILES][N_TILES][4] = {};
+      // S = Q · Kᵀ
+      float s[M_TILES][N_TILES][4] = {};
 #pragma unroll
-    for (int step = 0; step < K_STEPS; ++step) {
-      if (!Q_IN_REGS) load_q(step, q_frag[0]);
-      u32(&a)[M_TILES][4] = q_frag[Q_IN_REGS ? step : 0];
+      for (int step = 0; step < K_STEPS; ++step) {
+        if (!Q_IN_REGS) load_q(step, q_frag[0]);
+        u32(&a)[M_TILES][4] = q_frag[Q_IN_REGS ? step : 0];
 #pragma unroll
-      for (int n = 0; n < N_TILES / 2; ++n) {
-        u32 b[4];
-        ldmatrix_x4(b, KTile::advance(k_lane + slot * KTile::BYTES, step, n));
+        for (int n = 0; n < N_TILES / 2; ++n) {
+          u32 b[4];
+          ldmatrix_x4(b, KTile::advance(k_lane + slot * KTile::BYTES, step, n));
 #pragma unroll
-        for (int mt = 0; mt < M_TILES; ++mt) {
-          mma_m16n8k16(s[mt][2 * n], a[mt], b[0], b[1]);
-          mma_m16n8k16(s[mt][2 * n + 1], a[mt], b[2], b[3]);
+          for (int mt = 0; mt < M_TILES; ++mt) {
+            mma_m16n8k16(s[mt][2 * n], a[mt], b[0], b[1]);
+            mma_m16n8k16(s[mt][2 * n + 1], a[mt], b[2], b[3]);
+          }
         }
       }
-    }
 
-    // V of this tile must be there for P · V; waiting now frees the K slot for the next load before the softmax.
-    cp_async_wait<2 * STAGES - 2>();
-    __syncthreads();
-    issue_load(2 * tile + 2 * STAGES);
+      // V of this tile must be there for P · V; waiting now frees the K slot for the next load before the softmax.
+      cp_async_wait<2 * STAGES - 2>();
+      __syncthreads();
+      issue_load(2 * tile + 2 * STAGES);
 
-    // Mask, only where the band's edge or the end of the keys crosses this tile.
-    if (tile_needs_mask(p, m0, m_last, n0, BLOCK_N)) {
+      // Mask, only where the band's edge or the end of the keys crosses this tile.
+      if (tile_needs_mask(p, m0, m_last, n0, BLOCK_N)) {
+#pragma unroll
+        for (int mt = 0; mt < M_TILES; ++mt)
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const int row = m0 + warp_row + mt * 16 + r * 8 + lane / 4;
+            const int column0 = n0 + warp_key + 2 * (lane % 4);
+            const int visible_first = row + p.band_lo - column0;
+            const int visible_last = min(row + p.band_hi, p.seq_kv - 1) - column0;
+#pragma unroll
+            for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+              for (int e = 0; e < 2; ++e)
+                if (n * 8 + e > visible_last) s[mt][n][r * 2 + e] = NEG_INF;
+            if (p.band_lo > SDPA_BAND_UNBOUNDED_LO) {
+#pragma unroll
+              for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                  if (n * 8 + e < visible_first) s[mt][n][r * 2 + e] = NEG_INF;
+            }
+          }
+      }
+
+      // Online softmax; the row sum stays per thread until the end.
 #pragma unroll
       for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const int row = m0 + warp_row + mt * 16 + r * 8 + lane / 4;
-          const int column0 = n0 + warp_key + 2 * (lane % 4);
-          const int visible_first = row + p.band_lo - column0;
-          const int visible_last = min(row + p.band_hi, p.seq_kv - 1) - column0;
+          float top = row_max[mt][r];
+#pragma unroll
+          for (int n = 0; n < N_TILES; ++n) top = fmaxf(top, fmaxf(s[mt][n][2 * r], s[mt][n][2 * r + 1]));
+          top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+          top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+          const float safe = top == NEG_INF ? 0.f : top;  // a row without a visible key so far
+          const float shrink = exp2_approx((row_max[mt][r] - safe) * p.scale_log2);
+          const float offset = safe * p.scale_log2;
+          row_max[mt][r] = top;
+          float sum = row_sum[mt][r] * shrink;
 #pragma unroll
           for (int n = 0; n < N_TILES; ++n)
 #pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if (n * 8 + e < visible_first || n * 8 + e > visible_last) s[mt][n][r * 2 + e] = NEG_INF;
+            for (int e = 0; e < 2; ++e) {
+              float& x = s[mt][n][2 * r + e];
+              x = exp2_approx(fmaf(x, p.scale_log2, -offset));
+              sum += x;
+            }
+          row_sum[mt][r] = sum;
+#pragma unroll
+          for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
         }
-    }
 
-    // Online softmax; the row sum stays per thread until the end.
-#pragma unroll
-    for (int mt = 0; mt < M_TILES; ++mt)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float top = row_max[mt][r];
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) top = fmaxf(top, fmaxf(s[mt][n][2 * r], s[mt][n][2 * r + 1]));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        const float safe = top == NEG_INF ? 0.f : top;  // a row without a visible key so far
-        const float shrink = exp2_approx((row_max[mt][r] - safe) * p.scale_log2);
-        const float offset = safe * p.scale_log2;
-        row_max[mt][r] = top;
-        float sum = row_sum[mt][r] * shrink;
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& x = s[mt][n][2 * r + e];
-            x = exp2_approx(fmaf(x, p.scale_log2, -offset));
-            sum += x;
-          }
-        row_sum[mt][r] = sum;
-#pragma unroll
-        for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
-      }
-
-    if (PRECISE_KEYS > 0 && precise)
-      accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);
-    else
       accumulate_pv<false>(o, s, v_lane + slot * VTile::BYTES);
-  }
+      if (precise_rows) accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);
+    }
+  };
+  if (!SPLIT_LOOP)
+    visit_keys(PRECISE_KEYS > 0 && precise);
+  else if (PRECISE_KEYS > 0 && precise)
+    visit_keys(Constant<PRECISE_KEYS != 0>());
+  else
+    visit_keys(Constant<false>());
   cp_async_wait<0>();
 
 #pragma unroll

@@ -7,7 +7,8 @@
 // its slice of the columns.
 //
 //   rows:    64·WG_M, made of PACK_HEADS query heads (of one key head) × 64·WG_M / PACK_HEADS positions
-//   smem:    | Q | (K tile, V tile) × STAGES × WG_N | partial O [PARTS][rows][slice] | (m, l) [PARTS][rows] | mbarriers |
+//   smem:    | Q | (K tile, V tile) × STAGES × WG_N | (partial O [rows][slice], (m, l) [rows]) × PARTS |
+//            | the same for what leaves by bulk copy | mbarriers |
 #include "band.cuh"
 #include "warpgroup_softmax.cuh"
 
@@ -35,6 +36,12 @@
 #ifndef ALIAS_MERGE  // 1: partial results reuse the key ring (saves shared memory, costs one more barrier)
 #define ALIAS_MERGE 0
 #endif
+#ifndef BULK_MERGE  // 1: partial results travel between CTAs as bulk copies; 0: as remote stores
+#define BULK_MERGE 1
+#endif
+#ifndef WHOLE_TILES  // 1: every tile is full and nothing is masked
+#define WHOLE_TILES 0
+#endif
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
 #endif
@@ -56,19 +63,17 @@ constexpr int V_BYTES = V_PANELS * KV_PANEL_BYTES;
 
 constexpr int KV_OFFSET = QK_PANELS * Q_PANEL_BYTES;
 constexpr int RING_END = KV_OFFSET + WG_N * STAGES * (K_BYTES + V_BYTES);
-constexpr int PARTIAL_OFFSET = ALIAS_MERGE ? KV_OFFSET : RING_END;
-constexpr int STATS_OFFSET = PARTIAL_OFFSET + PARTS * ROWS * SLICE_PITCH * 4;
-constexpr int MERGE_END = STATS_OFFSET + PARTS * ROWS * 8;
+constexpr bool PUSHES_BULK = BULK_MERGE && CLUSTER > 1;
+constexpr int PART_BYTES = ROWS * (SLICE_PITCH * 4 + 8);  // partial O, then (m, l)
+constexpr int MERGE_OFFSET = ALIAS_MERGE ? KV_OFFSET : RING_END;
+constexpr int STAGE_OFFSET = MERGE_OFFSET + PARTS * PART_BYTES;
+constexpr int MERGE_END = STAGE_OFFSET + (PUSHES_BULK ? PARTS * PART_BYTES : 0);
 constexpr int BARRIER_OFFSET = RING_END > MERGE_END ? RING_END : MERGE_END;
-// barriers: Q, then (K, V) per key warpgroup and stage
-constexpr int SMEM_BYTES = BARRIER_OFFSET + 8 * (1 + 2 * WG_N * STAGES);
+// barriers: Q, merge, then (K, V) per key warpgroup and stage
+constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * (1 + WG_N * STAGES);
 static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && TILE_N % 16 == 0 && TILE_N <= 256, "tile shapes");
 static_assert(ROWS % PACK_HEADS == 0 && POSITIONS <= 256, "head packing");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
-
-__device__ __forceinline__ bool aligned16(const void* p, long long stride) {
-  return ((reinterpret_cast<u64>(p) | u64(stride * 2)) & 15) == 0;
-}
 
 }  // namespace
 
@@ -83,10 +88,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int part = int(rank) * WG_N + wg_n;
 
-  const int group = p.heads_q / p.heads_kv;  // query heads per key head
+  // Query heads per key head; divisions are slow, and the first loads wait for these.
+  const int group = p.heads_q == p.heads_kv ? 1 : p.heads_q / p.heads_kv;
   const int head_blocks = (group + PACK_HEADS - 1) / PACK_HEADS;
-  const int head_kv = blockIdx.y / head_blocks;
-  const int group_first = blockIdx.y % head_blocks * PACK_HEADS;  // first query head within the group
+  const int head_kv = head_blocks == 1 ? blockIdx.y : blockIdx.y / head_blocks;
+  const int group_first = (int(blockIdx.y) - head_kv * head_blocks) * PACK_HEADS;  // first query head within the group
   const int head = head_kv * group + group_first;
   const int batch = blockIdx.z;
   const int m0 = int(blockIdx.x / CLUSTER) * POSITIONS;
@@ -100,7 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const bool precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
 
   const u32 q_full = smem + BARRIER_OFFSET;
-  const u32 k_full = q_full + 8 + wg_n * STAGES * 16;
+  const u32 merge_full = q_full + 8;
+  const u32 k_full = q_full + 16 + wg_n * STAGES * 16;
   const u32 v_full = k_full + 8;
   const u32 ring = smem + KV_OFFSET + wg_n * STAGES * (K_BYTES + V_BYTES);
   auto load_keys = [&](int tile, int stage) {
@@ -119,7 +126,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   // Everything is requested before anyone waits: each key warpgroup's first thread serves its own ring.
   const bool leader = threadIdx.x % 128 == 0 && wg_m == 0;
   if (leader) {
-    if (wg_n == 0) mbarrier_init(q_full, 1);
+    if (wg_n == 0) {
+      mbarrier_init(q_full, 1);
+      if (PUSHES_BULK) mbarrier_init(merge_full, 1);
+    }
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) mbarrier_init(k_full + stage * 16, 1), mbarrier_init(v_full + stage * 16, 1);
     mbarrier_init_fence();
@@ -132,10 +142,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage)
       if (stage < own_tiles) load_keys(stage, stage);
+    if (PUSHES_BULK && wg_n == 0) mbarrier_expect_bytes(merge_full, (PARTS - WG_N) * PART_BYTES);
   }
   __syncwarp();
-  if (CLUSTER > 1) cluster_arrive_relaxed();  // answered before the first remote write: every CTA has started
+  // While the loads travel: every CTA of the cluster has started and its barriers are ready for remote completions.
+  if (CLUSTER > 1) cluster_arrive_release();
   __syncthreads();
+
+  // Where this thread's share of the result will go; worked out now, because now there is time.
+  half_type* o_base = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + rank * SLICE;
+  long long o_head_stride = p.o_stride[1], o_row_stride = p.o_stride[2];
+  const bool o_aligned = aligned16(o_base, o_row_stride | o_head_stride);
+  float* lse = p.lse;
+  asm volatile("" : "+l"(o_base), "+l"(o_head_stride), "+l"(o_row_stride), "+l"(lse));
+  if (CLUSTER > 1) cluster_wait();
 
   const int lane = threadIdx.x % 32;
   const int warp_row = wg_m * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;  // this thread's rows: +0 and +8
@@ -166,9 +186,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
 
     const int n0 = key_first + (part + tile * PARTS) * TILE_N;
     float shrink[2];
-    if (tile_needs_mask(p, m0, m_last, n0, TILE_N))
+    if (!WHOLE_TILES && tile_needs_mask(p, m0, m_last, n0, TILE_N))
       mask_scores<TILE_N>(s, rows, n0 + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
-    softmax_scores<TILE_N, true>(s, state, p.scale_log2, shrink);
+    softmax_scores<TILE_N, !WHOLE_TILES>(s, state, p.scale_log2, shrink);
     u32 packed[TILE_N / 4];
     pack_probabilities<TILE_N>(s, packed);
     if (tile > 0) scale_rows(o, shrink);
@@ -203,8 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   }
   reduce_row_sums(state);
 
-  // Push: columns [r·SLICE, (r+1)·SLICE) of this part go to the CTA of rank r.
-  if (CLUSTER > 1) cluster_wait();
+  // Columns [r·SLICE, (r+1)·SLICE) of this part go to the CTA of rank r.
   if (ALIAS_MERGE) {  // every ring in the cluster has been read
     if (CLUSTER > 1) {
       cluster_arrive_release();
@@ -215,22 +234,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   }
 #pragma unroll
   for (int r = 0; r < CLUSTER; ++r) {
-    const u32 partial = smem + PARTIAL_OFFSET + part * ROWS * SLICE_PITCH * 4;
-    const u32 stats = smem + STATS_OFFSET + part * ROWS * 8;
-    const u32 partial_at = CLUSTER > 1 ? cluster_address(partial, r) : partial;
-    const u32 stats_at = CLUSTER > 1 ? cluster_address(stats, r) : stats;
+    const u32 home = smem + MERGE_OFFSET + part * PART_BYTES;
+    const u32 stage = smem + STAGE_OFFSET + (wg_n * CLUSTER + r) * PART_BYTES;
+    const u32 to = PUSHES_BULK ? (r == int(rank) ? home : stage) : CLUSTER > 1 ? cluster_address(home, r) : home;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row + half * 8;
 #pragma unroll
       for (int j = 0; j < SLICE / 8; ++j) {
         const int i = 4 * (r * (SLICE / 8) + j) + 2 * half;
-        cluster_store(partial_at + (row * SLICE_PITCH + 8 * j + 2 * (lane % 4)) * 4, make_float2(o[i], o[i + 1]));
+        const float2 pair = make_float2(o[i], o[i + 1]);
+        const u32 at = to + (row * SLICE_PITCH + 8 * j + 2 * (lane % 4)) * 4;
+        if (PUSHES_BULK) shared_store(at, pair);
+        else cluster_store(at, pair);
       }
-      if (lane % 4 == 0) cluster_store(stats_at + row * 8, make_float2(state.max[half], state.sum[half]));
+      const float2 stat = make_float2(state.max[half], state.sum[half]);
+      const u32 stat_at = to + ROWS * SLICE_PITCH * 4 + row * 8;
+      if (lane % 4 == 0) {
+        if (PUSHES_BULK) shared_store(stat_at, stat);
+        else cluster_store(stat_at, stat);
+      }
     }
   }
-  if (CLUSTER > 1) {
+  if (PUSHES_BULK) {
+    async_proxy_fence();
+    named_barrier_sync(1 + wg_n, 128 * WG_M);  // the whole part is staged
+    if (leader) {
+#pragma unroll
+      for (int r = 0; r < CLUSTER; ++r)
+        if (r != int(rank))
+          bulk_copy_to_cluster(cluster_address(smem + MERGE_OFFSET + part * PART_BYTES, r),
+                               smem + STAGE_OFFSET + (wg_n * CLUSTER + r) * PART_BYTES, PART_BYTES,
+                               cluster_address(merge_full, r));
+    }
+    __syncthreads();  // the parts of this CTA
+    mbarrier_wait(merge_full, 0);  // the parts of the others
+    cluster_arrive_relaxed();      // answered at the end: nobody leaves while a copy still reads its shared memory
+  } else if (CLUSTER > 1) {
     cluster_arrive_release();
     cluster_wait();
   } else {
@@ -238,10 +278,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   }
 
   // Add up the parts of this CTA's columns, eight at a time.
-  half_type* o_base = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + rank * SLICE;
-  const bool o_aligned = aligned16(o_base, p.o_stride[2] | p.o_stride[1]);
-  const float* partials = reinterpret_cast<const float*>(smem_raw + PARTIAL_OFFSET);
-  const float2* stats = reinterpret_cast<const float2*>(smem_raw + STATS_OFFSET);
+  auto stat_of = [&](int w, int row) {
+    return *reinterpret_cast<const float2*>(smem_raw + MERGE_OFFSET + w * PART_BYTES + ROWS * SLICE_PITCH * 4 + row * 8);
+  };
   constexpr int CHUNKS = SLICE / 8;
 #pragma unroll
   for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
@@ -252,15 +291,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     if (position >= p.seq_q || in_group >= group) continue;
     float top = NEG_INF;
 #pragma unroll
-    for (int w = 0; w < PARTS; ++w) top = fmaxf(top, stats[w * ROWS + row].x);
+    for (int w = 0; w < PARTS; ++w) top = fmaxf(top, stat_of(w, row).x);
     const float safe = top == NEG_INF ? 0.f : top;
     float sum = 0.f, out[8] = {};
 #pragma unroll
     for (int w = 0; w < PARTS; ++w) {
-      const float2 stat = stats[w * ROWS + row];
+      const float2 stat = stat_of(w, row);
       const float weight = exp2_approx((stat.x - safe) * p.scale_log2);
       sum = fmaf(weight, stat.y, sum);
-      const float4* from = reinterpret_cast<const float4*>(partials + (w * ROWS + row) * SLICE_PITCH + chunk * 8);
+      const float4* from = reinterpret_cast<const float4*>(smem_raw + MERGE_OFFSET + w * PART_BYTES + (row * SLICE_PITCH + chunk * 8) * 4);
       const float4 a = from[0], b = from[1];
       out[0] = fmaf(weight, a.x, out[0]), out[1] = fmaf(weight, a.y, out[1]);
       out[2] = fmaf(weight, a.z, out[2]), out[3] = fmaf(weight, a.w, out[3]);
@@ -269,20 +308,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     }
     const float inverse = sum > 0.f ? 1.f / sum : 0.f;
     const int out_head = head_kv * group + in_group;
-    half_type* o_row = o_base + out_head * p.o_stride[1] + position * p.o_stride[2];
-    const int columns = p.dim_v - int(rank) * SLICE - chunk * 8;
-    u32 bits[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) bits[e] = pack_pair(out[2 * e] * inverse, out[2 * e + 1] * inverse);
-    if (o_aligned && columns >= 8) {
-      *reinterpret_cast<uint4*>(o_row + chunk * 8) = make_uint4(bits[0], bits[1], bits[2], bits[3]);
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8; ++e)
-        if (e < columns) reinterpret_cast<u16*>(o_row)[chunk * 8 + e] = u16(bits[e / 2] >> (16 * (e % 2)));
-    }
-    if (p.lse && rank == 0 && chunk == 0)
-      p.lse[batch * p.lse_stride[0] + out_head * p.lse_stride[1] + position] =
+    half_type* o_row = o_base + out_head * o_head_stride + position * o_row_stride;
+    store_chunk(o_row, chunk * 8, p.dim_v - int(rank) * SLICE, o_aligned,
+                make_uint4(pack_pair(out[0] * inverse, out[1] * inverse), pack_pair(out[2] * inverse, out[3] * inverse),
+                           pack_pair(out[4] * inverse, out[5] * inverse), pack_pair(out[6] * inverse, out[7] * inverse)));
+    if (lse && rank == 0 && chunk == 0)
+      lse[batch * p.lse_stride[0] + out_head * p.lse_stride[1] + position] =
           sum > 0.f ? fmaf(top, p.scale, __logf(sum)) : NEG_INF;
   }
+  if (PUSHES_BULK) cluster_wait();
 }
