@@ -33,9 +33,6 @@
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
 #define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
 #endif
-#ifndef OLD_MASK
-#define OLD_MASK 0
-#endif
 #ifndef SPLIT_LOOP  // 1: a separate loop for the few row blocks whose P is kept precise
 #define SPLIT_LOOP 1
 #endif
@@ -251,105 +248,109 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
       ldmatrix_x4(frag[mt], QTile::advance(q_lane, step, mt));
   };
 
+#if SPLIT_LOOP
   auto visit_keys = [&](auto precise_rows) {
-    for (int tile = 0; tile < tiles; ++tile) {
-      const int n0 = (tile_first + tile) * BLOCK_N;
-      const int slot = tile % STAGES;
+#else
+  const bool precise_rows = PRECISE_KEYS > 0 && precise;
+#endif
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int n0 = (tile_first + tile) * BLOCK_N;
+    const int slot = tile % STAGES;
 
-      cp_async_wait<2 * STAGES - 2>();
-      __syncthreads();
-      if (Q_IN_REGS && tile == 0) {
+    cp_async_wait<2 * STAGES - 2>();
+    __syncthreads();
+    if (Q_IN_REGS && tile == 0) {
 #pragma unroll
-        for (int step = 0; step < K_STEPS; ++step) load_q(step, q_frag[Q_IN_REGS ? step : 0]);
-      }
-      issue_load(2 * tile + 2 * STAGES - 1);
+      for (int step = 0; step < K_STEPS; ++step) load_q(step, q_frag[Q_IN_REGS ? step : 0]);
+    }
+    issue_load(2 * tile + 2 * STAGES - 1);
 
-      // S = Q · Kᵀ
-      float s[M_TILES][N_TILES][4] = {};
+    // S = Q · Kᵀ
+    float s[M_TILES][N_TILES][4] = {};
 #pragma unroll
-      for (int step = 0; step < K_STEPS; ++step) {
-        if (!Q_IN_REGS) load_q(step, q_frag[0]);
-        u32(&a)[M_TILES][4] = q_frag[Q_IN_REGS ? step : 0];
+    for (int step = 0; step < K_STEPS; ++step) {
+      if (!Q_IN_REGS) load_q(step, q_frag[0]);
+      u32(&a)[M_TILES][4] = q_frag[Q_IN_REGS ? step : 0];
 #pragma unroll
-        for (int n = 0; n < N_TILES / 2; ++n) {
-          u32 b[4];
-          ldmatrix_x4(b, KTile::advance(k_lane + slot * KTile::BYTES, step, n));
+      for (int n = 0; n < N_TILES / 2; ++n) {
+        u32 b[4];
+        ldmatrix_x4(b, KTile::advance(k_lane + slot * KTile::BYTES, step, n));
 #pragma unroll
-          for (int mt = 0; mt < M_TILES; ++mt) {
-            mma_m16n8k16(s[mt][2 * n], a[mt], b[0], b[1]);
-            mma_m16n8k16(s[mt][2 * n + 1], a[mt], b[2], b[3]);
-          }
+        for (int mt = 0; mt < M_TILES; ++mt) {
+          mma_m16n8k16(s[mt][2 * n], a[mt], b[0], b[1]);
+          mma_m16n8k16(s[mt][2 * n + 1], a[mt], b[2], b[3]);
         }
       }
+    }
 
-      // V of this tile must be there for P · V; waiting now frees the K slot for the next load before the softmax.
-      cp_async_wait<2 * STAGES - 2>();
-      __syncthreads();
-      issue_load(2 * tile + 2 * STAGES);
+    // V of this tile must be there for P · V; waiting now frees the K slot for the next load before the softmax.
+    cp_async_wait<2 * STAGES - 2>();
+    __syncthreads();
+    issue_load(2 * tile + 2 * STAGES);
 
-      // Mask, only where the band's edge or the end of the keys crosses this tile.
-      if (tile_needs_mask(p, m0, m_last, n0, BLOCK_N)) {
-#pragma unroll
-        for (int mt = 0; mt < M_TILES; ++mt)
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const int row = m0 + warp_row + mt * 16 + r * 8 + lane / 4;
-            const int column0 = n0 + warp_key + 2 * (lane % 4);
-            const int visible_first = row + p.band_lo - column0;
-            const int visible_last = min(row + p.band_hi, p.seq_kv - 1) - column0;
-#pragma unroll
-            for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-              for (int e = 0; e < 2; ++e)
-                if (n * 8 + e > visible_last) s[mt][n][r * 2 + e] = NEG_INF;
-            if (p.band_lo > SDPA_BAND_UNBOUNDED_LO) {
-#pragma unroll
-              for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-                for (int e = 0; e < 2; ++e)
-                  if (n * 8 + e < visible_first) s[mt][n][r * 2 + e] = NEG_INF;
-            }
-          }
-      }
-
-      // Online softmax; the row sum stays per thread until the end.
+    // Mask, only where the band's edge or the end of the keys crosses this tile.
+    if (tile_needs_mask(p, m0, m_last, n0, BLOCK_N)) {
 #pragma unroll
       for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          float top = row_max[mt][r];
-#pragma unroll
-          for (int n = 0; n < N_TILES; ++n) top = fmaxf(top, fmaxf(s[mt][n][2 * r], s[mt][n][2 * r + 1]));
-          top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-          top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-          const float safe = top == NEG_INF ? 0.f : top;  // a row without a visible key so far
-          const float shrink = exp2_approx((row_max[mt][r] - safe) * p.scale_log2);
-          const float offset = safe * p.scale_log2;
-          row_max[mt][r] = top;
-          float sum = row_sum[mt][r] * shrink;
+          const int row = m0 + warp_row + mt * 16 + r * 8 + lane / 4;
+          const int column0 = n0 + warp_key + 2 * (lane % 4);
+          const int visible_first = row + p.band_lo - column0;
+          const int visible_last = min(row + p.band_hi, p.seq_kv - 1) - column0;
 #pragma unroll
           for (int n = 0; n < N_TILES; ++n)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float& x = s[mt][n][2 * r + e];
-              x = exp2_approx(fmaf(x, p.scale_log2, -offset));
-              sum += x;
-            }
-          row_sum[mt][r] = sum;
+            for (int e = 0; e < 2; ++e)
+              if (n * 8 + e > visible_last) s[mt][n][r * 2 + e] = NEG_INF;
+          if (p.band_lo > SDPA_BAND_UNBOUNDED_LO) {
 #pragma unroll
-          for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
+            for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+              for (int e = 0; e < 2; ++e)
+                if (n * 8 + e < visible_first) s[mt][n][r * 2 + e] = NEG_INF;
+          }
         }
-
-      accumulate_pv<false>(o, s, v_lane + slot * VTile::BYTES);
-      if (precise_rows) accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);
     }
+
+    // Online softmax; the row sum stays per thread until the end.
+#pragma unroll
+    for (int mt = 0; mt < M_TILES; ++mt)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float top = row_max[mt][r];
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n) top = fmaxf(top, fmaxf(s[mt][n][2 * r], s[mt][n][2 * r + 1]));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        const float safe = top == NEG_INF ? 0.f : top;  // a row without a visible key so far
+        const float shrink = exp2_approx((row_max[mt][r] - safe) * p.scale_log2);
+        const float offset = safe * p.scale_log2;
+        row_max[mt][r] = top;
+        float sum = row_sum[mt][r] * shrink;
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& x = s[mt][n][2 * r + e];
+            x = exp2_approx(fmaf(x, p.scale_log2, -offset));
+            sum += x;
+          }
+        row_sum[mt][r] = sum;
+#pragma unroll
+        for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
+      }
+
+    accumulate_pv<false>(o, s, v_lane + slot * VTile::BYTES);
+    if (precise_rows) accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);
+  }
+#if SPLIT_LOOP
   };
-  if (!SPLIT_LOOP)
-    visit_keys(PRECISE_KEYS > 0 && precise);
-  else if (PRECISE_KEYS > 0 && precise)
+  if (PRECISE_KEYS > 0 && precise)
     visit_keys(Constant<PRECISE_KEYS != 0>());
   else
     visit_keys(Constant<false>());
+#endif
   cp_async_wait<0>();
 
 #pragma unroll
@@ -368,7 +369,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
 
 #if WARPS_N == 1
   // Each warp stages its own rows where its Q rows were, then writes them in 16-byte chunks.
-  if (HEAD_DIM != VALUE_DIM) __syncthreads();
+  // Without a key tile nothing has waited yet for the other warps' copies of Q.
+  if (HEAD_DIM != VALUE_DIM || tiles == 0) __syncthreads();
 #pragma unroll
   for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll

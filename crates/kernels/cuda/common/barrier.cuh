@@ -72,19 +72,19 @@ __device__ __forceinline__ u32 cluster_address(u32 local, u32 rank) {
   return remote;
 }
 
-__device__ __forceinline__ void cluster_store(u32 address, float2 v) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
-}
-
-__device__ __forceinline__ void shared_store(u32 address, float2 v) {
-  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
-}
-
-// Own shared memory to another CTA's; completes on that CTA's barrier.
-__device__ __forceinline__ void bulk_copy_to_cluster(u32 remote, u32 local, u32 bytes, u32 remote_barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(remote),
-               "r"(local), "r"(bytes), "r"(remote_barrier)
+__device__ __forceinline__ void cluster_store(u32 address, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                : "memory");
+}
+
+__device__ __forceinline__ void shared_store(u32 address, float4 v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+__device__ __forceinline__ float4 shared_load(u32 address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+  return v;
 }
 
 // Register reallocation between warpgroups; every warp of the group executes it.

@@ -18,36 +18,33 @@ __device__ __forceinline__ void transpose_quad(u32 (&w)[4], int t) {
   }
 }
 
-// Writes this thread's two rows. `head` is the first row of the head; rows from `row_end` on are left alone.
-// The four lanes of a row exchange their columns, so that each writes 16 bytes and together they fill whole sectors.
-template <int DIM>
-__device__ __forceinline__ void store_rows(const float (&o)[DIM / 2], half_type* head, long long stride,
-                                           const int (&rows)[2], int row_end, int dim) {
+// Writes columns [first, first + COLUMNS) of this thread's row r (0 or 1), which starts at `row` and is `dim` long.
+// The four lanes of a row exchange their columns, so that each writes 16 bytes and together they fill whole sectors;
+// all lanes of a warp take part, those with `inside` false without writing.
+template <int COLUMNS>
+__device__ __forceinline__ void store_row(const float (&o)[COLUMNS / 2], int r, half_type* row, bool inside, int first, int dim) {
   const int t = threadIdx.x % 4;
-  const bool aligned = aligned16(head, stride);
+  const bool aligned = aligned16(row + first, 0);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    half_type* row = head + rows[r] * stride;
+  for (int group = 0; group < COLUMNS / 32; ++group) {
+    u32 w[4];
 #pragma unroll
-    for (int group = 0; group < DIM / 32; ++group) {
-      u32 w[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = 4 * (4 * group + i) + 2 * r;
-        w[i] = pack_pair(o[at], o[at + 1]);
-      }
-      transpose_quad(w, t);
-      if (rows[r] < row_end) store_chunk(row, 32 * group + 8 * t, dim, aligned, make_uint4(w[0], w[1], w[2], w[3]));
+    for (int i = 0; i < 4; ++i) {
+      const int at = 4 * (4 * group + i) + 2 * r;
+      w[i] = pack_pair(o[at], o[at + 1]);
     }
-    if (DIM % 32 != 0 && rows[r] < row_end) {
+    transpose_quad(w, t);
+    if (inside) store_chunk(row, first + 32 * group + 8 * t, dim, aligned, make_uint4(w[0], w[1], w[2], w[3]));
+  }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = 4 * (DIM / 32 * 4 + i) + 2 * r;
-        const int column = DIM / 32 * 32 + 8 * i + 2 * t;
-        const u32 pair = pack_pair(o[at % (DIM / 2)], o[(at + 1) % (DIM / 2)]);
-        if (column < dim) reinterpret_cast<u16*>(row)[column] = u16(pair);
-        if (column + 1 < dim) reinterpret_cast<u16*>(row)[column + 1] = u16(pair >> 16);
-      }
+  for (int j = COLUMNS / 32 * 4; j < COLUMNS / 8; ++j) {
+    const int column = first + 8 * j + 2 * t;
+    const u32 pair = pack_pair(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]);
+    if (inside && aligned && column + 2 <= dim) {
+      *reinterpret_cast<u32*>(row + column) = pair;
+    } else {
+      if (inside && column < dim) reinterpret_cast<u16*>(row)[column] = u16(pair);
+      if (inside && column + 1 < dim) reinterpret_cast<u16*>(row)[column + 1] = u16(pair >> 16);
     }
   }
 }

@@ -84,14 +84,13 @@ static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 constexpr int PINGPONG_BARRIER = 1;                     // + warpgroup
 constexpr int EPILOGUE_BARRIER = PINGPONG_BARRIER + 3;  // + warpgroup
 
-// A slot of a ring of SLOTS and the parity of its current round.
+// How often a ring of SLOTS has been used: the slot, and the parity of its current round.
 template <int SLOTS>
 struct RingPosition {
-  int slot = 0;
-  u32 parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == SLOTS) slot = 0, parity ^= 1;
-  }
+  u32 uses = 0;
+  __device__ __forceinline__ int slot() const { return uses % SLOTS; }
+  __device__ __forceinline__ u32 parity() const { return uses / SLOTS & 1; }
+  __device__ __forceinline__ void advance() { ++uses; }
 };
 
 // The row blocks of one CTA, in order. A unit of work is one row block or, PAIRED, the block i from the end of a head
@@ -205,30 +204,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       for (Schedule schedule; !schedule.done(p); schedule.advance(p)) {
         const Tile t = tile_at(p, schedule);
         auto load_k = [&](int n) {
-          mbarrier_wait(k_empty(k_at.slot), k_at.parity ^ 1);
-          mbarrier_expect_bytes(k_full(k_at.slot), K_BYTES);
+          mbarrier_wait(k_empty(k_at.slot()), k_at.parity() ^ 1);
+          mbarrier_expect_bytes(k_full(k_at.slot()), K_BYTES);
 #pragma unroll
           for (int panel = 0; panel < QK_PANELS; ++panel)
-            tma_load(smem + K_OFFSET + k_at.slot * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot), panel * PANEL,
+            tma_load(smem + K_OFFSET + k_at.slot() * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot()), panel * PANEL,
                      n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
           k_at.advance();
         };
         auto load_v = [&](int n) {
-          mbarrier_wait(v_empty(v_at.slot), v_at.parity ^ 1);
-          mbarrier_expect_bytes(v_full(v_at.slot), V_BYTES);
+          mbarrier_wait(v_empty(v_at.slot()), v_at.parity() ^ 1);
+          mbarrier_expect_bytes(v_full(v_at.slot()), V_BYTES);
 #pragma unroll
           for (int panel = 0; panel < V_PANELS; ++panel)
-            tma_load(smem + V_OFFSET + v_at.slot * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot), panel * PANEL,
+            tma_load(smem + V_OFFSET + v_at.slot() * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot()), panel * PANEL,
                      n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
           v_at.advance();
         };
         const int last = t.first + t.count - 1;
         if (t.count > 0) load_k(last);
-        mbarrier_wait(q_empty(q_at.slot), q_at.parity ^ 1);
-        mbarrier_expect_bytes(q_full(q_at.slot), Q_BYTES);
+        mbarrier_wait(q_empty(q_at.slot()), q_at.parity() ^ 1);
+        mbarrier_expect_bytes(q_full(q_at.slot()), Q_BYTES);
 #pragma unroll
         for (int panel = 0; panel < QK_PANELS; ++panel)
-          tma_load(smem + q_at.slot * Q_SLOT_BYTES + panel * Q_PANEL_BYTES, &q_map, q_full(q_at.slot), panel * PANEL,
+          tma_load(smem + q_at.slot() * Q_SLOT_BYTES + panel * Q_PANEL_BYTES, &q_map, q_full(q_at.slot()), panel * PANEL,
                    t.m0, t.head, t.batch, L2_EVICT_FIRST);
         q_at.advance();
         for (int n = last; n >= t.first; --n) {
@@ -257,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const int wg_first = t.m0 + warpgroup * 64;
       const int wg_last = min(wg_first + 63, p.seq_q - 1);
       const int rows[2] = {t.m0 + warp_row + lane / 4, t.m0 + warp_row + lane / 4 + 8};
-      const u32 q_smem = smem + q_at.slot * Q_SLOT_BYTES;
+      const u32 q_smem = smem + q_at.slot() * Q_SLOT_BYTES;
       const u64 q_desc = wgmma_descriptor(q_smem + warpgroup * 64 * 128);
       float o[VALUE_DIM / 2];
 #pragma unroll
@@ -268,16 +267,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       u32 packed[BLOCK_N / 4];
       float shrink[2];
       bool rescale;
-      auto k_tile = [&] { return smem + K_OFFSET + k_at.slot * K_BYTES; };
-      auto v_tile = [&] { return smem + V_OFFSET + v_at.slot * V_BYTES; };
+      auto k_tile = [&] { return smem + K_OFFSET + k_at.slot() * K_BYTES; };
+      auto v_tile = [&] { return smem + V_OFFSET + v_at.slot() * V_BYTES; };
       // Whoever has read its last keys of this tile needs Q no more.
       auto release_k = [&](int n) {
-        release(k_empty(k_at.slot));
+        release(k_empty(k_at.slot()));
         k_at.advance();
-        if (STORE_DIRECT && n == t.first) release(q_empty(q_at.slot));
+        if (STORE_DIRECT && n == t.first) release(q_empty(q_at.slot()));
       };
       auto release_v = [&] {
-        release(v_empty(v_at.slot));
+        release(v_empty(v_at.slot()));
         v_at.advance();
       };
       auto mask_and_softmax = [&](int n) {
@@ -291,14 +290,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       auto rescale_output = [&] {
         if (RESCALE_LAG < 0 || rescale) scale_rows(o, shrink);
       };
-      mbarrier_wait(q_full(q_at.slot), q_at.parity);
+      mbarrier_wait(q_full(q_at.slot()), q_at.parity());
 
       int n = t.first + t.count - 1;
       if (t.count == 0) {
-        if (STORE_DIRECT) release(q_empty(q_at.slot));
+        if (STORE_DIRECT) release(q_empty(q_at.slot()));
       } else if (!OVERLAP || (PRECISE_KEYS > 0 && t.precise)) {
         for (; n >= t.first; --n) {
-          mbarrier_wait(k_full(k_at.slot), k_at.parity);
+          mbarrier_wait(k_full(k_at.slot()), k_at.parity());
           wgmma_fence();
           multiply_qk(s, q_desc, k_tile());
           wgmma_wait<0>();
@@ -307,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
           mask_and_softmax(n);
           pack_probabilities<BLOCK_N>(s, packed);
           rescale_output();
-          mbarrier_wait(v_full(v_at.slot), v_at.parity);
+          mbarrier_wait(v_full(v_at.slot()), v_at.parity());
           pin_registers(o);
           pin_registers(packed);
           wgmma_fence();
@@ -328,13 +327,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         // Tiles to the right of all that this warpgroup's rows see: it only keeps step with the others.
         const int own_last = max(t.first, min(n, min(wg_last + p.band_hi, p.seq_kv - 1) / BLOCK_N));
         for (; n > own_last; --n) {
-          mbarrier_wait(k_full(k_at.slot), k_at.parity);
+          mbarrier_wait(k_full(k_at.slot()), k_at.parity());
           release_k(n);
-          mbarrier_wait(v_full(v_at.slot), v_at.parity);
+          mbarrier_wait(v_full(v_at.slot()), v_at.parity());
           release_v();
           if (TAKES_TURNS) await_turn(), pass_turn();
         }
-        mbarrier_wait(k_full(k_at.slot), k_at.parity);
+        mbarrier_wait(k_full(k_at.slot()), k_at.parity());
         wgmma_fence();
         multiply_qk(s, q_desc, k_tile());
         wgmma_wait<0>();
@@ -343,7 +342,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         mask_and_softmax(n);
         pack_probabilities<BLOCK_N>(s, packed);
         for (--n; n >= t.first; --n) {
-          mbarrier_wait(k_full(k_at.slot), k_at.parity);
+          mbarrier_wait(k_full(k_at.slot()), k_at.parity());
           if (TAKES_TURNS) await_turn();
           pin_registers(s);
           pin_registers(packed);
@@ -351,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
           wgmma_fence();
           multiply_qk(s, q_desc, k_tile());
           if (!SCALE_LATE) rescale_output();
-          mbarrier_wait(v_full(v_at.slot), v_at.parity);
+          mbarrier_wait(v_full(v_at.slot()), v_at.parity());
           pin_registers(o);
           wgmma_fence();
           multiply_pv(o, packed, v_tile());
@@ -368,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
           if (SCALE_LATE) rescale_output();
         }
         if (!SCALE_LATE) rescale_output();
-        mbarrier_wait(v_full(v_at.slot), v_at.parity);
+        mbarrier_wait(v_full(v_at.slot()), v_at.parity());
         pin_registers(o);
         pin_registers(packed);
         wgmma_fence();
@@ -395,7 +394,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       scale_rows(o, inverse);
       if (STORE_DIRECT) {
         half_type* o_head = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
-        store_rows<VALUE_DIM>(o, o_head, p.o_stride[2], rows, p.seq_q, p.dim_v);
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          store_row<VALUE_DIM>(o, r, o_head + rows[r] * p.o_stride[2], rows[r] < p.seq_q, 0, p.dim_v);
       } else {
         // Stage this warp's 16 rows where its Q rows were, and let the copy engine store them.
         named_barrier_sync(EPILOGUE_BARRIER + warpgroup, 128);  // no warp still reads this warpgroup's Q
@@ -415,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
             tma_store(&o_map, q_smem + panel * Q_PANEL_BYTES + warp_row * 128, panel * PANEL, t.m0 + warp_row, head, batch);
           tma_store_commit();
           tma_store_wait_read();
-          mbarrier_arrive(q_empty(q_at.slot));
+          mbarrier_arrive(q_empty(q_at.slot()));
         }
         __syncwarp();
       }
