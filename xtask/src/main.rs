@@ -1,5 +1,79 @@
-//! The project's chores: `cargo xtask test` and friends.
+//! The project's chores.
+//!
+//! `cargo xtask test` is what a contributor runs before a commit and what CI runs on a fresh clone.
 
-fn main() -> anyhow::Result<()> {
-    anyhow::bail!("usage: cargo xtask test")
+use std::{
+    env,
+    process::{Command, ExitCode},
+    time::Instant,
+};
+
+use anyhow::{Context, bail};
+
+const USAGE: &str = "usage: cargo xtask COMMAND
+
+  test          everything CI checks: format, lints, documentation, tests, licences
+  fuzz [SECS]   run the fuzz targets for SECS seconds each (needs cargo-fuzz and a nightly toolchain)
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let done = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["test"] => test(),
+        ["fuzz"] => fuzz("60"),
+        ["fuzz", seconds] => fuzz(seconds),
+        _ => {
+            eprint!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn test() -> anyhow::Result<()> {
+    step("format", &["fmt", "--all", "--check"], &[])?;
+    step("lints", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    let strict_docs = [("RUSTDOCFLAGS", "-D warnings")];
+    step("documentation", &["doc", "--quiet", "--workspace", "--no-deps"], &strict_docs)?;
+    step("tests", &["test", "--workspace"], &[])?;
+    // The policy is kept in deny.toml; the tool itself takes minutes to build, so it is used where it is installed.
+    if tool_is_there("deny") {
+        step("licences and advisories", &["deny", "check"], &[])?;
+    } else {
+        eprintln!("== licences and advisories: UNAVAILABLE, `cargo install cargo-deny` to check deny.toml");
+    }
+    Ok(())
+}
+
+fn fuzz(seconds: &str) -> anyhow::Result<()> {
+    if !tool_is_there("fuzz") {
+        bail!("cargo-fuzz is not installed: `cargo install cargo-fuzz`");
+    }
+    let limit = format!("-max_total_time={seconds}");
+    step("fuzz the shape parser", &["fuzz", "run", "shape", "--", &limit], &[])
+}
+
+fn step(name: &str, args: &[&str], env: &[(&str, &str)]) -> anyhow::Result<()> {
+    eprintln!("== {name}: cargo {}", args.join(" "));
+    let start = Instant::now();
+    let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut command = Command::new(cargo);
+    command.args(args).envs(env.iter().copied());
+    let status = command.status().with_context(|| format!("cannot run cargo {}", args[0]))?;
+    if !status.success() {
+        bail!("{name} failed: cargo {}", args.join(" "));
+    }
+    eprintln!("== {name}: passed in {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn tool_is_there(subcommand: &str) -> bool {
+    let output = Command::new("cargo").args([subcommand, "--version"]).output();
+    output.is_ok_and(|output| output.status.success())
 }

@@ -1,0 +1,208 @@
+//! What can be typed. What it means is decided by each command.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use evosdpa_core::{Control, DType, Shape};
+
+/// A laboratory for fused attention kernels: check them, time them, compare them.
+#[derive(Parser)]
+#[command(name = "evosdpa", version, max_term_width = 100, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str =
+    "Exit status: 0 every gate passed, 1 a gate failed, 2 wrong use or environment, 130 stopped by Ctrl-C.";
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Check kernels, then time them side by side with PyTorch
+    Bench(Bench),
+    /// Put kernels through the acceptance set and the adversarial inputs
+    Check(Check),
+    /// List kernels with their lineage
+    Kernels(Kernels),
+    /// List recorded runs
+    Runs(Runs),
+    /// Say row by row whether run B is faster or slower than run A
+    Compare(Compare),
+    /// Show what this machine can do, and how to fix what it cannot
+    Doctor(Doctor),
+    /// Print a completion script for a shell
+    Completions(Completions),
+}
+
+/// What nearly every command takes.
+#[derive(Args)]
+pub(crate) struct Common {
+    /// Where kernels run: auto (a GPU if there is one), cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: String,
+    /// Threads to use on the CPU [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) threads: Option<u32>,
+    /// Instruction set to use on the CPU: portable, avx2 or avx512 [default: the best there is]
+    #[arg(long, value_name = "ISA")]
+    pub(crate) isa: Option<String>,
+    /// Folder with CUDA kernels of your own: a .cu and a .toml each
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Option<PathBuf>,
+    /// Print one JSON document instead of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa bench
+  evosdpa bench --shapes mission,long:causal --dtype bf16 --iters 50
+  evosdpa bench --shapes b1h32/8s1/8192d128 --json > decode.json")]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Shapes, separated by commas: names (tiny, mission, small, long, long128) or sizes such as
+    /// b2h32/8s1/8192d128, with suffixes :causal, :causal-br, :window=255/0
+    #[arg(long, default_value = "mission,small,long", value_delimiter = ',')]
+    pub(crate) shapes: Vec<Shape>,
+    /// Kernels, separated by commas [default: all of the device]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub(crate) kernels: Vec<String>,
+    /// Element types, separated by commas: f32, f16, bf16 [default: f32 on a CPU, bf16 on a GPU]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) dtype: Vec<DType>,
+    /// Timed calls of each kernel and peer [default: 100, or as many as 10 seconds a row allow]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) iters: Option<u32>,
+    /// Untimed calls before
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    pub(crate) warmup: u32,
+    /// Seconds a row may take; rows then have fewer samples than asked for
+    #[arg(long, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) budget: Option<f64>,
+    /// Seed of the inputs
+    #[arg(long, default_value_t = 0, value_name = "SEED")]
+    pub(crate) seed: u64,
+    /// Python with PyTorch, to compare with
+    #[arg(long, default_value = "python3", value_name = "PATH")]
+    pub(crate) python: String,
+    /// Seconds PyTorch may take to start, and to answer, before the run goes on without it
+    #[arg(long, default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) peer_timeout: f64,
+    /// Do not look for PyTorch
+    #[arg(long)]
+    pub(crate) no_peers: bool,
+    /// Folder for records
+    #[arg(long, default_value = "runs", value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa check
+  evosdpa check --quick --dtype bf16 --kernels cpu_flash
+  evosdpa check --shapes b1h4/2s33/65d40:causal-br --seeds 3")]
+pub(crate) struct Check {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Check these shapes with every input family, instead of the whole suite
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) shapes: Vec<Shape>,
+    /// Kernels, separated by commas [default: all of the device]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub(crate) kernels: Vec<String>,
+    /// Element types, separated by commas: f32, f16, bf16 [default: all, of which a GPU takes f16 and bf16]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) dtype: Vec<DType>,
+    /// Seeds of the acceptance set
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(crate) seeds: u64,
+    /// Leave out the long acceptance shapes, and use one seed
+    #[arg(long, conflicts_with_all = ["shapes", "seeds"])]
+    pub(crate) quick: bool,
+    /// Check every variant of each kernel, up to this many
+    #[arg(long, value_name = "MOST", num_args = 0..=1, default_missing_value = "4096")]
+    pub(crate) all_variants: Option<usize>,
+    /// Only run each case once and look at nothing: for tools that watch the program run
+    #[arg(long, requires = "shapes")]
+    pub(crate) once: bool,
+    /// Put a wrong answer in place of every kernel's output, to see the gate fail: zeros, copy-of-v, mean-of-v,
+    /// previous-output or another-mask
+    #[arg(long, value_name = "CONTROL")]
+    pub(crate) force: Option<Control>,
+}
+
+#[derive(Args)]
+pub(crate) struct Kernels {
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+#[derive(Args)]
+pub(crate) struct Runs {
+    /// Folder of the records
+    #[arg(long, default_value = "runs", value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa compare 3f9a1c latest
+  evosdpa compare runs/20261115T101500Z-3f9a1c latest --fail-on-regression")]
+pub(crate) struct Compare {
+    /// The run to compare with: a folder, a name or the end of one, or latest
+    pub(crate) a: String,
+    /// The run in question
+    pub(crate) b: String,
+    /// Folder of the records
+    #[arg(long, default_value = "runs", value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// A difference below this share does not matter
+    #[arg(long, default_value_t = evosdpa_lab::measure::compare::MARGIN, value_name = "SHARE", value_parser = margin)]
+    pub(crate) margin: f64,
+    /// Exit with status 1 if a row is SLOW
+    #[arg(long)]
+    pub(crate) fail_on_regression: bool,
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Doctor {
+    /// Python to look for PyTorch in
+    #[arg(long, default_value = "python3", value_name = "PATH")]
+    pub(crate) python: String,
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+fn positive_seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
+    if seconds > 0.0 && seconds <= 1e6 {
+        Ok(seconds)
+    } else {
+        Err("must be above 0 and at most 1000000".into())
+    }
+}
+
+fn margin(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| format!("`{text}` is not a number"))?;
+    if (0.0..1.0).contains(&share) {
+        Ok(share)
+    } else {
+        Err("must be at least 0 and below 1, such as 0.02".into())
+    }
+}

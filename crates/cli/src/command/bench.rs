@@ -1,0 +1,195 @@
+//! `evosdpa bench`: gates, then times, side by side.
+
+use std::{cell::RefCell, fmt::Write, time::Duration};
+
+use anyhow::Context;
+use evosdpa_core::{DType, Problem, Shape};
+use evosdpa_lab::{
+    bench::{self, Request, Step},
+    machine::Environment,
+    measure::interleave,
+    peer::torch::Torch,
+    record::{Row, Run, Status},
+};
+
+use crate::{
+    Found,
+    args::Bench,
+    command::chosen_kernels,
+    interrupt,
+    output::{self, time},
+    progress,
+};
+
+/// What a row may take when the user says neither how many calls nor how long.
+const DEFAULT_BUDGET: Duration = Duration::from_secs(10);
+const DEFAULT_ITERS: u32 = 100;
+
+pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
+    let device = args.common.open()?;
+    let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
+    let on_cpu = device.name() == "cpu";
+    let dtypes = match args.dtype.as_slice() {
+        [] if on_cpu => vec![DType::F32],
+        [] => vec![DType::BF16],
+        given => given.to_vec(),
+    };
+    let problems = problems(&args.shapes, &dtypes)?;
+    for problem in problems.iter().flatten() {
+        evosdpa_lab::machine::refuse_what_does_not_fit(problem, 2)?;
+    }
+    interrupt::listen();
+
+    let mut environment = Environment::look(args.common.thread_count());
+    environment.accelerator = device.accelerator();
+    if on_cpu {
+        environment.measure_peaks();
+    }
+    let torch = start_torch(&args, environment.threads);
+    environment.torch = torch.as_ref().ok().map(|torch| torch.version().to_owned());
+    let torch = torch.map(RefCell::new);
+    let command: Vec<String> = std::env::args().skip(1).collect();
+    let mut record = Run::create(&args.out, &command.join(" "), &environment)?;
+
+    let budget = match (args.budget, args.iters) {
+        (Some(seconds), _) => Some(Duration::from_secs_f64(seconds)),
+        (None, Some(_)) => None,
+        (None, None) => Some(DEFAULT_BUDGET),
+    };
+    let request = Request {
+        kernels,
+        iters: args.iters.unwrap_or(DEFAULT_ITERS) as usize,
+        warmup: args.warmup as usize,
+        seed: args.seed,
+        budget,
+        peak_gflops: environment.fma_peak_gflops,
+    };
+    let steps = problems.iter().flatten().count() as u64;
+    let bar = progress::bar(steps * 100);
+    let mut rows: Vec<Row> = Vec::new();
+    let mut status = Status::Complete;
+    let mut done = 0;
+    'shapes: for of_shape in &problems {
+        let mut shape_rows = Vec::new();
+        let mut shape_words = Vec::new();
+        for problem in of_shape {
+            let proceed = |step: Step<'_>| {
+                match step {
+                    Step::Solving => progress::say(&bar, format!("{problem}: solving in f64")),
+                    Step::Checking(kernel) => progress::say(&bar, format!("{problem}: checking {kernel}")),
+                    Step::Timing(share) => {
+                        bar.set_position(done * 100 + (share * 100.0) as u64);
+                        progress::say(&bar, format!("{problem}: timing"));
+                    }
+                }
+                !interrupt::asked()
+            };
+            let peers = torch.as_ref().map_err(String::as_str);
+            let outcome = bench::measure(device.as_ref(), problem, &request, peers, proceed)?;
+            if outcome.interrupted {
+                status = Status::Interrupted;
+                break 'shapes;
+            }
+            shape_rows.extend(outcome.rows);
+            shape_words.extend(outcome.words);
+            done += 1;
+        }
+        let shape = of_shape[0].shape().to_string();
+        record.add(&shape, &shape_rows, &shape_words)?;
+        rows.extend(shape_rows);
+    }
+    record.finish(status)?;
+    bar.finish_and_clear();
+
+    if args.common.json {
+        output::print_json("bench", &environment, &rows)?;
+    } else {
+        output::print(&page(&environment, &rows, &record, torch.as_ref().err()))?;
+    }
+    Ok(match status {
+        Status::Interrupted => Found::Interrupted,
+        _ if rows.iter().any(|row| row.failed() && !row.peer) => Found::Failure,
+        _ => Found::NothingWrong,
+    })
+}
+
+/// The problems, grouped by shape.
+fn problems(shapes: &[Shape], dtypes: &[DType]) -> anyhow::Result<Vec<Vec<Problem>>> {
+    let of_shape = |shape: &Shape| {
+        dtypes.iter().map(|&dtype| Problem::new(*shape, dtype)).collect::<Result<Vec<_>, _>>()
+    };
+    shapes.iter().map(of_shape).collect::<Result<Vec<_>, _>>().context("--shapes")
+}
+
+/// Torch, or why it is not there and how to get it.
+fn start_torch(args: &Bench, threads: usize) -> Result<Torch, String> {
+    if args.no_peers {
+        return Err("not asked for (--no-peers)".to_owned());
+    }
+    Torch::start(&args.python, threads, Duration::from_secs_f64(args.peer_timeout)).map_err(|error| {
+        format!("{error}. To compare with PyTorch: `{} -m pip install torch`, or --python PATH", args.python)
+    })
+}
+
+fn page(environment: &Environment, rows: &[Row], record: &Run, no_torch: Option<&String>) -> String {
+    let mut text = String::new();
+    let _ = write_page(&mut text, environment, rows, record, no_torch);
+    text
+}
+
+fn write_page(
+    out: &mut String,
+    env: &Environment,
+    rows: &[Row],
+    record: &Run,
+    no_torch: Option<&String>,
+) -> std::fmt::Result {
+    let peak = env.fma_peak_gflops.map_or(String::new(), |peak| format!(", peak {peak:.0} GFLOP/s"));
+    let memory = env.memory_gbps.map_or(String::new(), |gbps| format!(", memory {gbps:.0} GB/s"));
+    let machine = env.accelerator.clone().unwrap_or_else(|| format!("{} · {} threads", env.cpu, env.threads));
+    writeln!(out, "{machine}{peak}{memory}\n")?;
+    let header = ["problem", "kernel", "gates", "p50", "p90", "p99", "GFLOP/s", "% peak", "n", "vs peer"];
+    let shown = rows.iter().filter(|row| !(row.peer && no_torch.is_some())).map(table_row).collect();
+    out.push_str(&output::table(&header, 3, shown));
+    if let Some(why) = no_torch {
+        writeln!(out, "\ntorch: UNAVAILABLE: {why}")?;
+    }
+    writeln!(out)?;
+    for words in &record.summary().words {
+        writeln!(out, "{words}")?;
+    }
+    if rows.iter().any(|row| !row.samples_us.is_empty() && row.samples_us.len() < interleave::ROUNDS) {
+        writeln!(
+            out,
+            "\nFewer samples than rounds on some rows: give them more time with --budget or --iters."
+        )?;
+    }
+    writeln!(out, "\nrecorded in {}", record.folder().display())
+}
+
+fn table_row(row: &Row) -> Vec<String> {
+    let gates = match row.first_problem() {
+        None => "PASS".to_owned(),
+        Some(gate) => gate.verdict.word().to_owned(),
+    };
+    let number = |x: Option<f64>, show: fn(f64) -> String| x.map_or("–".to_owned(), show);
+    // Against the fastest peer: the one that would be picked instead.
+    let ratio = row
+        .speedup
+        .iter()
+        .filter(|(name, _)| name.starts_with("torch"))
+        .map(|(_, comparison)| comparison.ratio)
+        .min_by(f64::total_cmp);
+    vec![
+        row.problem.clone(),
+        row.kernel.clone(),
+        gates,
+        number(row.p50_us, time),
+        number(row.p90_us, time),
+        number(row.p99_us, time),
+        number(row.gflops, |x| format!("{x:.1}")),
+        number(row.percent_of_peak, |x| format!("{x:.0}")),
+        row.samples_us.len().to_string(),
+        number(ratio, |x| format!("{x:.2}×")),
+    ]
+}

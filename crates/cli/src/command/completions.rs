@@ -1,0 +1,16 @@
+//! `evosdpa completions SHELL`.
+
+use clap::CommandFactory;
+
+use crate::{
+    Found,
+    args::{Cli, Completions},
+    output,
+};
+
+pub(crate) fn run(args: Completions) -> anyhow::Result<Found> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "evosdpa", &mut script);
+    output::print(&String::from_utf8_lossy(&script))?;
+    Ok(Found::NothingWrong)
+}

@@ -1,0 +1,44 @@
+//! `evosdpa runs`: what has been recorded.
+
+use evosdpa_lab::{
+    machine::Environment,
+    record::catalogue::{self, Entry},
+};
+use serde_json::json;
+
+use crate::{Found, args::Runs, output};
+
+pub(crate) fn run(args: Runs) -> anyhow::Result<Found> {
+    let entries = catalogue::list(&args.out)?;
+    if args.json {
+        let rows: Vec<_> = entries.iter().map(as_json).collect();
+        output::print_json("runs", &Environment::look(None), &rows)?;
+        return Ok(Found::NothingWrong);
+    }
+    if entries.is_empty() {
+        output::print(&format!("no runs in {}: `evosdpa bench` makes one\n", args.out.display()))?;
+        return Ok(Found::NothingWrong);
+    }
+    let rows = entries.iter().map(|entry| match entry {
+        Entry::Run(run) => {
+            let status = format!("{:?}", run.status).to_lowercase();
+            let failed = run.rows.iter().filter(|row| row.failed()).count();
+            vec![run.id.clone(), status, run.rows.len().to_string(), failed.to_string(), run.command.clone()]
+        }
+        Entry::Unreadable { path, why } => {
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            vec![name, "unreadable".to_owned(), "–".to_owned(), "–".to_owned(), why.clone()]
+        }
+    });
+    output::print(&output::table(&["run", "status", "rows", "failed", "command"], 9, rows.collect()))?;
+    Ok(Found::NothingWrong)
+}
+
+fn as_json(entry: &Entry) -> serde_json::Value {
+    match entry {
+        Entry::Run(run) => {
+            json!({"id": run.id, "status": run.status, "command": run.command, "rows": run.rows})
+        }
+        Entry::Unreadable { path, why } => json!({"path": path, "unreadable": why}),
+    }
+}

@@ -1,0 +1,80 @@
+//! Tables for people, one JSON document for programs.
+
+use std::io::Write;
+
+use anstyle::{AnsiColor, Style};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use evosdpa_lab::{gate::Verdict, machine::Environment};
+use serde::Serialize;
+use serde_json::json;
+
+pub(crate) const RED: Style = AnsiColor::Red.on_default().bold();
+const GREEN: Style = AnsiColor::Green.on_default();
+const YELLOW: Style = AnsiColor::Yellow.on_default();
+
+/// Tables are never wider than this.
+const WIDTH: u16 = 100;
+
+/// Writes to standard output; colours are dropped where nobody sees them.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = anstream::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Whether an error says only that nobody reads any more, as in `evosdpa runs | head -1`.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Prints the one document of `--json`.
+pub(crate) fn print_json(
+    command: &str,
+    environment: &Environment,
+    rows: &impl Serialize,
+) -> anyhow::Result<()> {
+    let document = json!({
+        "schema": format!("evosdpa.{command}/1"),
+        "environment": environment,
+        "rows": rows,
+    });
+    print(&format!("{document:#}\n"))
+}
+
+/// A table that fits the terminal and never exceeds 100 columns. Columns from `numbers_from` on are right-aligned.
+pub(crate) fn table(header: &[&str], numbers_from: usize, rows: Vec<Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
+    table.set_header(header.iter().copied());
+    table.add_rows(rows);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+        if column.index >= numbers_from {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+    lines.join("\n") + "\n"
+}
+
+/// PASS, FAIL or UNAVAILABLE in its colour.
+pub(crate) fn coloured(verdict: &Verdict) -> String {
+    let style = match verdict {
+        Verdict::Pass => GREEN,
+        Verdict::Fail(_) => RED,
+        Verdict::Unavailable(_) => YELLOW,
+    };
+    format!("{}{}{}", style.render(), verdict.word(), style.render_reset())
+}
+
+/// A time in the unit that suits it.
+pub(crate) fn time(us: f64) -> String {
+    match us {
+        us if us >= 1e6 => format!("{:.2} s", us / 1e6),
+        us if us >= 1e4 => format!("{:.1} ms", us / 1e3),
+        us if us >= 1e3 => format!("{:.2} ms", us / 1e3),
+        us if us >= 100.0 => format!("{us:.0} µs"),
+        us => format!("{us:.1} µs"),
+    }
+}

@@ -1,0 +1,289 @@
+//! The program as its users meet it: arguments, exit status, what is printed and what is left on disk.
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+use assert_cmd::cargo::cargo_bin;
+use serde_json::Value;
+
+fn evosdpa(folder: &Path, args: &[&str]) -> Output {
+    Command::new(cargo_bin!("evosdpa")).args(args).current_dir(folder).env("NO_COLOR", "1").output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(&output.stdout)))
+}
+
+/// A quick benchmark: small shape, few calls, no peer.
+const QUICK: [&str; 8] =
+    ["bench", "--no-peers", "--shapes", "tiny,tiny:causal", "--iters", "20", "--warmup", "2"];
+
+#[test]
+fn bench_prints_a_table_and_records_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = evosdpa(folder.path(), &QUICK);
+    let page = text(&output.stdout);
+    assert!(output.status.success(), "{page}{}", text(&output.stderr));
+    assert!(page.contains("tiny:causal f32  cpu_flash  PASS"), "{page}");
+    assert!(page.contains("torch: UNAVAILABLE"), "{page}");
+    assert!(
+        page.lines().filter(|line| line.contains("cpu_")).all(|line| line.chars().count() <= 100),
+        "{page}"
+    );
+    assert!(output.stderr.is_empty(), "no progress bar off a terminal: {}", text(&output.stderr));
+
+    let run = std::fs::read_dir(folder.path().join("runs")).unwrap().next().unwrap().unwrap().path();
+    let mut names: Vec<_> = std::fs::read_dir(run)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["result_tiny.causal.json", "result_tiny.json", "run.md", "summary.json"]);
+}
+
+#[test]
+fn bench_json_is_one_document_with_every_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = evosdpa(folder.path(), &[&QUICK[..], &["--json"]].concat());
+    let document = json(&output);
+    assert_eq!(document["schema"], "evosdpa.bench/1");
+    assert!(document["environment"]["fma_peak_gflops"].as_f64().unwrap() > 0.1);
+    let rows = document["rows"].as_array().unwrap();
+    // Two kernels and the absent peer on each of two shapes.
+    assert_eq!(rows.len(), 6);
+    for row in rows {
+        if row["peer"] == true {
+            assert_eq!(row["gates"][0]["verdict"], "UNAVAILABLE");
+            assert_eq!((row["p50_us"].as_f64(), row["samples_us"].as_array().unwrap().len()), (None, 0));
+            continue;
+        }
+        assert_eq!(row["gates"][0]["gate"], "correctness");
+        assert!(row["gates"].as_array().unwrap().iter().all(|gate| gate["verdict"] == "PASS"), "{row}");
+        assert_eq!(row["samples_us"].as_array().unwrap().len(), 20);
+        let (p50, p90, p99) = (row["p50_us"].as_f64(), row["p90_us"].as_f64(), row["p99_us"].as_f64());
+        assert!(p50.unwrap() > 0.0 && p50 <= p90 && p90 <= p99);
+        assert!(row["gflops"].as_f64().unwrap() > 0.0);
+    }
+    assert!(rows[1]["speedup"]["cpu_naive"]["ratio"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn check_passes_and_every_forced_control_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = ["check", "--shapes", "b1h4/2s33/65d24:causal-br", "--seeds", "1", "--dtype", "f32,bf16"];
+    let output = evosdpa(folder.path(), &base);
+    assert!(output.status.success(), "{}", text(&output.stdout));
+    for control in ["zeros", "copy-of-v", "mean-of-v", "previous-output", "another-mask"] {
+        let output = evosdpa(folder.path(), &[&base[..], &["--force", control]].concat());
+        assert_eq!(output.status.code(), Some(1), "{control}: {}", text(&output.stdout));
+        assert!(text(&output.stdout).contains("FAIL"), "{control}");
+    }
+}
+
+#[test]
+fn each_instruction_set_can_be_forced() {
+    let folder = tempfile::tempdir().unwrap();
+    for isa in evosdpa::Isa::available() {
+        let args = [
+            "check",
+            "--shapes",
+            "tiny:causal",
+            "--seeds",
+            "1",
+            "--kernels",
+            "cpu_flash",
+            "--isa",
+            isa.name(),
+        ];
+        assert!(evosdpa(folder.path(), &args).status.success(), "{isa}");
+    }
+}
+
+#[test]
+fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
+    for (args, expected) in [
+        (&["bench", "--shapes", "misson"][..], "did you mean `mission`"),
+        (&["bench", "--shapes", "b0h1s1d1"], "batch is 0"),
+        (&["bench", "--shapes", "b1h-1s1d1"], "positive whole number after `h`"),
+        (&["bench", "--shapes", "b1h8/3s512d64"], "multiple"),
+        (&["bench", "--shapes", "b1h1s1d513"], "from 1 to 512"),
+        (&["bench", "--shapes", "b900000000h1000s900000000d512"], "2^63"),
+        (&["bench", "--shapes", "b64h128s1000000d128"], "available"),
+        (&["bench", "--kernels", "cpu_flsh"], "did you mean `cpu_flash`"),
+        (&["bench", "--dtype", "fp16"], "did you mean `f16`"),
+        (&["bench", "--device", "cp"], "did you mean `cpu`"),
+        (&["bench", "--isa", "avx513"], "did you mean `avx512`"),
+        (&["bench", "--iters", "0"], "0 is not in 1..=1000000"),
+        (&["bench", "--threads", "0"], "0 is not in 1..=4096"),
+        (&["bench", "--budget", "-3"], "must be above 0"),
+        (&["check", "--force", "zeroes"], "did you mean `zeros`"),
+        (&["compare", "nothing", "here"], "no such run"),
+        (&["compare", "a", "b", "--margin", "7"], "below 1"),
+        (&["bnech"], "bench"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = evosdpa(folder.path(), args);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains(expected), "{args:?}: {message}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+        assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "{args:?} left something behind");
+    }
+}
+
+#[test]
+fn an_unwritable_folder_is_refused_before_measuring() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("occupied"), "a file").unwrap();
+    let output = evosdpa(folder.path(), &[&QUICK[..], &["--out", "occupied"]].concat());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--out"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_python_that_hangs_dies_or_prints_junk_costs_only_the_peer() {
+    use std::os::unix::fs::PermissionsExt;
+
+    for (name, script, expected) in [
+        ("hangs", "#!/bin/sh\nsleep 600\n", "no answer within 1 s"),
+        ("dies", "#!/bin/sh\nexit 3\n", "python ended without an answer"),
+        ("junk", "#!/bin/sh\necho 'Welcome to Python'\nsleep 5\n", "python printed `Welcome to Python`"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let python = path.to_str().unwrap();
+        let args = [
+            "bench",
+            "--shapes",
+            "tiny",
+            "--iters",
+            "5",
+            "--python",
+            python,
+            "--peer-timeout",
+            "1",
+            "--json",
+        ];
+        let output = evosdpa(folder.path(), &args);
+        assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+        let document = json(&output);
+        let peer = document["rows"].as_array().unwrap().last().unwrap();
+        let detail = peer["gates"][0]["detail"].as_str().unwrap();
+        assert!(detail.contains(expected), "{name}: {detail}");
+        assert_eq!(document["rows"][1]["samples_us"].as_array().unwrap().len(), 5);
+    }
+}
+
+#[test]
+fn runs_and_compare_work_from_what_is_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    assert!(text(&evosdpa(path, &["runs"]).stdout).contains("no runs"));
+    assert!(evosdpa(path, &QUICK).status.success());
+    assert!(evosdpa(path, &QUICK).status.success());
+    std::fs::write(path.join("runs/stray.txt"), "not a run").unwrap();
+
+    let listed = json(&evosdpa(path, &["runs", "--json"]));
+    let rows = listed["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().filter(|row| row["status"] == "complete").count(), 2);
+    assert_eq!(rows.iter().filter(|row| row["unreadable"].is_string()).count(), 1);
+
+    let id = rows[0]["id"].as_str().unwrap();
+    let output = evosdpa(path, &["compare", &id[id.len() - 6..], "latest", "--json"]);
+    let compared = json(&output);
+    assert_eq!(compared["rows"].as_array().unwrap().len(), 4);
+    let words = ["FAST", "SLOW", "SAME", "AMBIGUOUS"];
+    assert!(words.contains(&compared["rows"][0]["comparison"]["verdict"].as_str().unwrap()));
+}
+
+#[test]
+fn a_regression_fails_when_asked_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    assert!(evosdpa(path, &QUICK).status.success());
+    let run = std::fs::read_dir(path.join("runs")).unwrap().next().unwrap().unwrap().path();
+    // The same run, made slower by half.
+    let slower = path.join("runs/slower");
+    std::fs::create_dir(&slower).unwrap();
+    for entry in std::fs::read_dir(&run).unwrap() {
+        let file = entry.unwrap().path();
+        let name = file.file_name().unwrap().to_str().unwrap().to_owned();
+        let mut contents = std::fs::read_to_string(&file).unwrap();
+        if name.starts_with("result_") {
+            let mut document: Value = serde_json::from_str(&contents).unwrap();
+            for row in document["rows"].as_array_mut().unwrap() {
+                for sample in row["samples_us"].as_array_mut().unwrap() {
+                    *sample = (sample.as_f64().unwrap() * 1.5).into();
+                }
+            }
+            contents = document.to_string();
+        }
+        std::fs::write(slower.join(name), contents).unwrap();
+    }
+    let (a, b) = (run.to_str().unwrap(), "runs/slower");
+    assert_eq!(evosdpa(path, &["compare", a, b]).status.code(), Some(0));
+    assert_eq!(evosdpa(path, &["compare", a, b, "--fail-on-regression"]).status.code(), Some(1));
+    assert_eq!(evosdpa(path, &["compare", b, a, "--fail-on-regression"]).status.code(), Some(0));
+}
+
+#[test]
+fn ctrl_c_keeps_the_finished_shapes() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["bench", "--no-peers", "--shapes", "tiny,b4h8s1024d64", "--iters", "10000", "--json"];
+    let child = Command::new(cargo_bin!("evosdpa"))
+        .args(args)
+        .current_dir(folder.path())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let finished = |name: &str| {
+        let runs = std::fs::read_dir(folder.path().join("runs")).ok()?;
+        runs.flatten().find(|run| run.path().join(name).is_file())
+    };
+    let start = std::time::Instant::now();
+    while finished("result_tiny.json").is_none() {
+        assert!(start.elapsed().as_secs() < 120, "the first shape never finished");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(json(&output)["rows"].as_array().unwrap().len(), 3);
+    let run = finished("summary.json").unwrap().path();
+    let summary: Value =
+        serde_json::from_str(&std::fs::read_to_string(run.join("summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["status"], "interrupted");
+    assert!(!run.join("result_b4h8s1024d64.json").exists());
+}
+
+#[test]
+fn kernels_doctor_completions_and_help_say_what_there_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = json(&evosdpa(folder.path(), &["kernels", "--json"]));
+    let flash = kernels["rows"].as_array().unwrap().iter().find(|row| row["name"] == "cpu_flash").unwrap();
+    assert_eq!(flash["parent"], "cpu_naive");
+
+    let doctor = evosdpa(folder.path(), &["doctor", "--python", "/nowhere/python", "--json"]);
+    assert!(doctor.status.success());
+    let probes = json(&doctor);
+    let torch = probes["rows"].as_array().unwrap().iter().find(|row| row["gate"] == "torch").unwrap();
+    assert_eq!(torch["verdict"], "UNAVAILABLE");
+    assert!(torch["detail"].as_str().unwrap().contains("pip install torch"));
+
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(text(&evosdpa(folder.path(), &["completions", shell]).stdout).contains("evosdpa"));
+    }
+    for command in ["bench", "check", "compare"] {
+        let help = text(&evosdpa(folder.path(), &[command, "--help"]).stdout);
+        assert!(help.contains("Examples:"), "{help}");
+        assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    }
+}

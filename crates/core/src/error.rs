@@ -1,0 +1,190 @@
+//! What can be wrong with a problem or its tensors.
+
+use crate::DType;
+
+/// Why a problem, a shape or a set of tensors was refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A name that is not in its list.
+    #[error("unknown {kind} `{name}`{}; allowed: {allowed}", did_you_mean(nearest))]
+    UnknownName {
+        /// What sort of name it is: dtype, shape, kernel, …
+        kind: &'static str,
+        /// What was asked for.
+        name: String,
+        /// The closest known name, when one is close.
+        nearest: Option<String>,
+        /// The names there are.
+        allowed: String,
+    },
+    /// Text that is not a shape.
+    #[error(
+        "cannot read shape `{text}`: {why}; write a name (tiny, mission, small, long, long128) or sizes as \
+         b2h8s512d64, with h32/8 for query/key-value heads, s1/8192 for query/key lengths, d192/128 for the \
+         value head dimension, and suffixes :causal, :causal-br, :window=255/0"
+    )]
+    Shape {
+        /// The text as given.
+        text: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A size outside its range.
+    #[error("{what} is {value}, but must be {allowed}")]
+    Size {
+        /// Which size.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// The allowed range, in words.
+        allowed: &'static str,
+    },
+    /// Query heads cannot be shared out evenly among key/value heads.
+    #[error(
+        "{heads_q} query heads cannot share {heads_kv} key/value heads: the first must be a multiple of the second"
+    )]
+    Heads {
+        /// Query heads.
+        heads_q: usize,
+        /// Key/value heads.
+        heads_kv: usize,
+    },
+    /// The softmax scale is not a finite number.
+    #[error("scale is {0}, but must be a finite number")]
+    Scale(f32),
+    /// A size computation left the range of the machine's integers.
+    #[error("the tensors of {problem} would need more than 2^63 bytes; use a smaller problem")]
+    Overflow {
+        /// The problem, as text.
+        problem: String,
+    },
+    /// More memory than the machine has.
+    #[error(
+        "{problem} needs {needed_bytes} bytes but only {available_bytes} are available; use a smaller problem"
+    )]
+    Memory {
+        /// The problem, as text.
+        problem: String,
+        /// What it needs.
+        needed_bytes: u64,
+        /// What there is.
+        available_bytes: u64,
+    },
+    /// A tensor does not have the shape that the problem says.
+    #[error(
+        "{tensor} has shape {got:?}, but the problem needs {expected:?} (batch, heads, sequence, head dimension)"
+    )]
+    TensorShape {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its shape.
+        got: [usize; 4],
+        /// What the problem asks for.
+        expected: [usize; 4],
+    },
+    /// A tensor does not have the element type that the problem says.
+    #[error(
+        "{tensor} holds {got}, but the problem says {expected}; convert the tensor or change the problem"
+    )]
+    TensorDType {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its element type.
+        got: DType,
+        /// What the problem asks for.
+        expected: DType,
+    },
+    /// Strides that reach outside the tensor's memory.
+    #[error(
+        "shape {shape:?} with strides {strides:?} reaches element {last}, but the buffer holds {len}; \
+         pass the whole buffer or fix the strides (in elements)"
+    )]
+    OutOfBuffer {
+        /// The tensor's shape.
+        shape: [usize; 4],
+        /// Its strides, in elements.
+        strides: [usize; 4],
+        /// The last element reached (usize::MAX when that overflows).
+        last: usize,
+        /// Elements in the buffer.
+        len: usize,
+    },
+    /// The innermost dimension is not contiguous.
+    #[error(
+        "the head dimension has stride {stride}, but must be contiguous (stride 1); copy the tensor first"
+    )]
+    InnerStride {
+        /// The stride, in elements.
+        stride: usize,
+    },
+    /// Two elements of an output share memory.
+    #[error(
+        "output with shape {shape:?} and strides {strides:?} overlaps itself; give each element its own place"
+    )]
+    OverlappingOutput {
+        /// The tensor's shape.
+        shape: [usize; 4],
+        /// Its strides, in elements.
+        strides: [usize; 4],
+    },
+    /// The buffer's bytes cannot hold this element type.
+    #[error("{len} bytes at this address cannot hold {dtype} elements: length and alignment must be multiples of {}", dtype.bytes())]
+    Bytes {
+        /// Length of the buffer.
+        len: usize,
+        /// The element type asked for.
+        dtype: DType,
+    },
+    /// The LSE buffer has the wrong length.
+    #[error("the LSE buffer holds {got} values, but batch × query heads × queries is {expected}")]
+    LseLength {
+        /// Values in the buffer.
+        got: usize,
+        /// Values needed.
+        expected: usize,
+    },
+}
+
+fn did_you_mean(nearest: &Option<String>) -> String {
+    nearest.as_ref().map(|name| format!(", did you mean `{name}`?")).unwrap_or_default()
+}
+
+/// The name closest to `wanted`, when it is close enough to be a slip of the pen.
+pub fn nearest<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let limit = (wanted.chars().count() / 3).max(2);
+    names
+        .into_iter()
+        .map(|name| (edit_distance(wanted, name), name))
+        .filter(|(distance, _)| *distance <= limit)
+        .min()
+        .map(|(_, name)| name.to_owned())
+}
+
+/// Levenshtein's distance: insertions, deletions and substitutions between two texts.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, &to) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(from != to);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_finds_slips_and_ignores_strangers() {
+        let names = ["mission", "small", "long", "long128"];
+        assert_eq!(nearest("mision", names), Some("mission".into()));
+        assert_eq!(nearest("long12", names), Some("long128".into()));
+        assert_eq!(nearest("enormous", names), None);
+    }
+}

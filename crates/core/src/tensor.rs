@@ -1,0 +1,328 @@
+//! Tensors of four dimensions, owned and borrowed, with strides in elements.
+
+use crate::{DType, Element, Error, Layout};
+
+/// A cache line: the unit in which tensors are allocated, so that their data is aligned for any vector width.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// An owned tensor `[batch, heads, sequence, head dimension]`.
+#[derive(Clone)]
+pub struct Tensor {
+    lines: Vec<Line>,
+    len: usize,
+    dtype: DType,
+    shape: [usize; 4],
+    strides: [usize; 4],
+}
+
+impl Tensor {
+    /// A packed tensor of zeros.
+    pub fn zeros(shape: [usize; 4], dtype: DType, layout: Layout) -> Self {
+        let len = shape.iter().product();
+        Self::with_strides(shape, dtype, layout.strides(shape), len)
+    }
+
+    /// A packed tensor whose element at `index` is `value(index)`, rounded to `dtype`.
+    pub fn from_fn(
+        shape: [usize; 4],
+        dtype: DType,
+        layout: Layout,
+        value: impl Fn([usize; 4]) -> f64 + Sync,
+    ) -> Self {
+        let mut tensor = Self::zeros(shape, dtype, layout);
+        tensor.fill_with(value);
+        tensor
+    }
+
+    /// A tensor in a larger buffer: rows are `row_gap` elements further apart than they need to be. Every byte of the
+    /// buffer is set to `0xFF`, a NaN in every dtype, so that a read outside the elements shows.
+    pub fn poisoned_gaps(shape: [usize; 4], dtype: DType, layout: Layout, row_gap: usize) -> Self {
+        let padded = [shape[0], shape[1], shape[2], shape[3] + row_gap];
+        let strides = layout.strides(padded);
+        let mut tensor = Self::with_strides(shape, dtype, strides, padded.iter().product());
+        tensor.bytes_mut().fill(0xFF);
+        tensor
+    }
+
+    /// Sets each element to `value(index)`, rounded to the tensor's dtype.
+    pub fn fill_with(&mut self, value: impl Fn([usize; 4]) -> f64 + Sync) {
+        match self.dtype {
+            DType::F32 => self.fill_typed::<f32>(value),
+            DType::F16 => self.fill_typed::<half::f16>(value),
+            DType::BF16 => self.fill_typed::<half::bf16>(value),
+        }
+    }
+
+    /// The tensor to read from.
+    pub fn view(&self) -> TensorView<'_> {
+        TensorView { bytes: self.bytes(), dtype: self.dtype, shape: self.shape, strides: self.strides }
+    }
+
+    /// The tensor to write to.
+    pub fn view_mut(&mut self) -> TensorViewMut<'_> {
+        let (dtype, shape, strides) = (self.dtype, self.shape, self.strides);
+        TensorViewMut { bytes: self.bytes_mut(), dtype, shape, strides }
+    }
+
+    /// The whole buffer, gaps included.
+    pub fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.len * self.dtype.bytes()]
+    }
+
+    /// The whole buffer, gaps included.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let bytes = self.len * self.dtype.bytes();
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..bytes]
+    }
+
+    fn with_strides(shape: [usize; 4], dtype: DType, strides: [usize; 4], len: usize) -> Self {
+        let lines = (len * dtype.bytes()).div_ceil(size_of::<Line>());
+        Self { lines: vec![Line([0; 64]); lines], len, dtype, shape, strides }
+    }
+
+    fn fill_typed<T: Element>(&mut self, value: impl Fn([usize; 4]) -> f64 + Sync) {
+        use rayon::prelude::*;
+
+        let (shape, strides, layout_len) = (self.shape, self.strides, self.len);
+        let data: &mut [T] = bytemuck::cast_slice_mut(self.bytes_mut());
+        debug_assert_eq!(data.len(), layout_len);
+        // Both layouts keep a batch entry contiguous, so batches (and, for one batch, the whole) split safely.
+        data.par_chunks_mut(strides[0].max(1)).enumerate().take(shape[0]).for_each(|(b, batch)| {
+            for h in 0..shape[1] {
+                for s in 0..shape[2] {
+                    let row = h * strides[1] + s * strides[2];
+                    for d in 0..shape[3] {
+                        batch[row + d] = T::from_f64(value([b, h, s, d]));
+                    }
+                }
+            }
+        });
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tensor({} {:?} strides {:?})", self.dtype, self.shape, self.strides)
+    }
+}
+
+/// A borrowed tensor to read from. Every element lies inside the borrowed bytes: checked when it is made.
+#[derive(Clone, Copy)]
+pub struct TensorView<'a> {
+    bytes: &'a [u8],
+    dtype: DType,
+    shape: [usize; 4],
+    strides: [usize; 4],
+}
+
+impl<'a> TensorView<'a> {
+    /// Views a buffer. Strides are in elements; 0 repeats a dimension; the innermost must be 1.
+    pub fn new(bytes: &'a [u8], dtype: DType, shape: [usize; 4], strides: [usize; 4]) -> Result<Self, Error> {
+        check_view(bytes, dtype, shape, strides)?;
+        Ok(Self { bytes, dtype, shape, strides })
+    }
+
+    /// Views a packed slice.
+    pub fn from_slice<T: Element>(data: &'a [T], shape: [usize; 4], layout: Layout) -> Result<Self, Error> {
+        Self::new(bytemuck::cast_slice(data), T::DTYPE, shape, layout.strides(shape))
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// `[batch, heads, sequence, head dimension]`.
+    pub fn shape(&self) -> [usize; 4] {
+        self.shape
+    }
+
+    /// Strides in elements.
+    pub fn strides(&self) -> [usize; 4] {
+        self.strides
+    }
+
+    /// The buffer behind the view, from the first element on, gaps included.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The buffer as elements; `None` when `T` is not the view's element type.
+    pub fn elements<T: Element>(&self) -> Option<&'a [T]> {
+        (T::DTYPE == self.dtype).then(|| bytemuck::cast_slice(self.bytes))
+    }
+
+    /// One row (the head dimension) widened to f64.
+    pub fn row_f64(&self, b: usize, h: usize, s: usize, out: &mut Vec<f64>) {
+        out.clear();
+        self.row_map(b, h, s, |x| out.push(x));
+    }
+
+    /// One row widened to f32, which is exact for every dtype.
+    pub fn row_f32(&self, b: usize, h: usize, s: usize, out: &mut Vec<f32>) {
+        out.clear();
+        self.row_map(b, h, s, |x| out.push(x as f32));
+    }
+
+    fn row_map(&self, b: usize, h: usize, s: usize, mut each: impl FnMut(f64)) {
+        let start = b * self.strides[0] + h * self.strides[1] + s * self.strides[2];
+        let bytes = self.dtype.bytes();
+        let row = &self.bytes[start * bytes..(start + self.shape[3]) * bytes];
+        match self.dtype {
+            DType::F32 => bytemuck::cast_slice::<u8, f32>(row).iter().for_each(|x| each(x.to_f64())),
+            DType::F16 => bytemuck::cast_slice::<u8, half::f16>(row).iter().for_each(|x| each(x.to_f64())),
+            DType::BF16 => bytemuck::cast_slice::<u8, half::bf16>(row).iter().for_each(|x| each(x.to_f64())),
+        }
+    }
+}
+
+/// A borrowed tensor to write to: inside its bytes, and no two elements in the same place.
+pub struct TensorViewMut<'a> {
+    bytes: &'a mut [u8],
+    dtype: DType,
+    shape: [usize; 4],
+    strides: [usize; 4],
+}
+
+impl<'a> TensorViewMut<'a> {
+    /// Views a buffer to write to. Strides are in elements and must give each element its own place.
+    pub fn new(
+        bytes: &'a mut [u8],
+        dtype: DType,
+        shape: [usize; 4],
+        strides: [usize; 4],
+    ) -> Result<Self, Error> {
+        check_view(bytes, dtype, shape, strides)?;
+        if overlaps(shape, strides) {
+            return Err(Error::OverlappingOutput { shape, strides });
+        }
+        Ok(Self { bytes, dtype, shape, strides })
+    }
+
+    /// Views a packed slice to write to.
+    pub fn from_slice<T: Element>(
+        data: &'a mut [T],
+        shape: [usize; 4],
+        layout: Layout,
+    ) -> Result<Self, Error> {
+        Self::new(bytemuck::cast_slice_mut(data), T::DTYPE, shape, layout.strides(shape))
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// `[batch, heads, sequence, head dimension]`.
+    pub fn shape(&self) -> [usize; 4] {
+        self.shape
+    }
+
+    /// Strides in elements.
+    pub fn strides(&self) -> [usize; 4] {
+        self.strides
+    }
+
+    /// The buffer behind the view.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes
+    }
+
+    /// The buffer as elements; `None` when `T` is not the view's element type.
+    pub fn elements_mut<T: Element>(&mut self) -> Option<&mut [T]> {
+        (T::DTYPE == self.dtype).then(|| bytemuck::cast_slice_mut(self.bytes))
+    }
+
+    /// The same tensor, to read from.
+    pub fn as_view(&self) -> TensorView<'_> {
+        TensorView { bytes: self.bytes, dtype: self.dtype, shape: self.shape, strides: self.strides }
+    }
+}
+
+fn check_view(bytes: &[u8], dtype: DType, shape: [usize; 4], strides: [usize; 4]) -> Result<(), Error> {
+    let size = dtype.bytes();
+    let len = bytes.len() / size;
+    if !bytes.len().is_multiple_of(size) || !(bytes.as_ptr() as usize).is_multiple_of(size) {
+        return Err(Error::Bytes { len: bytes.len(), dtype });
+    }
+    if strides[3] != 1 && shape[3] > 1 {
+        return Err(Error::InnerStride { stride: strides[3] });
+    }
+    if shape.contains(&0) {
+        return Ok(());
+    }
+    let last = (0..4).try_fold(0usize, |last, i| last.checked_add((shape[i] - 1).checked_mul(strides[i])?));
+    match last {
+        Some(last) if last < len => Ok(()),
+        last => Err(Error::OutOfBuffer { shape, strides, last: last.unwrap_or(usize::MAX), len }),
+    }
+}
+
+/// Whether two indices may share a place: dimensions sorted by stride must each step over the ones inside them. This
+/// refuses some exotic interleavings that do not overlap; every layout made by slicing and transposing passes.
+fn overlaps(shape: [usize; 4], strides: [usize; 4]) -> bool {
+    let mut dims: Vec<(usize, usize)> =
+        (0..4).filter(|&i| shape[i] > 1).map(|i| (strides[i], shape[i])).collect();
+    dims.sort_unstable();
+    let mut reach = 0usize;
+    dims.into_iter().any(|(stride, size)| {
+        let overlap = stride <= reach;
+        reach = reach.saturating_add(stride.saturating_mul(size - 1));
+        overlap
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_index_the_same_elements() {
+        let value = |[b, h, s, d]: [usize; 4]| (b * 1000 + h * 100 + s * 10 + d) as f64;
+        for layout in Layout::ALL {
+            let tensor = Tensor::from_fn([2, 3, 4, 5], DType::F32, layout, value);
+            let mut row = Vec::new();
+            tensor.view().row_f64(1, 2, 3, &mut row);
+            assert_eq!(row, [1230.0, 1231.0, 1232.0, 1233.0, 1234.0]);
+        }
+    }
+
+    #[test]
+    fn gaps_hold_nan_in_every_dtype() {
+        for dtype in DType::ALL {
+            for layout in Layout::ALL {
+                let mut tensor = Tensor::poisoned_gaps([2, 2, 3, 4], dtype, layout, 3);
+                tensor.fill_with(|_| 1.0);
+                let words =
+                    tensor.bytes().chunks(dtype.bytes()).filter(|c| c.iter().all(|&b| b == 0xFF)).count();
+                assert_eq!(words, 2 * 2 * 3 * 3, "{dtype} {layout}");
+                let mut row = Vec::new();
+                tensor.view().row_f64(1, 1, 2, &mut row);
+                assert_eq!(row, [1.0; 4]);
+            }
+        }
+    }
+
+    #[test]
+    fn bad_views_are_refused_with_their_values() {
+        let mut data = vec![0f32; 23];
+        let view =
+            |shape, strides| TensorView::new(bytemuck::cast_slice(&data), DType::F32, shape, strides).err();
+        let out = view([1, 2, 3, 4], [24, 12, 4, 1]);
+        assert_eq!(
+            out,
+            Some(Error::OutOfBuffer { shape: [1, 2, 3, 4], strides: [24, 12, 4, 1], last: 23, len: 23 })
+        );
+        assert_eq!(view([1, 1, 2, 2], [8, 8, 4, 2]), Some(Error::InnerStride { stride: 2 }));
+        assert!(matches!(view([1, 2, 1, 1], [1, usize::MAX, 1, 1]), Some(Error::OutOfBuffer { .. })));
+        // Repeating a head is fine to read and wrong to write.
+        assert_eq!(view([1, 2, 3, 4], [0, 0, 4, 1]), None);
+        let bytes = bytemuck::cast_slice_mut(&mut data);
+        let written = TensorViewMut::new(bytes, DType::F32, [1, 2, 3, 4], [0, 0, 4, 1]).err();
+        assert!(matches!(written, Some(Error::OverlappingOutput { .. })));
+        let odd = TensorView::new(&[0u8; 7], DType::F16, [1, 1, 1, 3], [3, 3, 3, 1]).err();
+        assert!(matches!(odd, Some(Error::Bytes { len: 7, .. })));
+    }
+}

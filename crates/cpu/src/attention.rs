@@ -1,0 +1,104 @@
+//! The crate's one entry: from a problem and tensors to a job.
+
+use crate::dispatch::{flash_workspace_bytes, run_flash};
+use crate::element::Element;
+use crate::error::Error;
+use crate::job::{Job, Operand, Shape};
+use crate::naive::run_naive;
+use crate::options::{CpuKernel, CpuOptions};
+use evosdpa_core::{DType, Problem, TensorView, TensorViewMut};
+use half::{bf16, f16};
+
+/// Computes attention on the CPU.
+///
+/// `lse`, when given, holds `[batch][query heads][queries]` and receives the natural log-sum-exp of each row's
+/// scaled scores.
+///
+/// # What comes out in the corners
+/// - A row that sees no key gives `O = 0` and `LSE = -inf`.
+/// - A key that a query does not see has no influence on that query's row, whatever it holds, NaN included.
+/// - A visible score that is NaN or +inf makes its whole row (and LSE) NaN. A visible score of -inf counts as weight 0;
+///   when all visible scores of a row are -inf, the row is as one that sees no key.
+/// - NaN or infinity in a visible row of V makes the same columns of the row non-finite.
+/// - Weights below 2^-126 of the row's largest count as 0.
+///
+/// The result is the same, bit for bit, for any number of threads and on every run with the same instruction set and tile sizes.
+///
+/// # Errors
+/// When tensors do not match the problem or an option cannot be met; nothing is written then.
+pub fn attention(
+    kernel: CpuKernel,
+    problem: &Problem,
+    q: TensorView<'_>,
+    k: TensorView<'_>,
+    v: TensorView<'_>,
+    mut o: TensorViewMut<'_>,
+    mut lse: Option<&mut [f32]>,
+    options: &CpuOptions,
+) -> Result<(), Error> {
+    problem.check(&q, &k, &v, &o, lse.as_ref().map(|lse| lse.len()))?;
+    let lse = lse.as_mut().map_or(std::ptr::null_mut(), |lse| lse.as_mut_ptr());
+    match problem.dtype() {
+        DType::F32 => run::<f32>(kernel, problem, q, k, v, &mut o, lse, options),
+        DType::F16 => run::<f16>(kernel, problem, q, k, v, &mut o, lse, options),
+        DType::BF16 => run::<bf16>(kernel, problem, q, k, v, &mut o, lse, options),
+        other => Err(Error::DType { given: other }),
+    }
+}
+
+/// Memory that [`attention`] with [`CpuKernel::Flash`] takes beside the tensors, in bytes, over all threads. It depends on
+/// the tile sizes and head dimensions and, but for a list of work units, not on the sequence length.
+///
+/// # Errors
+/// When an option cannot be met.
+pub fn workspace_bytes(problem: &Problem, options: &CpuOptions) -> Result<usize, Error> {
+    flash_workspace_bytes(&shape(problem), options)
+}
+
+fn run<E: Element + evosdpa_core::Element>(
+    kernel: CpuKernel,
+    problem: &Problem,
+    q: TensorView<'_>,
+    k: TensorView<'_>,
+    v: TensorView<'_>,
+    o: &mut TensorViewMut<'_>,
+    lse: *mut f32,
+    options: &CpuOptions,
+) -> Result<(), Error> {
+    let job = Job {
+        q: input::<E>(&q),
+        k: input::<E>(&k),
+        v: input::<E>(&v),
+        o: operand(o.strides(), o.bytes_mut().as_mut_ptr().cast::<E>()),
+        lse,
+        shape: shape(problem),
+        scale: problem.scale(),
+    };
+    match kernel {
+        CpuKernel::Naive => run_naive(&job, options),
+        CpuKernel::Flash => run_flash(&job, options),
+    }
+}
+
+fn input<E>(view: &TensorView<'_>) -> Operand<*const E> {
+    operand(view.strides(), view.bytes().as_ptr().cast())
+}
+
+fn operand<P>(strides: [usize; 4], data: P) -> Operand<P> {
+    Operand { data, batch_stride: strides[0], head_stride: strides[1], row_stride: strides[2] }
+}
+
+fn shape(problem: &Problem) -> Shape {
+    let (sizes, band) = (problem.sizes(), problem.band());
+    Shape {
+        batch: sizes.batch,
+        heads_q: sizes.heads_q,
+        heads_kv: sizes.heads_kv,
+        seq_q: sizes.seq_q,
+        seq_kv: sizes.seq_kv,
+        dim_qk: sizes.dim_qk,
+        dim_v: sizes.dim_v,
+        band_lo: band.lo,
+        band_hi: band.hi,
+    }
+}

@@ -1,0 +1,159 @@
+//! AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers.
+
+use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, Simd};
+use std::arch::x86_64::*;
+
+/// Marker for AVX-512.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512;
+
+// SAFETY (every block below): the trait's contract gives the instruction set and valid pointers.
+impl Simd for Avx512 {
+    type V = __m512;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: __m512) {
+        // SAFETY: trait contract.
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: __m512) {
+        // SAFETY: trait contract.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut u16, v: __m512) {
+        // SAFETY: trait contract.
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+            let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, bias));
+            let quiet = _mm512_or_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(0x40));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let halves = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet));
+            _mm256_storeu_si256(p.cast(), halves)
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn exp2(x: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe {
+            // "Not less than" lets NaN through; scalef keeps it.
+            let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(EXP2_UNDERFLOW));
+            // x - round(x) in one instruction; scalef takes the floor of its exponent, so it gets the rounded one.
+            let f = _mm512_reduce_ps::<0>(x);
+            let n = _mm512_sub_ps(x, f);
+            let mut p = _mm512_set1_ps(C[6]);
+            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[5]));
+            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[4]));
+            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[3]));
+            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[2]));
+            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[1]));
+            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[0]));
+            _mm512_maskz_scalef_ps(normal, p, n)
+        }
+    }
+    #[inline(always)]
+    unsafe fn select_between(index: __m512, lo: f32, hi: f32, inside: __m512, outside: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe {
+            let above = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(index, _mm512_set1_ps(lo));
+            let both = _mm512_mask_cmp_ps_mask::<_CMP_LE_OQ>(above, index, _mm512_set1_ps(hi));
+            _mm512_mask_mov_ps(outside, both, inside)
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_near(p: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
+        // SAFETY: trait contract.
+        unsafe {
+            let mut a = [_mm512_setzero_ps(); 16];
+            for i in 0..16 {
+                a[i] = _mm512_loadu_ps(src.add(i * src_stride));
+            }
+            // Within 128-bit lanes: 4×4 transposes of each group of four rows.
+            let mut b = a;
+            for g in 0..4 {
+                let [r0, r1, r2, r3] = [a[4 * g], a[4 * g + 1], a[4 * g + 2], a[4 * g + 3]];
+                let lo01 = _mm512_unpacklo_ps(r0, r1);
+                let hi01 = _mm512_unpackhi_ps(r0, r1);
+                let lo23 = _mm512_unpacklo_ps(r2, r3);
+                let hi23 = _mm512_unpackhi_ps(r2, r3);
+                b[4 * g] = _mm512_shuffle_ps::<0x44>(lo01, lo23);
+                b[4 * g + 1] = _mm512_shuffle_ps::<0xee>(lo01, lo23);
+                b[4 * g + 2] = _mm512_shuffle_ps::<0x44>(hi01, hi23);
+                b[4 * g + 3] = _mm512_shuffle_ps::<0xee>(hi01, hi23);
+            }
+            // Then the 128-bit lanes themselves are transposed across the four groups.
+            for i in 0..4 {
+                let lo = _mm512_shuffle_f32x4::<0x88>(b[i], b[4 + i]);
+                let hi = _mm512_shuffle_f32x4::<0xdd>(b[i], b[4 + i]);
+                let lo2 = _mm512_shuffle_f32x4::<0x88>(b[8 + i], b[12 + i]);
+                let hi2 = _mm512_shuffle_f32x4::<0xdd>(b[8 + i], b[12 + i]);
+                _mm512_storeu_ps(dst.add(i * dst_stride), _mm512_shuffle_f32x4::<0x88>(lo, lo2));
+                _mm512_storeu_ps(dst.add((4 + i) * dst_stride), _mm512_shuffle_f32x4::<0x88>(hi, hi2));
+                _mm512_storeu_ps(dst.add((8 + i) * dst_stride), _mm512_shuffle_f32x4::<0xdd>(lo, lo2));
+                _mm512_storeu_ps(dst.add((12 + i) * dst_stride), _mm512_shuffle_f32x4::<0xdd>(hi, hi2));
+            }
+        }
+    }
+}

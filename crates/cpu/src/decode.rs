@@ -1,0 +1,216 @@
+//! Inner kernels for few queries: one row of scores at a time, vectors along the head dimension.
+//!
+//! With one or a handful of queries the time is that of reading K and V once, so the kernels read them straight
+//! from the tensors, widening in registers, and serve `RB` query heads that share a key/value head in one pass.
+
+use crate::element::Element;
+use crate::simd::{MAX_LANES, Simd};
+
+/// Keys a decode step handles at once: scores of this many keys live on the stack-sized scratch.
+pub(crate) const DECODE_BLOCK: usize = 128;
+
+/// Most value columns one pass keeps in accumulators, in vectors.
+const COLUMN_VECTORS: usize = 8;
+
+/// `RB` query rows against `keys` consecutive rows of K.
+pub(crate) struct DecodeScores<E> {
+    /// Scaled f32 queries, `[RB][query_stride]`, zero beyond `dim`.
+    pub(crate) queries: *const f32,
+    pub(crate) query_stride: usize,
+    pub(crate) dim: usize,
+    pub(crate) key: *const E,
+    pub(crate) key_stride: usize,
+    pub(crate) keys: usize,
+    /// `[RB][DECODE_BLOCK]`.
+    pub(crate) scores: *mut f32,
+}
+
+/// Dot products of every query row with every key; scores past `keys` up to a whole vector become -inf.
+///
+/// # Safety
+/// The instruction set of `S`; all of `a` valid; `keys <= DECODE_BLOCK`.
+#[inline(always)]
+pub(crate) unsafe fn scores<S: Simd, E: Element, const RB: usize>(a: &DecodeScores<E>) {
+    let whole = a.dim / S::LANES * S::LANES;
+    let tail = a.dim - whole;
+    // Partial sums of LANES keys, one vector per key, for each query row; then transposed and added up.
+    let mut partial = [[0.0f32; MAX_LANES * MAX_LANES]; RB];
+    let mut turned = [0.0f32; MAX_LANES * MAX_LANES];
+    let mut base = 0;
+    // SAFETY: in bounds by this function's contract.
+    unsafe {
+        while base < a.keys {
+            let count = (a.keys - base).min(S::LANES);
+            for j in 0..count {
+                let key = a.key.add((base + j) * a.key_stride);
+                let mut acc = [S::splat(0.0); RB];
+                let mut column = 0;
+                while column < whole {
+                    let k = E::load::<S>(key.add(column));
+                    for r in 0..RB {
+                        acc[r] = S::fma(k, S::load(a.queries.add(r * a.query_stride + column)), acc[r]);
+                    }
+                    column += S::LANES;
+                }
+                if tail > 0 {
+                    let k = E::load_first::<S>(key.add(column), tail);
+                    for r in 0..RB {
+                        acc[r] = S::fma(k, S::load(a.queries.add(r * a.query_stride + column)), acc[r]);
+                    }
+                }
+                for r in 0..RB {
+                    S::store(partial[r].as_mut_ptr().add(j * S::LANES), acc[r]);
+                }
+            }
+            for r in 0..RB {
+                S::transpose(partial[r].as_ptr(), S::LANES, turned.as_mut_ptr(), S::LANES);
+                let mut sum = S::splat(0.0);
+                for lane in 0..S::LANES {
+                    sum = S::add(sum, S::load(turned.as_ptr().add(lane * S::LANES)));
+                }
+                let out = a.scores.add(r * DECODE_BLOCK + base);
+                S::store(out, sum);
+                for j in count..S::LANES {
+                    *out.add(j) = f32::NEG_INFINITY;
+                }
+            }
+            base += S::LANES;
+        }
+    }
+}
+
+/// Turns one row of scores into weights in place. Returns `(new maximum, sum of weights, rescale factor)`.
+///
+/// # Safety
+/// The instruction set of `S`; `scores` valid for `keys` rounded up to whole vectors, -inf past `keys`.
+#[inline(always)]
+pub(crate) unsafe fn softmax_row<S: Simd>(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32) {
+    let mut lanes = [0.0f32; MAX_LANES];
+    // SAFETY: in bounds by this function's contract.
+    unsafe {
+        let mut maximum = S::splat(old_max);
+        let mut at = 0;
+        while at < keys {
+            maximum = S::max(S::load(scores.add(at)), maximum);
+            at += S::LANES;
+        }
+        S::store(lanes.as_mut_ptr(), maximum);
+        let new_max = lanes[..S::LANES].iter().fold(old_max, |m, x| m.max(*x));
+        let shift = new_max.max(f32::MIN);
+        let mut sum = S::splat(0.0);
+        at = 0;
+        while at < keys {
+            let weight = S::exp2(S::sub(S::load(scores.add(at)), S::splat(shift)));
+            S::store(scores.add(at), weight);
+            sum = S::add(sum, weight);
+            at += S::LANES;
+        }
+        S::store(lanes.as_mut_ptr(), sum);
+        let total = lanes[..S::LANES].iter().sum();
+        S::store(lanes.as_mut_ptr(), S::exp2(S::splat(old_max - shift)));
+        (new_max, total, lanes[0])
+    }
+}
+
+/// `RB` rows of weights against `keys` consecutive rows of V.
+pub(crate) struct DecodeValues<E> {
+    /// `[RB][DECODE_BLOCK]`.
+    pub(crate) weights: *const f32,
+    pub(crate) rescale: *const f32,
+    pub(crate) value: *const E,
+    pub(crate) value_stride: usize,
+    pub(crate) keys: usize,
+    pub(crate) dim: usize,
+    /// `[RB][output_stride]`, f32 accumulators.
+    pub(crate) output: *mut f32,
+    pub(crate) output_stride: usize,
+}
+
+/// `O = O·rescale + P·V` for `RB` rows.
+///
+/// # Safety
+/// The instruction set of `S`; all of `a` valid, output rows up to whole vectors.
+#[inline(always)]
+pub(crate) unsafe fn values<S: Simd, E: Element, const RB: usize>(a: &DecodeValues<E>) {
+    let vectors = a.dim / S::LANES;
+    let mut first = 0;
+    // SAFETY: in bounds by this function's contract.
+    unsafe {
+        while RB <= 2 && first + COLUMN_VECTORS <= vectors {
+            value_columns::<S, E, RB, COLUMN_VECTORS>(a, first * S::LANES);
+            first += COLUMN_VECTORS;
+        }
+        while first + 4 <= vectors {
+            value_columns::<S, E, RB, 4>(a, first * S::LANES);
+            first += 4;
+        }
+        while first < vectors {
+            value_columns::<S, E, RB, 1>(a, first * S::LANES);
+            first += 1;
+        }
+        let done = vectors * S::LANES;
+        if done < a.dim {
+            value_tail::<S, E, RB>(a, done);
+        }
+    }
+}
+
+/// `C` whole vectors of value columns starting at `column`.
+#[inline(always)]
+unsafe fn value_columns<S: Simd, E: Element, const RB: usize, const C: usize>(
+    a: &DecodeValues<E>,
+    column: usize,
+) {
+    // SAFETY: in bounds by the contract of `values`.
+    unsafe {
+        let mut acc = [[S::splat(0.0); C]; RB];
+        for r in 0..RB {
+            let rescale = S::splat(*a.rescale.add(r));
+            for c in 0..C {
+                let out = a.output.add(r * a.output_stride + column + c * S::LANES);
+                acc[r][c] = S::mul(S::load(out), rescale);
+            }
+        }
+        for j in 0..a.keys {
+            let value = a.value.add(j * a.value_stride + column);
+            let mut weight = [S::splat(0.0); RB];
+            for r in 0..RB {
+                weight[r] = S::splat(*a.weights.add(r * DECODE_BLOCK + j));
+            }
+            for c in 0..C {
+                let x = E::load::<S>(value.add(c * S::LANES));
+                for r in 0..RB {
+                    acc[r][c] = S::fma(weight[r], x, acc[r][c]);
+                }
+            }
+        }
+        for r in 0..RB {
+            for c in 0..C {
+                S::store(a.output.add(r * a.output_stride + column + c * S::LANES), acc[r][c]);
+            }
+        }
+    }
+}
+
+/// The last columns, fewer than a vector.
+#[inline(always)]
+unsafe fn value_tail<S: Simd, E: Element, const RB: usize>(a: &DecodeValues<E>, column: usize) {
+    let count = a.dim - column;
+    // SAFETY: in bounds by the contract of `values`.
+    unsafe {
+        let mut acc = [S::splat(0.0); RB];
+        for r in 0..RB {
+            let out = a.output.add(r * a.output_stride + column);
+            acc[r] = S::mul(S::load(out), S::splat(*a.rescale.add(r)));
+        }
+        for j in 0..a.keys {
+            let x = E::load_first::<S>(a.value.add(j * a.value_stride + column), count);
+            for r in 0..RB {
+                acc[r] = S::fma(S::splat(*a.weights.add(r * DECODE_BLOCK + j)), x, acc[r]);
+            }
+        }
+        for r in 0..RB {
+            S::store(a.output.add(r * a.output_stride + column), acc[r]);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Which instruction sets there are, and which this machine has.
+
+use crate::error::Error;
+use std::fmt;
+
+/// An instruction set the kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Isa {
+    /// Plain Rust, any machine.
+    Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+}
+
+impl Isa {
+    /// Every instruction set, slowest first.
+    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+
+    /// The instruction sets this machine can run, slowest first. Never empty.
+    pub fn available() -> Vec<Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// The fastest instruction set this machine can run.
+    pub fn best() -> Isa {
+        Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+    }
+
+    /// Whether this machine can run it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => false,
+        }
+    }
+
+    /// The forced instruction set if this machine has it, or the best one when none is forced.
+    pub(crate) fn resolve(forced: Option<Isa>) -> Result<Isa, Error> {
+        match forced {
+            None => Ok(Isa::best()),
+            Some(isa) if isa.is_available() => Ok(isa),
+            Some(isa) => Err(Error::IsaUnavailable { wanted: isa, available: Isa::available() }),
+        }
+    }
+
+    /// Its name as the command line spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Isa {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Isa, Error> {
+        Isa::ALL
+            .into_iter()
+            .find(|isa| isa.name() == text)
+            .ok_or_else(|| Error::UnknownIsa { given: text.to_owned() })
+    }
+}

@@ -1,0 +1,179 @@
+//! The kernels compiled once per instruction set.
+//!
+//! The bodies in `tile`, `pack` and `decode` are generic over [`Simd`] and inlined into the functions here, each of
+//! which is compiled with its instruction set enabled. What drives them (`flash`) is ordinary code.
+
+use crate::decode::{self, DecodeScores, DecodeValues};
+use crate::element::Element;
+use crate::pack::{self, Rows};
+#[cfg(target_arch = "x86_64")]
+use crate::{avx2::Avx2, avx512::Avx512};
+use crate::{
+    portable::Portable,
+    simd::Simd,
+    tile::{self, TileStep},
+};
+
+/// One instruction set's compiled kernels.
+///
+/// # Safety
+/// Every function requires the instruction set and the contract of the generic function of the same name;
+/// `vectors` is in `1..=VECTORS`, `rows` (of the decode kernels) is 1, 2 or 4.
+pub(crate) trait Kernels: Copy + Send + Sync + 'static {
+    /// Queries per vector.
+    const LANES: usize;
+    /// Rows of the register tile: keys per step of the score kernel, value columns per step of the value kernel.
+    const STEP: usize;
+    /// Vectors of the register tile: a query tile is at most `VECTORS · LANES` wide.
+    const VECTORS: usize;
+
+    unsafe fn scores(vectors: usize, t: &TileStep);
+    unsafe fn softmax(vectors: usize, t: &TileStep);
+    unsafe fn values(vectors: usize, exact: bool, t: &TileStep);
+    unsafe fn widen_rows<E: Element>(a: &Rows<E>);
+    unsafe fn widen_rows_checked<E: Element>(a: &Rows<E>) -> bool;
+    unsafe fn narrow_row<E: Element>(src: *const f32, dst: *mut E, columns: usize);
+    unsafe fn transpose_queries(
+        rows: *const f32,
+        row_stride: usize,
+        columns: usize,
+        scale: f32,
+        tile: *mut f32,
+        tile_stride: usize,
+    );
+    unsafe fn transpose_outputs(
+        tile: *mut f32,
+        tile_stride: usize,
+        columns: usize,
+        factors: *const f32,
+        rows: *mut f32,
+        row_stride: usize,
+    );
+    unsafe fn decode_scores<E: Element>(rows: usize, a: &DecodeScores<E>);
+    unsafe fn decode_softmax(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32);
+    unsafe fn decode_values<E: Element>(rows: usize, a: &DecodeValues<E>);
+}
+
+/// Implements [`Kernels`] for an instruction set with a register tile of `$step` rows and `$vectors` vectors.
+macro_rules! compile_kernels {
+    ($isa:ty, $step:literal by $vectors:literal, $(#[$feature:meta])?) => {
+        // SAFETY of every block below: the trait's contract is that of the functions called.
+        impl Kernels for $isa {
+            const LANES: usize = <$isa as Simd>::LANES;
+            const STEP: usize = $step;
+            const VECTORS: usize = $vectors;
+
+            $(#[$feature])?
+            unsafe fn scores(vectors: usize, t: &TileStep) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match vectors {
+                        1 => tile::scores::<$isa, $step, 1>(t),
+                        2 => tile::scores::<$isa, $step, 2>(t),
+                        _ => tile::scores::<$isa, $step, $vectors>(t),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn softmax(vectors: usize, t: &TileStep) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match vectors {
+                        1 => tile::softmax::<$isa, 1>(t),
+                        2 => tile::softmax::<$isa, 2>(t),
+                        _ => tile::softmax::<$isa, $vectors>(t),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn values(vectors: usize, exact: bool, t: &TileStep) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match (vectors, exact) {
+                        (1, false) => tile::values::<$isa, $step, 1, false>(t),
+                        (2, false) => tile::values::<$isa, $step, 2, false>(t),
+                        (_, false) => tile::values::<$isa, $step, $vectors, false>(t),
+                        (1, true) => tile::values::<$isa, $step, 1, true>(t),
+                        (2, true) => tile::values::<$isa, $step, 2, true>(t),
+                        (_, true) => tile::values::<$isa, $step, $vectors, true>(t),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn widen_rows<E: Element>(a: &Rows<E>) {
+                // SAFETY: trait contract.
+                unsafe { pack::widen_rows::<$isa, E, false>(a) };
+            }
+            $(#[$feature])?
+            unsafe fn widen_rows_checked<E: Element>(a: &Rows<E>) -> bool {
+                // SAFETY: trait contract.
+                unsafe { pack::widen_rows::<$isa, E, true>(a) }
+            }
+            $(#[$feature])?
+            unsafe fn narrow_row<E: Element>(src: *const f32, dst: *mut E, columns: usize) {
+                // SAFETY: trait contract.
+                unsafe { pack::narrow_row::<$isa, E>(src, dst, columns) }
+            }
+            $(#[$feature])?
+            unsafe fn transpose_queries(
+                rows: *const f32,
+                row_stride: usize,
+                columns: usize,
+                scale: f32,
+                tile: *mut f32,
+                tile_stride: usize,
+            ) {
+                // SAFETY: trait contract.
+                unsafe { pack::transpose_queries::<$isa>(rows, row_stride, columns, scale, tile, tile_stride) }
+            }
+            $(#[$feature])?
+            unsafe fn transpose_outputs(
+                tile: *mut f32,
+                tile_stride: usize,
+                columns: usize,
+                factors: *const f32,
+                rows: *mut f32,
+                row_stride: usize,
+            ) {
+                // SAFETY: trait contract.
+                unsafe { pack::transpose_outputs::<$isa>(tile, tile_stride, columns, factors, rows, row_stride) }
+            }
+            $(#[$feature])?
+            unsafe fn decode_scores<E: Element>(rows: usize, a: &DecodeScores<E>) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match rows {
+                        1 => decode::scores::<$isa, E, 1>(a),
+                        2 => decode::scores::<$isa, E, 2>(a),
+                        _ => decode::scores::<$isa, E, 4>(a),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn decode_softmax(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32) {
+                // SAFETY: trait contract.
+                unsafe { decode::softmax_row::<$isa>(scores, keys, old_max) }
+            }
+            $(#[$feature])?
+            unsafe fn decode_values<E: Element>(rows: usize, a: &DecodeValues<E>) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match rows {
+                        1 => decode::values::<$isa, E, 1>(a),
+                        2 => decode::values::<$isa, E, 2>(a),
+                        _ => decode::values::<$isa, E, 4>(a),
+                    }
+                }
+            }
+        }
+    };
+}
+
+// 8×3 of 32 registers: 24 accumulators, 3 loads and 8 broadcasts for 24 multiply-adds, so the two load ports are never the limit.
+#[cfg(target_arch = "x86_64")]
+compile_kernels!(Avx512, 8 by 3, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
+// 4×3 of 16 registers: 12 accumulators hide the latency of two FMA ports (4 cycles by 2 = 8).
+#[cfg(target_arch = "x86_64")]
+compile_kernels!(Avx2, 4 by 3, #[target_feature(enable = "avx2,fma,f16c")]);
+// 4×2 fits the sixteen 128-bit registers of the x86-64 baseline and of most others.
+compile_kernels!(Portable, 4 by 2,);

@@ -1,0 +1,41 @@
+//! Attention on a CPU.
+//!
+//! One function, [`attention`], runs one of two kernels: `cpu_naive`, the plain baseline, and `cpu_flash`, which streams
+//! over blocks of keys with register-tiled, vectorised inner kernels for AVX-512, AVX2 and any other machine.
+//!
+//! ```text
+//! attention ── checks ──▶ job ──▶ plan (units of work) ──▶ pool (threads) ──▶ flash | few ──▶ kernels (per ISA)
+//!                                                                             tiles   decode   tile, pack, decode
+//! ```
+
+mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod decode;
+mod dispatch;
+mod element;
+mod error;
+mod few;
+mod flash;
+mod isa;
+mod job;
+mod kernels;
+mod naive;
+mod options;
+mod pack;
+mod partial;
+mod peak;
+mod plan;
+mod pool;
+mod portable;
+mod simd;
+mod tile;
+mod workspace;
+
+pub use attention::{attention, workspace_bytes};
+pub use error::Error;
+pub use isa::Isa;
+pub use options::{CpuKernel, CpuOptions, FlashTiles};
+pub use peak::{fma_peak_gflops, memory_bandwidth_gbps};

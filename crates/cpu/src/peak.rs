@@ -1,0 +1,132 @@
+//! What this machine can do at most: arithmetic and memory, measured, to hold kernels against.
+
+use crate::isa::Isa;
+use crate::pool;
+use crate::portable::Portable;
+use crate::simd::Simd;
+use std::hint::black_box;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Independent chains of multiply-adds: more than latency × ports on any current core (4 × 2), within 16 registers.
+const CHAINS: usize = 12;
+
+/// Multiply-adds per chain between two looks at the clock.
+const ROUNDS: usize = 20_000;
+
+/// How long each measurement lasts, in three trials of which the best counts.
+const TRIAL: Duration = Duration::from_millis(60);
+const TRIALS: usize = 3;
+
+/// The f32 multiply-add rate of `threads` threads together, in GFLOP/s, with the best instruction set. Takes about 0.2 s.
+pub fn fma_peak_gflops(threads: usize) -> f64 {
+    let threads = threads.max(1);
+    best_of_trials(threads, &|| fma_flops_until(Instant::now() + TRIAL)) / 1e9
+}
+
+/// The rate at which `threads` threads together read memory that is in no cache, in GB/s. Takes about 0.3 s.
+pub fn memory_bandwidth_gbps(threads: usize) -> f64 {
+    // Larger than any last-level cache share a thread can count on, in total.
+    const TOTAL_BYTES: usize = 128 << 20;
+    let threads = threads.max(1);
+    let words = TOTAL_BYTES / 8 / threads;
+    let data = vec![1u64; words * threads];
+    let next = Mutex::new(0);
+    best_of_trials(threads, &|| {
+        let part = {
+            let mut next = next.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let part = *next % threads;
+            *next += 1;
+            &data[part * words..(part + 1) * words]
+        };
+        let end = Instant::now() + TRIAL;
+        let mut bytes = 0;
+        while Instant::now() < end {
+            black_box(sum_words(part));
+            bytes += words * 8;
+        }
+        bytes as f64
+    }) / 1e9
+}
+
+/// Runs `work`, which returns what it got done, on every thread at once; the best rate per second over the trials.
+fn best_of_trials(threads: usize, work: &(dyn Fn() -> f64 + Sync)) -> f64 {
+    let mut best = 0.0f64;
+    for _ in 0..TRIALS {
+        let rates = Mutex::new(0.0);
+        pool::run(threads, threads, &|_| {
+            let start = Instant::now();
+            let rate = work() / start.elapsed().as_secs_f64();
+            *rates.lock().unwrap_or_else(std::sync::PoisonError::into_inner) += rate;
+        });
+        best = best.max(rates.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
+    }
+    best
+}
+
+fn fma_flops_until(end: Instant) -> f64 {
+    let mut flops = 0.0;
+    while Instant::now() < end {
+        // SAFETY: the instruction set was found to be available.
+        flops += unsafe {
+            match Isa::best() {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => fma_avx512(),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => fma_avx2(),
+                _ => fma_chains::<Portable>(),
+            }
+        };
+    }
+    flops
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn fma_avx512() -> f64 {
+    // SAFETY: the features are enabled here.
+    unsafe { fma_chains::<crate::avx512::Avx512>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn fma_avx2() -> f64 {
+    // SAFETY: the features are enabled here.
+    unsafe { fma_chains::<crate::avx2::Avx2>() }
+}
+
+/// Returns the floating-point operations done.
+///
+/// # Safety
+/// The instruction set of `S`.
+#[inline(always)]
+unsafe fn fma_chains<S: Simd>() -> f64 {
+    // SAFETY: by contract; the sink holds a vector of any width.
+    unsafe {
+        // Hidden from the optimiser, or it would compute the result beforehand.
+        let (a, b) = (S::splat(black_box(0.999)), S::splat(black_box(0.001)));
+        let mut chains = [b; CHAINS];
+        for _ in 0..ROUNDS {
+            for chain in &mut chains {
+                *chain = S::fma(*chain, a, b);
+            }
+        }
+        let mut sink = [0.0f32; crate::simd::MAX_LANES];
+        for chain in chains {
+            S::store(sink.as_mut_ptr(), chain);
+            black_box(&sink);
+        }
+    }
+    (2 * CHAINS * ROUNDS * S::LANES) as f64
+}
+
+/// Reads every word; eight sums so that the additions never wait for each other.
+fn sum_words(words: &[u64]) -> u64 {
+    let mut sums = [0u64; 8];
+    for chunk in words.chunks_exact(8) {
+        for lane in 0..8 {
+            sums[lane] = sums[lane].wrapping_add(chunk[lane]);
+        }
+    }
+    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+}

@@ -1,0 +1,116 @@
+//! Plain Rust vectors of four lanes: what any compiler turns into its target's baseline SIMD.
+
+use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, ROUNDING_MAGIC, Simd};
+use half::{bf16, f16};
+
+/// Marker for the portable path.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+/// Whether `f32::mul_add` is one instruction here rather than a call into the math library.
+const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
+#[inline(always)]
+fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// 2^x as the vector paths compute it; see [`Simd::exp2`].
+#[inline(always)]
+pub(crate) fn exp2(x: f32) -> f32 {
+    let shifted = x + ROUNDING_MAGIC;
+    let f = x - (shifted - ROUNDING_MAGIC);
+    let mut p = C[6];
+    for degree in (0..6).rev() {
+        p = multiply_add(p, f, C[degree]);
+    }
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
+    if x < EXP2_UNDERFLOW { 0.0 } else { p * power }
+}
+
+impl Simd for Portable {
+    type V = [f32; 4];
+    const LANES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [f32; 4] {
+        [x; 4]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> [f32; 4] {
+        // SAFETY: trait contract.
+        unsafe { p.cast::<[f32; 4]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: [f32; 4]) {
+        // SAFETY: trait contract.
+        unsafe { p.cast::<[f32; 4]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> [f32; 4] {
+        // SAFETY: trait contract.
+        let bits = unsafe { p.cast::<[u16; 4]>().read_unaligned() };
+        bits.map(|b| f16::from_bits(b).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> [f32; 4] {
+        // SAFETY: trait contract.
+        let bits = unsafe { p.cast::<[u16; 4]>().read_unaligned() };
+        bits.map(|b| f32::from_bits(u32::from(b) << 16))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: [f32; 4]) {
+        let bits = v.map(|x| f16::from_f32(x).to_bits());
+        // SAFETY: trait contract.
+        unsafe { p.cast::<[u16; 4]>().write_unaligned(bits) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut u16, v: [f32; 4]) {
+        let bits = v.map(|x| bf16::from_f32(x).to_bits());
+        // SAFETY: trait contract.
+        unsafe { p.cast::<[u16; 4]>().write_unaligned(bits) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn fma(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| multiply_add(a[i], b[i], c[i]))
+    }
+    #[inline(always)]
+    unsafe fn max(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    unsafe fn exp2(x: [f32; 4]) -> [f32; 4] {
+        x.map(exp2)
+    }
+    #[inline(always)]
+    unsafe fn select_between(
+        index: [f32; 4],
+        lo: f32,
+        hi: f32,
+        inside: [f32; 4],
+        outside: [f32; 4],
+    ) -> [f32; 4] {
+        std::array::from_fn(|i| if index[i] >= lo && index[i] <= hi { inside[i] } else { outside[i] })
+    }
+    #[inline(always)]
+    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
+        for row in 0..4 {
+            for column in 0..4 {
+                // SAFETY: trait contract: both are 4×4 blocks.
+                unsafe { *dst.add(column * dst_stride + row) = *src.add(row * src_stride + column) };
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The vector operations a kernel is written in, and the exponential built from them.
+
+/// Degree-6 minimax polynomial of 2^f on [-1/2, 1/2] with the constant term held at exactly 1, so that the
+/// weight of the maximal score is exactly 1. Lowest degree first; relative error 2e-9, below one ulp in f32.
+pub(crate) const EXP2_COEFFICIENTS: [f32; 7] = [
+    1.0,
+    // The fit gives this coefficient the f32 nearest to ln 2.
+    std::f32::consts::LN_2,
+    0.240_226_48,
+    0.055_503_324,
+    0.009_618_437,
+    0.001_339_887_5,
+    0.000_153_533_62,
+];
+
+/// Adding this to |x| < 2^22 leaves round(x) in the low mantissa bits: 1.5 · 2^23.
+pub(crate) const ROUNDING_MAGIC: f32 = 12_582_912.0;
+
+/// Below this exponent 2^x would be subnormal; it is taken as zero, which also spares the slow subnormal path.
+pub(crate) const EXP2_UNDERFLOW: f32 = -126.0;
+
+/// One instruction set's f32 vector and what kernels do with it.
+///
+/// # Safety
+/// Every function requires that the instruction set is available on this machine, and that pointers are valid
+/// for `LANES` elements (blocks: `LANES` rows of `LANES` elements). No alignment is required.
+/// All are `inline(always)`: they only ever run inside a function compiled for the instruction set.
+pub(crate) trait Simd: Copy + 'static {
+    /// A vector of `LANES` f32.
+    type V: Copy;
+    /// Elements in a vector, at most [`MAX_LANES`].
+    const LANES: usize;
+
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn store(p: *mut f32, v: Self::V);
+    /// Widens `LANES` half-precision values.
+    unsafe fn load_f16(p: *const u16) -> Self::V;
+    /// Widens `LANES` bfloat16 values.
+    unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// Rounds to nearest even; NaN stays NaN.
+    unsafe fn store_f16(p: *mut u16, v: Self::V);
+    /// Rounds to nearest even; NaN stays NaN.
+    unsafe fn store_bf16(p: *mut u16, v: Self::V);
+
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, fused where the instruction set fuses.
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The larger of two; `b` where either is NaN.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// 2^x to within an ulp; 0 below 2^-126 (so for -inf), NaN for NaN. Not for x above 127.
+    unsafe fn exp2(x: Self::V) -> Self::V;
+    /// `inside` where `lo <= index <= hi`, else `outside`.
+    unsafe fn select_between(index: Self::V, lo: f32, hi: f32, inside: Self::V, outside: Self::V) -> Self::V;
+
+    /// Asks for the cache line at `p`, which may be anywhere, to be brought into the second-level cache.
+    #[inline(always)]
+    unsafe fn prefetch(_p: *const u8) {}
+    /// The same for the first-level cache.
+    #[inline(always)]
+    unsafe fn prefetch_near(_p: *const u8) {}
+
+    /// Transposes a `LANES`×`LANES` block; strides in elements.
+    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
+}
+
+/// The widest vector of any instruction set here.
+pub(crate) const MAX_LANES: usize = 16;

@@ -1,0 +1,314 @@
+//! The three inner kernels of flash attention: scores, softmax, values.
+//!
+//! Everything is laid out with **queries in the vector lanes**: the score tile is `Sᵀ[key][query]`, the output tile is
+//! `Oᵀ[value column][query]`. A query tile is `NR` vectors wide, and a kernel keeps `MR × NR` accumulators in registers,
+//! reading one broadcast scalar of K (or V) per `NR` multiply-adds. So K and V are never transposed, running
+//! maxima and sums are plain vectors without any horizontal step, and rescaling is one product per accumulator.
+//!
+//! Scores are in units of log2: the queries were multiplied by `scale · log2(e)` when they were packed.
+
+use crate::simd::Simd;
+
+/// How many floats ahead of its columns the value kernel fetches: one cache line.
+const VALUES_AHEAD: usize = 16;
+
+/// Most vectors of a query tile, on any instruction set.
+pub(crate) const MAX_VECTORS: usize = 3;
+
+/// Which queries of a tile see a key, when not all do.
+pub(crate) struct TileMask {
+    /// Per lane, the query's index relative to the tile's first query.
+    pub(crate) lane_query: *const f32,
+    /// Key row `r` of the block is seen by relative queries in `first + r ..= last + r`.
+    pub(crate) first: i64,
+    pub(crate) last: i64,
+    /// Key rows seen by every query of the tile: no mask is applied to these.
+    pub(crate) clear_begin: usize,
+    pub(crate) clear_end: usize,
+}
+
+impl TileMask {
+    /// The relative queries that see key row `row`, as exact floats.
+    #[inline(always)]
+    fn bounds(&self, row: usize) -> (f32, f32) {
+        const FAR: i64 = 1 << 20;
+        let shift = row as i64;
+        let clamp = |x: i64| x.saturating_add(shift).clamp(-FAR, FAR) as f32;
+        (clamp(self.first), clamp(self.last))
+    }
+}
+
+/// What the three kernels share about one query tile against one block of keys.
+pub(crate) struct TileStep {
+    /// Packed queries, `[dim_qk][NR·LANES]`.
+    pub(crate) queries: *const f32,
+    pub(crate) dim_qk: usize,
+    /// Packed keys of the block, `[key][key_stride]`.
+    pub(crate) keys: *const f32,
+    pub(crate) key_stride: usize,
+    /// Packed values of the block, `[key][value_stride]`.
+    pub(crate) values: *const f32,
+    pub(crate) value_stride: usize,
+    /// Output accumulator, `[dim_v rounded up][NR·LANES]`.
+    pub(crate) output: *mut f32,
+    pub(crate) dim_v: usize,
+    /// Score tile, `[key][NR·LANES]`.
+    pub(crate) scores: *mut f32,
+    /// Key rows of the block to process. `key_begin` is a multiple of `MR`; rows up to `key_end` rounded up to `MR` are readable.
+    pub(crate) key_begin: usize,
+    pub(crate) key_end: usize,
+    /// Per vector, one past the last key row that any of its queries sees: never falling, the last is `key_end`. What lies beyond is
+    /// neither computed nor read, so that a causal diagonal costs little more than its triangle.
+    pub(crate) vector_end: [usize; MAX_VECTORS],
+    /// Per lane: running maximum before this block, after it, running sum, and the factor between.
+    pub(crate) old_max: *mut f32,
+    pub(crate) new_max: *mut f32,
+    pub(crate) sum: *mut f32,
+    pub(crate) rescale: *mut f32,
+    pub(crate) mask: TileMask,
+    /// Rows of the next block to bring nearer meanwhile.
+    pub(crate) ahead: [Ahead; 2],
+}
+
+/// Tensor rows that will be packed next, fetched into the cache while the arithmetic runs: each tile fetches a share of the rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    pub(crate) first: *const u8,
+    pub(crate) row_bytes: usize,
+    pub(crate) stride_bytes: usize,
+    pub(crate) rows: usize,
+    /// This tile's number, and how many there are.
+    pub(crate) tile: usize,
+    pub(crate) tiles: usize,
+}
+
+impl Ahead {
+    /// Fetches this tile's share of `count` rows from `row` on.
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd>(&self, row: usize, count: usize) {
+        let (from, until) = (count * self.tile / self.tiles, count * (self.tile + 1) / self.tiles);
+        for row in row + from..(row + until).min(self.rows) {
+            let at = self.first.wrapping_add(row * self.stride_bytes);
+            for byte in (0..self.row_bytes).step_by(64) {
+                // SAFETY: the instruction set is available; a prefetch reads nothing.
+                unsafe { S::prefetch(at.wrapping_add(byte)) };
+            }
+        }
+    }
+}
+
+/// `Sᵀ = K·Qᵀ` for the block's key rows, masked at the edges, with the running maximum updated.
+///
+/// # Safety
+/// The instruction set of `S`; `t` describes valid buffers for tiles of `NR` vectors.
+#[inline(always)]
+pub(crate) unsafe fn scores<S: Simd, const MR: usize, const NR: usize>(t: &TileStep) {
+    // SAFETY: in bounds by this function's contract.
+    unsafe {
+        let mut maximum = [S::splat(0.0); NR];
+        for v in 0..NR {
+            maximum[v] = S::load(t.old_max.add(v * S::LANES));
+        }
+        let mut row = t.key_begin;
+        while row < t.key_end {
+            for ahead in &t.ahead {
+                ahead.prefetch::<S>(row, MR);
+            }
+            // The first vector that still sees one of these keys.
+            if row < t.vector_end[0] {
+                score_rows::<S, MR, NR, 0>(t, row, &mut maximum);
+            } else if row < t.vector_end[1] {
+                score_rows::<S, MR, NR, 1>(t, row, &mut maximum);
+            } else {
+                score_rows::<S, MR, NR, 2>(t, row, &mut maximum);
+            }
+            row += MR;
+        }
+        for v in 0..NR {
+            S::store(t.new_max.add(v * S::LANES), maximum[v]);
+        }
+    }
+}
+
+/// `MR` key rows against the tile's vectors from `FIRST` on.
+#[inline(always)]
+unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize>(
+    t: &TileStep,
+    row: usize,
+    maximum: &mut [S::V; NR],
+) {
+    let width = NR * S::LANES;
+    // SAFETY: in bounds by the contract of `scores`.
+    unsafe {
+        let mut acc = [[S::splat(0.0); NR]; MR];
+        let key = t.keys.add(row * t.key_stride);
+        for c in 0..t.dim_qk {
+            let mut q = [S::splat(0.0); NR];
+            for v in FIRST..NR {
+                q[v] = S::load(t.queries.add(c * width + v * S::LANES));
+            }
+            for r in 0..MR {
+                let k = S::splat(*key.add(r * t.key_stride + c));
+                for v in FIRST..NR {
+                    acc[r][v] = S::fma(k, q[v], acc[r][v]);
+                }
+            }
+        }
+        let out = t.scores.add(row * width);
+        for r in 0..MR {
+            for v in FIRST..NR {
+                S::store(out.add(r * width + v * S::LANES), acc[r][v]);
+            }
+        }
+        if row >= t.mask.clear_begin && row + MR <= t.mask.clear_end.min(t.key_end) {
+            for r in 0..MR {
+                for v in FIRST..NR {
+                    // NaN is left out here and comes back through the exponential.
+                    maximum[v] = S::max(acc[r][v], maximum[v]);
+                }
+            }
+        } else {
+            // From memory again: accumulators indexed in a loop would not stay in registers on the path above.
+            for r in row..(row + MR).min(t.key_end) {
+                let (lo, hi) = t.mask.bounds(r);
+                for v in FIRST..NR {
+                    let p = t.scores.add(r * width + v * S::LANES);
+                    let index = S::load(t.mask.lane_query.add(v * S::LANES));
+                    let hidden = S::splat(f32::NEG_INFINITY);
+                    let score = S::select_between(index, lo, hi, S::load(p), hidden);
+                    S::store(p, score);
+                    maximum[v] = S::max(score, maximum[v]);
+                }
+            }
+        }
+    }
+}
+
+/// Scores become weights `2^(s - max)` in place; maximum, sum and rescale factor are brought up to date.
+///
+/// # Safety
+/// As [`scores`], which ran before on the same `t`.
+#[inline(always)]
+pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) {
+    // SAFETY: in bounds by this function's contract.
+    unsafe {
+        let mut shift = [S::splat(0.0); NR];
+        let mut sum = [S::splat(0.0); NR];
+        for v in 0..NR {
+            // A row that has seen no key yet has maximum -inf; a finite shift keeps -inf - shift at -inf, not NaN.
+            shift[v] = S::max(S::load(t.new_max.add(v * S::LANES)), S::splat(f32::MIN));
+        }
+        weigh_rows::<S, NR, 0>(t, t.key_begin, t.vector_end[0], &shift, &mut sum);
+        if NR > 1 {
+            weigh_rows::<S, NR, 1>(t, t.vector_end[0], t.vector_end[1], &shift, &mut sum);
+        }
+        if NR > 2 {
+            weigh_rows::<S, NR, 2>(t, t.vector_end[1], t.vector_end[2], &shift, &mut sum);
+        }
+        for v in 0..NR {
+            let at = v * S::LANES;
+            let rescale = S::exp2(S::sub(S::load(t.old_max.add(at)), shift[v]));
+            S::store(t.rescale.add(at), rescale);
+            S::store(t.sum.add(at), S::fma(S::load(t.sum.add(at)), rescale, sum[v]));
+            S::store(t.old_max.add(at), S::load(t.new_max.add(at)));
+        }
+    }
+}
+
+/// Key rows `begin..end` for the tile's vectors from `FIRST` on.
+#[inline(always)]
+unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize>(
+    t: &TileStep,
+    begin: usize,
+    end: usize,
+    shift: &[S::V; NR],
+    sum: &mut [S::V; NR],
+) {
+    for row in begin..end {
+        for v in FIRST..NR {
+            // SAFETY: in bounds by the contract of `softmax`.
+            unsafe {
+                let p = t.scores.add((row * NR + v) * S::LANES);
+                let weight = S::exp2(S::sub(S::load(p), shift[v]));
+                S::store(p, weight);
+                sum[v] = S::add(sum[v], weight);
+            }
+        }
+    }
+}
+
+/// `Oᵀ = Oᵀ·rescale + Vᵀ·P`, `MR` value columns at a time.
+///
+/// With `EXACT`, weights of keys a query does not see are not even multiplied: needed only where V holds NaN or
+/// infinity, because 0·NaN is NaN.
+///
+/// # Safety
+/// As [`softmax`], which ran before on the same `t`.
+#[inline(always)]
+pub(crate) unsafe fn values<S: Simd, const MR: usize, const NR: usize, const EXACT: bool>(t: &TileStep) {
+    let width = NR * S::LANES;
+    // SAFETY: in bounds by this function's contract.
+    unsafe {
+        let mut column = 0;
+        while column < t.dim_v {
+            let out = t.output.add(column * width);
+            let mut acc = [[S::splat(0.0); NR]; MR];
+            for v in 0..NR {
+                let rescale = S::load(t.rescale.add(v * S::LANES));
+                for r in 0..MR {
+                    acc[r][v] = S::mul(S::load(out.add(r * width + v * S::LANES)), rescale);
+                }
+            }
+            add_rows::<S, MR, NR, 0, EXACT>(t, column, t.key_begin, t.vector_end[0], &mut acc);
+            if NR > 1 {
+                add_rows::<S, MR, NR, 1, EXACT>(t, column, t.vector_end[0], t.vector_end[1], &mut acc);
+            }
+            if NR > 2 {
+                add_rows::<S, MR, NR, 2, EXACT>(t, column, t.vector_end[1], t.vector_end[2], &mut acc);
+            }
+            for r in 0..MR {
+                for v in 0..NR {
+                    S::store(out.add(r * width + v * S::LANES), acc[r][v]);
+                }
+            }
+            column += MR;
+        }
+    }
+}
+
+/// Adds key rows `begin..end`, weighted, for `MR` value columns and the tile's vectors from `FIRST` on.
+#[inline(always)]
+unsafe fn add_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const EXACT: bool>(
+    t: &TileStep,
+    column: usize,
+    begin: usize,
+    end: usize,
+    acc: &mut [[S::V; NR]; MR],
+) {
+    for row in begin..end {
+        // SAFETY: in bounds by the contract of `values`.
+        unsafe {
+            let weight = t.scores.add(row * NR * S::LANES);
+            let value = t.values.add(row * t.value_stride + column);
+            // The next columns of this row: K and V of a block together are larger than the first-level cache.
+            S::prefetch_near(value.wrapping_add(VALUES_AHEAD).cast());
+            let mut p = [S::splat(0.0); NR];
+            for v in FIRST..NR {
+                p[v] = S::load(weight.add(v * S::LANES));
+            }
+            let (lo, hi) = if EXACT { t.mask.bounds(row) } else { (0.0, 0.0) };
+            for r in 0..MR {
+                let x = S::splat(*value.add(r));
+                for v in FIRST..NR {
+                    let next = S::fma(x, p[v], acc[r][v]);
+                    acc[r][v] = if EXACT {
+                        let index = S::load(t.mask.lane_query.add(v * S::LANES));
+                        S::select_between(index, lo, hi, next, acc[r][v])
+                    } else {
+                        next
+                    };
+                }
+            }
+        }
+    }
+}

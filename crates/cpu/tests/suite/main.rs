@@ -1,0 +1,5 @@
+//! One suite for both kernels and every instruction set of this machine.
+
+mod correctness;
+mod promises;
+mod reference;

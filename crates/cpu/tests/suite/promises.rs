@@ -1,0 +1,185 @@
+//! What the kernels promise beside the right numbers: determinism, corners, refusals, memory.
+
+use crate::reference::{bytes, elements, run, ways};
+use evosdpa_core::inputs::{Family, Inputs};
+use evosdpa_core::{DType, Layout, Problem, Shape, Tensor, TensorView};
+use evosdpa_cpu::{CpuKernel, CpuOptions, Error, FlashTiles, Isa, attention, workspace_bytes};
+
+fn problem(shape: &str, dtype: DType) -> Problem {
+    Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap()
+}
+
+/// Bit for bit the same on every run, for any number of threads and any size of query block.
+#[test]
+fn results_do_not_depend_on_threads_or_query_blocks() {
+    for shape in [
+        "b2h3s300d64:causal",
+        "b1h2s150/2100d40",
+        "b1h8/2s1/5000d64",
+        "b1h8/1s7/3000d64:causal-br",
+        "b1h2s400d64:window=70/30",
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            let problem = problem(shape, dtype);
+            let inputs = Inputs::generate(&problem, Family::Normal, 5);
+            for isa in Isa::available() {
+                let with = |threads, block_q| {
+                    let tiles = Some(FlashTiles { block_q, block_kv: 64 });
+                    let options = CpuOptions { threads: Some(threads), isa: Some(isa), tiles };
+                    let (o, lse) = run(&problem, &inputs, CpuKernel::Flash, &options);
+                    (bytes(&o), lse.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+                };
+                let first = with(1, 192);
+                for (threads, block_q) in [(1, 192), (2, 192), (3, 1), (4, 4096)] {
+                    assert!(
+                        with(threads, block_q) == first,
+                        "{isa} {problem}: {threads} threads, {block_q} rows"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_without_a_key_are_zero() {
+    // Ten queries more than keys, aligned at the end: the first ten see nothing.
+    let problem = problem("b1h2s30/20d24:causal-br", DType::F16);
+    let inputs = Inputs::generate(&problem, Family::Normal, 1);
+    for (kernel, options) in ways() {
+        let (o, lse) = run(&problem, &inputs, kernel, &options);
+        for (row, values) in elements(&problem, &o).chunks(24).enumerate() {
+            let blind = row % 30 < 10;
+            assert_eq!(values.iter().all(|x| *x == 0.0), blind, "{kernel:?} {options:?} row {row}");
+            assert_eq!(lse[row] == f32::NEG_INFINITY, blind, "{kernel:?} {options:?} row {row}");
+        }
+    }
+}
+
+/// Changes one element of a tensor of f32.
+fn set(tensor: &mut Tensor, index: [usize; 4], value: f32) {
+    let strides = tensor.view().strides();
+    let at: usize = index.iter().zip(strides).map(|(i, stride)| i * stride).sum();
+    tensor.view_mut().elements_mut::<f32>().unwrap()[at] = value;
+}
+
+#[test]
+fn hidden_keys_have_no_influence_whatever_they_hold() {
+    // The tile path with its diagonal in the middle of a tile, and the decode path with two queries.
+    for (shape, seq, key) in [("b1h1s100d40:causal", 100, 37), ("b1h1s2/70d40:causal-br", 2, 69)] {
+        let problem = problem(shape, DType::F32);
+        let clean = Inputs::generate(&problem, Family::Normal, 2);
+        for poison in [f32::NAN, f32::INFINITY] {
+            let mut dirty = clean.clone();
+            set(&mut dirty.v, [0, 0, key, 3], poison);
+            set(&mut dirty.k, [0, 0, key, 5], poison);
+            for (kernel, options) in ways() {
+                let (want, want_lse) = run(&problem, &clean, kernel, &options);
+                let (got, got_lse) = run(&problem, &dirty, kernel, &options);
+                let (want, got) = (elements(&problem, &want), elements(&problem, &got));
+                for row in 0..seq {
+                    let sees = problem.band().visible(row, problem.sizes().seq_kv).contains(&key);
+                    let columns = row * 40..row * 40 + 40;
+                    let same = want[columns.clone()] == got[columns.clone()] && want_lse[row] == got_lse[row];
+                    assert_eq!(same, !sees, "{shape} {kernel:?} {options:?} row {row} poison {poison}");
+                    assert!(
+                        !sees || !got[columns.start + 3].is_finite(),
+                        "{shape} {kernel:?} {options:?} row {row}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_visible_nan_score_makes_the_whole_row_nan() {
+    for shape in ["b1h1s60d32", "b1h1s1/300d32"] {
+        let problem = problem(shape, DType::F32);
+        let mut inputs = Inputs::generate(&problem, Family::Normal, 3);
+        set(&mut inputs.q, [0, 0, problem.sizes().seq_q - 1, 0], f32::NAN);
+        for (kernel, options) in ways() {
+            let (o, lse) = run(&problem, &inputs, kernel, &options);
+            let rows = elements(&problem, &o);
+            let (last, others) =
+                rows.rchunks(32).next().map(|last| (last, &rows[..rows.len() - 32])).unwrap();
+            assert!(
+                last.iter().all(|x| x.is_nan()) && lse.last().unwrap().is_nan(),
+                "{shape} {kernel:?} {options:?}"
+            );
+            assert!(others.iter().all(|x| x.is_finite()), "{shape} {kernel:?} {options:?}");
+        }
+    }
+}
+
+/// K and V of one head shared by all through strides of zero.
+#[test]
+fn inputs_may_repeat_through_zero_strides() {
+    let wide = problem("b2h2s50d16", DType::F32);
+    let narrow = problem("b1h1s50d16", DType::F32);
+    let one = Inputs::generate(&narrow, Family::Normal, 4);
+    let queries = Inputs::generate(&wide, Family::Normal, 9);
+    let repeated = |tensor: &Tensor| {
+        Tensor::from_fn(wide.k_shape(), DType::F32, Layout::Bhsd, |[_, _, s, d]| {
+            f64::from(tensor.view().elements::<f32>().unwrap()[s * 16 + d])
+        })
+    };
+    let copied = Inputs { q: queries.q.clone(), k: repeated(&one.k), v: repeated(&one.v) };
+    for (kernel, options) in ways() {
+        let (want, _) = run(&wide, &copied, kernel, &options);
+        let view = |t: &'static Tensor| {
+            TensorView::new(t.bytes(), DType::F32, wide.k_shape(), [0, 0, 16, 1]).unwrap()
+        };
+        let (k, v) = (Box::leak(Box::new(one.k.clone())), Box::leak(Box::new(one.v.clone())));
+        let mut got = Tensor::zeros(wide.o_shape(), DType::F32, Layout::Bhsd);
+        attention(kernel, &wide, queries.q.view(), view(k), view(v), got.view_mut(), None, &options).unwrap();
+        assert_eq!(bytes(&got), bytes(&want), "{kernel:?} {options:?}");
+    }
+}
+
+#[test]
+fn bad_options_are_refused_and_nothing_is_written() {
+    let problem = problem("tiny", DType::F32);
+    let inputs = Inputs::generate(&problem, Family::Normal, 1);
+    let refusal = |options: CpuOptions| {
+        let mut o = Tensor::zeros(problem.o_shape(), DType::F32, Layout::Bhsd);
+        let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+        let outcome = attention(CpuKernel::Flash, &problem, q, k, v, o.view_mut(), None, &options);
+        assert!(o.bytes().iter().all(|b| *b == 0));
+        outcome.unwrap_err()
+    };
+    let default = CpuOptions::default();
+    assert!(matches!(
+        refusal(CpuOptions { threads: Some(0), ..default }),
+        Error::ThreadCount { count: 0, .. }
+    ));
+    for (block_q, block_kv) in [(0, 64), (64, 0), (64, 24), (1 << 20, 64)] {
+        let tiles = Some(FlashTiles { block_q, block_kv });
+        assert!(matches!(refusal(CpuOptions { tiles, ..default }), Error::TileSizes { .. }));
+    }
+    for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_available()) {
+        assert!(matches!(refusal(CpuOptions { isa: Some(isa), ..default }), Error::IsaUnavailable { .. }));
+    }
+    assert!(matches!("sse9".parse::<Isa>(), Err(Error::UnknownIsa { .. })));
+}
+
+#[test]
+fn tensors_that_do_not_match_the_problem_are_refused() {
+    let asked = problem("tiny", DType::F32);
+    let other = Inputs::generate(&problem("b1h1s32d32", DType::F32), Family::Normal, 1);
+    let mut o = Tensor::zeros(asked.o_shape(), DType::F32, Layout::Bhsd);
+    let (q, k, v) = (other.q.view(), other.k.view(), other.v.view());
+    let outcome = attention(CpuKernel::Flash, &asked, q, k, v, o.view_mut(), None, &CpuOptions::default());
+    assert!(matches!(outcome, Err(Error::Problem(_))));
+}
+
+/// Memory beside the tensors is bounded by the tiles, not the sequence.
+#[test]
+fn workspace_stays_small() {
+    let options = CpuOptions { threads: Some(2), ..CpuOptions::default() };
+    let bytes = |shape: &str| workspace_bytes(&problem(shape, DType::F32), &options).unwrap();
+    let long = problem("b1h8s16384d64", DType::F32);
+    assert!(bytes("b1h8s16384d64") < long.bytes() as usize / 10);
+    assert!(bytes("b1h8s16384d64") < bytes("b1h8s4096d64") + 64 * 1024);
+    assert!(bytes("b1h1s1/65536d128") < 1 << 20);
+}

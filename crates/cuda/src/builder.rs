@@ -1,0 +1,105 @@
+//! Variants to artifacts: from the cache, or compiled and put there.
+
+use std::time::Instant;
+
+use evosdpa_kernels::Variant;
+
+use crate::{
+    Artifact, ArtifactKind, Cache, CompileRequest, Compiled, Compiler, Result, toolkit::Toolkit,
+    worker::CompilePool,
+};
+
+/// Builds variants. Needs no GPU and no driver.
+#[derive(Debug, Default)]
+pub struct Builder {
+    cache: Option<Cache>,
+    pool: Option<CompilePool>,
+}
+
+impl Builder {
+    /// With the default cache, compiling in this process.
+    pub fn new() -> Result<Self> {
+        Ok(Self { cache: Some(Cache::open_default()?), pool: None })
+    }
+
+    /// With another cache, or none.
+    pub fn with_cache(mut self, cache: Option<Cache>) -> Self {
+        self.cache = cache;
+        self
+    }
+
+    /// Compiling in worker processes, several at once and each under a time limit.
+    pub fn with_pool(mut self, pool: CompilePool) -> Self {
+        self.pool = Some(pool);
+        self
+    }
+
+    /// The cache, if there is one.
+    pub fn cache(&self) -> Option<&Cache> {
+        self.cache.as_ref()
+    }
+
+    /// The variant's cubin.
+    pub fn build(&self, variant: &Variant) -> Result<Artifact> {
+        self.make(variant, ArtifactKind::Cubin)
+    }
+
+    /// The variant's PTX, with line information that names its source file.
+    pub fn ptx(&self, variant: &Variant) -> Result<Artifact> {
+        self.make(variant, ArtifactKind::Ptx)
+    }
+
+    /// Many at once: as many in parallel as the pool has workers. Results come in the order of the variants, and one
+    /// that fails does not disturb the others.
+    pub fn build_all(&self, variants: &[Variant], kind: ArtifactKind) -> Vec<Result<Artifact>> {
+        let threads = self.pool.as_ref().map_or(1, CompilePool::workers).min(variants.len()).max(1);
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let mut results: Vec<Option<Result<Artifact>>> = variants.iter().map(|_| None).collect();
+        let slots = std::sync::Mutex::new(&mut results);
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    loop {
+                        let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        let Some(variant) = variants.get(i) else { break };
+                        let made = self.make(variant, kind);
+                        // The lock is only held to store; nothing can panic under it.
+                        slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[i] = Some(made);
+                    }
+                });
+            }
+        });
+        // Every index was handed out once, and `scope` has waited for all of them.
+        results.into_iter().flatten().collect()
+    }
+
+    fn make(&self, variant: &Variant, kind: ArtifactKind) -> Result<Artifact> {
+        let start = Instant::now();
+        let request = CompileRequest::new(variant, kind);
+        let key = request.key(&Toolkit::find()?.fingerprint());
+        let artifact = |code: Vec<u8>, log: String, from_cache: bool| Artifact {
+            label: request.label.clone(),
+            entry: variant.entry.clone(),
+            kind,
+            code,
+            log,
+            key: key.clone(),
+            from_cache,
+            time: start.elapsed(),
+        };
+        if let Some((code, log)) = self.cache.as_ref().and_then(|cache| cache.load(&key)) {
+            return Ok(artifact(code, log, true));
+        }
+        let Compiled { code, log, .. } = match &self.pool {
+            Some(pool) => pool.compile(&request)?,
+            None => Compiler::open()?.compile(&request)?,
+        };
+        if let Some(cache) = &self.cache
+            && let Err(error) = cache.store(&key, &request.label, &code, &log)
+        {
+            // A full or read-only disk makes things slow, not wrong.
+            tracing::warn!("the compiled kernel could not be cached: {error}");
+        }
+        Ok(artifact(code, log, false))
+    }
+}

@@ -1,0 +1,335 @@
+//! Compiled kernels by the hash of what they were made from.
+//!
+//! One file per entry: a line of JSON with sizes and a checksum, then the compiler's log, then the code. Files appear
+//! by renaming, so a reader sees a whole entry or none; a damaged one is noticed by its checksum, removed and made
+//! again. Readers touch what they use, and when the folder grows past its limit the least recently used go first.
+
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result, toolchain};
+
+const EXTENSION: &str = "kernel";
+const STAGING_PREFIX: &str = ".writing-";
+/// A writer that has not finished after this long has died.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+
+/// A folder of compiled kernels, shared between processes.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    folder: PathBuf,
+    limit_bytes: u64,
+}
+
+/// One entry, for a listing.
+#[derive(Clone, Debug)]
+pub struct CacheEntry {
+    /// Its key.
+    pub key: String,
+    /// The variant it was made from.
+    pub label: String,
+    /// Its size on disk.
+    pub bytes: u64,
+    /// When it was last used.
+    pub used: SystemTime,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    schema: u32,
+    label: String,
+    log_bytes: usize,
+    code_bytes: usize,
+    checksum: String,
+}
+
+const SCHEMA: u32 = 1;
+
+impl Cache {
+    /// How large the default cache may grow.
+    pub const DEFAULT_LIMIT_BYTES: u64 = 1 << 30;
+
+    /// The cache in `${XDG_CACHE_HOME:-~/.cache}/evosdpa/jit`.
+    pub fn open_default() -> Result<Self> {
+        let root = toolchain::cache_root().unwrap_or_else(|| std::env::temp_dir().join("evosdpa"));
+        Self::open(&root.join("jit"), Self::DEFAULT_LIMIT_BYTES)
+    }
+
+    /// A cache in this folder, made if it is not there.
+    pub fn open(folder: &Path, limit_bytes: u64) -> Result<Self> {
+        fs::create_dir_all(folder).map_err(io(folder))?;
+        Ok(Self { folder: folder.to_owned(), limit_bytes })
+    }
+
+    /// Where it is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// How large it may grow.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// Code and log of an entry. A damaged entry is removed and counts as absent.
+    pub fn load(&self, key: &str) -> Option<(Vec<u8>, String)> {
+        let path = self.path(key);
+        let bytes = fs::read(&path).ok()?;
+        match decode(&bytes) {
+            Some((_, log, code)) => {
+                // Last use decides who goes first; a failure here only makes the order worse.
+                let touched = File::options().append(true).open(&path);
+                let _ = touched.and_then(|file| file.set_modified(SystemTime::now()));
+                Some((code.to_vec(), log.to_owned()))
+            }
+            None => {
+                tracing::warn!("cache entry {} is damaged; it is made again", path.display());
+                let _ = fs::remove_file(&path);
+                None
+            }
+        }
+    }
+
+    /// Stores an entry, then removes the least recently used ones if the limit is passed.
+    pub fn store(&self, key: &str, label: &str, code: &[u8], log: &str) -> Result<()> {
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let staging = self.folder.join(format!("{STAGING_PREFIX}{}-{count}", std::process::id()));
+        let header = Header {
+            schema: SCHEMA,
+            label: label.to_owned(),
+            log_bytes: log.len(),
+            code_bytes: code.len(),
+            checksum: checksum(log.as_bytes(), code),
+        };
+        let header = serde_json::to_string(&header).map_err(|error| Error::Report {
+            label: label.to_owned(),
+            problem: format!("the cache entry cannot be written: {error}"),
+        })?;
+        let write = || {
+            let mut file = File::create(&staging)?;
+            file.write_all(header.as_bytes())?;
+            file.write_all(b"\n")?;
+            file.write_all(log.as_bytes())?;
+            file.write_all(code)?;
+            drop(file);
+            fs::rename(&staging, self.path(key))
+        };
+        if let Err(source) = write() {
+            let _ = fs::remove_file(&staging);
+            return Err(Error::Io { path: staging, source });
+        }
+        self.evict(key)
+    }
+
+    /// All entries, the most recently used first.
+    pub fn entries(&self) -> Result<Vec<CacheEntry>> {
+        let mut entries = Vec::new();
+        for path in self.files()? {
+            // An entry that another process has just removed is no error.
+            let Ok(metadata) = fs::metadata(&path) else { continue };
+            let Some(key) = key_of(&path) else { continue };
+            let label = fs::read(&path).ok().and_then(|bytes| Some(decode(&bytes)?.0.label));
+            entries.push(CacheEntry {
+                key,
+                label: label.unwrap_or_else(|| "damaged".to_owned()),
+                bytes: metadata.len(),
+                used: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+            });
+        }
+        entries.sort_by_key(|entry| std::cmp::Reverse(entry.used));
+        Ok(entries)
+    }
+
+    /// What all entries take on disk.
+    pub fn size_bytes(&self) -> Result<u64> {
+        let sizes = self.files()?.into_iter().filter_map(|path| Some(fs::metadata(path).ok()?.len()));
+        Ok(sizes.sum())
+    }
+
+    /// Removes everything; returns how many entries there were.
+    pub fn clear(&self) -> Result<usize> {
+        let mut count = 0;
+        for path in self.files()? {
+            count += usize::from(fs::remove_file(&path).is_ok());
+        }
+        self.sweep(Duration::ZERO)?;
+        Ok(count)
+    }
+
+    /// Removes the least recently used entries until the limit is kept; the one just stored stays.
+    fn evict(&self, keep: &str) -> Result<()> {
+        let mut sized: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+        for path in self.files()? {
+            if let Ok(metadata) = fs::metadata(&path) {
+                let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                sized.push((used, metadata.len(), path));
+            }
+        }
+        let mut total: u64 = sized.iter().map(|(_, bytes, _)| bytes).sum();
+        if total <= self.limit_bytes {
+            return Ok(());
+        }
+        self.sweep(ABANDONED_AFTER)?;
+        sized.sort();
+        for (_, bytes, path) in sized {
+            if total <= self.limit_bytes {
+                break;
+            }
+            if key_of(&path).is_none_or(|key| key != keep) {
+                let _ = fs::remove_file(&path);
+                total -= bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what writers that died have left behind.
+    fn sweep(&self, older_than: Duration) -> Result<()> {
+        for entry in fs::read_dir(&self.folder).map_err(io(&self.folder))?.flatten() {
+            let age = entry
+                .metadata()
+                .and_then(|metadata| metadata.modified())
+                .ok()
+                .and_then(|at| at.elapsed().ok());
+            let is_staging = entry.file_name().to_string_lossy().starts_with(STAGING_PREFIX);
+            if is_staging && age.is_some_and(|age| age >= older_than) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        Ok(())
+    }
+
+    fn files(&self) -> Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(&self.folder).map_err(io(&self.folder))?;
+        Ok(entries.flatten().map(|entry| entry.path()).filter(|path| key_of(path).is_some()).collect())
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        self.folder.join(format!("{key}.{EXTENSION}"))
+    }
+}
+
+fn key_of(path: &Path) -> Option<String> {
+    let is_entry = path.extension().is_some_and(|extension| extension == EXTENSION);
+    is_entry.then(|| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()))?
+}
+
+fn decode(bytes: &[u8]) -> Option<(Header, &str, &[u8])> {
+    let newline = bytes.iter().position(|byte| *byte == b'\n')?;
+    let header: Header = serde_json::from_slice(&bytes[..newline]).ok()?;
+    let body = &bytes[newline + 1..];
+    if header.schema != SCHEMA || header.log_bytes.checked_add(header.code_bytes)? != body.len() {
+        return None;
+    }
+    let (log, code) = body.split_at(header.log_bytes);
+    if checksum(log, code) != header.checksum {
+        return None;
+    }
+    Some((header, std::str::from_utf8(log).ok()?, code))
+}
+
+fn checksum(log: &[u8], code: &[u8]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(log.len() as u64).to_le_bytes()).update(log).update(code);
+    hasher.finalize().to_hex().to_string()
+}
+
+fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::Io { path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(limit_bytes: u64) -> (tempfile::TempDir, Cache) {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(&folder.path().join("a/b"), limit_bytes).unwrap();
+        (folder, cache)
+    }
+
+    fn age(cache: &Cache, key: &str, seconds: u64) {
+        let file = File::options().append(true).open(cache.path(key)).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
+    }
+
+    #[test]
+    fn gives_back_what_was_stored() {
+        let (_folder, cache) = cache(1 << 20);
+        assert_eq!(cache.load("k"), None);
+        cache.store("k", "a kernel", b"\x00\xffcode", "the log\nhas lines").unwrap();
+        assert_eq!(cache.load("k"), Some((b"\x00\xffcode".to_vec(), "the log\nhas lines".to_owned())));
+        let entries = cache.entries().unwrap();
+        assert_eq!((entries.len(), entries[0].label.as_str(), entries[0].key.as_str()), (1, "a kernel", "k"));
+        assert_eq!(cache.size_bytes().unwrap(), entries[0].bytes);
+        assert_eq!(cache.clear().unwrap(), 1);
+        assert_eq!(cache.load("k"), None);
+    }
+
+    #[test]
+    fn a_damaged_entry_is_absent_and_removed() {
+        let (_folder, cache) = cache(1 << 20);
+        for damage in [
+            &(|bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1) as &dyn Fn(&mut Vec<u8>),
+            &|bytes| bytes.truncate(bytes.len() - 1),
+            &|bytes| bytes.push(0),
+            &|bytes| bytes.clear(),
+            &|bytes| bytes[0] = b'x',
+            &|bytes| *bytes = vec![0xff; 100],
+        ] {
+            cache.store("k", "a kernel", b"code", "log").unwrap();
+            let mut bytes = fs::read(cache.path("k")).unwrap();
+            damage(&mut bytes);
+            fs::write(cache.path("k"), bytes).unwrap();
+            assert_eq!(cache.load("k"), None);
+            assert!(!cache.path("k").exists());
+        }
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first() {
+        let (_folder, cache) = cache(3500);
+        for (key, seconds) in [("a", 30), ("b", 20), ("c", 10)] {
+            cache.store(key, key, &[0; 900], "").unwrap();
+            age(&cache, key, seconds);
+        }
+        // Using the oldest makes it the youngest.
+        assert!(cache.load("a").is_some());
+        cache.store("d", "d", &[0; 900], "").unwrap();
+        let mut left: Vec<String> = cache.entries().unwrap().into_iter().map(|entry| entry.key).collect();
+        left.sort();
+        assert_eq!(left, ["a", "c", "d"]);
+        assert!(cache.size_bytes().unwrap() <= 3500);
+    }
+
+    #[test]
+    fn an_entry_larger_than_the_limit_is_still_usable_once() {
+        let (_folder, cache) = cache(10);
+        cache.store("a", "a", &[0; 900], "").unwrap();
+        assert!(cache.load("a").is_some());
+        cache.store("b", "b", &[0; 900], "").unwrap();
+        assert!(cache.load("a").is_none() && cache.load("b").is_some());
+    }
+
+    #[test]
+    fn what_dead_writers_left_is_swept() {
+        let (_folder, cache) = cache(10);
+        let left = cache.folder().join(".writing-1-1");
+        fs::write(&left, "half").unwrap();
+        let old = SystemTime::now() - 2 * ABANDONED_AFTER;
+        File::options().append(true).open(&left).unwrap().set_modified(old).unwrap();
+        let busy = cache.folder().join(".writing-2-1");
+        fs::write(&busy, "half").unwrap();
+        cache.store("a", "a", &[0; 900], "").unwrap();
+        assert!(!left.exists() && busy.exists());
+    }
+}

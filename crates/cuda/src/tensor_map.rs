@@ -1,0 +1,174 @@
+//! Tensor maps: the descriptors by which Hopper's copy engine (TMA) finds tiles of a tensor.
+//!
+//! Rules from the driver's documentation of `cuTensorMapEncodeTiled`, checked here first so that the error says which
+//! one is broken.
+
+use std::fmt;
+
+use cudarc::driver::sys::{
+    self, CUtensorMapDataType_enum as DataType, CUtensorMapFloatOOBfill_enum as OutOfBounds,
+    CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as L2Promotion,
+    CUtensorMapSwizzle_enum as RawSwizzle,
+};
+use evosdpa_kernels::{InputType, Swizzle};
+
+use crate::{Device, Error, Result, driver::check};
+
+/// An encoded tensor map, passed to kernels by value.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct TensorMap(sys::CUtensorMap);
+
+impl fmt::Debug for TensorMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TensorMap")
+    }
+}
+
+/// A tensor as TMA sees it: four dimensions, innermost first.
+#[derive(Clone, Debug)]
+pub struct TensorMapRequest<'a> {
+    /// What errors call it.
+    pub name: &'a str,
+    /// The device address of its first element.
+    pub address: u64,
+    /// Its element type.
+    pub dtype: InputType,
+    /// Head dimension, sequence, heads, batch.
+    pub sizes: [u64; 4],
+    /// Strides in elements of sequence, heads and batch; the head dimension is contiguous.
+    pub strides: [u64; 3],
+    /// The sizes of one box, innermost first.
+    pub box_sizes: [u32; 4],
+    /// How a box is swizzled in shared memory.
+    pub swizzle: Swizzle,
+}
+
+impl TensorMap {
+    /// Encodes a tensor map. What lies outside the tensor is read as zero and never written.
+    pub fn encode(device: &Device, request: &TensorMapRequest<'_>) -> Result<Self> {
+        request.check().map_err(|problem| Error::TensorMap { tensor: request.name.to_owned(), problem })?;
+        device.context.bind()?;
+        let bytes = u64::from(request.dtype.bytes());
+        let strides = request.strides.map(|stride| stride * bytes);
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: every array has as many entries as the rank asks for (one stride less), and the driver only reads them.
+        let code = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                data_type(request.dtype),
+                4,
+                request.address as *mut _,
+                request.sizes.as_ptr(),
+                strides.as_ptr(),
+                request.box_sizes.as_ptr(),
+                [1_u32; 4].as_ptr(),
+                Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                raw_swizzle(request.swizzle),
+                L2Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                OutOfBounds::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        check("cuTensorMapEncodeTiled", code, || format!("{request:?}"))?;
+        Ok(Self(map))
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const sys::CUtensorMap {
+        &self.0
+    }
+}
+
+impl TensorMapRequest<'_> {
+    /// What the driver would refuse, in words.
+    fn check(&self) -> Result<(), String> {
+        let bytes = u64::from(self.dtype.bytes());
+        if self.address == 0 || !self.address.is_multiple_of(16) {
+            return Err(format!("its address {:#x} is not a multiple of 16 bytes", self.address));
+        }
+        for (name, size) in ["head dimension", "sequence", "heads", "batch"].iter().zip(self.sizes) {
+            if size == 0 || size > 1 << 32 {
+                return Err(format!("its {name} is {size}; 1 to 2^32 are possible"));
+            }
+        }
+        for (name, stride) in ["sequence", "head", "batch"].iter().zip(self.strides) {
+            match stride.checked_mul(bytes) {
+                Some(stride_bytes)
+                    if stride_bytes.is_multiple_of(16) && stride_bytes > 0 && stride_bytes < 1 << 40 => {}
+                _ => {
+                    return Err(format!(
+                        "its {name} stride of {stride} elements of {bytes} bytes is not a multiple of 16 bytes below 2^40"
+                    ));
+                }
+            }
+        }
+        if self.box_sizes.iter().any(|size| *size == 0 || *size > 256) {
+            return Err(format!("a box of {:?}; sizes from 1 to 256 are possible", self.box_sizes));
+        }
+        let row_bytes = u64::from(self.box_sizes[0]) * bytes;
+        let span_bytes = u64::from(self.swizzle.span_bytes());
+        if !row_bytes.is_multiple_of(16) {
+            return Err(format!("a box row of {row_bytes} bytes is not a multiple of 16"));
+        }
+        if self.swizzle != Swizzle::None && row_bytes > span_bytes {
+            return Err(format!("a box row of {row_bytes} bytes is wider than the swizzle of {span_bytes}"));
+        }
+        Ok(())
+    }
+}
+
+fn data_type(dtype: InputType) -> DataType {
+    match dtype {
+        InputType::F16 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        InputType::BF16 => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        InputType::F32 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        InputType::U8 | InputType::E4M3 => DataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    }
+}
+
+fn raw_swizzle(swizzle: Swizzle) -> RawSwizzle {
+    match swizzle {
+        Swizzle::None => RawSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        Swizzle::Bytes32 => RawSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+        Swizzle::Bytes64 => RawSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        Swizzle::Bytes128 => RawSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> TensorMapRequest<'static> {
+        TensorMapRequest {
+            name: "K",
+            address: 0x1000,
+            dtype: InputType::F16,
+            sizes: [64, 512, 8, 1],
+            strides: [64, 64 * 512, 64 * 512 * 8],
+            box_sizes: [64, 128, 1, 1],
+            swizzle: Swizzle::Bytes128,
+        }
+    }
+
+    #[test]
+    fn says_which_rule_is_broken() {
+        assert_eq!(request().check(), Ok(()));
+        type Change = fn(&mut TensorMapRequest<'static>);
+        let cases: [(Change, &str); 8] = [
+            (|r| r.address = 0x1008, "address 0x1008"),
+            (|r| r.address = 0, "address"),
+            (|r| r.sizes[1] = 0, "sequence is 0"),
+            (|r| r.strides[0] = 65, "sequence stride of 65"),
+            (|r| r.strides[2] = u64::MAX, "batch stride"),
+            (|r| r.box_sizes[1] = 257, "257"),
+            (|r| r.box_sizes[0] = 128, "wider than the swizzle of 128"),
+            (|r| r.box_sizes[0] = 4, "not a multiple of 16"),
+        ];
+        for (change, expected) in cases {
+            let mut request = request();
+            change(&mut request);
+            let problem = request.check().unwrap_err();
+            assert!(problem.contains(expected), "{problem}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! What a kernel's expressions and support rules may know about a problem.
+
+use std::{fmt, str::FromStr};
+
+use evosdpa_core::{Band, Problem};
+
+use crate::{Error, MaskKind, names::nearest};
+
+/// The element type of Q, K and V as a kernel reads them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum InputType {
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// IEEE single precision.
+    F32,
+    /// Unsigned 8-bit codes, symmetric around 128, with a scale per head.
+    U8,
+    /// 8-bit floating point, 4 exponent and 3 mantissa bits, with a scale per head.
+    E4M3,
+}
+
+impl InputType {
+    /// Every input type.
+    pub const ALL: [Self; 5] = [Self::F16, Self::BF16, Self::F32, Self::U8, Self::E4M3];
+
+    /// The name in manifests.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::F32 => "f32",
+            Self::U8 => "u8",
+            Self::E4M3 => "e4m3",
+        }
+    }
+
+    /// Bytes per element.
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::F16 | Self::BF16 => 2,
+            Self::F32 => 4,
+            Self::U8 | Self::E4M3 => 1,
+        }
+    }
+}
+
+impl fmt::Display for InputType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for InputType {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|input| input.name() == text).ok_or_else(|| Error::UnknownInputType {
+            name: text.to_owned(),
+            nearest: nearest(text, Self::ALL.map(Self::name)),
+        })
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for InputType {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A problem in plain integers: the environment of a manifest's expressions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProblemFacts {
+    /// Batch size.
+    pub batch: u32,
+    /// Query heads.
+    pub heads_q: u32,
+    /// Key/value heads.
+    pub heads_kv: u32,
+    /// Query length.
+    pub seq_q: u32,
+    /// Key/value length.
+    pub seq_kv: u32,
+    /// Head dimension of Q and K.
+    pub head_dim: u32,
+    /// Head dimension of V and O.
+    pub value_dim: u32,
+    /// Element type of Q, K and V.
+    pub dtype: InputType,
+    /// Key `j` is visible to query `i` only if `i + band_lo <= j`; `None` is unbounded.
+    pub band_lo: Option<i32>,
+    /// Key `j` is visible to query `i` only if `j <= i + band_hi`; `None` is unbounded.
+    pub band_hi: Option<i32>,
+    /// Whether the log-sum-exp is wanted.
+    pub lse: bool,
+}
+
+impl ProblemFacts {
+    /// The names an expression may use for these facts and the target's.
+    pub const NAMES: [&'static str; 14] = [
+        "batch",
+        "heads_q",
+        "heads_kv",
+        "seq_q",
+        "seq_kv",
+        "head_dim",
+        "value_dim",
+        "causal",
+        "window",
+        "masked",
+        "lse",
+        "dtype_bytes",
+        "sm_count",
+        "smem_limit",
+    ];
+
+    /// Which kind of mask the band is.
+    ///
+    /// An upper bound at the top-left or bottom-right diagonal alone is causal; any other bound is a window.
+    pub fn mask(&self) -> MaskKind {
+        let bottom_right = i64::from(self.seq_kv) - i64::from(self.seq_q);
+        match (self.band_lo, self.band_hi) {
+            (None, None) => MaskKind::Full,
+            (None, Some(hi)) if hi == 0 || i64::from(hi) == bottom_right => MaskKind::Causal,
+            _ => MaskKind::Window,
+        }
+    }
+
+    /// The value of a name, given the target.
+    pub(crate) fn value(&self, name: &str, target: &crate::Target) -> Option<i64> {
+        let mask = self.mask();
+        let value = match name {
+            "batch" => self.batch.into(),
+            "heads_q" => self.heads_q.into(),
+            "heads_kv" => self.heads_kv.into(),
+            "seq_q" => self.seq_q.into(),
+            "seq_kv" => self.seq_kv.into(),
+            "head_dim" => self.head_dim.into(),
+            "value_dim" => self.value_dim.into(),
+            "causal" => i64::from(mask == MaskKind::Causal),
+            "window" => i64::from(mask == MaskKind::Window),
+            "masked" => i64::from(mask != MaskKind::Full),
+            "lse" => i64::from(self.lse),
+            "dtype_bytes" => self.dtype.bytes().into(),
+            "sm_count" => target.sm_count.into(),
+            "smem_limit" => target.smem_limit_bytes.into(),
+            _ => return None,
+        };
+        Some(value)
+    }
+}
+
+impl TryFrom<&Problem> for ProblemFacts {
+    type Error = Error;
+
+    fn try_from(problem: &Problem) -> Result<Self, Error> {
+        let sizes = problem.sizes();
+        let size = |field: &'static str, value: usize| {
+            // Kernels index with 32-bit signed integers.
+            let max = i32::MAX as u64;
+            u32::try_from(value).ok().filter(|value| u64::from(*value) <= max).ok_or(Error::ProblemRange {
+                field,
+                value: value as u64,
+                max,
+            })
+        };
+        // A bound beyond the unbounded value is unbounded, so the conversion cannot lose anything.
+        let bound = |bound: i64, unbounded: i64| (bound.abs() < unbounded.abs()).then_some(bound as i32);
+        let band = problem.band();
+        Ok(Self {
+            batch: size("batch", sizes.batch)?,
+            heads_q: size("heads_q", sizes.heads_q)?,
+            heads_kv: size("heads_kv", sizes.heads_kv)?,
+            seq_q: size("seq_q", sizes.seq_q)?,
+            seq_kv: size("seq_kv", sizes.seq_kv)?,
+            head_dim: size("head_dim", sizes.dim_qk)?,
+            value_dim: size("value_dim", sizes.dim_v)?,
+            dtype: problem.dtype().name().parse()?,
+            band_lo: bound(band.lo, Band::FULL.lo),
+            band_hi: bound(band.hi, Band::FULL.hi),
+            lse: problem.lse(),
+        })
+    }
+}
+
+impl fmt::Display for ProblemFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pair = |a: u32, b: u32| if a == b { a.to_string() } else { format!("{a}/{b}") };
+        write!(
+            f,
+            "b{}h{}s{}d{} {} {}{}",
+            self.batch,
+            pair(self.heads_q, self.heads_kv),
+            pair(self.seq_q, self.seq_kv),
+            pair(self.head_dim, self.value_dim),
+            self.dtype,
+            self.mask(),
+            if self.lse { " with LSE" } else { "" }
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(seq_q: u32, seq_kv: u32, band_lo: Option<i32>, band_hi: Option<i32>) -> ProblemFacts {
+        ProblemFacts {
+            batch: 1,
+            heads_q: 8,
+            heads_kv: 2,
+            seq_q,
+            seq_kv,
+            head_dim: 64,
+            value_dim: 64,
+            dtype: InputType::F16,
+            band_lo,
+            band_hi,
+            lse: true,
+        }
+    }
+
+    #[test]
+    fn a_band_is_named_by_its_bounds() {
+        assert_eq!(facts(4, 8, None, None).mask(), MaskKind::Full);
+        assert_eq!(facts(4, 8, None, Some(0)).mask(), MaskKind::Causal);
+        assert_eq!(facts(4, 8, None, Some(4)).mask(), MaskKind::Causal);
+        assert_eq!(facts(4, 8, None, Some(2)).mask(), MaskKind::Window);
+        assert_eq!(facts(4, 8, Some(-3), Some(0)).mask(), MaskKind::Window);
+        assert_eq!(facts(4, 8, Some(-3), None).mask(), MaskKind::Window);
+    }
+
+    #[test]
+    fn every_listed_name_has_a_value() {
+        let target = crate::Target::nominal(crate::Arch::Sm80);
+        for name in ProblemFacts::NAMES {
+            assert!(facts(4, 8, None, None).value(name, &target).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn reads_a_core_problem() {
+        use evosdpa_core::{DType, Shape};
+        let shape = Shape::parse_list("b2h8/2s4/8d64/32:causal-br").unwrap()[0];
+        let problem = Problem::new(shape, DType::BF16).unwrap().with_lse(true);
+        let facts = ProblemFacts::try_from(&problem).unwrap();
+        assert_eq!(facts.to_string(), "b2h8/2s4/8d64/32 bf16 causal with LSE");
+        assert_eq!((facts.band_lo, facts.band_hi), (None, Some(4)));
+    }
+
+    #[test]
+    fn prints_like_a_shape() {
+        assert_eq!(facts(4, 8, None, Some(0)).to_string(), "b1h8/2s4/8d64 f16 causal with LSE");
+    }
+}

@@ -1,0 +1,33 @@
+//! The CUDA kernels' sources and manifests, and the registry that reads them.
+//!
+//! Nothing here runs on a GPU or calls a compiler: this crate turns *manifest + source + problem* into a plain
+//! [`Variant`] that says what to compile, how to launch it and which limits it must keep.
+
+mod arch;
+mod embedded;
+mod error;
+mod expr;
+mod facts;
+mod include;
+mod manifest;
+mod names;
+pub mod params;
+mod registry;
+mod support;
+mod tunables;
+mod variant;
+
+pub use arch::{Arch, Target};
+pub use error::{Error, Result};
+pub use expr::{Expr, ExprError};
+pub use facts::{InputType, ProblemFacts};
+pub use include::Header;
+pub use manifest::{
+    Constraint, Gate, Launch, Layer, Limits, Manifest, MaskKind, Mutant, Range, Swizzle, TensorMapSpec,
+    TensorName, Tolerance, Tunable, ValueDim,
+};
+pub use params::SdpaParams;
+pub use registry::{Kernel, LineageEntry, Origin, Registry};
+pub use support::{Reason, Refusal};
+pub use tunables::{Assignment, SpaceSize, TunableSpace};
+pub use variant::{LaunchGeometry, TensorMapUse, Variant};

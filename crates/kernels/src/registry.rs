@@ -1,0 +1,227 @@
+//! Which kernels there are.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    Arch, Error, Header, Manifest, ProblemFacts, Refusal, Result, Target, embedded,
+    include::{Files, folder, headers, join},
+    names::nearest,
+};
+
+/// Where a kernel came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Shipped with this crate.
+    Embedded,
+    /// Found in a user's folder.
+    Folder(PathBuf),
+}
+
+/// A named way to answer a problem: a source and its manifest.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// What the manifest says.
+    pub manifest: Manifest,
+    /// The manifest's path, as errors name it.
+    pub manifest_file: String,
+    /// The source's path: below `cuda/` for embedded kernels, the file's name for a user's.
+    pub source_file: String,
+    /// The source's text.
+    pub source: String,
+    /// The headers it includes.
+    pub headers: Vec<Header>,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+impl Kernel {
+    /// The kernel's name.
+    pub fn name(&self) -> &str {
+        &self.manifest.name
+    }
+}
+
+/// The kernels that can be chosen, and apart from them the known-bad ones that tests are made of.
+#[derive(Clone, Debug, Default)]
+pub struct Registry {
+    kernels: BTreeMap<String, Kernel>,
+    mutants: BTreeMap<String, Kernel>,
+}
+
+/// A kernel in the order of its line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineageEntry<'a> {
+    /// The kernel.
+    pub name: &'a str,
+    /// How many ancestors it has here.
+    pub depth: usize,
+    /// The kernel it was developed from.
+    pub parent: Option<&'a str>,
+    /// What changed, and why.
+    pub changed: Option<&'a str>,
+    /// One line about it.
+    pub summary: &'a str,
+}
+
+impl Registry {
+    /// The kernels shipped with this crate.
+    pub fn embedded() -> Result<Self> {
+        let files = embedded::files();
+        let mut registry = Self::default();
+        registry.add(&files, &files, &|path| format!("cuda/{path}"), &Origin::Embedded)?;
+        for kernel in registry.kernels.values() {
+            if let Some(parent) = &kernel.manifest.parent
+                && !registry.kernels.contains_key(parent)
+            {
+                return Err(Error::ManifestValue {
+                    file: kernel.manifest_file.clone(),
+                    key: "parent".to_owned(),
+                    problem: format!("there is no kernel `{parent}`"),
+                });
+            }
+        }
+        Ok(registry)
+    }
+
+    /// Adds the kernels of a user's folder: every `*.toml` in it, with its source. The shared headers are found
+    /// from there too.
+    pub fn add_folder(&mut self, path: &Path) -> Result<()> {
+        let read = |path: &Path| {
+            fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })
+        };
+        let entries = fs::read_dir(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let mut own = Files::new();
+        for entry in entries {
+            let entry = entry.map_err(|source| Error::Read { path: path.to_owned(), source })?.path();
+            let extension = entry.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+            let name = entry.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+            if ["toml", "cu", "cuh", "h"].contains(&extension) && entry.is_file() {
+                own.insert(name, read(&entry)?);
+            }
+        }
+        let mut all = embedded::files();
+        all.extend(own.clone());
+        let display = |name: &str| path.join(name).display().to_string();
+        self.add(&own, &all, &display, &Origin::Folder(path.to_owned()))
+    }
+
+    fn add(
+        &mut self,
+        own: &Files,
+        all: &Files,
+        display: &dyn Fn(&str) -> String,
+        origin: &Origin,
+    ) -> Result<()> {
+        for (path, text) in own.iter().filter(|(path, _)| path.ends_with(".toml")) {
+            let manifest_file = display(path);
+            let manifest = Manifest::parse(text, &manifest_file)?;
+            let in_mutants = folder(path) == "mutants";
+            if *origin == Origin::Embedded && in_mutants != manifest.mutant.is_some() {
+                return Err(Error::ManifestValue {
+                    file: manifest_file,
+                    key: "mutant".to_owned(),
+                    problem: "mutants, and only mutants, live in `mutants/` and have a [mutant] table"
+                        .to_owned(),
+                });
+            }
+            let source_file = join(folder(path), &manifest.source);
+            let Some(source) = all.get(&source_file) else {
+                return Err(Error::SourceMissing { file: manifest_file, wanted: manifest.source });
+            };
+            let shelf = if manifest.mutant.is_some() { &mut self.mutants } else { &mut self.kernels };
+            if let Some(first) = shelf.get(&manifest.name) {
+                return Err(Error::DuplicateKernel {
+                    name: manifest.name,
+                    first: first.manifest_file.clone(),
+                    second: manifest_file,
+                });
+            }
+            let headers = headers(&source_file, source, all);
+            let source = source.clone();
+            let origin = origin.clone();
+            let name = manifest.name.clone();
+            shelf.insert(name, Kernel { manifest, manifest_file, source_file, source, headers, origin });
+        }
+        Ok(())
+    }
+
+    /// The kernels that can be chosen, by name.
+    pub fn kernels(&self) -> impl Iterator<Item = &Kernel> {
+        self.kernels.values()
+    }
+
+    /// The known-bad kernels, by name. They are test fixtures and can never be chosen.
+    pub fn mutants(&self) -> impl Iterator<Item = &Kernel> {
+        self.mutants.values()
+    }
+
+    /// The kernel of this name; mutants are not among them.
+    pub fn kernel(&self, name: &str) -> Result<&Kernel> {
+        self.kernels.get(name).ok_or_else(|| Error::UnknownKernel {
+            name: name.to_owned(),
+            known: self.kernels.keys().cloned().collect::<Vec<_>>().join(", "),
+            nearest: nearest(name, self.kernels.keys().map(String::as_str)),
+        })
+    }
+
+    /// The kernels that support a problem on an architecture; if none does, which comes closest and why it does not.
+    pub fn supporting(&self, facts: &ProblemFacts, target: &Target) -> Result<Vec<&Kernel>> {
+        let mut supporting = Vec::new();
+        let mut closest: Option<Refusal> = None;
+        for kernel in self.kernels.values() {
+            match kernel.supports(facts, target) {
+                Ok(()) => supporting.push(kernel),
+                Err(Error::Unsupported { refusal, .. }) => {
+                    if closest.as_ref().is_none_or(|best| refusal.reasons.len() < best.reasons.len()) {
+                        closest = Some(refusal);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match closest {
+            _ if !supporting.is_empty() => Ok(supporting),
+            Some(closest) => Err(Error::NoKernel { problem: facts.to_string(), arch: target.arch, closest }),
+            None => Err(Error::Empty),
+        }
+    }
+
+    /// Kernels after their parents, each line of descent together.
+    pub fn lineage(&self) -> Vec<LineageEntry<'_>> {
+        let mut entries = Vec::new();
+        let is_root = |kernel: &Kernel| {
+            kernel.manifest.parent.as_ref().is_none_or(|parent| !self.kernels.contains_key(parent))
+        };
+        for kernel in self.kernels.values().filter(|kernel| is_root(kernel)) {
+            self.descend(kernel, 0, &mut entries);
+        }
+        entries
+    }
+
+    fn descend<'a>(&'a self, kernel: &'a Kernel, depth: usize, entries: &mut Vec<LineageEntry<'a>>) {
+        let manifest = &kernel.manifest;
+        entries.push(LineageEntry {
+            name: &manifest.name,
+            depth,
+            parent: manifest.parent.as_deref(),
+            changed: manifest.changed.as_deref(),
+            summary: &manifest.summary,
+        });
+        for child in self.kernels.values() {
+            if child.manifest.parent.as_deref() == Some(kernel.name()) {
+                self.descend(child, depth + 1, entries);
+            }
+        }
+    }
+}
+
+impl Kernel {
+    /// Whether the kernel is built for an architecture.
+    pub fn compiles_for(&self, arch: Arch) -> bool {
+        crate::support::compiles_for(&self.manifest, arch)
+    }
+}

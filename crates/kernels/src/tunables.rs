@@ -1,0 +1,118 @@
+//! The space of a kernel's tunables.
+
+use std::{collections::BTreeMap, fmt};
+
+use crate::{Error, Layer, Manifest, Result, Tunable, names::nearest};
+
+/// How many combinations are tried before a constraint counts as satisfiable: enough for any honest manifest.
+pub(crate) const SEARCH_LIMIT: usize = 1 << 16;
+
+/// A value for every tunable of a kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Assignment(BTreeMap<String, i64>);
+
+impl Assignment {
+    /// A tunable's value.
+    pub fn value(&self, name: &str) -> Option<i64> {
+        self.0.get(name).copied()
+    }
+
+    /// Names and values, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, i64)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), *value))
+    }
+}
+
+/// `BLOCK_M=64 STAGES=2`, or `no tunables`.
+impl fmt::Display for Assignment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("no tunables");
+        }
+        let pairs: Vec<String> = self.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        f.write_str(&pairs.join(" "))
+    }
+}
+
+/// How many points a space has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpaceSize {
+    /// Exactly this many.
+    Exactly(usize),
+    /// At least this many; counting stopped here.
+    AtLeast(usize),
+}
+
+/// All combinations of a kernel's tunable values, produced one at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct TunableSpace<'a> {
+    kernel: &'a str,
+    tunables: &'a [Tunable],
+}
+
+impl<'a> TunableSpace<'a> {
+    pub(crate) fn new(manifest: &'a Manifest) -> Self {
+        Self { kernel: &manifest.name, tunables: &manifest.tunables }
+    }
+
+    /// The tunables of one layer.
+    pub fn layer(&self, layer: Layer) -> impl Iterator<Item = &'a Tunable> + use<'a> {
+        self.tunables.iter().filter(move |tunable| tunable.layer == layer)
+    }
+
+    /// How many combinations there are before constraints.
+    pub fn size(&self) -> u128 {
+        self.tunables.iter().map(|tunable| tunable.values.len() as u128).fold(1, u128::saturating_mul)
+    }
+
+    /// Every combination, constraints or not, in the order of the manifest's values.
+    pub fn unconstrained(&self) -> impl Iterator<Item = Assignment> + use<'a> {
+        let tunables = self.tunables;
+        let mut digits = Some(vec![0_usize; tunables.len()]);
+        std::iter::from_fn(move || {
+            let current = digits.as_mut()?;
+            let assignment = tunables
+                .iter()
+                .zip(current.iter())
+                .map(|(tunable, digit)| (tunable.name.clone(), tunable.values[*digit]))
+                .collect();
+            // Count up like an odometer, the last tunable fastest; past the end there is nothing more.
+            let carried = (0..tunables.len()).rev().find(|&i| current[i] + 1 < tunables[i].values.len());
+            match carried {
+                Some(i) => {
+                    current[i] += 1;
+                    current[i + 1..].fill(0);
+                }
+                None => digits = None,
+            }
+            Some(Assignment(assignment))
+        })
+    }
+
+    /// The default values, with some of them set.
+    pub fn assign<'b>(&self, chosen: impl IntoIterator<Item = (&'b str, i64)>) -> Result<Assignment> {
+        let defaults = self.tunables.iter().map(|tunable| (tunable.name.clone(), tunable.default));
+        let mut values: BTreeMap<String, i64> = defaults.collect();
+        for (name, value) in chosen {
+            let Some(tunable) = self.tunables.iter().find(|tunable| tunable.name == name) else {
+                let known: Vec<&str> = self.tunables.iter().map(|tunable| tunable.name.as_str()).collect();
+                return Err(Error::UnknownTunable {
+                    kernel: self.kernel.to_owned(),
+                    name: name.to_owned(),
+                    nearest: nearest(name, known.iter().copied()),
+                    known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
+                });
+            };
+            if !tunable.values.contains(&value) {
+                return Err(Error::TunableValue {
+                    kernel: self.kernel.to_owned(),
+                    name: name.to_owned(),
+                    value,
+                    allowed: tunable.values.clone(),
+                });
+            }
+            values.insert(name.to_owned(), value);
+        }
+        Ok(Assignment(values))
+    }
+}

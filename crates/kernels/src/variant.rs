@@ -1,0 +1,331 @@
+//! A kernel with its tunables set, for a problem and a target: everything a compiler and a launcher need.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    Arch, Assignment, Constraint, Error, Expr, ExprError, Header, InputType, Kernel, Limits, Manifest,
+    ProblemFacts, Reason, Refusal, Result, SpaceSize, Swizzle, Target, TensorName, TunableSpace,
+    expr::Environment, support, tunables::SEARCH_LIMIT,
+};
+
+/// How a variant is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchGeometry {
+    /// Blocks: x, y, z.
+    pub grid: [u32; 3],
+    /// Threads per block: x, y, z.
+    pub block: [u32; 3],
+    /// Blocks per cluster: x, y, z; all 1 without clusters.
+    pub cluster: [u32; 3],
+    /// Dynamic shared memory.
+    pub dynamic_smem_bytes: u32,
+}
+
+impl LaunchGeometry {
+    /// Threads in one block.
+    pub fn threads_per_block(&self) -> u32 {
+        self.block.iter().product()
+    }
+
+    /// Blocks in the grid.
+    pub fn blocks(&self) -> u64 {
+        self.grid.iter().map(|size| u64::from(*size)).product()
+    }
+}
+
+/// A tensor map that the launch must encode and pass, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorMapUse {
+    /// Which tensor.
+    pub tensor: TensorName,
+    /// The sizes of one box, innermost first: head dimension, sequence, heads, batch.
+    pub box_sizes: [u32; 4],
+    /// How the box is swizzled in shared memory.
+    pub swizzle: Swizzle,
+}
+
+/// A kernel with its tunables set, for a problem and a target.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// The kernel.
+    pub kernel: String,
+    /// The tunables' values.
+    pub tunables: Assignment,
+    /// What to compile for.
+    pub arch: Arch,
+    /// The source file's name, as it appears in line information.
+    pub source_file: String,
+    /// The source.
+    pub source: String,
+    /// The headers it includes.
+    pub headers: Vec<Header>,
+    /// The entry point.
+    pub entry: String,
+    /// Compile-time values: tunables and defines together, by name.
+    pub defines: BTreeMap<String, i64>,
+    /// Extra options for the compiler.
+    pub options: Vec<String>,
+    /// How to launch it.
+    pub launch: LaunchGeometry,
+    /// Tensor maps it takes after the parameters.
+    pub tensor_maps: Vec<TensorMapUse>,
+    /// The resources it may use.
+    pub limits: Limits,
+}
+
+impl Variant {
+    /// `sdpa_v2b[BLOCK_M=64 STAGES=2]`.
+    pub fn label(&self) -> String {
+        if self.tunables.iter().next().is_none() {
+            return self.kernel.clone();
+        }
+        format!("{}[{}]", self.kernel, self.tunables)
+    }
+}
+
+// What CUDA can launch, on every architecture here (CUDA programming guide, technical specifications).
+const BLOCK_MAX: [i64; 3] = [1024, 1024, 64];
+const THREADS_MAX: i64 = 1024;
+const GRID_MAX: [i64; 3] = [i32::MAX as i64, 65_535, 65_535];
+const CLUSTER_MAX: i64 = 16;
+const TENSOR_BOX_MAX: i64 = 256;
+
+impl Kernel {
+    /// The space of its tunables.
+    pub fn space(&self) -> TunableSpace<'_> {
+        TunableSpace::new(&self.manifest)
+    }
+
+    /// Whether it supports a problem; if not, every reason.
+    ///
+    /// A kernel supports a problem if some tunable values keep its constraints.
+    pub fn supports(&self, facts: &ProblemFacts, target: &Target) -> Result<()> {
+        let mut reasons = support::reasons(&self.manifest, facts, target.arch);
+        if reasons.is_empty()
+            && let Some(constraint) = self.unsatisfied(facts, target)?
+        {
+            reasons
+                .push(Reason::Constraint { expr: constraint.expr.to_string(), why: constraint.why.clone() });
+        }
+        if reasons.is_empty() {
+            return Ok(());
+        }
+        let refusal = Refusal { kernel: self.name().to_owned(), reasons };
+        Err(Error::Unsupported { problem: facts.to_string(), refusal })
+    }
+
+    /// The variant with these tunables; the others keep their defaults.
+    pub fn variant<'a>(
+        &self,
+        facts: &ProblemFacts,
+        target: &Target,
+        chosen: impl IntoIterator<Item = (&'a str, i64)>,
+    ) -> Result<Variant> {
+        let assignment = self.space().assign(chosen)?;
+        self.supports(facts, target)?;
+        self.resolve(facts, target, assignment)
+    }
+
+    /// The variant with default tunables or, when the defaults break a constraint for this problem, with the first
+    /// values that keep them all.
+    pub fn default_variant(&self, facts: &ProblemFacts, target: &Target) -> Result<Variant> {
+        self.supports(facts, target)?;
+        match self.resolve(facts, target, self.space().assign([])?) {
+            Err(Error::Constraint { expr, why, .. }) => {
+                self.variants(facts, target).next().unwrap_or_else(|| {
+                    let (kernel, problem) = (self.name().to_owned(), facts.to_string());
+                    Err(Error::NoAssignment { kernel, problem, expr, why })
+                })
+            }
+            resolved => resolved,
+        }
+    }
+
+    /// Every variant that keeps the constraints, lazily. The problem must be supported: see [`Kernel::supports`].
+    pub fn variants<'a>(
+        &'a self,
+        facts: &'a ProblemFacts,
+        target: &'a Target,
+    ) -> impl Iterator<Item = Result<Variant>> + 'a {
+        self.space()
+            .unconstrained()
+            .map(|assignment| self.resolve(facts, target, assignment))
+            .filter(|resolved| !matches!(resolved, Err(Error::Constraint { .. })))
+    }
+
+    /// How many variants keep the constraints, counted up to `cap` of the unconstrained combinations.
+    pub fn count_variants(&self, facts: &ProblemFacts, target: &Target, cap: usize) -> Result<SpaceSize> {
+        let mut count = 0;
+        for assignment in self.space().unconstrained().take(cap) {
+            count += usize::from(self.broken_constraint(facts, target, &assignment)?.is_none());
+        }
+        let whole = self.space().size() <= cap as u128;
+        Ok(if whole { SpaceSize::Exactly(count) } else { SpaceSize::AtLeast(count) })
+    }
+
+    /// A constraint that no tunable values keep, if there is one.
+    fn unsatisfied(&self, facts: &ProblemFacts, target: &Target) -> Result<Option<&Constraint>> {
+        let mut last = None;
+        for assignment in self.space().unconstrained().take(SEARCH_LIMIT) {
+            match self.broken_constraint(facts, target, &assignment)? {
+                None => return Ok(None),
+                Some(broken) => last = Some(broken),
+            }
+        }
+        Ok(last)
+    }
+
+    fn broken_constraint(
+        &self,
+        facts: &ProblemFacts,
+        target: &Target,
+        assignment: &Assignment,
+    ) -> Result<Option<&Constraint>> {
+        let resolution = Resolution { kernel: self, facts, target, assignment };
+        for constraint in &self.manifest.constraints {
+            if resolution.evaluate("constraint", &constraint.expr)? == 0 {
+                return Ok(Some(constraint));
+            }
+        }
+        Ok(None)
+    }
+
+    fn resolve(&self, facts: &ProblemFacts, target: &Target, tunables: Assignment) -> Result<Variant> {
+        if let Some(constraint) = self.broken_constraint(facts, target, &tunables)? {
+            return Err(Error::Constraint {
+                kernel: self.name().to_owned(),
+                assignment: tunables.to_string(),
+                expr: constraint.expr.to_string(),
+                why: constraint.why.clone(),
+            });
+        }
+        let resolution = Resolution { kernel: self, facts, target, assignment: &tunables };
+        let launch = resolution.launch()?;
+        let defines = resolution.defines()?;
+        let tensor_maps = resolution.tensor_maps()?;
+        let Manifest { limits, entry, options, .. } = &self.manifest;
+        Ok(Variant {
+            kernel: self.name().to_owned(),
+            arch: target.arch,
+            source_file: self.source_file.clone(),
+            source: self.source.clone(),
+            headers: self.headers.clone(),
+            entry: entry.clone(),
+            defines,
+            options: options.clone(),
+            launch,
+            tensor_maps,
+            limits: limits.get(&target.arch).copied().unwrap_or_default(),
+            tunables,
+        })
+    }
+}
+
+/// One evaluation of a manifest: the environment of its expressions.
+struct Resolution<'a> {
+    kernel: &'a Kernel,
+    facts: &'a ProblemFacts,
+    target: &'a Target,
+    assignment: &'a Assignment,
+}
+
+impl Environment for Resolution<'_> {
+    fn value(&self, name: &str) -> Result<Option<i64>, ExprError> {
+        if let Some(value) = self.assignment.value(name).or_else(|| self.facts.value(name, self.target)) {
+            return Ok(Some(value));
+        }
+        // Reading the manifest has made sure that no define depends on itself.
+        self.kernel.manifest.defines.get(name).map(|expr| expr.evaluate(self)).transpose()
+    }
+
+    fn dtype(&self) -> Option<InputType> {
+        Some(self.facts.dtype)
+    }
+}
+
+impl Resolution<'_> {
+    fn evaluate(&self, key: &str, expr: &Expr) -> Result<i64> {
+        expr.evaluate(self).map_err(|source| Error::Expression {
+            file: self.kernel.manifest_file.clone(),
+            key: key.to_owned(),
+            source,
+        })
+    }
+
+    fn size(&self, key: &str, expr: &Expr, min: i64, max: i64) -> Result<u32> {
+        self.within(key, self.evaluate(key, expr)?, min, max)
+    }
+
+    fn within(&self, key: &str, value: i64, min: i64, max: i64) -> Result<u32> {
+        let in_range = (min..=max).contains(&value).then(|| u32::try_from(value).ok()).flatten();
+        in_range.ok_or_else(|| Error::LaunchSize {
+            kernel: self.kernel.name().to_owned(),
+            key: key.to_owned(),
+            problem: self.facts.to_string(),
+            value,
+            min,
+            max,
+        })
+    }
+
+    fn sizes(&self, key: &str, exprs: &[Expr; 3], max: [i64; 3]) -> Result<[u32; 3]> {
+        let mut sizes = [1; 3];
+        for (i, axis) in ["x", "y", "z"].iter().enumerate() {
+            sizes[i] = self.size(&format!("launch.{key}.{axis}"), &exprs[i], 1, max[i])?;
+        }
+        Ok(sizes)
+    }
+
+    fn launch(&self) -> Result<LaunchGeometry> {
+        let launch = &self.kernel.manifest.launch;
+        let block = self.sizes("block", &launch.block, BLOCK_MAX)?;
+        self.within(
+            "threads per block",
+            block.iter().map(|size| i64::from(*size)).product(),
+            1,
+            THREADS_MAX,
+        )?;
+        let cluster = match &launch.cluster {
+            Some(cluster) => self.sizes("cluster", cluster, [CLUSTER_MAX; 3])?,
+            None => [1; 3],
+        };
+        self.within(
+            "blocks per cluster",
+            cluster.iter().map(|size| i64::from(*size)).product(),
+            1,
+            CLUSTER_MAX,
+        )?;
+        Ok(LaunchGeometry {
+            block,
+            cluster,
+            grid: self.sizes("grid", &launch.grid, GRID_MAX)?,
+            // Not held against the device here: that is the launch's and the resource gate's refusal to make.
+            dynamic_smem_bytes: self.size(
+                "launch.dynamic_smem",
+                &launch.dynamic_smem,
+                0,
+                i64::from(i32::MAX),
+            )?,
+        })
+    }
+
+    fn defines(&self) -> Result<BTreeMap<String, i64>> {
+        let mut defines: BTreeMap<String, i64> =
+            self.assignment.iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        for (name, expr) in &self.kernel.manifest.defines {
+            defines.insert(name.clone(), self.evaluate(&format!("defines.{name}"), expr)?);
+        }
+        Ok(defines)
+    }
+
+    fn tensor_maps(&self) -> Result<Vec<TensorMapUse>> {
+        let maps = self.kernel.manifest.tensor_maps.iter().map(|map| {
+            let mut box_sizes = [1; 4];
+            for (size, expr) in box_sizes.iter_mut().zip(&map.box_sizes) {
+                *size = self.size("tensor_maps.box", expr, 1, TENSOR_BOX_MAX)?;
+            }
+            Ok(TensorMapUse { tensor: map.tensor, box_sizes, swizzle: map.swizzle })
+        });
+        maps.collect()
+    }
+}

@@ -1,0 +1,259 @@
+//! Manifests, variants and support rules, on a fixture kernel.
+
+use std::{fs, path::Path};
+
+use evosdpa_kernels::{Arch, Error, InputType, Kernel, Manifest, ProblemFacts, Registry, SpaceSize, Target};
+
+const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny");
+
+fn manifest_text() -> String {
+    fs::read_to_string(Path::new(FIXTURE).join("scale_rows.toml")).unwrap()
+}
+
+fn registry() -> Registry {
+    let mut registry = Registry::default();
+    registry.add_folder(Path::new(FIXTURE)).unwrap();
+    registry
+}
+
+fn kernel() -> Kernel {
+    registry().kernel("scale_rows").unwrap().clone()
+}
+
+fn facts() -> ProblemFacts {
+    ProblemFacts {
+        batch: 2,
+        heads_q: 8,
+        heads_kv: 8,
+        seq_q: 100,
+        seq_kv: 100,
+        head_dim: 60,
+        value_dim: 60,
+        dtype: InputType::F16,
+        band_lo: None,
+        band_hi: None,
+        lse: false,
+    }
+}
+
+/// The error of the manifest with one piece of text replaced.
+fn error_with(from: &str, to: &str) -> String {
+    let text = manifest_text();
+    assert!(text.contains(from), "{from}");
+    Manifest::parse(&text.replacen(from, to, 1), "k.toml").unwrap_err().to_string()
+}
+
+fn assert_contains(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
+}
+
+#[test]
+fn embedded_kernels_and_mutants_are_readable() {
+    let registry = Registry::embedded().unwrap();
+    for kernel in registry.kernels() {
+        assert!(kernel.manifest.mutant.is_none());
+    }
+    for mutant in registry.mutants() {
+        assert!(mutant.manifest.mutant.is_some());
+        assert!(!registry.kernels().any(|kernel| kernel.name() == mutant.name()), "{}", mutant.name());
+    }
+}
+
+#[test]
+fn errors_name_the_file_the_key_and_the_nearest_name() {
+    let message = error_with("[launch]\nblock", "[launch]\nblok");
+    assert_contains(&message, &["k.toml:18:1", "unknown key `blok`", "`grid`", "did you mean `block`?"]);
+    let message = error_with("tolerance = \"half\"", "tolerance = \"hlaf\"");
+    assert_contains(&message, &["k.toml:7:", "`hlaf`", "`eight_bit`", "did you mean `half`?"]);
+    let message = error_with("[tunable.micro.", "[tunable.mirco.");
+    assert_contains(&message, &["`mirco`", "did you mean `micro`?"]);
+    assert_contains(
+        &error_with("[limits.sm_80]\nregisters", "[limits.sm_80]\nregs"),
+        &["`regs`", "`registers`"],
+    );
+    assert_contains(&error_with("entry = \"scale_rows\"\n", ""), &["k.toml", "missing field `entry`"]);
+    assert_contains(&error_with("gqa = true", "gqa = 3"), &["k.toml:14:7", "boolean"]);
+    assert_contains(
+        &error_with("\"sm_89\", \"sm_90a\"]", "\"sm_89\", \"sm_90b\"]"),
+        &["k.toml:6", "sm_90b", "sm_90a"],
+    );
+    assert_contains(
+        &error_with("dtypes = [\"f16\"]", "dtypes = [\"fp16\"]"),
+        &["k.toml:10", "fp16", "`f16`"],
+    );
+    assert_contains(&error_with("schema = 1", "schema = 2"), &["`schema`", "2 is not known"]);
+    assert_contains(&error_with("schema = 1", "schema = "), &["k.toml:1:"]);
+}
+
+#[test]
+fn impossible_manifests_are_refused() {
+    assert_contains(
+        &error_with("default = 32", "default = 33"),
+        &["tunable.macro.ROWS", "33", "[16, 32, 64]"],
+    );
+    assert_contains(&error_with("[16, 32, 64]", "[]"), &["tunable.macro.ROWS", "at least one"]);
+    assert_contains(&error_with("[16, 32, 64]", "[16, 32, 16]"), &["16 is listed twice"]);
+    assert_contains(
+        &error_with("{ min = 1, max = 128 }", "{ min = 9, max = 8 }"),
+        &["problem.head_dim", "one_of"],
+    );
+    assert_contains(&error_with("name = \"scale_rows\"", "name = \"scale rows\""), &["`name`", "letters"]);
+    assert_contains(&error_with("[tunable.macro.ROWS]", "[tunable.macro.seq_q]"), &["`seq_q` is already"]);
+    assert_contains(&error_with("IS_CAUSAL =", "ROWS ="), &["ROWS", "defined twice"]);
+    assert_contains(
+        &error_with("THREADS <= ROWS * 8", "THREADS > ROWS * 99"),
+        &["constraint", "no tunable values satisfy `THREADS > ROWS * 99`", "something to do"],
+    );
+    assert_contains(
+        &error_with("\"causal\"\n\n[tunable", "\"HEAD_DIM2\"\nHEAD_DIM2 = \"IS_CAUSAL + 1\"\n\n[tunable"),
+        &["depends on itself", "HEAD_DIM2 → IS_CAUSAL"],
+    );
+    assert_contains(&error_with("[limits.sm_80]", "[limits.sm_86]"), &["limits.sm_86", "not among `archs`"]);
+}
+
+#[test]
+fn expressions_are_checked_when_the_manifest_is_read() {
+    let message = error_with("ceil_div(seq_q, ROWS)", "ceil_div(seq_q, ROWZ)");
+    assert_contains(&message, &["launch.grid.x", "column 17", "there is no `ROWZ`", "did you mean `ROWS`?"]);
+    let message =
+        error_with("ROWS * HEAD_DIM * dtype_bytes\"\n\n[defines]", "ROWS * (HEAD_DIM\"\n\n[defines]");
+    assert_contains(&message, &["k.toml:20:16", "`)` expected", "column 17"]);
+}
+
+#[test]
+fn a_variant_says_what_to_compile_and_launch() {
+    let target = Target::nominal(Arch::Sm89);
+    let variant = kernel().variant(&facts(), &target, [("ROWS", 16)]).unwrap();
+    assert_eq!(variant.label(), "scale_rows[ROWS=16 THREADS=128]");
+    let defines: Vec<(&str, i64)> =
+        variant.defines.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    assert_eq!(defines, [("HEAD_DIM", 64), ("IS_CAUSAL", 0), ("ROWS", 16), ("THREADS", 128)]);
+    assert_eq!(variant.launch.grid, [7, 8, 2]);
+    assert_eq!(variant.launch.block, [128, 1, 1]);
+    assert_eq!(variant.launch.cluster, [1, 1, 1]);
+    assert_eq!(variant.launch.dynamic_smem_bytes, 16 * 64 * 2);
+    assert_eq!(variant.limits.registers, Some(40));
+    assert_eq!(variant.source_file, "scale_rows.cu");
+}
+
+#[test]
+fn tunables_are_checked() {
+    let target = Target::nominal(Arch::Sm89);
+    let error = |chosen: (&str, i64)| kernel().variant(&facts(), &target, [chosen]).unwrap_err().to_string();
+    assert_contains(&error(("ROW", 16)), &["no tunable `ROW`", "ROWS, THREADS", "did you mean `ROWS`?"]);
+    assert_contains(&error(("ROWS", 17)), &["ROWS = 17", "[16, 32, 64]"]);
+    let chosen = [("ROWS", 16), ("THREADS", 256)];
+    let message = kernel().variant(&facts(), &target, chosen).unwrap_err().to_string();
+    assert_contains(&message, &["ROWS=16 THREADS=256", "`THREADS <= ROWS * 8`", "every thread"]);
+}
+
+#[test]
+fn the_space_is_enumerated_under_its_constraints() {
+    let (kernel, facts, target) = (kernel(), facts(), Target::nominal(Arch::Sm89));
+    assert_eq!(kernel.space().size(), 9);
+    let labels: Vec<String> =
+        kernel.variants(&facts, &target).map(|variant| variant.unwrap().label()).collect();
+    assert_eq!(labels.len(), 8);
+    assert_eq!(labels[0], "scale_rows[ROWS=16 THREADS=64]");
+    assert!(!labels.iter().any(|label| label.contains("ROWS=16 THREADS=256")));
+    assert_eq!(kernel.count_variants(&facts, &target, 100).unwrap(), SpaceSize::Exactly(8));
+    assert_eq!(kernel.count_variants(&facts, &target, 4).unwrap(), SpaceSize::AtLeast(3));
+}
+
+#[test]
+fn defaults_give_way_to_constraints() {
+    let kernel = kernel();
+    // 32 rows of 64 halves need 4 KiB; on a device with 2 KiB only 16 rows fit.
+    let small = Target { smem_limit_bytes: 2048, ..Target::nominal(Arch::Sm89) };
+    assert_eq!(kernel.default_variant(&facts(), &small).unwrap().tunables.value("ROWS"), Some(16));
+    let none = Target { smem_limit_bytes: 1024, ..small };
+    let message = kernel.default_variant(&facts(), &none).unwrap_err().to_string();
+    assert_contains(&message, &["not supported by `scale_rows`", "no tunable values", "must fit"]);
+}
+
+#[test]
+fn a_refusal_gives_every_reason() {
+    let registry = registry();
+    let target = Target::nominal(Arch::Sm90a);
+    assert_eq!(registry.supporting(&facts(), &target).unwrap().len(), 1);
+    let hard = ProblemFacts {
+        head_dim: 256,
+        value_dim: 128,
+        dtype: InputType::BF16,
+        band_lo: Some(-3),
+        lse: true,
+        ..facts()
+    };
+    let error = registry.supporting(&hard, &target).unwrap_err();
+    assert!(matches!(&error, Error::NoKernel { closest, .. } if closest.reasons.len() == 5), "{error:?}");
+    let message = error.to_string();
+    assert_contains(
+        &message,
+        &["no kernel supports b2h8s100d256/128 bf16 window with LSE on sm_90a", "`scale_rows`"],
+    );
+    assert_contains(
+        &message,
+        &["head_dim is 256, it takes 1 to 128", "it reads f16, not bf16", "log-sum-exp"],
+    );
+    assert!(matches!(Registry::default().supporting(&facts(), &target), Err(Error::Empty)));
+}
+
+#[test]
+fn launch_sizes_past_cudas_limits_are_refused() {
+    let target = Target::nominal(Arch::Sm89);
+    let many = ProblemFacts { batch: 70_000, ..facts() };
+    let message = kernel().default_variant(&many, &target).unwrap_err().to_string();
+    assert_contains(&message, &["launch.grid.z", "70000", "65535"]);
+}
+
+#[test]
+fn user_folders_are_read_and_wrong_ones_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let mut registry = registry();
+    assert_contains(&registry.add_folder(&path.join("nowhere")).unwrap_err().to_string(), &["nowhere"]);
+
+    fs::write(path.join("other.toml"), manifest_text().replace("\"scale_rows\"", "\"other\"")).unwrap();
+    assert_contains(&registry.add_folder(path).unwrap_err().to_string(), &["other.toml", "`scale_rows.cu`"]);
+
+    fs::write(path.join("scale_rows.cu"), "#include \"mine.cuh\"\n").unwrap();
+    fs::write(path.join("mine.cuh"), "// mine\n").unwrap();
+    registry.add_folder(path).unwrap();
+    let names: Vec<&str> = registry.kernels().map(Kernel::name).collect();
+    assert_eq!(names, ["other", "scale_rows"]);
+    assert_eq!(registry.kernel("other").unwrap().headers[0].name, "mine.cuh");
+    assert_contains(&registry.kernel("othre").unwrap_err().to_string(), &["did you mean `other`?"]);
+
+    assert_contains(&registry.add_folder(path).unwrap_err().to_string(), &["`other` is defined twice"]);
+}
+
+#[test]
+fn mutants_are_never_selectable() {
+    let folder = tempfile::tempdir().unwrap();
+    let mutant = manifest_text() + "[mutant]\nbreaks = \"nothing is synchronised\"\ncaught_by = \"sim\"\n";
+    fs::write(folder.path().join("m.toml"), mutant).unwrap();
+    fs::write(folder.path().join("scale_rows.cu"), "").unwrap();
+    let mut registry = Registry::default();
+    registry.add_folder(folder.path()).unwrap();
+    assert_eq!(registry.kernels().count(), 0);
+    assert_eq!(registry.mutants().count(), 1);
+    assert!(registry.kernel("scale_rows").is_err());
+}
+
+#[test]
+fn lineage_lists_children_under_their_parents() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut registry = registry();
+    fs::write(folder.path().join("scale_rows.cu"), "").unwrap();
+    for (name, parent) in [("a_child", "scale_rows"), ("grandchild", "a_child"), ("another", "scale_rows")] {
+        let parent = format!("\"{name}\"\nparent = \"{parent}\"\nchanged = \"faster\"\nsummary");
+        let text = manifest_text().replacen("\"scale_rows\"\nsummary", &parent, 1);
+        fs::write(folder.path().join(format!("{name}.toml")), text).unwrap();
+    }
+    registry.add_folder(folder.path()).unwrap();
+    let lineage: Vec<(&str, usize)> =
+        registry.lineage().iter().map(|entry| (entry.name, entry.depth)).collect();
+    assert_eq!(lineage, [("scale_rows", 0), ("a_child", 1), ("grandchild", 2), ("another", 1)]);
+}

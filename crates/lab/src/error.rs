@@ -1,0 +1,74 @@
+//! What can go wrong in the lab itself, as opposed to in a kernel.
+
+use std::path::PathBuf;
+
+/// Why the lab could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A problem or a name is not right.
+    #[error(transparent)]
+    Problem(#[from] evosdpa_core::Error),
+    /// The library refused a call.
+    #[error(transparent)]
+    Library(#[from] evosdpa::Error),
+    /// CUDA, its compiler or the device said no.
+    #[error(transparent)]
+    Cuda(#[from] evosdpa_cuda::Error),
+    /// A kernel's manifest, or a choice of tunables, is not right.
+    #[error(transparent)]
+    Kernel(#[from] evosdpa_kernels::Error),
+    /// Text after a kernel's name that is not a choice of tunables.
+    #[error("cannot read `{text}` as a kernel with tunables; write it as sdpa_v2c[STAGES=3 BLOCK_N=64]")]
+    Tunables {
+        /// The text as given.
+        text: String,
+    },
+    /// A file or folder could not be read or written.
+    #[error("cannot {doing} {}: {source}; {hint}", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// What to do about it.
+        hint: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A run's files are not what the lab writes.
+    #[error("{} is not a run of this lab: {why}; `evosdpa runs` lists the ones that are", path.display())]
+    NotARun {
+        /// The path given.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Two runs have nothing in common.
+    #[error("runs {a} and {b} share no row (kernel and problem), so there is nothing to compare")]
+    NothingInCommon {
+        /// The first run.
+        a: String,
+        /// The second run.
+        b: String,
+    },
+    /// A peer program did not do its part.
+    #[error("{peer}: {why}")]
+    Peer {
+        /// Which peer.
+        peer: &'static str,
+        /// What happened.
+        why: String,
+    },
+}
+
+/// Adds what was being done to an input/output error.
+pub(crate) trait IoContext<T> {
+    fn doing(self, doing: &'static str, path: &std::path::Path, hint: &'static str) -> Result<T, Error>;
+}
+
+impl<T> IoContext<T> for std::io::Result<T> {
+    fn doing(self, doing: &'static str, path: &std::path::Path, hint: &'static str) -> Result<T, Error> {
+        self.map_err(|source| Error::Io { doing, path: path.to_owned(), hint, source })
+    }
+}

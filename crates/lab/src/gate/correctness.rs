@@ -1,0 +1,225 @@
+//! The correctness gate: is a kernel's output right, complete, its own, and the same every time?
+//!
+//! For each case the kernel writes into a buffer full of NaN with canaries between the rows. The gate then asks, in this
+//! order: do wrong answers fail (the negative controls, on the very data of this case)? is the output right? are the
+//! canaries and the inputs untouched? is a second run bit-identical?
+
+use evosdpa_core::{Case, Control, Tensor, TensorView, inputs::Inputs};
+
+use crate::{
+    Error,
+    device::{Device, Output},
+    gate::Verdict,
+};
+
+/// What a kernel showed on one case.
+#[derive(Clone, Debug)]
+pub struct CaseResult {
+    /// The gate's word.
+    pub verdict: Verdict,
+    /// The evidence: errors and what was compared.
+    pub detail: String,
+    /// Largest absolute error, when there was an output to measure.
+    pub max_error: Option<f64>,
+}
+
+impl CaseResult {
+    fn unavailable(why: String) -> Self {
+        Self { detail: why.clone(), verdict: Verdict::Unavailable(why), max_error: None }
+    }
+}
+
+/// Puts a kernel through one case. With `forced`, that control stands in for the kernel's output, to see the gate fail.
+pub fn check(
+    device: &dyn Device,
+    kernel: &str,
+    case: &Case,
+    forced: Option<Control>,
+) -> Result<CaseResult, Error> {
+    if let Some(why) = device.refuses(kernel, &case.problem) {
+        return Ok(CaseResult { detail: why.clone(), verdict: Verdict::Unavailable(why), max_error: None });
+    }
+    let inputs = [case.inputs.clone()];
+    let mut loaded = match device.load(kernel, &case.problem, &inputs) {
+        Ok(loaded) => loaded,
+        Err(Error::Cuda(error)) if error.is_a_refusal() => {
+            return Ok(CaseResult::unavailable(error.to_string()));
+        }
+        Err(error) => return Err(error),
+    };
+    let (mut output, again) = match loaded.run(0).and_then(|first| Ok((first, loaded.run(0)?))) {
+        Ok(outputs) => outputs,
+        // What the kernel itself did wrong is its failure; everything else stops the check.
+        Err(Error::Cuda(error)) if error.is_the_kernels_fault() => {
+            let why = error.to_string();
+            return Ok(CaseResult { verdict: Verdict::Fail(why.clone()), detail: why, max_error: None });
+        }
+        Err(error) => return Err(error),
+    };
+    drop(loaded);
+    let [given] = inputs;
+    if let Some(control) = forced {
+        output.o = case.control_output(control);
+    }
+    Ok(judge(case, &output, &again, &given, forced.is_some()))
+}
+
+fn judge(case: &Case, output: &Output, again: &Output, given: &Inputs, forced: bool) -> CaseResult {
+    let judgement = case.judge(&output.o.view(), output.lse.as_deref());
+    let result = |verdict: Verdict, detail: String| CaseResult {
+        verdict,
+        detail,
+        max_error: Some(judgement.errors.max),
+    };
+    let fail = |why: String| result(Verdict::Fail(why.clone()), why);
+
+    let accepted = case.accepted_controls(|o| case.judge(o, None).passed());
+    if !accepted.is_empty() {
+        let names: Vec<_> = accepted.iter().map(|control| control.name()).collect();
+        return fail(format!("the gate is broken: it accepts {}", names.join(", ")));
+    }
+    if !judgement.passed() {
+        return fail(judgement.summary());
+    }
+    // A forced control is a packed tensor of its own, with neither canaries nor a second run.
+    if !forced {
+        if let Some(at) = first_broken_canary(&output.o) {
+            return fail(format!("wrote outside the output: byte {at} of the buffer's gaps changed"));
+        }
+        if output.o.bytes() != again.o.bytes() || !same_bits(output.lse.as_deref(), again.lse.as_deref()) {
+            return fail("two runs on the same input differ".to_owned());
+        }
+    }
+    for (name, before, after) in
+        [("Q", &case.inputs.q, &given.q), ("K", &case.inputs.k, &given.k), ("V", &case.inputs.v, &given.v)]
+    {
+        if before.bytes() != after.bytes() {
+            return fail(format!("changed its input {name}"));
+        }
+    }
+    result(Verdict::Pass, judgement.summary())
+}
+
+/// The first byte in the gaps between rows that is no longer the poison it was.
+fn first_broken_canary(tensor: &Tensor) -> Option<usize> {
+    let view: TensorView<'_> = tensor.view();
+    let ([batch, heads, seq, dim], [sb, sh, ss, _], size) =
+        (view.shape(), view.strides(), view.dtype().bytes());
+    let mut is_element = vec![false; tensor.bytes().len() / size];
+    for b in 0..batch {
+        for h in 0..heads {
+            for s in 0..seq {
+                let start = b * sb + h * sh + s * ss;
+                is_element[start..start + dim].fill(true);
+            }
+        }
+    }
+    let gaps = tensor.bytes().iter().enumerate().filter(|(at, _)| !is_element[at / size]);
+    gaps.into_iter().find(|(_, byte)| **byte != 0xFF).map(|(at, _)| at)
+}
+
+fn same_bits(a: Option<&[f32]>, b: Option<&[f32]>) -> bool {
+    let bits = |lse: Option<&[f32]>| lse.map(|lse| lse.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+    bits(a) == bits(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use evosdpa_core::{DType, Problem, inputs::Family};
+
+    use super::*;
+    use crate::device::{Cpu, KernelInfo, Loaded};
+
+    fn case() -> Case {
+        Case::new(
+            Problem::new("tiny:causal".parse().unwrap(), DType::F32).unwrap(),
+            Family::Normal,
+            1,
+            Some(8),
+        )
+    }
+
+    static CPU: Cpu = Cpu { threads: None, isa: None };
+
+    /// A device whose kernel is right except for what `spoil` does to it.
+    struct Spoiled(fn(&mut Output, usize));
+
+    struct LoadedSpoiled<'a> {
+        right: Box<dyn Loaded + 'a>,
+        spoil: fn(&mut Output, usize),
+        calls: Cell<usize>,
+    }
+
+    impl Device for Spoiled {
+        fn name(&self) -> String {
+            "spoiled".into()
+        }
+
+        fn kernels(&self) -> Vec<KernelInfo> {
+            Cpu::default().kernels()
+        }
+
+        fn refuses(&self, _: &str, _: &Problem) -> Option<String> {
+            None
+        }
+
+        fn input_sets(&self, _: &Problem) -> usize {
+            1
+        }
+
+        fn load<'a>(
+            &self,
+            kernel: &str,
+            p: &Problem,
+            inputs: &'a [Inputs],
+        ) -> Result<Box<dyn Loaded + 'a>, Error> {
+            let right = CPU.load(kernel, p, inputs)?;
+            Ok(Box::new(LoadedSpoiled { right, spoil: self.0, calls: Cell::new(0) }))
+        }
+    }
+
+    impl Loaded for LoadedSpoiled<'_> {
+        fn run(&mut self, set: usize) -> Result<Output, Error> {
+            let mut output = self.right.run(set)?;
+            (self.spoil)(&mut output, self.calls.get());
+            self.calls.set(self.calls.get() + 1);
+            Ok(output)
+        }
+
+        fn time_us(&mut self, set: usize) -> Result<f64, Error> {
+            self.right.time_us(set)
+        }
+
+        fn timed_output(&mut self, set: usize) -> Result<Output, Error> {
+            self.right.timed_output(set)
+        }
+    }
+
+    fn word(spoil: fn(&mut Output, usize)) -> String {
+        check(&Spoiled(spoil), "cpu_flash", &case(), None).unwrap().verdict.to_string()
+    }
+
+    fn floats(output: &mut Output) -> &mut [f32] {
+        bytemuck::cast_slice_mut(output.o.bytes_mut())
+    }
+
+    #[test]
+    fn a_right_kernel_passes_and_a_spoiled_one_does_not() {
+        assert_eq!(word(|_, _| {}), "PASS");
+        assert!(word(|o, _| floats(o)[3] = 0.5).contains("bound"));
+        assert!(word(|o, _| floats(o)[3] = f32::NAN).contains("finite"));
+        assert!(word(|o, _| floats(o)[64] = 0.0).contains("outside the output"));
+        assert!(word(|o, call| floats(o)[3] *= 1.0 + 1e-6 * call as f32).contains("two runs"));
+        assert!(word(|o, _| o.lse.as_mut().unwrap()[0] += 0.01).contains("lse"));
+    }
+
+    #[test]
+    fn every_forced_control_fails() {
+        for control in Control::ALL {
+            let result = check(&Cpu::default(), "cpu_flash", &case(), Some(control)).unwrap();
+            assert!(result.verdict.is_fail(), "{control}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The cases that every kernel is put through.
+
+use evosdpa_core::{Alignment, Case, DType, Error, Layout, Mask, Problem, Shape, Sizes, inputs::Family};
+
+/// What a group of cases is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Group {
+    /// The acceptance shapes, N(0, 1), several seeds.
+    Acceptance,
+    /// Every input family, full and causal, with NaN in the gaps between rows.
+    Families,
+    /// Lengths that no tile divides, and query and key lengths that differ.
+    Lengths,
+    /// Head dimensions of every kind.
+    HeadDims,
+    /// Windows, both causal alignments, rows that see nothing.
+    Masks,
+    /// Shared key/value heads, and the other layout.
+    HeadsAndLayouts,
+}
+
+impl Group {
+    /// Every group, in the order they run.
+    pub const ALL: [Self; 6] =
+        [Self::Families, Self::Lengths, Self::HeadDims, Self::Masks, Self::HeadsAndLayouts, Self::Acceptance];
+
+    /// Its name in tables and records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Acceptance => "acceptance",
+            Self::Families => "families",
+            Self::Lengths => "lengths",
+            Self::HeadDims => "head dims",
+            Self::Masks => "masks",
+            Self::HeadsAndLayouts => "heads, layouts",
+        }
+    }
+}
+
+/// A case that has not been drawn and solved yet.
+#[derive(Clone, Copy, Debug)]
+pub struct CaseSpec {
+    /// What it belongs to.
+    pub group: Group,
+    /// What is asked.
+    pub problem: Problem,
+    /// How inputs are drawn.
+    pub family: Family,
+    /// With which seed.
+    pub seed: u64,
+    /// Gap between rows of the inputs, filled with NaN.
+    pub row_gap: Option<usize>,
+}
+
+impl CaseSpec {
+    /// Draws the inputs and solves the problem.
+    pub fn build(&self) -> Case {
+        Case::new(self.problem, self.family, self.seed, self.row_gap)
+    }
+
+    /// How the case is called in reports.
+    pub fn label(&self) -> String {
+        format!("{} {} seed {}", self.problem, self.family, self.seed)
+    }
+}
+
+/// Lengths that are a multiple of no tile.
+const LENGTHS: [usize; 7] = [1, 3, 33, 63, 65, 511, 513];
+
+/// Query and key lengths that differ.
+const PAIRS: [(usize, usize); 11] = [
+    (1, 1),
+    (64, 128),
+    (128, 192),
+    (239, 1),
+    (799, 3),
+    (113, 203),
+    (108, 256),
+    (384, 256),
+    (512, 256),
+    (1023, 1024),
+    (1024, 1023),
+];
+
+/// Head dimensions: powers of two, multiples of eight only, and none.
+const HEAD_DIMS: [(usize, usize); 12] = [
+    (32, 32),
+    (40, 40),
+    (64, 64),
+    (80, 80),
+    (96, 96),
+    (128, 128),
+    (160, 160),
+    (256, 256),
+    (192, 128),
+    (1, 1),
+    (17, 5),
+    (512, 512),
+];
+
+const TOP_LEFT: Mask = Mask::Causal(Alignment::TopLeft);
+const BOTTOM_RIGHT: Mask = Mask::Causal(Alignment::BottomRight);
+
+/// The cases of the chosen groups for one dtype; `seeds` counts the seeds of the acceptance set.
+pub fn cases(groups: &[Group], dtype: DType, seeds: u64) -> Result<Vec<CaseSpec>, Error> {
+    let mut all = Vec::new();
+    for &group in groups {
+        match group {
+            Group::Acceptance => acceptance(dtype, seeds, &mut all)?,
+            Group::Families => families(dtype, &mut all)?,
+            Group::Lengths => lengths(dtype, &mut all)?,
+            Group::HeadDims => head_dims(dtype, &mut all)?,
+            Group::Masks => masks(dtype, &mut all)?,
+            Group::HeadsAndLayouts => heads_and_layouts(dtype, &mut all)?,
+        }
+    }
+    // The log-sum-exp is checked wherever there is one.
+    all.iter_mut().for_each(|spec| spec.problem = spec.problem.with_lse(true));
+    Ok(all)
+}
+
+fn acceptance(dtype: DType, seeds: u64, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
+    for seed in 0..seeds {
+        for text in ["mission", "mission:causal", "long", "long:causal", "long128"] {
+            let problem = Problem::new(text.parse()?, dtype)?;
+            all.push(CaseSpec {
+                group: Group::Acceptance,
+                problem,
+                family: Family::Normal,
+                seed,
+                row_gap: None,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn families(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
+    for family in Family::ALL {
+        for mask in [Mask::Full, TOP_LEFT] {
+            let sizes = Sizes { heads_q: 4, heads_kv: 2, ..Sizes::square(2, 4, 130, 64) };
+            let problem = Problem::new(Shape::new(sizes, mask)?, dtype)?;
+            all.push(CaseSpec { group: Group::Families, problem, family, seed: 1, row_gap: Some(8) });
+        }
+    }
+    Ok(())
+}
+
+fn lengths(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
+    let mut push = |seq_q, seq_kv, mask| -> Result<(), Error> {
+        let sizes = Sizes { seq_q, seq_kv, ..Sizes::square(1, 2, 1, 64) };
+        let problem = Problem::new(Shape::new(sizes, mask)?, dtype)?;
+        all.push(CaseSpec {
+            group: Group::Lengths,
+            problem,
+            family: Family::Normal,
+            seed: 2,
+            row_gap: Some(24),
+        });
+        Ok(())
+    };
+    for seq in LENGTHS {
+        push(seq, seq, Mask::Full)?;
+        push(seq, seq, TOP_LEFT)?;
+    }
+    for (seq_q, seq_kv) in PAIRS {
+        push(seq_q, seq_kv, Mask::Full)?;
+        push(seq_q, seq_kv, TOP_LEFT)?;
+        push(seq_q, seq_kv, BOTTOM_RIGHT)?;
+    }
+    Ok(())
+}
+
+fn head_dims(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
+    for (dim_qk, dim_v) in HEAD_DIMS {
+        let sizes = Sizes { dim_qk, dim_v, seq_kv: 77, ..Sizes::square(1, 2, 70, 1) };
+        let problem = Problem::new(Shape::new(sizes, BOTTOM_RIGHT)?, dtype)?;
+        all.push(CaseSpec {
+            group: Group::HeadDims,
+            problem,
+            family: Family::Normal,
+            seed: 3,
+            row_gap: Some(8),
+        });
+    }
+    Ok(())
+}
+
+fn masks(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
+    for text in [
+        "b1h2s200d64:window=31/0",
+        "b1h2s200d64:window=0/0",
+        "b1h2s150/200d64:window=17/5",
+        "b1h2s200/150d64:window-tl=inf/3",
+        "b1h2s100/300d64:window=64/inf",
+        // The first rows see nothing at all.
+        "b1h2s300/100d64:causal-br",
+        // Most rows see nothing: the window has slid past the last key.
+        "b1h2s300/40d64:window-tl=8/0",
+    ] {
+        let problem = Problem::new(text.parse()?, dtype)?;
+        all.push(CaseSpec {
+            group: Group::Masks,
+            problem,
+            family: Family::Normal,
+            seed: 4,
+            row_gap: Some(8),
+        });
+    }
+    Ok(())
+}
+
+fn heads_and_layouts(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
+    for text in ["b2h8/2s65d64:causal", "b1h8/1s33/129d64", "b2h32/8s1/300d128", "b1h6/3s7/65d64:causal-br"] {
+        for layout in Layout::ALL {
+            let problem = Problem::new(text.parse()?, dtype)?.with_layout(layout);
+            let group = Group::HeadsAndLayouts;
+            all.push(CaseSpec { group, problem, family: Family::Normal, seed: 5, row_gap: Some(8) });
+        }
+    }
+    let scaled = Problem::new("b1h2s65d64".parse()?, dtype)?.with_scale(0.03)?;
+    let group = Group::HeadsAndLayouts;
+    all.push(CaseSpec { group, problem: scaled, family: Family::Normal, seed: 5, row_gap: None });
+    Ok(())
+}

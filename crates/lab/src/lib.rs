@@ -1,0 +1,34 @@
+//! The lab: takes a kernel from source to proof.
+//!
+//! Data flows one way: a kernel and a problem go through the [`gate`]s, then are [`measure`]d beside their [`peer`]s, and
+//! everything seen goes into a [`record`], from which tables and comparisons are made.
+
+pub mod bench;
+pub mod device;
+mod error;
+pub mod gate;
+pub mod machine;
+pub mod measure;
+pub mod peer;
+pub mod record;
+
+pub use error::Error;
+
+use evosdpa_core::error::nearest;
+
+/// The name of one of a device's kernels, checked. A name may carry tunables: `sdpa_v2c[STAGES=3]`.
+pub fn find_kernel(device: &dyn device::Device, name: &str) -> Result<String, Error> {
+    let plain = name.split('[').next().unwrap_or(name);
+    let known = device.kernels().iter().any(|kernel| kernel.name == plain);
+    if known { Ok(name.to_owned()) } else { Err(unknown_kernel(device, plain)) }
+}
+
+pub(crate) fn unknown_kernel(device: &dyn device::Device, name: &str) -> Error {
+    let names: Vec<String> = device.kernels().into_iter().map(|kernel| kernel.name).collect();
+    Error::Problem(evosdpa_core::Error::UnknownName {
+        kind: "kernel",
+        name: name.to_owned(),
+        nearest: nearest(name, names.iter().map(String::as_str)),
+        allowed: names.join(", "),
+    })
+}

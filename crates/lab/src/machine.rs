@@ -1,0 +1,120 @@
+//! What this machine and this build are.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use evosdpa_core::Problem;
+
+/// Everything about a run's surroundings that its numbers depend on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Environment {
+    /// Version of the lab.
+    pub version: String,
+    /// Git revision the binary was built from.
+    pub revision: String,
+    /// Whether the sources differed from that revision: `true`, `false` or `unknown`.
+    pub dirty: String,
+    /// Compiler the binary was built with.
+    pub compiler: String,
+    /// Operating system and architecture.
+    pub system: String,
+    /// The processor's name.
+    pub cpu: String,
+    /// Instruction sets the kernels can use, best last.
+    pub isas: Vec<String>,
+    /// Cores that the process may use.
+    pub cores: usize,
+    /// Threads the kernels used.
+    pub threads: usize,
+    /// The accelerator that kernels ran on, with its driver.
+    #[serde(default)]
+    pub accelerator: Option<String>,
+    /// Memory of the machine, in bytes.
+    pub memory_bytes: Option<u64>,
+    /// When the run began, UTC.
+    pub started: String,
+    /// Measured peak of fused multiply-adds, GFLOP/s, at this thread count.
+    pub fma_peak_gflops: Option<f64>,
+    /// Measured read bandwidth of main memory, GB/s, at this thread count.
+    pub memory_gbps: Option<f64>,
+    /// PyTorch's version, when it was a peer.
+    pub torch: Option<String>,
+}
+
+impl Environment {
+    /// Looks around, without measuring anything.
+    pub fn look(threads: Option<usize>) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            revision: env!("EVOSDPA_REVISION").to_owned(),
+            dirty: env!("EVOSDPA_DIRTY").to_owned(),
+            compiler: env!("EVOSDPA_COMPILER").to_owned(),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            cpu: proc_field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
+            isas: evosdpa::Isa::available().iter().map(|isa| isa.name().to_owned()).collect(),
+            cores,
+            threads: threads.unwrap_or(cores),
+            accelerator: None,
+            memory_bytes: memory_kib("MemTotal").map(|kib| kib * 1024),
+            started: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
+            fma_peak_gflops: None,
+            memory_gbps: None,
+            torch: None,
+        }
+    }
+
+    /// Measures the machine's two ceilings, which takes well under a second.
+    pub fn measure_peaks(&mut self) {
+        self.fma_peak_gflops = Some(evosdpa_cpu::fma_peak_gflops(self.threads));
+        self.memory_gbps = Some(evosdpa_cpu::memory_bandwidth_gbps(self.threads));
+    }
+}
+
+/// Memory that can be had without swapping; `None` where the system does not say.
+pub fn available_memory_bytes() -> Option<u64> {
+    memory_kib("MemAvailable").map(|kib| kib * 1024)
+}
+
+/// Refuses a problem whose tensors, copies and oracle do not fit into memory, before anything is allocated.
+pub fn refuse_what_does_not_fit(problem: &Problem, input_sets: usize) -> Result<(), Error> {
+    let Some(available_bytes) = available_memory_bytes() else { return Ok(()) };
+    let needed_bytes = needed_bytes(problem, input_sets);
+    if needed_bytes > available_bytes {
+        let problem = problem.to_string();
+        return Err(Error::Problem(evosdpa_core::Error::Memory { problem, needed_bytes, available_bytes }));
+    }
+    Ok(())
+}
+
+/// Tensors for each input set, plus the oracle: K, V and three outputs in f64, and one more of each in f32.
+fn needed_bytes(problem: &Problem, input_sets: usize) -> u64 {
+    let elements = problem.bytes() / problem.dtype().bytes() as u64;
+    let tensors = problem.bytes().saturating_mul(2 + input_sets as u64);
+    tensors.saturating_add(elements.saturating_mul(3 * 8))
+}
+
+fn memory_kib(field: &str) -> Option<u64> {
+    proc_field("/proc/meminfo", field)?.split_whitespace().next()?.parse().ok()
+}
+
+/// The first `field : value` line of one of the kernel's text files.
+fn proc_field(path: &str, field: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(field)?.trim_start().strip_prefix(':'))?;
+    Some(value.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_past_memory_is_refused_with_both_numbers() {
+        let huge = Problem::new("b64h128s1000000d128".parse().unwrap(), evosdpa_core::DType::F32).unwrap();
+        let message = refuse_what_does_not_fit(&huge, 1).unwrap_err().to_string();
+        assert!(message.contains("b64h128s1000000d128") && message.contains("available"), "{message}");
+        let tiny = Problem::new("tiny".parse().unwrap(), evosdpa_core::DType::F32).unwrap();
+        assert!(refuse_what_does_not_fit(&tiny, 2).is_ok());
+    }
+}

@@ -1,0 +1,110 @@
+//! One kernel or peer on one problem.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    gate::GateResult,
+    measure::{compare::Comparison, samples::Summary},
+};
+
+/// What was seen of one kernel or peer on one problem. Times are there only if every gate that ran passed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The kernel's or peer's name.
+    pub kernel: String,
+    /// Whether it is a peer rather than one of ours.
+    pub peer: bool,
+    /// The device it ran on.
+    pub device: String,
+    /// The problem, as text: shape, dtype, and what else is not the default.
+    pub problem: String,
+    /// The gates in the order they ran.
+    pub gates: Vec<GateResult>,
+    /// Every sample in the order it was taken.
+    #[serde(default)]
+    pub samples_us: Vec<f64>,
+    /// Samples per round: samples of one round were taken together, between those of the others.
+    #[serde(default)]
+    pub samples_per_round: Vec<usize>,
+    /// Median time.
+    pub p50_us: Option<f64>,
+    /// 90th percentile.
+    pub p90_us: Option<f64>,
+    /// 99th percentile.
+    pub p99_us: Option<f64>,
+    /// 95 % bootstrap interval of the median.
+    pub p50_interval_us: Option<[f64; 2]>,
+    /// Samples beyond Tukey's fences; kept in every number.
+    pub outliers: usize,
+    /// Useful operations over the median time.
+    pub gflops: Option<f64>,
+    /// The fewest bytes that must move, over the median time.
+    pub gbps: Option<f64>,
+    /// `gflops` over the machine's measured peak, in percent.
+    pub percent_of_peak: Option<f64>,
+    /// How many times as fast as each peer (and as the baseline kernel).
+    pub speedup: BTreeMap<String, Comparison>,
+}
+
+impl Row {
+    /// A row that has not been measured.
+    pub fn new(kernel: &str, peer: bool, device: &str, problem: &str) -> Self {
+        Self {
+            kernel: kernel.to_owned(),
+            peer,
+            device: device.to_owned(),
+            problem: problem.to_owned(),
+            gates: Vec::new(),
+            samples_us: Vec::new(),
+            samples_per_round: Vec::new(),
+            p50_us: None,
+            p90_us: None,
+            p99_us: None,
+            p50_interval_us: None,
+            outliers: 0,
+            gflops: None,
+            gbps: None,
+            percent_of_peak: None,
+            speedup: BTreeMap::new(),
+        }
+    }
+
+    /// Whether a gate failed.
+    pub fn failed(&self) -> bool {
+        self.gates.iter().any(|gate| gate.verdict.is_fail())
+    }
+
+    /// The first gate that did not pass.
+    pub fn first_problem(&self) -> Option<&GateResult> {
+        self.gates.iter().find(|gate| !gate.verdict.is_pass())
+    }
+
+    /// Takes in the samples, by round.
+    pub fn measured(&mut self, rounds: &[Vec<f64>], flops: f64, bytes: u64, peak_gflops: Option<f64>) {
+        self.samples_us = rounds.concat();
+        self.samples_per_round = rounds.iter().map(Vec::len).collect();
+        let Some(summary) = Summary::of(&self.samples_us) else { return };
+        self.p50_us = Some(summary.p50_us);
+        self.p90_us = Some(summary.p90_us);
+        self.p99_us = Some(summary.p99_us);
+        self.p50_interval_us = Some(summary.p50_interval_us);
+        self.outliers = summary.outliers;
+        let gflops = flops / summary.p50_us / 1e3;
+        self.gflops = Some(gflops);
+        self.gbps = Some(bytes as f64 / summary.p50_us / 1e3);
+        self.percent_of_peak = peak_gflops.map(|peak| 100.0 * gflops / peak);
+    }
+
+    /// Takes its times away: a gate failed after they were taken.
+    pub fn forget_times(&mut self) {
+        let Self { kernel, peer, device, problem, gates, .. } = self;
+        *self = Self { gates: std::mem::take(gates), ..Self::new(kernel, *peer, device, problem) };
+    }
+
+    /// The row without its samples.
+    pub fn without_samples(&self) -> Self {
+        Self { samples_us: Vec::new(), samples_per_round: Vec::new(), ..self.clone() }
+    }
+}
