@@ -4,6 +4,7 @@ mod read;
 
 use std::{collections::BTreeMap, fmt};
 
+use evosdpa_core::Shape;
 use serde::Deserialize;
 
 use crate::{Arch, Expr, InputType};
@@ -280,10 +281,19 @@ pub struct Limits {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mutant {
+    /// The kernel whose relative it is.
+    pub of: String,
     /// What is wrong.
     pub breaks: String,
-    /// The gate that must catch it.
+    /// The first gate that must catch it; the gates before it let it pass.
     pub caught_by: Gate,
+    /// A small problem that shows it. At others a mutant may well be right.
+    #[serde(deserialize_with = "read_shape")]
+    pub shape: Shape,
+}
+
+fn read_shape<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Shape, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
 /// The gates of the lab, cheapest first.

@@ -73,15 +73,18 @@ impl Registry {
         let files = embedded::files();
         let mut registry = Self::default();
         registry.add(&files, &files, &|path| format!("cuda/{path}"), &Origin::Embedded)?;
-        for kernel in registry.kernels.values() {
-            if let Some(parent) = &kernel.manifest.parent
-                && !registry.kernels.contains_key(parent)
-            {
-                return Err(Error::ManifestValue {
-                    file: kernel.manifest_file.clone(),
-                    key: "parent".to_owned(),
-                    problem: format!("there is no kernel `{parent}`"),
-                });
+        for kernel in registry.kernels.values().chain(registry.mutants.values()) {
+            let Manifest { parent, mutant, .. } = &kernel.manifest;
+            let of = mutant.as_ref().map(|mutant| ("mutant.of", &mutant.of));
+            let relatives = parent.as_ref().map(|parent| ("parent", parent)).into_iter().chain(of);
+            for (key, relative) in relatives {
+                if !registry.kernels.contains_key(relative) {
+                    return Err(Error::ManifestValue {
+                        file: kernel.manifest_file.clone(),
+                        key: key.to_owned(),
+                        problem: format!("there is no kernel `{relative}`"),
+                    });
+                }
             }
         }
         Ok(registry)

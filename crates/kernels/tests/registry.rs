@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use evosdpa_kernels::{Arch, Error, InputType, Kernel, Manifest, ProblemFacts, Registry, SpaceSize, Target};
+use evosdpa_kernels::{Arch, Error, Gate, InputType, Kernel, Manifest, ProblemFacts, Registry, SpaceSize, Target};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny");
 
@@ -57,6 +57,7 @@ fn embedded_kernels_and_mutants_are_readable() {
     }
     for mutant in registry.mutants() {
         assert!(mutant.manifest.mutant.is_some());
+        assert_eq!(mutant.source_file, format!("mutants/{}.cu", mutant.name()));
         assert!(!registry.kernels().any(|kernel| kernel.name() == mutant.name()), "{}", mutant.name());
     }
 }
@@ -232,14 +233,23 @@ fn user_folders_are_read_and_wrong_ones_named() {
 #[test]
 fn mutants_are_never_selectable() {
     let folder = tempfile::tempdir().unwrap();
-    let mutant = manifest_text() + "[mutant]\nbreaks = \"nothing is synchronised\"\ncaught_by = \"sim\"\n";
-    fs::write(folder.path().join("m.toml"), mutant).unwrap();
+    let mutant = manifest_text()
+        + "[mutant]\nof = \"scale_rows\"\nbreaks = \"nothing is synchronised\"\ncaught_by = \"sim\"\n\
+           shape = \"tiny:causal\"\n";
+    fs::write(folder.path().join("m.toml"), &mutant).unwrap();
     fs::write(folder.path().join("scale_rows.cu"), "").unwrap();
     let mut registry = Registry::default();
     registry.add_folder(folder.path()).unwrap();
     assert_eq!(registry.kernels().count(), 0);
     assert_eq!(registry.mutants().count(), 1);
     assert!(registry.kernel("scale_rows").is_err());
+    let known_bad = registry.mutants().next().unwrap().manifest.mutant.as_ref().unwrap();
+    assert_eq!((known_bad.of.as_str(), known_bad.caught_by), ("scale_rows", Gate::Sim));
+    assert_eq!(known_bad.shape.to_string(), "tiny:causal");
+    let parse = |from: &str, to: &str| Manifest::parse(&mutant.replacen(from, to, 1), "m.toml");
+    assert_contains(&parse("tiny:", "tny:").unwrap_err().to_string(), &["m.toml", "did you mean `tiny`?"]);
+    assert_contains(&parse("of = ", "off = ").unwrap_err().to_string(), &["did you mean `of`?"]);
+    assert_contains(&parse("\"sim\"", "\"sin\"").unwrap_err().to_string(), &["did you mean `sim`?"]);
 }
 
 #[test]

@@ -179,7 +179,7 @@ struct StripSoftmax {
   float x[KEYS_PER_LANE];  // this lane's scores, then its weights
 
   __device__ __forceinline__ void score(int buffer) const {
-#pragma unroll
+#pragma unroll 1
     for (int f = 0; f < KEY_FRAGS; ++f) {
       wmma::fragment<wmma::accumulator, FRAG, FRAG, FRAG, float> sum;
       wmma::fill_fragment(sum, 0.0f);
@@ -311,7 +311,7 @@ struct WmmaOutput {
       for (int i = 0; i < factor.num_elements; ++i) o[c].x[i] *= factor.x[i];
     __syncwarp();  // factors are read: the strip may hold weights
     softmax.write_weights();
-#pragma unroll
+#pragma unroll 1
     for (int f = 0; f < KEY_FRAGS; ++f) {
       wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, __half, wmma::row_major> w;
       wmma::load_matrix_sync(w, weights_of(at.warp) + f * FRAG, WEIGHT_PITCH);

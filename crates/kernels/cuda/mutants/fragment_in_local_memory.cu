@@ -1,0 +1,70 @@
+// fragment_in_local_memory - a WMMA fragment is loaded from an array of the thread's own.
+//
+// wmma::load_matrix_sync is one operation of 32 lanes on one matrix in shared or global
+// memory; which lane reads which element is unspecified. Here each lane passes the address
+// of its own local array, believing it to be registers. There is no such matrix: the
+// result is undefined, and a memory checker counts an error for every lane and load.
+//
+// MISTAKE = 0 keeps the Q tile in shared memory.
+#include <mma.h>
+
+#include "owned_row.cuh"
+
+namespace wmma = nvcuda::wmma;
+
+constexpr int FRAG = 16;
+constexpr int ROWS = FRAG;  // one warp, one WMMA tile of rows
+constexpr int SCORE_PITCH = TILE_KEYS + 4;
+
+extern "C" __global__ void __launch_bounds__(LANES)
+    fragment_in_local_memory(const __grid_constant__ SdpaParams p) {
+  __shared__ __align__(32) element k_tile[TILE_ELEMENTS];
+  __shared__ __align__(32) element v_tile[TILE_ELEMENTS];
+  __shared__ __align__(32) float scores[FRAG * SCORE_PITCH];
+#if MISTAKE
+  __align__(32) element q_tile[ROWS * PITCH];
+  const int first = 0, step = 1;  // every lane fills the array it takes for its own
+#else
+  __shared__ __align__(32) element q_tile[ROWS * PITCH];
+  const int first = threadIdx.x, step = LANES;
+#endif
+  const Head head(p);
+  const int lane = threadIdx.x;
+  const int first_row = blockIdx.x * ROWS;
+  const KeyRange tiles = tiles_of_rows(p, first_row, ROWS);
+
+  for (int i = first; i < ROWS * HEAD_DIM; i += step) {
+    const int row = i / HEAD_DIM, col = i % HEAD_DIM;
+    const bool exists = first_row + row < p.seq_q && col < p.dim_qk;
+    q_tile[row * PITCH + col] =
+        exists ? head.q[(first_row + row) * p.q_stride[2] + col] : from_float<element>(0.0f);
+  }
+
+  OwnedRow rows[ROWS];
+  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    copy_kv<LANES>(p, head, tile, k_tile, v_tile, lane);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncwarp();
+    for (int key = 0; key < TILE_KEYS; key += FRAG) {
+      wmma::fragment<wmma::accumulator, FRAG, FRAG, FRAG, float> sum;
+      wmma::fill_fragment(sum, 0.0f);
+      for (int dim = 0; dim < HEAD_DIM; dim += FRAG) {
+        wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> q;
+        wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::col_major> k;
+        wmma::load_matrix_sync(q, q_tile + dim, PITCH);
+        wmma::load_matrix_sync(k, k_tile + key * PITCH + dim, PITCH);
+        wmma::mma_sync(sum, q, k, sum);
+      }
+      wmma::store_matrix_sync(scores + key, sum, SCORE_PITCH, wmma::mem_row_major);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+      rows[r].absorb(p, first_row + r, tile, scores[r * SCORE_PITCH + lane], v_tile, lane);
+    __syncwarp();
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r)
+    if (first_row + r < p.seq_q) rows[r].store(p, head, first_row + r, lane);
+}
