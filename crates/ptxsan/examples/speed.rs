@@ -17,7 +17,11 @@ fn measure(name: &str, check_races: bool, run: impl Fn(bool) -> Outcome) {
         lanes = outcome.counters.lane_instructions;
     }
     let checks = if check_races { "hazards on " } else { "hazards off" };
-    println!("{name:8} {checks}  {lanes:>10} lane instructions  {:7.2} ms  {:7.1} M/s", best * 1e3, lanes as f64 / best / 1e6);
+    println!(
+        "{name:8} {checks}  {lanes:>10} lane instructions  {:7.2} ms  {:7.1} M/s",
+        best * 1e3,
+        lanes as f64 / best / 1e6
+    );
 }
 
 fn main() -> ptxsan::Result<()> {
@@ -31,7 +35,8 @@ fn main() -> ptxsan::Result<()> {
         let a = device.upload("a", &ones[..2 * m * k]).expect("fits");
         let b = device.upload("b", &ones[..2 * n * k]).expect("fits");
         let c = device.allocate("c", 4 * m * n).expect("fits");
-        let args = vec![Arg::Buffer(a), Arg::Buffer(b), Arg::Buffer(c), Arg::I32(n as i32), Arg::I32(k as i32)];
+        let args =
+            vec![Arg::Buffer(a), Arg::Buffer(b), Arg::Buffer(c), Arg::I32(n as i32), Arg::I32(k as i32)];
         let mut launch = Launch::new("product", [n as u32 / 64, m as u32 / 64, 1], [128, 1, 1], 0, args);
         launch.options.check_races = check_races;
         launch.options.parallel = false;
@@ -44,7 +49,8 @@ fn main() -> ptxsan::Result<()> {
         let mut device = Device::new();
         let id = device.load(&module).expect("loads");
         let data = device.upload("data", &1f32.to_le_bytes().repeat(4 * 256)).expect("fits");
-        let mut launch = Launch::new("smooth", [4, 1, 1], [256, 1, 1], 0, vec![Arg::Buffer(data), Arg::I32(100)]);
+        let mut launch =
+            Launch::new("smooth", [4, 1, 1], [256, 1, 1], 0, vec![Arg::Buffer(data), Arg::I32(100)]);
         launch.options.check_races = check_races;
         launch.options.parallel = false;
         device.launch(id, &launch).expect("launches")

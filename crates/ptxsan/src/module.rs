@@ -163,7 +163,8 @@ fn is_sync(opcode: &str) -> bool {
     let starts = |prefix: &str| opcode == prefix || opcode.starts_with(&format!("{prefix}."));
     let is_reduction = opcode.contains(".red");
     let barrier = (starts("bar") || starts("barrier")) && !is_reduction;
-    let copy = ["cp.async.wait_group", "cp.async.wait_all", "cp.async.commit_group"].iter().any(|p| starts(p));
+    let copy =
+        ["cp.async.wait_group", "cp.async.wait_all", "cp.async.commit_group"].iter().any(|p| starts(p));
     barrier || copy || starts("fence") || starts("membar")
 }
 
@@ -186,7 +187,8 @@ fn place_globals(ast: &Ast, base: u64) -> Result<HashMap<String, GlobalVariable>
                 Initial::Bits(bits) => *bits,
                 Initial::Address { name, offset, generic } => {
                     let target = out.get(name.as_str());
-                    let target = target.ok_or_else(|| Error::parse(v.line, format!("no variable `{name}`")))?;
+                    let target =
+                        target.ok_or_else(|| Error::parse(v.line, format!("no variable `{name}`")))?;
                     let window = if *generic { window::base(target.space) } else { 0 };
                     (target.address + window).wrapping_add_signed(*offset)
                 }

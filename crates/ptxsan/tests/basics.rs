@@ -78,7 +78,8 @@ fn calls_and_divergent_loops() {
     let mut device = Device::new();
     let id = device.load(&module).unwrap();
     let out = device.allocate("out", 400).unwrap();
-    let launch = Launch::new("collatz_steps", [2, 1, 1], [64, 1, 1], 0, vec![Arg::Buffer(out), Arg::I32(100)]);
+    let launch =
+        Launch::new("collatz_steps", [2, 1, 1], [64, 1, 1], 0, vec![Arg::Buffer(out), Arg::I32(100)]);
     let outcome = device.launch(id, &launch).unwrap();
     assert!(outcome.is_clean(), "{outcome}");
     let steps = |mut x: u64| {
@@ -101,13 +102,22 @@ fn integer_instructions_constants_and_module_variables() {
     let kinds: Vec<i32> = (0..64).map(|i| i % 8).collect();
     let kind = device.upload("kind", &bytes_of(&kinds, i32::to_le_bytes)).unwrap();
     let out = device.allocate("out", 8 * 64).unwrap();
-    let launch =
-        Launch::new("kinds", [1, 1, 1], [64, 1, 1], 0, vec![Arg::Buffer(kind), Arg::Buffer(out), Arg::I32(64)]);
+    let launch = Launch::new(
+        "kinds",
+        [1, 1, 1],
+        [64, 1, 1],
+        0,
+        vec![Arg::Buffer(kind), Arg::Buffer(out), Arg::I32(64)],
+    );
     let outcome = device.launch(id, &launch).unwrap();
     assert!(outcome.is_clean(), "{outcome}");
     let weights = [1, 2, 3, 5, 7, 11, 13, 17];
-    let got: Vec<i64> =
-        device.read(out).unwrap().chunks_exact(8).map(|c| i64::from_le_bytes(c.try_into().unwrap())).collect();
+    let got: Vec<i64> = device
+        .read(out)
+        .unwrap()
+        .chunks_exact(8)
+        .map(|c| i64::from_le_bytes(c.try_into().unwrap()))
+        .collect();
     for i in 0..64i32 {
         let x = i * weights[(i & 7) as usize];
         let want = match i % 8 {
@@ -134,10 +144,12 @@ fn printf_and_assert() {
     let module = Module::parse(PTX).unwrap();
     let mut device = Device::new();
     let id = device.load(&module).unwrap();
-    let outcome = device.launch(id, &Launch::new("speak", [1, 1, 1], [32, 1, 1], 0, vec![Arg::I32(5)])).unwrap();
+    let outcome =
+        device.launch(id, &Launch::new("speak", [1, 1, 1], [32, 1, 1], 0, vec![Arg::I32(5)])).unwrap();
     assert!(outcome.is_clean(), "{outcome}");
     assert_eq!(outcome.output, "lane 3 says hello 2.50 1099511627776\n");
-    let outcome = device.launch(id, &Launch::new("speak", [1, 1, 1], [32, 1, 1], 0, vec![Arg::I32(100)])).unwrap();
+    let outcome =
+        device.launch(id, &Launch::new("speak", [1, 1, 1], [32, 1, 1], 0, vec![Arg::I32(100)])).unwrap();
     let finding = outcome.of_kind(Kind::Assertion).next().expect("an assertion");
     assert!(finding.detail.contains("n < 100") && finding.detail.contains("basics.cu:63"), "{finding}");
 }
@@ -151,17 +163,20 @@ fn local_arrays_and_dynamic_shared_memory() {
     let idx = device.upload("idx", &bytes_of(&index, i32::to_le_bytes)).unwrap();
     let out = device.allocate("out", 128).unwrap();
     let args = vec![Arg::Buffer(idx), Arg::Buffer(out)];
-    let outcome = device.launch(id, &Launch::new("local_array", [1, 1, 1], [32, 1, 1], 0, args.clone())).unwrap();
+    let outcome =
+        device.launch(id, &Launch::new("local_array", [1, 1, 1], [32, 1, 1], 0, args.clone())).unwrap();
     assert!(outcome.is_clean(), "{outcome}");
     for (t, got) in f32s(&device.read(out).unwrap()).into_iter().enumerate() {
         let (at, hole) = ((index[t] as usize + t) & 15, index[t] as usize);
         assert_eq!(got, if at == hole { 100.0 } else { at as f32 * 0.5 });
     }
-    let outcome = device.launch(id, &Launch::new("dynamic_shared", [1, 1, 1], [32, 1, 1], 128, args.clone())).unwrap();
+    let outcome =
+        device.launch(id, &Launch::new("dynamic_shared", [1, 1, 1], [32, 1, 1], 128, args.clone())).unwrap();
     assert!(outcome.is_clean(), "{outcome}");
     assert_eq!(i32s(&device.read(out).unwrap())[0], index[31]);
     // One word too few.
-    let outcome = device.launch(id, &Launch::new("dynamic_shared", [1, 1, 1], [32, 1, 1], 124, args)).unwrap();
+    let outcome =
+        device.launch(id, &Launch::new("dynamic_shared", [1, 1, 1], [32, 1, 1], 124, args)).unwrap();
     let finding = outcome.of_kind(Kind::OutOfBounds).next().expect("an access past shared memory");
     assert_eq!(finding.site.source.as_deref(), Some("basics.cu:76"));
     assert_eq!(finding.site.thread, [31, 0, 0]);

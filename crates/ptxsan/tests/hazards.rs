@@ -5,7 +5,14 @@ use ptxsan::{Arg, Device, Finding, Kind, Launch, Module, Outcome, Schedule};
 const PTX: &str = include_str!("fixtures/hazards.ptx");
 
 /// Launches an entry with the first buffers zeroed and the last one never written.
-fn run(entry: &str, grid: u32, block: u32, buffers: &[(&str, usize, bool)], extra: &[Arg], schedule: Schedule) -> (Outcome, Vec<Vec<u8>>) {
+fn run(
+    entry: &str,
+    grid: u32,
+    block: u32,
+    buffers: &[(&str, usize, bool)],
+    extra: &[Arg],
+    schedule: Schedule,
+) -> (Outcome, Vec<Vec<u8>>) {
     let module = Module::parse(PTX).unwrap();
     run_module(&module, entry, grid, block, buffers, extra, schedule)
 }
@@ -113,9 +120,9 @@ fn last_block_pattern_is_clean_and_each_deletion_is_noticed() {
     let module = Module::parse(PTX).unwrap();
     for point in module.sync_points("last_block").unwrap() {
         let broken = module.without(point.id).unwrap();
-        let found = Schedule::ALL.into_iter().any(|schedule| {
-            !run_module(&broken, "last_block", 8, 64, &buffers, &[], schedule).0.is_clean()
-        });
+        let found = Schedule::ALL
+            .into_iter()
+            .any(|schedule| !run_module(&broken, "last_block", 8, 64, &buffers, &[], schedule).0.is_clean());
         assert!(found, "without {point:?}");
     }
 }
@@ -149,7 +156,8 @@ fn shuffle_from_an_inactive_lane() {
 
 #[test]
 fn out_of_bounds_names_the_allocation() {
-    let (outcome, _) = run("out_of_bounds", 1, 32, &[("out", 128, false)], &[Arg::I32(30)], Schedule::RoundRobin);
+    let (outcome, _) =
+        run("out_of_bounds", 1, 32, &[("out", 128, false)], &[Arg::I32(30)], Schedule::RoundRobin);
     let finding = only(&outcome, Kind::OutOfBounds);
     assert_eq!(finding.count, 30);
     assert_eq!((source(finding), finding.site.thread), ("hazards.cu:85", [2, 0, 0]));
@@ -171,7 +179,8 @@ fn named_barriers_hand_over_between_warps() {
     for schedule in Schedule::ALL {
         let (outcome, contents) = run("named_barriers", 1, 64, &[("out", 512, false)], &[], schedule);
         assert!(outcome.is_clean(), "{schedule:?}\n{outcome}");
-        let got: Vec<i32> = contents[0].chunks_exact(4).map(|c| i32::from_le_bytes(c.try_into().unwrap())).collect();
+        let got: Vec<i32> =
+            contents[0].chunks_exact(4).map(|c| i32::from_le_bytes(c.try_into().unwrap())).collect();
         assert!((0..128).all(|i| got[i] == (i / 32 * 100 + 31 - i % 32) as i32), "{got:?}");
     }
     let module = Module::parse(PTX).unwrap();
@@ -196,7 +205,8 @@ fn the_same_seed_gives_the_same_report() {
         let mut device = Device::new();
         let id = device.load(&module).unwrap();
         let buffers = ["data", "flag", "out"].map(|n| device.upload(n, &[0; 4]).unwrap());
-        let launch = Launch::new("flag_handshake", [2, 1, 1], [32, 1, 1], 0, buffers.map(Arg::Buffer).to_vec());
+        let launch =
+            Launch::new("flag_handshake", [2, 1, 1], [32, 1, 1], 0, buffers.map(Arg::Buffer).to_vec());
         let outcome = device.launch(id, &launch.with_schedule(Schedule::Random, seed)).unwrap();
         (outcome.to_string(), outcome.warp_instructions)
     };

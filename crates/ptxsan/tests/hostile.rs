@@ -3,8 +3,11 @@
 use proptest::prelude::*;
 use ptxsan::{Arg, Device, Error, Kind, Launch, Module};
 
-const FIXTURES: [&str; 3] =
-    [include_str!("fixtures/basics.ptx"), include_str!("fixtures/hazards.ptx"), include_str!("fixtures/tensor.ptx")];
+const FIXTURES: [&str; 3] = [
+    include_str!("fixtures/basics.ptx"),
+    include_str!("fixtures/hazards.ptx"),
+    include_str!("fixtures/tensor.ptx"),
+];
 
 #[test]
 fn unsupported_instructions_are_named_with_their_line() {
@@ -33,12 +36,16 @@ fn loops_without_end_spend_their_budget() {
 #[test]
 fn recursion_and_huge_declarations_are_refused() {
     let head = ".version 8.0\n.target sm_80\n.address_size 64\n";
-    let recursive = format!("{head}.func f()\n{{\ncall.uni f, ();\nret;\n}}\n.visible .entry k()\n{{\ncall.uni f, ();\nret;\n}}");
+    let recursive = format!(
+        "{head}.func f()\n{{\ncall.uni f, ();\nret;\n}}\n.visible .entry k()\n{{\ncall.uni f, ();\nret;\n}}"
+    );
     assert!(matches!(Module::parse(&recursive), Err(Error::Unsupported { .. })));
     assert!(Module::parse(&format!("{head}.global .b8 x[999999999999];")).is_err());
     assert!(Module::parse(&format!("{head}.visible .entry k()\n{{{}", "{".repeat(100_000))).is_err());
     // A register range costs nothing until it is used.
-    let wide = format!("{head}.visible .entry k()\n{{\n.reg .b32 %r<4000000000>;\nmov.u32 %r3999999999, 1;\nret;\n}}");
+    let wide = format!(
+        "{head}.visible .entry k()\n{{\n.reg .b32 %r<4000000000>;\nmov.u32 %r3999999999, 1;\nret;\n}}"
+    );
     assert!(Module::parse(&wide).is_ok());
     let local = format!("{head}.visible .entry k()\n{{\n.local .b8 x[268000000];\nret;\n}}");
     let module = Module::parse(&local).unwrap();

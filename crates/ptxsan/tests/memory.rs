@@ -56,7 +56,10 @@ fn registers_never_written() {
 #[test]
 fn misaligned_and_out_of_bounds() {
     assert_eq!(kinds(&launch(&kernel("ld.global.u32 %r2, [%rd1+2];"), filled)), [Kind::Misaligned]);
-    assert_eq!(kinds(&launch(&kernel("ld.global.v4.u32 {%r2,%r3,%r4,%r5}, [%rd1+8];"), filled)), [Kind::Misaligned]);
+    assert_eq!(
+        kinds(&launch(&kernel("ld.global.v4.u32 {%r2,%r3,%r4,%r5}, [%rd1+8];"), filled)),
+        [Kind::Misaligned]
+    );
     assert_eq!(kinds(&launch(&kernel("st.global.u32 [%rd1+64], %r1;"), filled)), [Kind::OutOfBounds]);
     assert_eq!(kinds(&launch(&kernel("st.global.u32 [%rd1+-4], %r1;"), filled)), [Kind::OutOfBounds]);
     assert_eq!(kinds(&launch(&kernel("st.shared.u32 [tile+64], %r1;"), filled)), [Kind::OutOfBounds]);

@@ -117,8 +117,16 @@ fn half_precision_and_functions() {
             assert_eq!(got, h(i).max(f16::from_f32(x[2 * t + i]).to_f64()), "thread {t}");
         }
         let (f, g) = (h(0), h(1));
-        let want = f.exp2() + (g.abs() + 1.0).ln() + 1.0 / (f * f + 1.0).sqrt() + g / 3.0 + f / 7.0 + g.sin()
-            + f64::from(half::bf16::from_f32(x[2 * t]).to_f32()) + f.tanh() + f.abs().sqrt() + g.exp();
+        let want = f.exp2()
+            + (g.abs() + 1.0).ln()
+            + 1.0 / (f * f + 1.0).sqrt()
+            + g / 3.0
+            + f / 7.0
+            + g.sin()
+            + f64::from(half::bf16::from_f32(x[2 * t]).to_f32())
+            + f.tanh()
+            + f.abs().sqrt()
+            + g.exp();
         assert!((f64::from(r[t]) - want).abs() < 1e-5 * want.abs().max(1.0), "thread {t}: {} {want}", r[t]);
     }
 }

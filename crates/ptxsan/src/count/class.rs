@@ -90,7 +90,10 @@ impl Class {
         let each = match (self, opcode.split('.').next().unwrap_or("")) {
             (Class::Special, _) => 1,
             (Class::Float32 | Class::Float64 | Class::Half, "fma" | "mad") => 2,
-            (Class::Float32 | Class::Float64 | Class::Half, "add" | "sub" | "mul" | "div" | "min" | "max") => 1,
+            (
+                Class::Float32 | Class::Float64 | Class::Half,
+                "add" | "sub" | "mul" | "div" | "min" | "max",
+            ) => 1,
             _ => 0,
         };
         if opcode.ends_with("x2") { 2 * each } else { each }

@@ -65,7 +65,8 @@ impl Counters {
             if tally.wavefronts > 0 {
                 out.shared_wavefronts += tally.wavefronts;
                 out.shared_conflicts += tally.wavefronts - tally.ideal_wavefronts;
-                let source = module.describe(info.location).unwrap_or_else(|| format!("PTX line {}", info.line));
+                let source =
+                    module.describe(info.location).unwrap_or_else(|| format!("PTX line {}", info.line));
                 let line = lines.entry(source).or_default();
                 line.0 += tally.wavefronts;
                 line.1 += tally.wavefronts - tally.ideal_wavefronts;

@@ -111,7 +111,10 @@ pub(crate) fn kernel(
     keep_wanted_writes(&mut builder.code);
     let total: u32 = builder.scopes.counts.iter().sum();
     if total > MAX_REGISTERS {
-        return Err(Error::parse(0, format!("`{}` uses {total} registers, more than {MAX_REGISTERS}", entry.name)));
+        return Err(Error::parse(
+            0,
+            format!("`{}` uses {total} registers, more than {MAX_REGISTERS}", entry.name),
+        ));
     }
     let of = |bank: Bank| builder.constants.iter().filter(move |((b, _), _)| *b == bank);
     let mut constants32: Vec<_> = of(Bank::B32).map(|((_, v), i)| (*i, *v as u32)).collect();
@@ -119,7 +122,6 @@ pub(crate) fn kernel(
     constants32.sort_unstable();
     constants64.sort_unstable();
     Ok(Kernel {
-        name: entry.name.clone(),
         b32_count: builder.scopes.counts[Bank::B32 as usize] as usize,
         b64_count: builder.scopes.counts[Bank::B64 as usize] as usize,
         pred_count: builder.scopes.counts[Bank::Pred as usize] as usize,
@@ -206,12 +208,15 @@ impl Builder<'_> {
         }
         let mut at = 0u64;
         let mut dynamic_align = 0;
-        for v in self.ast.variables.iter().filter(|v| v.space == Space::Shared && used.contains(v.name.as_str())) {
+        for v in
+            self.ast.variables.iter().filter(|v| v.space == Space::Shared && used.contains(v.name.as_str()))
+        {
             if v.is_dynamic {
                 dynamic_align = dynamic_align.max(v.align).max(1);
             } else {
                 at = align_up(at, v.align);
-                self.scopes.define(&v.name, Symbol::Memory { space: Space::Shared, address: at, bytes: v.bytes });
+                self.scopes
+                    .define(&v.name, Symbol::Memory { space: Space::Shared, address: at, bytes: v.bytes });
                 at += v.bytes;
             }
         }
@@ -246,7 +251,10 @@ impl Builder<'_> {
         }
         // Hardware takes 4 KB, or 32 KB from sm_70 with CUDA 12.1 on.
         if at > 32_764 {
-            return Err(Error::parse(0, format!("`{}` has {at} bytes of parameters, more than 32764", entry.name)));
+            return Err(Error::parse(
+                0,
+                format!("`{}` has {at} bytes of parameters, more than 32764", entry.name),
+            ));
         }
         Ok((params, at))
     }
@@ -267,11 +275,8 @@ impl Builder<'_> {
         if let Some(placed) = self.placed.get_mut(&function.name) {
             placed.start = Some(start as u32);
             let placed = placed.clone();
-            for (v, (address, bytes)) in function
-                .params
-                .iter()
-                .zip(&placed.params)
-                .chain(function.results.iter().zip(&placed.results))
+            for (v, (address, bytes)) in
+                function.params.iter().zip(&placed.params).chain(function.results.iter().zip(&placed.results))
             {
                 let symbol = Symbol::Memory { space: Space::Local, address: *address, bytes: *bytes };
                 self.scopes.define(&v.name, symbol);
@@ -333,7 +338,9 @@ impl Builder<'_> {
                         self.shared.get(&(function.name.clone(), v.name.clone())).copied().unwrap_or(0)
                     }
                     Space::Local | Space::Param => self.place_local(v),
-                    _ => return Err(Error::parse(v.line, "only shared, local and param variables in a body")),
+                    _ => {
+                        return Err(Error::parse(v.line, "only shared, local and param variables in a body"));
+                    }
                 };
                 let space = if v.space == Space::Param { Space::Local } else { v.space };
                 self.scopes.define(&v.name, Symbol::Memory { space, address, bytes: v.bytes });
@@ -364,7 +371,11 @@ impl Builder<'_> {
         }
         let op = Opcode::new(&instruction.opcode);
         let operands = &instruction.operands;
-        if self.simple(&op, operands)? || self.transfer(&op, operands)? || self.control(&op, operands)? || self.matrix(&op, operands)? {
+        if self.simple(&op, operands)?
+            || self.transfer(&op, operands)?
+            || self.control(&op, operands)?
+            || self.matrix(&op, operands)?
+        {
             return Ok(());
         }
         Err(self.unsupported("it is outside the supported set"))

@@ -6,8 +6,8 @@ use super::memory::scope;
 use super::opcode::Opcode;
 use super::scope::Symbol;
 use super::{
-    BarrierKind, BarrierOp, Builtin, Collective, CollectiveKind, NEVER, Op, ParamCopy, Reduction, Register, Scope,
-    Shuffle,
+    BarrierKind, BarrierOp, Builtin, Collective, CollectiveKind, NEVER, Op, ParamCopy, Reduction, Register,
+    Scope, Shuffle,
 };
 use crate::error::Result;
 use crate::parse::ast::{Operand, Space, Type};
@@ -64,14 +64,18 @@ impl Builder<'_> {
     }
 
     fn branch(&mut self, operands: &[Operand]) -> Result<()> {
-        let Operand::Name(label) = self.at(operands, 0)? else { return Err(self.bad("needs a label".into())) };
+        let Operand::Name(label) = self.at(operands, 0)? else {
+            return Err(self.bad("needs a label".into()));
+        };
         self.jump(vec![label.clone()]);
         Ok(())
     }
 
     fn branch_index(&mut self, operands: &[Operand]) -> Result<()> {
         let index = self.operand(operands, 0, Type::U32)?.index;
-        let Operand::Name(list) = self.at(operands, 1)? else { return Err(self.bad("needs a target list".into())) };
+        let Operand::Name(list) = self.at(operands, 1)? else {
+            return Err(self.bad("needs a target list".into()));
+        };
         let chain = self.scopes.chain();
         let targets = self.branch_targets.iter().find(|((_, name), _)| name == list).map(|(_, t)| t.clone());
         let labels = targets.ok_or_else(|| self.bad(format!("no target list `{list}`")))?;
@@ -101,14 +105,21 @@ impl Builder<'_> {
         let arguments = self.param_places(lists[1])?;
         if let Some(which) = builtin(&name) {
             let inputs = arguments.iter().map(|(a, _)| *a).collect();
-            self.emit(Op::Builtin { which, inputs, output: results.first().map(|(a, _)| *a) }, Args::default());
+            self.emit(
+                Op::Builtin { which, inputs, output: results.first().map(|(a, _)| *a) },
+                Args::default(),
+            );
             return Ok(());
         }
         let Some(placed) = self.placed.get(&name).cloned() else {
             return Err(self.unsupported(&format!("`{name}` has no body in this module")));
         };
         if placed.params.len() != arguments.len() || placed.results.len() != results.len() {
-            return Err(self.bad(format!("`{name}` takes {} arguments and gives {}", placed.params.len(), placed.results.len())));
+            return Err(self.bad(format!(
+                "`{name}` takes {} arguments and gives {}",
+                placed.params.len(),
+                placed.results.len()
+            )));
         }
         let pair = |(from, bytes): &(u64, u64), (to, room): &(u64, u64)| ParamCopy {
             from: *from,
@@ -125,7 +136,9 @@ impl Builder<'_> {
     fn param_places(&mut self, operands: &[Operand]) -> Result<Vec<(u64, u64)>> {
         let mut out = Vec::new();
         for operand in operands {
-            let Operand::Name(name) = operand else { return Err(self.unsupported("arguments that are not `.param`")) };
+            let Operand::Name(name) = operand else {
+                return Err(self.unsupported("arguments that are not `.param`"));
+            };
             match self.find(name) {
                 Some(Symbol::Memory { space: Space::Local, address, bytes }) => out.push((address, bytes)),
                 _ => return Err(self.unsupported("arguments that are not `.param`")),
@@ -163,11 +176,8 @@ impl Builder<'_> {
         };
         let d = self.destination(self.at(operands, 0)?, result)?;
         let id = self.operand(operands, 1, Type::U32)?;
-        let (count, last) = if operands.len() > 3 {
-            (Some(self.operand(operands, 2, Type::U32)?), 3)
-        } else {
-            (None, 2)
-        };
+        let (count, last) =
+            if operands.len() > 3 { (Some(self.operand(operands, 2, Type::U32)?), 3) } else { (None, 2) };
         let (source, negated) = self.predicate(self.at(operands, last)?)?;
         let kind = BarrierKind::Reduce { d, source, negated, reduction };
         self.emit(Op::Barrier(Box::new(BarrierOp { kind, id, count, aligned })), Args::default());
@@ -212,9 +222,7 @@ impl Builder<'_> {
 
     fn value_and_predicate(&mut self, operand: &Operand, kind: Type) -> Result<(Register, Option<Register>)> {
         match operand {
-            Operand::Pair(d, p) => {
-                Ok((self.destination(d, kind)?, Some(self.destination(p, Type::Pred)?)))
-            }
+            Operand::Pair(d, p) => Ok((self.destination(d, kind)?, Some(self.destination(p, Type::Pred)?))),
             other => Ok((self.destination(other, kind)?, None)),
         }
     }

@@ -3,7 +3,9 @@
 use super::float::rounding;
 use super::lanes::*;
 use super::opcode::Opcode;
-use crate::numeric::convert::{ConvertMode, Fp8, Scalar, convert, convert_pack, extend, f32_to_half2, f32_to_tf32};
+use crate::numeric::convert::{
+    ConvertMode, Fp8, Scalar, convert, convert_pack, extend, f32_to_half2, f32_to_tf32,
+};
 use crate::numeric::half::{Half, pack2};
 use crate::parse::ast::Type;
 

@@ -238,7 +238,8 @@ pub(super) fn keep_wanted_writes(code: &mut [Inst]) {
         if inst.writes.is_empty() {
             continue;
         }
-        let kept: Vec<Register> = inst.writes.iter().filter(|r| wanted.contains(&(r.bank, r.index))).copied().collect();
+        let kept: Vec<Register> =
+            inst.writes.iter().filter(|r| wanted.contains(&(r.bank, r.index))).copied().collect();
         inst.writes = kept.into();
     }
 }

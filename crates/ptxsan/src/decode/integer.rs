@@ -65,9 +65,13 @@ fn sum(op: &Opcode<'_>, kind: Type) -> Option<Plan> {
 fn carry_sum(is_add: bool, takes: bool, sets: bool, kind: Type) -> Option<Plan> {
     Some(match (kind.bytes(), is_add) {
         (4, true) => same(kind, 2, carry32(move |a, b, _, c| integer::add_carry_u32(a, b, c && takes), sets)),
-        (4, false) => same(kind, 2, carry32(move |a, b, _, c| integer::sub_borrow_u32(a, b, c && takes), sets)),
+        (4, false) => {
+            same(kind, 2, carry32(move |a, b, _, c| integer::sub_borrow_u32(a, b, c && takes), sets))
+        }
         (8, true) => same(kind, 2, carry64(move |a, b, _, c| integer::add_carry_u64(a, b, c && takes), sets)),
-        (8, false) => same(kind, 2, carry64(move |a, b, _, c| integer::sub_borrow_u64(a, b, c && takes), sets)),
+        (8, false) => {
+            same(kind, 2, carry64(move |a, b, _, c| integer::sub_borrow_u64(a, b, c && takes), sets))
+        }
         _ => return None,
     })
 }
@@ -85,28 +89,34 @@ fn product(op: &Opcode<'_>, kind: Type) -> Option<Plan> {
         return None;
     }
     let sources = if is_mad { 3 } else { 2 };
-    Some(same(kind, sources, match (kind, high, is_mad) {
-        (Type::U32 | Type::S32, false, false) => b32_2(u32::wrapping_mul),
-        (Type::U32 | Type::S32, false, true) => b32_3(|a, b, c| a.wrapping_mul(b).wrapping_add(c)),
-        (Type::U32, true, false) => b32_2(integer::mul_hi_u32),
-        (Type::S32, true, false) => b32_2(integer::mul_hi_s32),
-        (Type::U32, true, true) => b32_3(|a, b, c| integer::mul_hi_u32(a, b).wrapping_add(c)),
-        (Type::S32, true, true) if op.has("sat") => b32_3(integer::mad_hi_sat_s32),
-        (Type::S32, true, true) => b32_3(|a, b, c| integer::mul_hi_s32(a, b).wrapping_add(c)),
-        (Type::U64 | Type::S64, false, false) => b64_2(u64::wrapping_mul),
-        (Type::U64 | Type::S64, false, true) => b64_3(|a, b, c| a.wrapping_mul(b).wrapping_add(c)),
-        (Type::U64, true, false) => b64_2(integer::mul_hi_u64),
-        (Type::S64, true, false) => b64_2(integer::mul_hi_s64),
-        (Type::U64, true, true) => b64_3(|a, b, c| integer::mul_hi_u64(a, b).wrapping_add(c)),
-        (Type::S64, true, true) => b64_3(|a, b, c| integer::mul_hi_s64(a, b).wrapping_add(c)),
-        (Type::U16 | Type::S16, false, false) => b32_2(|a, b| low16(a.wrapping_mul(b))),
-        (Type::U16 | Type::S16, false, true) => b32_3(|a, b, c| low16(a.wrapping_mul(b).wrapping_add(c))),
-        (Type::U16, true, false) => b32_2(|a, b| a.wrapping_mul(b) >> 16),
-        (Type::S16, true, false) => b32_2(|a, b| low16((s16(a) * s16(b)) as u32 >> 16)),
-        (Type::U16, true, true) => b32_3(|a, b, c| low16((a.wrapping_mul(b) >> 16).wrapping_add(c))),
-        (Type::S16, true, true) => b32_3(|a, b, c| low16(((s16(a) * s16(b)) as u32 >> 16).wrapping_add(c))),
-        _ => return None,
-    }))
+    Some(same(
+        kind,
+        sources,
+        match (kind, high, is_mad) {
+            (Type::U32 | Type::S32, false, false) => b32_2(u32::wrapping_mul),
+            (Type::U32 | Type::S32, false, true) => b32_3(|a, b, c| a.wrapping_mul(b).wrapping_add(c)),
+            (Type::U32, true, false) => b32_2(integer::mul_hi_u32),
+            (Type::S32, true, false) => b32_2(integer::mul_hi_s32),
+            (Type::U32, true, true) => b32_3(|a, b, c| integer::mul_hi_u32(a, b).wrapping_add(c)),
+            (Type::S32, true, true) if op.has("sat") => b32_3(integer::mad_hi_sat_s32),
+            (Type::S32, true, true) => b32_3(|a, b, c| integer::mul_hi_s32(a, b).wrapping_add(c)),
+            (Type::U64 | Type::S64, false, false) => b64_2(u64::wrapping_mul),
+            (Type::U64 | Type::S64, false, true) => b64_3(|a, b, c| a.wrapping_mul(b).wrapping_add(c)),
+            (Type::U64, true, false) => b64_2(integer::mul_hi_u64),
+            (Type::S64, true, false) => b64_2(integer::mul_hi_s64),
+            (Type::U64, true, true) => b64_3(|a, b, c| integer::mul_hi_u64(a, b).wrapping_add(c)),
+            (Type::S64, true, true) => b64_3(|a, b, c| integer::mul_hi_s64(a, b).wrapping_add(c)),
+            (Type::U16 | Type::S16, false, false) => b32_2(|a, b| low16(a.wrapping_mul(b))),
+            (Type::U16 | Type::S16, false, true) => b32_3(|a, b, c| low16(a.wrapping_mul(b).wrapping_add(c))),
+            (Type::U16, true, false) => b32_2(|a, b| a.wrapping_mul(b) >> 16),
+            (Type::S16, true, false) => b32_2(|a, b| low16((s16(a) * s16(b)) as u32 >> 16)),
+            (Type::U16, true, true) => b32_3(|a, b, c| low16((a.wrapping_mul(b) >> 16).wrapping_add(c))),
+            (Type::S16, true, true) => {
+                b32_3(|a, b, c| low16(((s16(a) * s16(b)) as u32 >> 16).wrapping_add(c)))
+            }
+            _ => return None,
+        },
+    ))
 }
 
 fn carry_product(op: &Opcode<'_>, kind: Type) -> Option<Plan> {
@@ -183,86 +193,106 @@ fn quotient(is_div: bool, kind: Type) -> Option<Plan> {
     let s = |x: u32| i64::from(x as i32);
     let z = |x: u32| u64::from(x);
     let h = |x: u32| i64::from(x as i16);
-    Some(same(kind, 2, match (kind, is_div) {
-        (Type::U32, true) => b32_2(move |a, b| div_u64(z(a), z(b)) as u32),
-        (Type::U32, false) => b32_2(move |a, b| rem_u64(z(a), z(b)) as u32),
-        (Type::S32, true) => b32_2(move |a, b| div_s64(s(a), s(b)) as u32),
-        (Type::S32, false) => b32_2(move |a, b| rem_s64(s(a), s(b)) as u32),
-        (Type::U64, true) => b64_2(div_u64),
-        (Type::U64, false) => b64_2(rem_u64),
-        (Type::S64, true) => b64_2(|a, b| div_s64(a as i64, b as i64) as u64),
-        (Type::S64, false) => b64_2(|a, b| rem_s64(a as i64, b as i64) as u64),
-        (Type::U16, true) => b32_2(move |a, b| low16(div_u64(z(a), z(b)) as u32)),
-        (Type::U16, false) => b32_2(move |a, b| low16(rem_u64(z(a), z(b)) as u32)),
-        (Type::S16, true) => b32_2(move |a, b| low16(div_s64(h(a), h(b)) as u32)),
-        (Type::S16, false) => b32_2(move |a, b| low16(rem_s64(h(a), h(b)) as u32)),
-        _ => return None,
-    }))
+    Some(same(
+        kind,
+        2,
+        match (kind, is_div) {
+            (Type::U32, true) => b32_2(move |a, b| div_u64(z(a), z(b)) as u32),
+            (Type::U32, false) => b32_2(move |a, b| rem_u64(z(a), z(b)) as u32),
+            (Type::S32, true) => b32_2(move |a, b| div_s64(s(a), s(b)) as u32),
+            (Type::S32, false) => b32_2(move |a, b| rem_s64(s(a), s(b)) as u32),
+            (Type::U64, true) => b64_2(div_u64),
+            (Type::U64, false) => b64_2(rem_u64),
+            (Type::S64, true) => b64_2(|a, b| div_s64(a as i64, b as i64) as u64),
+            (Type::S64, false) => b64_2(|a, b| rem_s64(a as i64, b as i64) as u64),
+            (Type::U16, true) => b32_2(move |a, b| low16(div_u64(z(a), z(b)) as u32)),
+            (Type::U16, false) => b32_2(move |a, b| low16(rem_u64(z(a), z(b)) as u32)),
+            (Type::S16, true) => b32_2(move |a, b| low16(div_s64(h(a), h(b)) as u32)),
+            (Type::S16, false) => b32_2(move |a, b| low16(rem_s64(h(a), h(b)) as u32)),
+            _ => return None,
+        },
+    ))
 }
 
 fn extreme(is_max: bool, kind: Type) -> Option<Plan> {
-    Some(same(kind, 2, match (kind, is_max) {
-        (Type::U16 | Type::U32, true) => b32_2(u32::max),
-        (Type::U16 | Type::U32, false) => b32_2(u32::min),
-        (Type::S32, true) => b32_2(|a, b| (a as i32).max(b as i32) as u32),
-        (Type::S32, false) => b32_2(|a, b| (a as i32).min(b as i32) as u32),
-        (Type::S16, true) => b32_2(|a, b| low16(s16(a).max(s16(b)) as u32)),
-        (Type::S16, false) => b32_2(|a, b| low16(s16(a).min(s16(b)) as u32)),
-        (Type::U64, true) => b64_2(u64::max),
-        (Type::U64, false) => b64_2(u64::min),
-        (Type::S64, true) => b64_2(|a, b| (a as i64).max(b as i64) as u64),
-        (Type::S64, false) => b64_2(|a, b| (a as i64).min(b as i64) as u64),
-        _ => return None,
-    }))
+    Some(same(
+        kind,
+        2,
+        match (kind, is_max) {
+            (Type::U16 | Type::U32, true) => b32_2(u32::max),
+            (Type::U16 | Type::U32, false) => b32_2(u32::min),
+            (Type::S32, true) => b32_2(|a, b| (a as i32).max(b as i32) as u32),
+            (Type::S32, false) => b32_2(|a, b| (a as i32).min(b as i32) as u32),
+            (Type::S16, true) => b32_2(|a, b| low16(s16(a).max(s16(b)) as u32)),
+            (Type::S16, false) => b32_2(|a, b| low16(s16(a).min(s16(b)) as u32)),
+            (Type::U64, true) => b64_2(u64::max),
+            (Type::U64, false) => b64_2(u64::min),
+            (Type::S64, true) => b64_2(|a, b| (a as i64).max(b as i64) as u64),
+            (Type::S64, false) => b64_2(|a, b| (a as i64).min(b as i64) as u64),
+            _ => return None,
+        },
+    ))
 }
 
 fn sign(name: &str, kind: Type) -> Option<Plan> {
-    Some(same(kind, 1, match (kind, name) {
-        (Type::S32, "abs") => b32_1(|a| (a as i32).wrapping_abs() as u32),
-        (Type::S32, _) => b32_1(u32::wrapping_neg),
-        (Type::S64, "abs") => b64_1(|a| (a as i64).wrapping_abs() as u64),
-        (Type::S64, _) => b64_1(u64::wrapping_neg),
-        (Type::S16, "abs") => b32_1(|a| low16(s16(a).wrapping_abs() as u32)),
-        (Type::S16, _) => b32_1(|a| low16(a.wrapping_neg())),
-        _ => return None,
-    }))
+    Some(same(
+        kind,
+        1,
+        match (kind, name) {
+            (Type::S32, "abs") => b32_1(|a| (a as i32).wrapping_abs() as u32),
+            (Type::S32, _) => b32_1(u32::wrapping_neg),
+            (Type::S64, "abs") => b64_1(|a| (a as i64).wrapping_abs() as u64),
+            (Type::S64, _) => b64_1(u64::wrapping_neg),
+            (Type::S16, "abs") => b32_1(|a| low16(s16(a).wrapping_abs() as u32)),
+            (Type::S16, _) => b32_1(|a| low16(a.wrapping_neg())),
+            _ => return None,
+        },
+    ))
 }
 
 fn sad(kind: Type) -> Option<Plan> {
     use integer::{sad_s64, sad_u64};
     let s = |x: u32| i64::from(x as i32);
     let h = |x: u32| i64::from(x as i16);
-    Some(same(kind, 3, match kind {
-        Type::U32 => b32_3(|a, b, c| sad_u64(u64::from(a), u64::from(b), u64::from(c)) as u32),
-        Type::S32 => b32_3(move |a, b, c| sad_s64(s(a), s(b), s(c)) as u32),
-        Type::U64 => b64_3(sad_u64),
-        Type::S64 => b64_3(|a, b, c| sad_s64(a as i64, b as i64, c as i64) as u64),
-        Type::U16 => b32_3(|a, b, c| low16(sad_u64(u64::from(a), u64::from(b), u64::from(c)) as u32)),
-        Type::S16 => b32_3(move |a, b, c| low16(sad_s64(h(a), h(b), h(c)) as u32)),
-        _ => return None,
-    }))
+    Some(same(
+        kind,
+        3,
+        match kind {
+            Type::U32 => b32_3(|a, b, c| sad_u64(u64::from(a), u64::from(b), u64::from(c)) as u32),
+            Type::S32 => b32_3(move |a, b, c| sad_s64(s(a), s(b), s(c)) as u32),
+            Type::U64 => b64_3(sad_u64),
+            Type::S64 => b64_3(|a, b, c| sad_s64(a as i64, b as i64, c as i64) as u64),
+            Type::U16 => b32_3(|a, b, c| low16(sad_u64(u64::from(a), u64::from(b), u64::from(c)) as u32)),
+            Type::S16 => b32_3(move |a, b, c| low16(sad_s64(h(a), h(b), h(c)) as u32)),
+            _ => return None,
+        },
+    ))
 }
 
 fn logic(name: &str, kind: Type) -> Option<Plan> {
     let sources = if matches!(name, "not" | "cnot") { 1 } else { 2 };
     let mask = if kind.bytes() == 2 { 0xffff } else { u32::MAX };
-    Some(same(kind, sources, match (kind, name) {
-        (Type::Pred, "and") => pred_2(|a, b| a & b),
-        (Type::Pred, "or") => pred_2(|a, b| a | b),
-        (Type::Pred, "xor") => pred_2(|a, b| a ^ b),
-        (Type::Pred, "not") => pred_1(|a| !a),
-        (Type::B16 | Type::B32, "and") => b32_2(|a, b| a & b),
-        (Type::B16 | Type::B32, "or") => b32_2(|a, b| a | b),
-        (Type::B16 | Type::B32, "xor") => b32_2(|a, b| a ^ b),
-        (Type::B16 | Type::B32, "not") => b32_1(move |a| !a & mask),
-        (Type::B16 | Type::B32, "cnot") => b32_1(|a| u32::from(a == 0)),
-        (Type::B64, "and") => b64_2(|a, b| a & b),
-        (Type::B64, "or") => b64_2(|a, b| a | b),
-        (Type::B64, "xor") => b64_2(|a, b| a ^ b),
-        (Type::B64, "not") => b64_1(|a| !a),
-        (Type::B64, "cnot") => b64_1(|a| u64::from(a == 0)),
-        _ => return None,
-    }))
+    Some(same(
+        kind,
+        sources,
+        match (kind, name) {
+            (Type::Pred, "and") => pred_2(|a, b| a & b),
+            (Type::Pred, "or") => pred_2(|a, b| a | b),
+            (Type::Pred, "xor") => pred_2(|a, b| a ^ b),
+            (Type::Pred, "not") => pred_1(|a| !a),
+            (Type::B16 | Type::B32, "and") => b32_2(|a, b| a & b),
+            (Type::B16 | Type::B32, "or") => b32_2(|a, b| a | b),
+            (Type::B16 | Type::B32, "xor") => b32_2(|a, b| a ^ b),
+            (Type::B16 | Type::B32, "not") => b32_1(move |a| !a & mask),
+            (Type::B16 | Type::B32, "cnot") => b32_1(|a| u32::from(a == 0)),
+            (Type::B64, "and") => b64_2(|a, b| a & b),
+            (Type::B64, "or") => b64_2(|a, b| a | b),
+            (Type::B64, "xor") => b64_2(|a, b| a ^ b),
+            (Type::B64, "not") => b64_1(|a| !a),
+            (Type::B64, "cnot") => b64_1(|a| u64::from(a == 0)),
+            _ => return None,
+        },
+    ))
 }
 
 fn shift(name: &str, kind: Type) -> Option<Plan> {
@@ -367,13 +397,17 @@ fn excess(op: &Opcode<'_>) -> Excess {
 
 fn funnel(op: &Opcode<'_>) -> Option<Plan> {
     let excess = excess(op);
-    Some(same(Type::B32, 3, if op.has("l") {
-        b32_3(move |a, b, c| bits::shf_left(a, b, c, excess))
-    } else if op.has("r") {
-        b32_3(move |a, b, c| bits::shf_right(a, b, c, excess))
-    } else {
-        return None;
-    }))
+    Some(same(
+        Type::B32,
+        3,
+        if op.has("l") {
+            b32_3(move |a, b, c| bits::shf_left(a, b, c, excess))
+        } else if op.has("r") {
+            b32_3(move |a, b, c| bits::shf_right(a, b, c, excess))
+        } else {
+            return None;
+        },
+    ))
 }
 
 fn permute(op: &Opcode<'_>) -> Plan {
@@ -406,10 +440,14 @@ fn dot(op: &Opcode<'_>) -> Option<Plan> {
 fn mask_field(op: &Opcode<'_>) -> Option<Plan> {
     let excess = excess(op);
     let signed = op.kind()?.is_signed();
-    Some(same(Type::B32, 2, match op.name {
-        "szext" => b32_2(move |a, b| bits::szext(a, b, signed, excess)),
-        _ => b32_2(move |a, b| bits::bmsk(a, b, excess)),
-    }))
+    Some(same(
+        Type::B32,
+        2,
+        match op.name {
+            "szext" => b32_2(move |a, b| bits::szext(a, b, signed, excess)),
+            _ => b32_2(move |a, b| bits::bmsk(a, b, excess)),
+        },
+    ))
 }
 
 fn select(kind: Type) -> Plan {

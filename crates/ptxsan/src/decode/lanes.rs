@@ -144,7 +144,10 @@ pub(crate) fn select64() -> Alu {
 }
 
 /// An instruction that reads and sets the carry flag of each lane.
-pub(crate) fn carry32(f: impl Fn(u32, u32, u32, bool) -> (u32, bool) + Send + Sync + 'static, sets: bool) -> Alu {
+pub(crate) fn carry32(
+    f: impl Fn(u32, u32, u32, bool) -> (u32, bool) + Send + Sync + 'static,
+    sets: bool,
+) -> Alu {
     Box::new(move |r, args, mask| {
         let (a, b, c) = (r.b32[args.a as usize], r.b32[args.b as usize], r.b32[args.c as usize]);
         let (mut out, mut carry) = ([0u32; 32], 0u32);
@@ -161,7 +164,10 @@ pub(crate) fn carry32(f: impl Fn(u32, u32, u32, bool) -> (u32, bool) + Send + Sy
 }
 
 /// See [`carry32`].
-pub(crate) fn carry64(f: impl Fn(u64, u64, u64, bool) -> (u64, bool) + Send + Sync + 'static, sets: bool) -> Alu {
+pub(crate) fn carry64(
+    f: impl Fn(u64, u64, u64, bool) -> (u64, bool) + Send + Sync + 'static,
+    sets: bool,
+) -> Alu {
     Box::new(move |r, args, mask| {
         let (a, b, c) = (r.b64[args.a as usize], r.b64[args.b as usize], r.b64[args.c as usize]);
         let (mut out, mut carry) = ([0u64; 32], 0u32);

@@ -120,7 +120,12 @@ impl Builder<'_> {
     }
 
     /// As many registers as the fragment needs, 64-bit ones for 64-bit elements.
-    fn fragment_registers(&mut self, operand: &Operand, f: &Fragment, is_destination: bool) -> Result<Box<[Register]>> {
+    fn fragment_registers(
+        &mut self,
+        operand: &Operand,
+        f: &Fragment,
+        is_destination: bool,
+    ) -> Result<Box<[Register]>> {
         let kind = if f.element_bits() == 64 { Type::B64 } else { Type::B32 };
         let registers = self.fragment(operand, kind, is_destination)?;
         let words = registers.len() * kind.bytes() as usize / 4;
@@ -158,7 +163,11 @@ impl Builder<'_> {
         let address = self.address(address, op.space())?;
         let registers = self.fragment_registers(registers, &fragment, is_load)?;
         let access = Box::new(FragmentAccess { fragment, layout, address, stride, registers });
-        let kind = if is_load { CollectiveKind::FragmentLoad(access) } else { CollectiveKind::FragmentStore(access) };
+        let kind = if is_load {
+            CollectiveKind::FragmentLoad(access)
+        } else {
+            CollectiveKind::FragmentStore(access)
+        };
         self.collective(kind, None);
         Ok(())
     }
@@ -180,7 +189,12 @@ impl Builder<'_> {
     }
 
     /// The registers of a fragment, all of one type.
-    pub(super) fn fragment(&mut self, operand: &Operand, kind: Type, is_destination: bool) -> Result<Vec<Register>> {
+    pub(super) fn fragment(
+        &mut self,
+        operand: &Operand,
+        kind: Type,
+        is_destination: bool,
+    ) -> Result<Vec<Register>> {
         Self::elements(operand)
             .iter()
             .map(|o| if is_destination { self.destination(o, kind) } else { self.source_register(o, kind) })

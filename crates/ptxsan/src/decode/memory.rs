@@ -17,7 +17,9 @@ impl Builder<'_> {
             "st" => self.store(op, operands)?,
             "atom" | "red" => self.atomic(op, operands)?,
             "cp" if op.parts.first() == Some(&"async") => self.async_copy(op, operands)?,
-            "prefetch" | "prefetchu" | "discard" | "applypriority" | "createpolicy" | "cp" if op.name != "cp" => {
+            "prefetch" | "prefetchu" | "discard" | "applypriority" | "createpolicy" | "cp"
+                if op.name != "cp" =>
+            {
                 self.emit(Op::Nop, Args::default());
             }
             _ => return Ok(false),
@@ -34,7 +36,9 @@ impl Builder<'_> {
     }
 
     fn load(&mut self, op: &Opcode<'_>, operands: &[Operand]) -> Result<()> {
-        let Some((target, source)) = operands.split_first() else { return Err(self.bad("needs operands".into())) };
+        let Some((target, source)) = operands.split_first() else {
+            return Err(self.bad("needs operands".into()));
+        };
         let Some(source) = source.first() else { return Err(self.bad("needs an address".into())) };
         let kind = self.element_type(op)?;
         let registers = Self::elements(target)
@@ -44,15 +48,21 @@ impl Builder<'_> {
         self.check_vector(op, registers.len())?;
         let address = self.address(source, op.space())?;
         let order = self.order(op);
-        self.communicates |= order.strong.is_some() && matches!(address.space, Space::Global | Space::Generic);
+        self.communicates |=
+            order.strong.is_some() && matches!(address.space, Space::Global | Space::Generic);
         self.check_widths(kind, &registers)?;
         let (bytes, is_signed) = (kind.bytes(), kind.is_signed());
-        self.emit(Op::Load(Transfer { address, bytes, is_signed, registers: registers.into(), order }), Args::default());
+        self.emit(
+            Op::Load(Transfer { address, bytes, is_signed, registers: registers.into(), order }),
+            Args::default(),
+        );
         Ok(())
     }
 
     fn store(&mut self, op: &Opcode<'_>, operands: &[Operand]) -> Result<()> {
-        let [target, value, ..] = operands else { return Err(self.bad("needs an address and a value".into())) };
+        let [target, value, ..] = operands else {
+            return Err(self.bad("needs an address and a value".into()));
+        };
         if op.has("async") {
             return Err(self.unsupported("asynchronous stores"));
         }
@@ -63,7 +73,8 @@ impl Builder<'_> {
         self.check_widths(kind, &registers)?;
         let address = self.address(target, op.space())?;
         let order = self.order(op);
-        self.communicates |= order.strong.is_some() && matches!(address.space, Space::Global | Space::Generic);
+        self.communicates |=
+            order.strong.is_some() && matches!(address.space, Space::Global | Space::Generic);
         let bytes = kind.bytes();
         let transfer = Transfer { address, bytes, is_signed: false, registers: registers.into(), order };
         self.emit(Op::Store(transfer), Args::default());
@@ -71,7 +82,9 @@ impl Builder<'_> {
     }
 
     fn element_type(&self, op: &Opcode<'_>) -> Result<Type> {
-        op.kind().filter(|k| bank(*k).is_some() && *k != Type::Pred).ok_or_else(|| self.unsupported("this type"))
+        op.kind()
+            .filter(|k| bank(*k).is_some() && *k != Type::Pred)
+            .ok_or_else(|| self.unsupported("this type"))
     }
 
     fn check_vector(&self, op: &Opcode<'_>, registers: usize) -> Result<()> {
@@ -202,8 +215,12 @@ fn apply(operation: &str, kind: Type) -> Option<Apply> {
             Box::new(|old, a, _| u64::from(float::add_f32(old as u32, a as u32, FloatMode::DEFAULT)))
         }
         ("add", Type::F64) => Box::new(|old, a, _| float::add_f64(old, a, Round::NearestEven)),
-        ("add", Type::F16) => Box::new(move |old, a, _| u64::from(Half::F16.add(old as u16, a as u16, halves))),
-        ("add", Type::Bf16) => Box::new(move |old, a, _| u64::from(Half::Bf16.add(old as u16, a as u16, halves))),
+        ("add", Type::F16) => {
+            Box::new(move |old, a, _| u64::from(Half::F16.add(old as u16, a as u16, halves)))
+        }
+        ("add", Type::Bf16) => {
+            Box::new(move |old, a, _| u64::from(Half::Bf16.add(old as u16, a as u16, halves)))
+        }
         ("add", Type::F16x2) => Box::new(move |old, a, _| {
             u64::from(half::each2(old as u32, a as u32, |x, y| Half::F16.add(x, y, halves)))
         }),

@@ -31,7 +31,6 @@ pub(crate) const ALWAYS: u32 = u32::MAX;
 
 /// An entry ready to run, with the functions it calls.
 pub(crate) struct Kernel {
-    pub(crate) name: String,
     pub(crate) code: Vec<Inst>,
     pub(crate) info: Vec<Info>,
     pub(crate) b32_count: usize,
@@ -277,11 +276,26 @@ pub(crate) struct ParamCopy {
 /// What an instruction does.
 pub(crate) enum Op {
     Alu(Alu),
-    Branch { target: u32, meet: u32 },
-    BranchIndex { index: u32, targets: Box<[u32]>, meet: u32 },
-    Call { target: u32, inputs: Box<[ParamCopy]>, outputs: Box<[ParamCopy]> },
+    Branch {
+        target: u32,
+        meet: u32,
+    },
+    BranchIndex {
+        index: u32,
+        targets: Box<[u32]>,
+        meet: u32,
+    },
+    Call {
+        target: u32,
+        inputs: Box<[ParamCopy]>,
+        outputs: Box<[ParamCopy]>,
+    },
     Return,
-    Builtin { which: Builtin, inputs: Box<[u64]>, output: Option<u64> },
+    Builtin {
+        which: Builtin,
+        inputs: Box<[u64]>,
+        output: Option<u64>,
+    },
     Exit,
     Trap,
     Nop,

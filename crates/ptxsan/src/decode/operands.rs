@@ -148,7 +148,11 @@ impl Builder<'_> {
         if register.bank == wanted {
             return Ok(register);
         }
-        Err(self.bad(format!("the destination has {} bits where {} are written", register.bits, kind.bytes() * 8)))
+        Err(self.bad(format!(
+            "the destination has {} bits where {} are written",
+            register.bits,
+            kind.bytes() * 8
+        )))
     }
 
     /// The elements of `{a, b}`, or the operand itself.
@@ -161,7 +165,9 @@ impl Builder<'_> {
 
     /// `[base+offset]` in `space`.
     pub(super) fn address(&mut self, operand: &Operand, space: Space) -> Result<Address> {
-        let Operand::Address { base, offset } = operand else { return Err(self.bad("expected `[address]`".into())) };
+        let Operand::Address { base, offset } = operand else {
+            return Err(self.bad("expected `[address]`".into()));
+        };
         let in_function = !self.in_entry;
         match &**base {
             Operand::Int(value) => {
@@ -179,7 +185,8 @@ impl Builder<'_> {
                     Ok(Address { space, base, offset: *offset })
                 }
                 Some(Symbol::Memory { space: home, address, .. }) => {
-                    let base_address = if space == Space::Generic { address + window::base(home) } else { address };
+                    let base_address =
+                        if space == Space::Generic { address + window::base(home) } else { address };
                     // Parameters of a call live in local memory, whatever the instruction calls them.
                     let space = if space == Space::Param { home } else { space };
                     let offset = offset.wrapping_add(base_address as i64);

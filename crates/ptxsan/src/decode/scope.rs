@@ -9,7 +9,11 @@ use std::collections::HashMap;
 pub(super) enum Symbol {
     Register(Register),
     /// A variable: its space and its address there.
-    Memory { space: Space, address: u64, bytes: u64 },
+    Memory {
+        space: Space,
+        address: u64,
+        bytes: u64,
+    },
 }
 
 /// One `{ … }`.

@@ -21,12 +21,16 @@ impl Builder<'_> {
             "set" => self.set(op, operands)?,
             "lop3" => self.lop3(operands)?,
             "bfi" => self.bfi(op, operands)?,
-            "abs" | "neg" | "add" | "sub" | "mul" | "fma" | "mad" | "min" | "max" if op.has("u16x2") || op.has("s16x2") => {
+            "abs" | "neg" | "add" | "sub" | "mul" | "fma" | "mad" | "min" | "max"
+                if op.has("u16x2") || op.has("s16x2") =>
+            {
                 return Err(self.unsupported("packed 16-bit integers"));
             }
             "min" | "max" if operands.len() == 4 => return Err(self.unsupported("three-input min and max")),
             _ => {
-                let Some(plan) = integer::plan(op).or_else(|| float::plan(op, self.perturb)) else { return Ok(false) };
+                let Some(plan) = integer::plan(op).or_else(|| float::plan(op, self.perturb)) else {
+                    return Ok(false);
+                };
                 self.emit_plan(plan, operands)?;
             }
         }
@@ -218,10 +222,8 @@ impl Builder<'_> {
         self.arity(operands, if boolean.is_some() { 4 } else { 3 })?;
         let (a, b) = (self.source(&operands[1], kind)?, self.source(&operands[2], kind)?);
         let c = boolean.map(|_| self.source(&operands[3], Type::Pred)).transpose()?;
-        let is_float = matches!(
-            kind,
-            Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2 | Type::F32 | Type::F64
-        );
+        let is_float =
+            matches!(kind, Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2 | Type::F32 | Type::F64);
         let alu = if is_float {
             float::compare(operator, kind, op.has("ftz"), half)
         } else {
@@ -232,7 +234,11 @@ impl Builder<'_> {
         let t = if c.is_some() || inverted { self.temporary(Type::Pred)? } else { d };
         let mut step = half > 0 || inverted;
         let mut put = |this: &mut Self, alu, args| {
-            if step { this.emit_step(Op::Alu(alu), args) } else { this.emit(Op::Alu(alu), args) }
+            if step {
+                this.emit_step(Op::Alu(alu), args)
+            } else {
+                this.emit(Op::Alu(alu), args)
+            }
             step = true;
         };
         put(self, alu, Args { d: t.index, a, b, c: 0 });
@@ -287,7 +293,9 @@ impl Builder<'_> {
 
     fn lop3(&mut self, operands: &[Operand]) -> Result<()> {
         self.arity(operands, 5)?;
-        let Operand::Int(table) = operands[4] else { return Err(self.bad("the table must be a number".into())) };
+        let Operand::Int(table) = operands[4] else {
+            return Err(self.bad("the table must be a number".into()));
+        };
         let plan = lanes::same(Type::B32, 3, integer::lop3(table as u8));
         self.emit_plan(plan, &operands[..4])
     }

@@ -66,5 +66,8 @@ impl Special {
 
 /// Registers that change while a warp runs.
 pub(super) fn is_clock(name: &str) -> bool {
-    matches!(name, "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo" | "%globaltimer_hi")
+    matches!(
+        name,
+        "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo" | "%globaltimer_hi"
+    )
 }

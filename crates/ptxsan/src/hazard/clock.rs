@@ -90,8 +90,7 @@ impl Clock {
     /// Whether the accesses of all lanes of `mask`, counted from `base`, at `time` are known.
     #[inline]
     pub(crate) fn knows_all(&self, numbering: Numbering, base: u32, mask: u32, time: u32) -> bool {
-        if numbering.block_of(base) == self.block
-            && self.floor[numbering.slot_of(base) as usize / 32] >= time
+        if numbering.block_of(base) == self.block && self.floor[numbering.slot_of(base) as usize / 32] >= time
         {
             return true;
         }

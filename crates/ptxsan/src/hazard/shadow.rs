@@ -129,7 +129,13 @@ impl Shadow {
 
     /// Records an access to `bytes` (a power of two up to 16) at `offset`, a multiple of them.
     #[inline]
-    pub(crate) fn access(&mut self, offset: usize, bytes: u32, write: bool, by: &Accessor<'_>) -> Option<Conflict> {
+    pub(crate) fn access(
+        &mut self,
+        offset: usize,
+        bytes: u32,
+        write: bool,
+        by: &Accessor<'_>,
+    ) -> Option<Conflict> {
         let size = bytes.trailing_zeros();
         let slot = offset >> CHUNK_SHIFT;
         let inside = (offset & (CHUNK_BYTES - 1)) as u32;
@@ -156,19 +162,23 @@ impl Shadow {
 
     /// Every cell that was touched: offset, bytes, the last writer and a reader with their instructions.
     pub(crate) fn touched(&self) -> impl Iterator<Item = Touched> + '_ {
-        self.chunks.iter().enumerate().filter_map(|(i, c)| c.as_ref().map(|c| (i, c))).flat_map(|(i, chunk)| {
-            chunk.cells.iter().enumerate().filter_map(move |(k, cell)| {
-                let write = (cell.write_time != 0).then_some((cell.writer, cell.write_pc & PC_MASK));
-                let read = (cell.readers.mask != 0)
-                    .then_some((cell.readers.base + cell.readers.mask.trailing_zeros(), cell.readers.pc & PC_MASK));
-                (write.is_some() || read.is_some()).then_some(Touched {
-                    offset: (i * CHUNK_BYTES + (k << chunk.shift)) as u32,
-                    bytes: 1 << chunk.shift,
-                    write,
-                    read,
+        self.chunks.iter().enumerate().filter_map(|(i, c)| c.as_ref().map(|c| (i, c))).flat_map(
+            |(i, chunk)| {
+                chunk.cells.iter().enumerate().filter_map(move |(k, cell)| {
+                    let write = (cell.write_time != 0).then_some((cell.writer, cell.write_pc & PC_MASK));
+                    let read = (cell.readers.mask != 0).then_some((
+                        cell.readers.base + cell.readers.mask.trailing_zeros(),
+                        cell.readers.pc & PC_MASK,
+                    ));
+                    (write.is_some() || read.is_some()).then_some(Touched {
+                        offset: (i * CHUNK_BYTES + (k << chunk.shift)) as u32,
+                        bytes: 1 << chunk.shift,
+                        write,
+                        read,
+                    })
                 })
-            })
-        })
+            },
+        )
     }
 }
 
@@ -214,7 +224,10 @@ fn new_list(lists: &mut Vec<Vec<Readers>>, free: &mut Vec<u32>, list: Vec<Reader
 
 #[inline]
 fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> {
-    if cell.write_time == 0 || by.ordered(cell.writer, cell.write_time) || by.both_strong(cell.writer, cell.write_pc) {
+    if cell.write_time == 0
+        || by.ordered(cell.writer, cell.write_time)
+        || by.both_strong(cell.writer, cell.write_pc)
+    {
         return None;
     }
     let lane = cell.writer.wrapping_sub(by.base);

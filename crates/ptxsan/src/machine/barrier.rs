@@ -119,13 +119,23 @@ impl Warp {
             self.groups[at].is_forced = false;
             let missing = self.live & !mask;
             cx.report(Kind::BarrierDivergence, pc, self.index, mask, || {
-                format!("lanes {mask:#010x} of warp {} are at the barrier, lanes {missing:#010x} are not", self.index)
+                format!(
+                    "lanes {mask:#010x} of warp {} are at the barrier, lanes {missing:#010x} are not",
+                    self.index
+                )
             });
         }
         self.arrive_at_barrier(cx, at, pc, lanes, op)
     }
 
-    fn arrive_at_barrier(&mut self, cx: &mut Context<'_, '_>, at: usize, pc: u32, lanes: u32, op: &BarrierOp) -> Flow {
+    fn arrive_at_barrier(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        at: usize,
+        pc: u32,
+        lanes: u32,
+        op: &BarrierOp,
+    ) -> Flow {
         let first = lanes.trailing_zeros() as usize;
         let id = self.lane(op.id, first) as usize;
         let count = op.count.map(|c| self.lane(c, first) as u32);

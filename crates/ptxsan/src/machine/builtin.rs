@@ -146,7 +146,8 @@ impl Warp {
                 's' => self.string(cx, raw, lane),
                 'e' | 'E' => format!("{:e}", f64::from_bits(raw)),
                 'f' | 'F' => {
-                    let digits = flags.split_once('.').and_then(|(_, d)| d.parse::<usize>().ok()).unwrap_or(6);
+                    let digits =
+                        flags.split_once('.').and_then(|(_, d)| d.parse::<usize>().ok()).unwrap_or(6);
                     format!("{:.*}", digits.min(64), f64::from_bits(raw))
                 }
                 'g' | 'G' | 'a' | 'A' => format!("{}", f64::from_bits(raw)),

@@ -10,7 +10,13 @@ use std::rc::Rc;
 
 impl Warp {
     /// Gathers the lanes that must take part, then executes for all of them.
-    pub(super) fn collective(&mut self, cx: &mut Context<'_, '_>, at: usize, mask: u32, op: &Collective) -> Flow {
+    pub(super) fn collective(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        at: usize,
+        mask: u32,
+        op: &Collective,
+    ) -> Flow {
         let pc = self.groups[at].pc;
         let is_waiting = |g: &super::warp::Group| g.pc == pc && g.state == State::Together;
         // Lanes of groups that already wait here; their guards were checked when they came.
@@ -26,7 +32,9 @@ impl Warp {
             self.groups[at].is_forced = false;
             let missing = wanted & !present;
             cx.report(Kind::SyncMask, pc, self.index, mask, || {
-                format!("lanes {missing:#010x} must take part but do not come; lanes {present:#010x} are there")
+                format!(
+                    "lanes {missing:#010x} must take part but do not come; lanes {present:#010x} are there"
+                )
             });
         }
         if let Some(members) = op.members {
@@ -76,7 +84,8 @@ impl Warp {
         let mut rest = present;
         while rest != 0 {
             let value = values[rest.trailing_zeros() as usize];
-            let same = (0..32).filter(|l| rest >> l & 1 == 1 && values[*l] == value).fold(0u32, |m, l| m | 1 << l);
+            let same =
+                (0..32).filter(|l| rest >> l & 1 == 1 && values[*l] == value).fold(0u32, |m, l| m | 1 << l);
             rest &= !same;
             self.perform_for(cx, pc, same, op);
         }
@@ -177,7 +186,8 @@ impl Warp {
         let (mut valid, mut stray) = (0u32, 0u32);
         for_lanes(lanes, |lane| {
             let l = lane as u32;
-            let (amount, clamp, segment) = (amounts[lane] & 31, controls[lane] & 31, controls[lane] >> 8 & 31);
+            let (amount, clamp, segment) =
+                (amounts[lane] & 31, controls[lane] & 31, controls[lane] >> 8 & 31);
             let max = (l & segment) | (clamp & !segment);
             let min = l & segment;
             let (from, inside) = match mode {

@@ -11,7 +11,8 @@ impl Warp {
         let to = self.addresses(&copy.to);
         let from = self.addresses(&copy.from);
         let bytes = copy.bytes;
-        let write = Request { pc, bytes, direction: Direction::Write, order: Order::WEAK, agent_groups: true };
+        let write =
+            Request { pc, bytes, direction: Direction::Write, order: Order::WEAK, agent_groups: true };
         let mut wanted = [bytes; 32];
         for_lanes(mask, |lane| {
             if let Some(register) = copy.source_bytes {
@@ -26,7 +27,8 @@ impl Warp {
         let good = self.check_write(cx, Space::Shared, &to, mask, &write);
         let mut readable = 0u32;
         for size in [16u32, 8, 4, 2, 1] {
-            let lanes = (0..32).filter(|l| good >> l & 1 == 1 && wanted[*l] == size).fold(0, |m, l| m | 1 << l);
+            let lanes =
+                (0..32).filter(|l| good >> l & 1 == 1 && wanted[*l] == size).fold(0, |m, l| m | 1 << l);
             if lanes != 0 {
                 let read = Request { bytes: size, direction: Direction::Read, ..write };
                 // A source of fewer bytes than the copy must still be aligned to the copy.
@@ -36,7 +38,8 @@ impl Warp {
         for_lanes(good, |lane| {
             let odd = wanted[lane] != 0 && !wanted[lane].is_power_of_two();
             let source_bytes = if readable >> lane & 1 == 1 { wanted[lane] } else { 0 };
-            let source_bytes = if odd { self.checked_prefix(cx, pc, from[lane], wanted[lane], lane) } else { source_bytes };
+            let source_bytes =
+                if odd { self.checked_prefix(cx, pc, from[lane], wanted[lane], lane) } else { source_bytes };
             let start = to[lane] as usize;
             cx.shared.written[start..start + bytes as usize].fill(1);
             let flight = Flight {
@@ -56,8 +59,16 @@ impl Warp {
     }
 
     /// A source that is no power of two is checked byte by byte.
-    fn checked_prefix(&mut self, cx: &mut Context<'_, '_>, pc: u32, from: u64, bytes: u32, lane: usize) -> u32 {
-        let read = Request { pc, bytes: 1, direction: Direction::Read, order: Order::WEAK, agent_groups: true };
+    fn checked_prefix(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        from: u64,
+        bytes: u32,
+        lane: usize,
+    ) -> u32 {
+        let read =
+            Request { pc, bytes: 1, direction: Direction::Read, order: Order::WEAK, agent_groups: true };
         for i in 0..bytes {
             let mut addresses = [0; 32];
             addresses[lane] = from + u64::from(i);
@@ -73,7 +84,13 @@ impl Warp {
         if flight.source_bytes > 0 {
             self.fetch(cx, Space::Global, flight.from, flight.source_bytes, flight.lane as usize, &mut data);
         }
-        self.put(cx, Space::Shared, u64::from(flight.to), &data[..flight.bytes as usize], flight.lane as usize);
+        self.put(
+            cx,
+            Space::Shared,
+            u64::from(flight.to),
+            &data[..flight.bytes as usize],
+            flight.lane as usize,
+        );
     }
 
     /// Lands the flights that `which` names, oldest first.

@@ -102,11 +102,13 @@ impl Device {
         let shape_at = |first_block: u64| Shape { first_block, ..shape.clone() };
         if kernel.communicates {
             let count = u32::try_from(blocks).ok().filter(|n| *n < u32::MAX >> numbering.shift);
-            let count = count.ok_or_else(|| refuse(launch, "too many blocks for a kernel whose blocks talk".into()))?;
+            let count = count
+                .ok_or_else(|| refuse(launch, "too many blocks for a kernel whose blocks talk".into()))?;
             let memory = &self.memory;
             let setting = Setting { module: &module, kernel: &kernel, options, params: &params, memory };
             let per_block = block_bytes(&kernel, &shape).max(1);
-            let fitting = (MAX_BLOCK_BYTES / per_block).clamp(1, u64::from(options.resident_blocks.max(1))) as u32;
+            let fitting =
+                (MAX_BLOCK_BYTES / per_block).clamp(1, u64::from(options.resident_blocks.max(1))) as u32;
             let remains = World::new(setting, shape_at(0), options.instruction_budget).run(count, fitting);
             fold.add(remains, &mut self.memory);
         } else {
@@ -128,7 +130,16 @@ impl Device {
                 first = end;
             }
         }
-        Ok(Outcome::new(&module, &kernel, &shape, launch, fold.log, &fold.tallies, fold.output, fold.instructions))
+        Ok(Outcome::new(
+            &module,
+            &kernel,
+            &shape,
+            launch,
+            fold.log,
+            &fold.tallies,
+            fold.output,
+            fold.instructions,
+        ))
     }
 }
 
@@ -146,29 +157,45 @@ fn check(kernel: &Kernel, launch: &Launch) -> Result<Shape> {
     let [bx, by, bz] = launch.block.map(u64::from);
     let threads = bx * by * bz;
     if threads == 0 || threads > 1024 || bz > 64 {
-        return Err(refuse(launch, format!("block {:?} must have 1 to 1024 threads, at most 64 in z", launch.block)));
+        return Err(refuse(
+            launch,
+            format!("block {:?} must have 1 to 1024 threads, at most 64 in z", launch.block),
+        ));
     }
     if kernel.max_threads.is_some_and(|max| threads > u64::from(max)) {
         let max = kernel.max_threads.unwrap_or(0);
-        return Err(refuse(launch, format!("{threads} threads, but the entry was compiled for at most {max}")));
+        return Err(refuse(
+            launch,
+            format!("{threads} threads, but the entry was compiled for at most {max}"),
+        ));
     }
     let [gx, gy, gz] = launch.grid;
     if gx == 0 || gy == 0 || gz == 0 || gx > i32::MAX as u32 || gy > 65_535 || gz > 65_535 {
-        return Err(refuse(launch, format!("grid {:?} must be 1 to 2147483647 in x and 1 to 65535 in y and z", launch.grid)));
+        return Err(refuse(
+            launch,
+            format!("grid {:?} must be 1 to 2147483647 in x and 1 to 65535 in y and z", launch.grid),
+        ));
     }
     let shared = kernel.shared_bytes.saturating_add(u64::from(launch.shared_bytes));
     let limit = u64::from(launch.options.max_shared_bytes);
     if shared > limit {
         let fixed = kernel.shared_bytes;
-        return Err(refuse(launch, format!(
-            "{shared} bytes of shared memory ({fixed} declared, {} dynamic) are more than the limit of {limit}",
-            launch.shared_bytes
-        )));
+        return Err(refuse(
+            launch,
+            format!(
+                "{shared} bytes of shared memory ({fixed} declared, {} dynamic) are more than the limit of {limit}",
+                launch.shared_bytes
+            ),
+        ));
     }
-    let shape = Shape { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes, first_block: 0 };
+    let shape =
+        Shape { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes, first_block: 0 };
     let bytes = block_bytes(kernel, &shape);
     if bytes > MAX_BLOCK_BYTES {
-        return Err(refuse(launch, format!("{bytes} bytes of registers and local memory per block are more than {MAX_BLOCK_BYTES}")));
+        return Err(refuse(
+            launch,
+            format!("{bytes} bytes of registers and local memory per block are more than {MAX_BLOCK_BYTES}"),
+        ));
     }
     Ok(shape)
 }
@@ -182,12 +209,15 @@ fn pack_params(kernel: &Kernel, launch: &Launch) -> Result<Vec<u8>> {
     for (i, (param, arg)) in kernel.params.iter().zip(&launch.args).enumerate() {
         let bytes = arg.bytes();
         if bytes.len() as u64 != param.bytes {
-            return Err(refuse(launch, format!(
-                "argument {i} (`{}`) has {} bytes, {} were given",
-                param.name,
-                param.bytes,
-                bytes.len()
-            )));
+            return Err(refuse(
+                launch,
+                format!(
+                    "argument {i} (`{}`) has {} bytes, {} were given",
+                    param.name,
+                    param.bytes,
+                    bytes.len()
+                ),
+            ));
         }
         let at = param.offset as usize;
         params[at..at + bytes.len()].copy_from_slice(&bytes);

@@ -71,10 +71,18 @@ impl Warp {
     }
 
     /// Where a fragment's matrix starts; reports memory that matrix instructions cannot reach.
-    fn matrix_start(&self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, access: &FragmentAccess) -> Option<(Space, u64, u64)> {
+    fn matrix_start(
+        &self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lanes: u32,
+        access: &FragmentAccess,
+    ) -> Option<(Space, u64, u64)> {
         let first = lanes.trailing_zeros() as usize & 31;
         let mut start = None;
-        self.by_space(&access.address, 1 << first, |space, addresses, _| start = Some((space, addresses[first])));
+        self.by_space(&access.address, 1 << first, |space, addresses, _| {
+            start = Some((space, addresses[first]))
+        });
         let (space, at) = start?;
         if !matches!(space, Space::Shared | Space::Global) {
             cx.report(Kind::WrongSpace, pc, self.index, lanes, || {
@@ -104,7 +112,7 @@ impl Warp {
             let all: Vec<[u64; 32]> =
                 (0..per_word).map(|k| Self::part_addresses(access, start, stride, first + k)).collect();
             let together = (0..32).all(|l| {
-                all[0][l] % (per_word * bytes) as u64 == 0
+                all[0][l].is_multiple_of((per_word * bytes) as u64)
                     && (1..per_word).all(|k| all[k][l] == all[0][l].wrapping_add((k * bytes) as u64))
             });
             if together {
@@ -122,7 +130,13 @@ impl Warp {
         let mut words = vec![[0u32; 32]; access.fragment.registers()];
         for (first, count, addresses) in Self::parts(access, start, stride) {
             let size = (count * bytes) as u32;
-            let request = Request { pc, bytes: size, direction: Direction::Read, order: Order::WEAK, agent_groups: false };
+            let request = Request {
+                pc,
+                bytes: size,
+                direction: Direction::Read,
+                order: Order::WEAK,
+                agent_groups: false,
+            };
             let good = self.check(cx, space, &addresses, lanes, &request);
             for lane in 0..32 {
                 if good >> lane & 1 == 1 {
@@ -151,7 +165,13 @@ impl Warp {
         let words = self.words(&access.registers);
         for (first, count, addresses) in Self::parts(access, start, stride) {
             let size = (count * bytes) as u32;
-            let request = Request { pc, bytes: size, direction: Direction::Write, order: Order::WEAK, agent_groups: false };
+            let request = Request {
+                pc,
+                bytes: size,
+                direction: Direction::Write,
+                order: Order::WEAK,
+                agent_groups: false,
+            };
             let good = self.check_write(cx, space, &addresses, lanes, &request);
             for lane in 0..32 {
                 if good >> lane & 1 == 1 {
@@ -173,7 +193,8 @@ impl Warp {
             for lane in 0..32 {
                 if lanes >> lane & 1 == 1 {
                     // Anything outside shared memory is out of its bounds, and reported so.
-                    addresses[lane] = if space == Space::Shared { found[lane] } else { u64::from(u32::MAX) & !15 };
+                    addresses[lane] =
+                        if space == Space::Shared { found[lane] } else { u64::from(u32::MAX) & !15 };
                 }
             }
         });
@@ -192,7 +213,8 @@ impl Warp {
     ) {
         let rows = self.rows(address);
         let naming = (((1u64 << (8 * registers.len())) - 1) as u32) & lanes;
-        let request = Request { pc, bytes: 16, direction: Direction::Read, order: Order::WEAK, agent_groups: false };
+        let request =
+            Request { pc, bytes: 16, direction: Direction::Read, order: Order::WEAK, agent_groups: false };
         // Bounds are the naming lane's, the reads are those of the lanes that receive the row.
         let good = self.check_quietly(cx, Space::Shared, &rows, naming, &request);
         for (m, register) in registers.iter().enumerate() {
@@ -207,7 +229,8 @@ impl Warp {
                 let mut data: Bytes = [0; MAX_BYTES];
                 self.fetch(cx, Space::Shared, rows[lane], 16, lane, &mut data);
                 for k in 0..4 {
-                    tile[4 * r + k] = u32::from_le_bytes([data[4 * k], data[4 * k + 1], data[4 * k + 2], data[4 * k + 3]]);
+                    tile[4 * r + k] =
+                        u32::from_le_bytes([data[4 * k], data[4 * k + 1], data[4 * k + 2], data[4 * k + 3]]);
                 }
             }
             let tile = if transposed { transfer::transpose(&tile) } else { tile };
@@ -221,7 +244,8 @@ impl Warp {
             return;
         }
         let first = lanes.trailing_zeros() as usize;
-        let alike = (first..32).all(|l| lanes >> l & 1 == 0 || std::rc::Rc::ptr_eq(&self.known[l], &self.known[first]));
+        let alike = (first..32)
+            .all(|l| lanes >> l & 1 == 0 || std::rc::Rc::ptr_eq(&self.known[l], &self.known[first]));
         if alike {
             self.order_and_report(cx, Space::Shared, address, lanes, request);
         } else {
@@ -242,7 +266,8 @@ impl Warp {
     ) {
         let rows = self.rows(address);
         let naming = (((1u64 << (8 * registers.len())) - 1) as u32) & lanes;
-        let request = Request { pc, bytes: 16, direction: Direction::Write, order: Order::WEAK, agent_groups: false };
+        let request =
+            Request { pc, bytes: 16, direction: Direction::Write, order: Order::WEAK, agent_groups: false };
         let good = self.check_quietly(cx, Space::Shared, &rows, naming, &request);
         let part = Request { bytes: 4, ..request };
         for (m, register) in registers.iter().enumerate() {
@@ -262,4 +287,3 @@ impl Warp {
         }
     }
 }
-

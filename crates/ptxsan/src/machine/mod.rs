@@ -2,6 +2,7 @@
 
 mod access;
 mod barrier;
+mod bounds;
 mod builtin;
 mod collective;
 mod copies;
@@ -16,5 +17,5 @@ mod warp;
 mod world;
 
 pub use device::{Device, ModuleId};
-pub use launch::{Arg, Launch, Options, Schedule};
 pub(crate) use launch::Shape;
+pub use launch::{Arg, Launch, Options, Schedule};

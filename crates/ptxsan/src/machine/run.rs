@@ -67,7 +67,8 @@ impl Warp {
     /// Runs a ready group for at most `turn` instructions.
     pub(super) fn run(&mut self, cx: &mut Context<'_, '_>, turn: u32) {
         let count = self.groups.len();
-        let pick = (0..count).map(|k| (self.next_group + k) % count).find(|g| self.groups[*g].state == State::Ready);
+        let pick =
+            (0..count).map(|k| (self.next_group + k) % count).find(|g| self.groups[*g].state == State::Ready);
         let Some(at) = pick else { return };
         self.next_group = at + 1;
         self.run_group(cx, at, turn);
@@ -241,8 +242,14 @@ impl Warp {
                 // Time passes with the instructions executed.
                 let now = cx.options.instruction_budget.saturating_sub(*cx.budget);
                 match d.bank {
-                    Bank::B64 => crate::decode::lanes::blend(&mut self.regs.b64[d.index as usize], &[now; 32], mask),
-                    _ => crate::decode::lanes::blend(&mut self.regs.b32[d.index as usize], &[now as u32; 32], mask),
+                    Bank::B64 => {
+                        crate::decode::lanes::blend(&mut self.regs.b64[d.index as usize], &[now; 32], mask)
+                    }
+                    _ => crate::decode::lanes::blend(
+                        &mut self.regs.b32[d.index as usize],
+                        &[now as u32; 32],
+                        mask,
+                    ),
                 }
                 Flow::Next
             }

@@ -121,17 +121,19 @@ impl Warp {
         for (special, register) in &kernel.specials {
             regs.b32[*register as usize] = special_values(*special, kernel, shape, numbering, block, index);
         }
-        let group =
-            Group { pc: 0, mask: live, state: State::Ready, meeting: NO_MEETING, calls: Vec::new(), is_forced: false };
+        let group = Group {
+            pc: 0,
+            mask: live,
+            state: State::Ready,
+            meeting: NO_MEETING,
+            calls: Vec::new(),
+            is_forced: false,
+        };
         let local = kernel.local_bytes as usize * 32;
         Warp {
             index,
             regs,
-            initialised: [
-                vec![0; kernel.pred_count],
-                vec![0; kernel.b32_count],
-                vec![0; kernel.b64_count],
-            ],
+            initialised: [vec![0; kernel.pred_count], vec![0; kernel.b32_count], vec![0; kernel.b64_count]],
             groups: vec![group],
             meetings: Vec::new(),
             live,

@@ -241,7 +241,12 @@ impl<'a> World<'a> {
                         site = (group.pc, block.number, warp.index * 32 + group.mask.trailing_zeros());
                     }
                     if running.len() < 4 {
-                        running.push(format!("block {} warp {} at {}", block.number, warp.index, self.at(group.pc)));
+                        running.push(format!(
+                            "block {} warp {} at {}",
+                            block.number,
+                            warp.index,
+                            self.at(group.pc)
+                        ));
                     }
                 }
             }
@@ -284,7 +289,12 @@ impl<'a> World<'a> {
             for warp in &block.warps {
                 for g in warp.groups.iter().filter(|g| g.state == State::Meeting) {
                     site.get_or_insert((g.pc, block.number, warp.index * 32 + g.mask.trailing_zeros()));
-                    picture.push(format!("warp {} lanes {:#010x} wait for the rest of their warp at {}", warp.index, g.mask, self.at(g.pc)));
+                    picture.push(format!(
+                        "warp {} lanes {:#010x} wait for the rest of their warp at {}",
+                        warp.index,
+                        g.mask,
+                        self.at(g.pc)
+                    ));
                 }
             }
             if picture.len() > 16 {

@@ -73,7 +73,9 @@ impl DeviceMemory {
 
     fn checked(&self, bytes: usize) -> Result<usize> {
         if self.total_bytes.saturating_add(bytes as u64) > MAX_DEVICE_BYTES {
-            return Err(Error::Memory(format!("{bytes} more bytes would pass the limit of {MAX_DEVICE_BYTES}")));
+            return Err(Error::Memory(format!(
+                "{bytes} more bytes would pass the limit of {MAX_DEVICE_BYTES}"
+            )));
         }
         Ok(bytes)
     }
@@ -104,10 +106,6 @@ impl DeviceMemory {
         after.checked_sub(1).map(|i| (i, &self.allocations[i]))
     }
 
-    pub(crate) fn by_index(&self, index: usize) -> &Allocation {
-        &self.allocations[index]
-    }
-
     pub(crate) fn by_index_mut(&mut self, index: usize) -> &mut Allocation {
         &mut self.allocations[index]
     }
@@ -115,7 +113,10 @@ impl DeviceMemory {
     fn range(&mut self, buffer: Buffer, offset: usize, bytes: usize) -> Result<(&mut Allocation, usize)> {
         let end = offset.checked_add(bytes).filter(|end| *end <= buffer.bytes);
         if end.is_none() {
-            return Err(Error::Memory(format!("bytes {offset}..+{bytes} are outside a buffer of {}", buffer.bytes)));
+            return Err(Error::Memory(format!(
+                "bytes {offset}..+{bytes} are outside a buffer of {}",
+                buffer.bytes
+            )));
         }
         let index = self.nearest(buffer.address).map(|(i, _)| i);
         match index.map(|i| &mut self.allocations[i]) {
@@ -171,7 +172,8 @@ impl DeviceMemory {
             Some((_, a)) if address - a.end() < 1 << 30 => {
                 format!("{} bytes past the end of `{}` ({} bytes)", address - a.end(), a.name, a.data.len())
             }
-            _ => match self.allocations.iter().find(|a| a.address > address && a.address - address < 1 << 30) {
+            _ => match self.allocations.iter().find(|a| a.address > address && a.address - address < 1 << 30)
+            {
                 Some(a) => format!("{} bytes before `{}`", a.address - address, a.name),
                 None => "near no allocation".into(),
             },

@@ -24,7 +24,7 @@ pub(crate) struct Location {
 /// A state space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Space {
+pub(crate) enum Space {
     /// Memory all threads share.
     Global,
     /// Memory of one block.
@@ -128,7 +128,11 @@ pub(crate) struct Variable {
 pub(crate) enum Initial {
     Bits(u64),
     /// The address of a variable, plus an offset; `generic(x)` sets the flag.
-    Address { name: String, offset: i64, generic: bool },
+    Address {
+        name: String,
+        offset: i64,
+        generic: bool,
+    },
 }
 
 /// An entry or a device function.
@@ -187,7 +191,10 @@ pub(crate) enum Operand {
     /// `a|b`
     Pair(Box<Operand>, Box<Operand>),
     /// `[base+offset]`
-    Address { base: Box<Operand>, offset: i64 },
+    Address {
+        base: Box<Operand>,
+        offset: i64,
+    },
     /// `(a, b)` of a call.
     List(Vec<Operand>),
 }

@@ -37,7 +37,10 @@ impl<'c, 'a> Body<'c, 'a> {
                     self.cursor.next();
                     depth += 1;
                     if depth > MAX_DEPTH {
-                        return Err(Error::parse(self.cursor.line(), format!("more than {MAX_DEPTH} braces open")));
+                        return Err(Error::parse(
+                            self.cursor.line(),
+                            format!("more than {MAX_DEPTH} braces open"),
+                        ));
                     }
                     self.out.push(Statement::Enter);
                 }
@@ -185,7 +188,8 @@ impl<'c, 'a> Body<'c, 'a> {
             }
         }
         let id = *self.next_instruction;
-        *self.next_instruction = id.checked_add(1).ok_or_else(|| Error::parse(line, "too many instructions"))?;
+        *self.next_instruction =
+            id.checked_add(1).ok_or_else(|| Error::parse(line, "too many instructions"))?;
         let instruction = Instruction { id, line, location: self.location, guard, opcode, operands };
         self.out.push(Statement::Instruction(instruction));
         Ok(())
@@ -219,14 +223,9 @@ impl<'c, 'a> Body<'c, 'a> {
         self.cursor.expect('[')?;
         let base = Box::new(self.simple()?);
         let mut offset = 0i64;
-        loop {
-            if self.cursor.eat('+') {
-                offset = offset.wrapping_add(self.cursor.signed("an offset")?);
-            } else if self.cursor.peek() == Token::Punct('-') {
-                offset = offset.wrapping_add(self.cursor.signed("an offset")?);
-            } else {
-                break;
-            }
+        // `+8`, `-8` and `+-8` all occur.
+        while self.cursor.eat('+') || self.cursor.peek() == Token::Punct('-') {
+            offset = offset.wrapping_add(self.cursor.signed("an offset")?);
         }
         self.cursor.expect(']')?;
         Ok(Operand::Address { base, offset })

@@ -205,11 +205,12 @@ mod tests {
 
     #[test]
     fn opcodes_numbers_and_comments() {
-        let kinds: Vec<_> = tokens("ld.shared::cta.u32 %r1, [x+-8]; // end\n0f3F800000 0x10U 017 1.5 /* a\n */ L:")
-            .unwrap()
-            .iter()
-            .map(|l| l.token)
-            .collect();
+        let kinds: Vec<_> =
+            tokens("ld.shared::cta.u32 %r1, [x+-8]; // end\n0f3F800000 0x10U 017 1.5 /* a\n */ L:")
+                .unwrap()
+                .iter()
+                .map(|l| l.token)
+                .collect();
         assert_eq!(kinds[..3], [Token::Word("ld"), Token::Dot("shared::cta"), Token::Dot("u32")]);
         assert!(kinds.contains(&Token::F32(0x3F80_0000)));
         assert!(kinds.contains(&Token::Int(16)) && kinds.contains(&Token::Int(15)));

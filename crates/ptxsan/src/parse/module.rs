@@ -171,7 +171,10 @@ fn variable_head(cursor: &mut Cursor<'_>) -> Result<Head> {
                 cursor.next();
                 let value = cursor.int("an alignment")?;
                 if !value.is_power_of_two() || value > 4096 {
-                    return Err(Error::parse(cursor.line(), format!("alignment {value} is not a power of two up to 4096")));
+                    return Err(Error::parse(
+                        cursor.line(),
+                        format!("alignment {value} is not a power of two up to 4096"),
+                    ));
                 }
                 align = Some(value);
             }
@@ -243,7 +246,10 @@ fn variable_tail(cursor: &mut Cursor<'_>, head: &Head, is_extern: bool) -> Resul
     }
     let bytes = count.saturating_mul(element_bytes);
     if bytes > MAX_VARIABLE_BYTES {
-        return Err(Error::parse(line, format!("variable `{name}` of {bytes} bytes is larger than {MAX_VARIABLE_BYTES}")));
+        return Err(Error::parse(
+            line,
+            format!("variable `{name}` of {bytes} bytes is larger than {MAX_VARIABLE_BYTES}"),
+        ));
     }
     let natural = element_bytes * head.vector;
     let is_dynamic = is_dynamic && is_extern;
@@ -306,7 +312,12 @@ fn initial(cursor: &mut Cursor<'_>) -> Result<Initial> {
     }
 }
 
-fn function(cursor: &mut Cursor<'_>, ast: &mut Ast, next_instruction: &mut u32, is_entry: bool) -> Result<Function> {
+fn function(
+    cursor: &mut Cursor<'_>,
+    ast: &mut Ast,
+    next_instruction: &mut u32,
+    is_entry: bool,
+) -> Result<Function> {
     let results = if cursor.peek() == Token::Punct('(') { parameters(cursor)? } else { Vec::new() };
     let name = cursor.word("a function name")?.to_owned();
     let params = if cursor.peek() == Token::Punct('(') { parameters(cursor)? } else { Vec::new() };
@@ -322,7 +333,9 @@ fn function(cursor: &mut Cursor<'_>, ast: &mut Ast, next_instruction: &mut u32, 
                 let _ = word;
                 max_threads = Some(u32::try_from(product).unwrap_or(u32::MAX));
             }
-            Token::Dot("minnctapersm" | "maxnreg" | "maxnctapersm" | "reqnctapercluster" | "maxclusterrank") => {
+            Token::Dot(
+                "minnctapersm" | "maxnreg" | "maxnctapersm" | "reqnctapercluster" | "maxclusterrank",
+            ) => {
                 cursor.next();
                 cursor.int("a number")?;
                 while cursor.eat(',') {
@@ -339,7 +352,8 @@ fn function(cursor: &mut Cursor<'_>, ast: &mut Ast, next_instruction: &mut u32, 
             _ => break,
         }
     }
-    let body = if cursor.eat(';') { None } else { Some(Body::new(cursor, ast, next_instruction).statements()?) };
+    let body =
+        if cursor.eat(';') { None } else { Some(Body::new(cursor, ast, next_instruction).statements()?) };
     Ok(Function { name, is_entry, results, params, body, max_threads })
 }
 

@@ -101,7 +101,10 @@ impl Bound {
                     other => bail!("`{other}` is no type: f16, bf16, f32, f64, i8…i64, u8…u64"),
                 };
                 let shape = shape.split('x').map(str::parse).collect::<std::result::Result<Vec<u64>, _>>()?;
-                let count = shape.iter().try_fold(bytes, |a: u64, n| a.checked_mul(*n)).context("the shape is too large")?;
+                let count = shape
+                    .iter()
+                    .try_fold(bytes, |a: u64, n| a.checked_mul(*n))
+                    .context("the shape is too large")?;
                 let buffer = device.allocate(path, usize::try_from(count)?)?;
                 let dtype = npyz::DType::Plain(descr.parse().map_err(|_| anyhow::anyhow!("type"))?);
                 self.outputs.push(Output { buffer, path: path.into(), dtype, shape });
@@ -115,12 +118,15 @@ impl Bound {
     pub(crate) fn save(&self, device: &mut Device) -> Result<()> {
         for output in &self.outputs {
             let bytes = device.read(output.buffer)?;
-            let file = File::create(&output.path).with_context(|| format!("writing {}", output.path.display()))?;
+            let file =
+                File::create(&output.path).with_context(|| format!("writing {}", output.path.display()))?;
             let width = bytes.len() / output.shape.iter().product::<u64>().max(1) as usize;
             let writer = BufWriter::new(file);
             match width {
                 1 => save_as(writer, output, bytes.iter().copied())?,
-                2 => save_as(writer, output, bytes.chunks_exact(2).map(|c| u16::from_le_bytes([c[0], c[1]])))?,
+                2 => {
+                    save_as(writer, output, bytes.chunks_exact(2).map(|c| u16::from_le_bytes([c[0], c[1]])))?
+                }
                 4 => {
                     let words = bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]]));
                     save_as(writer, output, words)?;
@@ -136,21 +142,21 @@ impl Bound {
 }
 
 /// Writes words under the header of the output's own type, whose bits they are.
-fn save_as<T: npyz::AutoSerialize>(mut to: impl std::io::Write, output: &Output, words: impl Iterator<Item = T>) -> Result<()> {
+fn save_as<T: npyz::AutoSerialize>(
+    mut to: impl std::io::Write,
+    output: &Output,
+    words: impl Iterator<Item = T>,
+) -> Result<()> {
     let mut raw = Vec::new();
-    let mut writer = npyz::WriteOptions::<T>::new()
-        .default_dtype()
-        .shape(&output.shape)
-        .writer(&mut raw)
-        .begin_nd()?;
+    let mut writer =
+        npyz::WriteOptions::<T>::new().default_dtype().shape(&output.shape).writer(&mut raw).begin_nd()?;
     writer.extend(words)?;
     writer.finish()?;
     // The header names the type of the words; put the real one in its place. Both have the same length.
     let wanted = output.dtype.descr();
     let own = T::default_dtype().descr();
-    let head = raw.len().min(256);
-    let text = String::from_utf8_lossy(&raw[..head]).into_owned();
-    if let (Some(at), true) = (text.find(&own), own.len() == wanted.len()) {
+    let at = raw.windows(own.len()).take(256).position(|w| w == own.as_bytes());
+    if let (Some(at), true) = (at, own.len() == wanted.len()) {
         raw[at..at + own.len()].copy_from_slice(wanted.as_bytes());
     }
     to.write_all(&raw)?;
@@ -167,7 +173,8 @@ fn read_npy(device: &mut Device, path: &str) -> Result<(Buffer, npyz::DType, Vec
         npyz::DType::Plain(kind) => kind.num_bytes().context("an element of no size")?,
         _ => bail!("{path}: only plain element types"),
     };
-    let count = shape.iter().try_fold(width as u64, |a, n| a.checked_mul(*n)).context("the shape is too large")?;
+    let count =
+        shape.iter().try_fold(width as u64, |a, n| a.checked_mul(*n)).context("the shape is too large")?;
     let mut bytes = Vec::new();
     reader.take(count).read_to_end(&mut bytes)?;
     if bytes.len() as u64 != count {

@@ -12,7 +12,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "ptxsan", version, about = "Runs compiled CUDA kernels on a CPU and finds their races and memory errors")]
+#[command(
+    name = "ptxsan",
+    version,
+    about = "Runs compiled CUDA kernels on a CPU and finds their races and memory errors"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -119,7 +123,11 @@ fn entries(file: &PathBuf) -> Result<bool> {
     println!("target {}, PTX {}", module.target(), module.version());
     for entry in module.entries() {
         let sizes: Vec<String> = module.parameters(entry)?.iter().map(|b| format!("{b} bytes")).collect();
-        println!("{entry}({}), {} bytes of shared memory", sizes.join(", "), module.static_shared_bytes(entry)?);
+        println!(
+            "{entry}({}), {} bytes of shared memory",
+            sizes.join(", "),
+            module.static_shared_bytes(entry)?
+        );
     }
     Ok(true)
 }
@@ -216,7 +224,10 @@ fn mutate(args: &RunArgs) -> Result<bool> {
         rows.push(serde_json::json!({ "point": point, "finding": found }));
     }
     if args.json {
-        println!("{}", serde_json::json!({ "schema": "ptxsan.mutate/1", "noticed": noticed, "total": total, "rows": rows }));
+        println!(
+            "{}",
+            serde_json::json!({ "schema": "ptxsan.mutate/1", "noticed": noticed, "total": total, "rows": rows })
+        );
     } else {
         println!("{noticed} of {total} deletions noticed");
     }
