@@ -190,6 +190,14 @@ impl Warp {
     }
 }
 
+/// Whether every flag is 1; the usual sizes in one comparison.
 fn all_set(flags: &[u8]) -> bool {
+    const ONES: u128 = 0x0101_0101_0101_0101_0101_0101_0101_0101;
+    if let Ok(raw) = <[u8; 16]>::try_from(flags) {
+        return u128::from_ne_bytes(raw) == ONES;
+    }
+    if let Ok(raw) = <[u8; 4]>::try_from(flags) {
+        return u32::from_ne_bytes(raw) == ONES as u32;
+    }
     flags.iter().all(|f| *f == 1)
 }

@@ -41,7 +41,6 @@ pub(crate) enum Space {
 
 /// The basic types of PTX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
 pub(crate) enum Type {
     B8,
     B16,
