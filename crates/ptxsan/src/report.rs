@@ -90,7 +90,6 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
         module: &Module,
         kernel: &Kernel,

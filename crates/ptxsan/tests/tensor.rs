@@ -31,7 +31,7 @@ fn the_pipeline_copies_under_every_schedule() {
         // Lane t handed on the value of lane t^1.
         let got = f32s(&device.read(out).unwrap());
         for (i, g) in got.iter().enumerate() {
-            let from = (i / 4 ^ 1) * 4 + i % 4;
+            let from = ((i / 4) ^ 1) * 4 + i % 4;
             assert_eq!(*g, 2.0 * x[from], "{schedule:?} element {i}");
         }
     }

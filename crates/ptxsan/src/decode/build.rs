@@ -122,7 +122,6 @@ pub(crate) fn kernel(
     constants32.sort_unstable();
     constants64.sort_unstable();
     Ok(Kernel {
-        name: entry.name.clone(),
         b32_count: builder.scopes.counts[Bank::B32 as usize] as usize,
         b64_count: builder.scopes.counts[Bank::B64 as usize] as usize,
         pred_count: builder.scopes.counts[Bank::Pred as usize] as usize,

@@ -142,7 +142,12 @@ fn fused_lanes_avx2(a: &[u32; 32], b: &[u32; 32], c: &[u32; 32]) -> [u32; 32] {
 #[inline(always)]
 fn fused_lanes_any(a: &[u32; 32], b: &[u32; 32], c: &[u32; 32]) -> [u32; 32] {
     let f = f32::from_bits;
-    std::array::from_fn(|l| canonical(f(a[l]).mul_add(f(b[l]), f(c[l]))))
+    // A plain loop, not a closure: closures do not inherit the caller's target features.
+    let mut out = [0; 32];
+    for l in 0..32 {
+        out[l] = canonical(f(a[l]).mul_add(f(b[l]), f(c[l])));
+    }
+    out
 }
 
 fn double(op: &Opcode<'_>) -> Option<Plan> {

@@ -31,7 +31,6 @@ pub(crate) const ALWAYS: u32 = u32::MAX;
 
 /// An entry ready to run, with the functions it calls.
 pub(crate) struct Kernel {
-    pub(crate) name: String,
     pub(crate) code: Vec<Inst>,
     pub(crate) info: Vec<Info>,
     pub(crate) b32_count: usize,

@@ -2,19 +2,18 @@
 
 use crate::parse::ast::{Space, Type};
 
-/// `ld.global.v4.f32`: the name, the parts after it, and the whole as written.
+/// `ld.global.v4.f32`: the name and the parts after it.
 #[derive(Debug, Clone)]
 pub(super) struct Opcode<'a> {
     pub(super) name: &'a str,
     pub(super) parts: Vec<&'a str>,
-    pub(super) text: &'a str,
 }
 
 impl<'a> Opcode<'a> {
     pub(super) fn new(text: &'a str) -> Self {
         let mut words = text.split('.');
         let name = words.next().unwrap_or("");
-        Opcode { name, parts: words.collect(), text }
+        Opcode { name, parts: words.collect() }
     }
 
     /// Whether a modifier is there.

@@ -200,7 +200,7 @@ fn refine(chunk: &mut Chunk, shift: u32, lists: &mut Vec<Vec<Readers>>, free: &m
             let mut copy = *cell;
             if part > 0 && cell.more != 0 {
                 let list = lists[cell.more as usize - 1].clone();
-                copy.more = new_list(lists, free, list);
+                copy.more = new_list(lists, free, &list);
             }
             cells.push(copy);
         }
@@ -209,14 +209,15 @@ fn refine(chunk: &mut Chunk, shift: u32, lists: &mut Vec<Vec<Readers>>, free: &m
     chunk.shift = shift;
 }
 
-fn new_list(lists: &mut Vec<Vec<Readers>>, free: &mut Vec<u32>, list: Vec<Readers>) -> u32 {
+/// Lists that were given up keep their memory for the next cell.
+fn new_list(lists: &mut Vec<Vec<Readers>>, free: &mut Vec<u32>, items: &[Readers]) -> u32 {
     match free.pop() {
         Some(index) => {
-            lists[index as usize] = list;
+            lists[index as usize].extend_from_slice(items);
             index + 1
         }
         None => {
-            lists.push(list);
+            lists.push(items.to_vec());
             lists.len() as u32
         }
     }
@@ -254,7 +255,7 @@ fn read_cell(
         return conflict;
     }
     if cell.more == 0 {
-        cell.more = new_list(lists, free, vec![mine]);
+        cell.more = new_list(lists, free, &[mine]);
         return conflict;
     }
     let list = &mut lists[cell.more as usize - 1];

@@ -21,8 +21,27 @@ struct First {
 
 const NOBODY: First = First { block: 0, thread: 0, pc: u32::MAX };
 
-/// Per byte: first writer and first reader.
-type Bytes = Vec<(First, First)>;
+/// First writer and first reader of every cell of a page; cells as small as any access of it needs.
+struct FoldPage {
+    /// log2 of the bytes of a cell.
+    shift: u32,
+    cells: Vec<(First, First)>,
+}
+
+impl FoldPage {
+    fn new(shift: u32) -> Self {
+        FoldPage { shift, cells: vec![(NOBODY, NOBODY); PAGE_BYTES >> shift] }
+    }
+
+    /// Splits cells that are too large; each part inherits the whole.
+    fn refine(&mut self, shift: u32) {
+        if shift < self.shift {
+            let parts = 1 << (self.shift - shift);
+            self.cells = self.cells.iter().flat_map(|c| std::iter::repeat_n(*c, parts)).collect();
+            self.shift = shift;
+        }
+    }
+}
 
 /// The launch's results so far.
 pub(super) struct Fold {
@@ -31,7 +50,7 @@ pub(super) struct Fold {
     pub(super) output: String,
     pub(super) instructions: u64,
     pub(super) is_stopped: bool,
-    touched: PageMap<Bytes>,
+    touched: PageMap<FoldPage>,
     checks: bool,
     numbering: Numbering,
 }
@@ -67,12 +86,17 @@ impl Fold {
     }
 
     fn compare(&mut self, page: &crate::memory::view::Page, block: u64, memory: &DeviceMemory) {
-        let bytes = self.touched.entry(page.number).or_insert_with(|| vec![(NOBODY, NOBODY); PAGE_BYTES]);
+        let Some(smallest) = page.shadow.touched().map(|c| c.bytes).min() else { return };
+        let shift = smallest.trailing_zeros();
+        let known = self.touched.entry(page.number).or_insert_with(|| FoldPage::new(shift));
+        known.refine(shift);
         for cell in page.shadow.touched() {
             let first = |(who, pc): (u32, u32)| First { block, thread: self.numbering.thread_of(who), pc };
             let (write, read) = (cell.write.map(first), cell.read.map(first));
             let mut found: Option<(First, First, bool)> = None;
-            for slot in &mut bytes[cell.offset as usize..(cell.offset + cell.bytes) as usize] {
+            let range =
+                (cell.offset >> known.shift) as usize..((cell.offset + cell.bytes) >> known.shift) as usize;
+            for slot in &mut known.cells[range] {
                 let (writer, reader) = slot;
                 if let Some(mine) = write {
                     if writer.pc != u32::MAX {

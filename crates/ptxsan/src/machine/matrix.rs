@@ -112,7 +112,7 @@ impl Warp {
             let all: Vec<[u64; 32]> =
                 (0..per_word).map(|k| Self::part_addresses(access, start, stride, first + k)).collect();
             let together = (0..32).all(|l| {
-                all[0][l] % (per_word * bytes) as u64 == 0
+                all[0][l].is_multiple_of((per_word * bytes) as u64)
                     && (1..per_word).all(|k| all[k][l] == all[0][l].wrapping_add((k * bytes) as u64))
             });
             if together {

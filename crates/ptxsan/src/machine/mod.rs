@@ -2,6 +2,7 @@
 
 mod access;
 mod barrier;
+mod bounds;
 mod builtin;
 mod collective;
 mod copies;

@@ -106,10 +106,6 @@ impl DeviceMemory {
         after.checked_sub(1).map(|i| (i, &self.allocations[i]))
     }
 
-    pub(crate) fn by_index(&self, index: usize) -> &Allocation {
-        &self.allocations[index]
-    }
-
     pub(crate) fn by_index_mut(&mut self, index: usize) -> &mut Allocation {
         &mut self.allocations[index]
     }

@@ -24,7 +24,7 @@ pub(crate) struct Location {
 /// A state space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Space {
+pub(crate) enum Space {
     /// Memory all threads share.
     Global,
     /// Memory of one block.
@@ -41,7 +41,6 @@ pub enum Space {
 
 /// The basic types of PTX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
 pub(crate) enum Type {
     B8,
     B16,

@@ -223,14 +223,9 @@ impl<'c, 'a> Body<'c, 'a> {
         self.cursor.expect('[')?;
         let base = Box::new(self.simple()?);
         let mut offset = 0i64;
-        loop {
-            if self.cursor.eat('+') {
-                offset = offset.wrapping_add(self.cursor.signed("an offset")?);
-            } else if self.cursor.peek() == Token::Punct('-') {
-                offset = offset.wrapping_add(self.cursor.signed("an offset")?);
-            } else {
-                break;
-            }
+        // `+8`, `-8` and `+-8` all occur.
+        while self.cursor.eat('+') || self.cursor.peek() == Token::Punct('-') {
+            offset = offset.wrapping_add(self.cursor.signed("an offset")?);
         }
         self.cursor.expect(']')?;
         Ok(Operand::Address { base, offset })

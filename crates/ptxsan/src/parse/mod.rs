@@ -64,14 +64,6 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(crate) fn eat_dot(&mut self, wanted: &str) -> bool {
-        let found = self.peek() == Token::Dot(wanted);
-        if found {
-            self.next();
-        }
-        found
-    }
-
     pub(crate) fn int(&mut self, what: &str) -> Result<u64> {
         match self.peek() {
             Token::Int(value) => {

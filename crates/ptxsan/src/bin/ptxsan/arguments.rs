@@ -155,9 +155,8 @@ fn save_as<T: npyz::AutoSerialize>(
     // The header names the type of the words; put the real one in its place. Both have the same length.
     let wanted = output.dtype.descr();
     let own = T::default_dtype().descr();
-    let head = raw.len().min(256);
-    let text = String::from_utf8_lossy(&raw[..head]).into_owned();
-    if let (Some(at), true) = (text.find(&own), own.len() == wanted.len()) {
+    let at = raw.windows(own.len()).take(256).position(|w| w == own.as_bytes());
+    if let (Some(at), true) = (at, own.len() == wanted.len()) {
         raw[at..at + own.len()].copy_from_slice(wanted.as_bytes());
     }
     to.write_all(&raw)?;
