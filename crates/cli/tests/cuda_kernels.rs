@@ -88,6 +88,24 @@ fn build_compiles_gates_and_caches_a_users_kernel() {
 }
 
 #[test]
+fn the_example_is_right_under_the_simulator() {
+    let home = tempfile::tempdir().unwrap();
+    let shapes = "b1h2s5d64,b1h2/1s9/13d40:causal-br,b1h1s6/3d33:window=2/0";
+    let base = ["check", "--device", "sim", "--kernels", "my_sdpa", "--seeds", "1", "--dtype", "f16,bf16"];
+    let args = [&base[..], &["--shapes", shapes, "--json", "--kernel-path"]].concat();
+    let check = |folder: &str| evosdpa(home.path(), &[&args[..], &[folder]].concat());
+    let output = check(EXAMPLE);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    let rows = json(&output)["rows"].as_array().unwrap().clone();
+    // Three shapes and nine input families in two types.
+    assert_eq!(rows.len(), 54);
+    assert!(rows.iter().all(|row| row["gates"][0]["verdict"] == "PASS"), "{rows:?}");
+
+    let unscaled = changed(home.path(), &same, &|text| text.replace(" * p.scale_log2", ""));
+    assert_eq!(check(&unscaled).status.code(), Some(1));
+}
+
+#[test]
 fn all_variants_are_counted_and_the_cap_is_said() {
     let home = tempfile::tempdir().unwrap();
     let base = ["build", "--kernel-path", EXAMPLE, "--arch", "sm_80", "--dtype", "f16", "--all-variants"];
