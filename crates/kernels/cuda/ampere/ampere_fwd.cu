@@ -33,6 +33,9 @@
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
 #define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
 #endif
+#ifndef SKIP_RESCALE  // 1: O is left alone when no row of the warp has a new maximum
+#define SKIP_RESCALE 1
+#endif
 #ifndef SPLIT_LOOP  // 1: a separate loop for the few row blocks whose P is kept precise
 #define SPLIT_LOOP 1
 #endif
@@ -142,8 +145,7 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
   }
 }
 
-// O += P · V for this warp's keys, or, REST, O += (what the 16-bit rounding of P left over) · V.
-template <bool REST>
+// O += P · V for this warp's keys.
 __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], const float (&p)[M_TILES][N_TILES][4],
                                               u32 v_lane) {
 #pragma unroll
@@ -155,10 +157,6 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
       for (int r = 0; r < 4; ++r) {
         const float* pair = &p[mt][2 * k + r / 2][(r % 2) * 2];
         a[mt][r] = pack_pair(pair[0], pair[1]);
-        if (REST) {
-          const float2 kept = unpack_pair(a[mt][r]);
-          a[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
-        }
       }
 #pragma unroll
     for (int c = 0; c < O_TILES / 2; ++c) {
@@ -171,6 +169,30 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
       }
     }
   }
+}
+
+// O += (what the rounding of P to 16 bits left over) · V; rare, so few registers matter more than few loads.
+__device__ __forceinline__ void accumulate_rest(float (&o)[M_TILES][O_TILES][4],
+                                                const float (&p)[M_TILES][N_TILES][4], u32 v_lane) {
+#pragma unroll
+  for (int k = 0; k < WARP_KEYS / 16; ++k)
+#pragma unroll
+    for (int mt = 0; mt < M_TILES; ++mt) {
+      u32 a[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float* pair = &p[mt][2 * k + r / 2][(r % 2) * 2];
+        const float2 kept = unpack_pair(pack_pair(pair[0], pair[1]));
+        a[r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
+      }
+#pragma unroll
+      for (int c = 0; c < O_TILES / 2; ++c) {
+        u32 b[4];
+        ldmatrix_x4_trans(b, VTile::advance(v_lane, c, k));
+        mma_m16n8k16(o[mt][2 * c], a, b[0], b[1]);
+        mma_m16n8k16(o[mt][2 * c + 1], a, b[2], b[3]);
+      }
+    }
 }
 
 }  // namespace
@@ -314,6 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
     }
 
     // Online softmax; the row sum stays per thread until the end.
+    float factor[M_TILES][2];
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll
@@ -337,12 +360,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
             sum += x;
           }
         row_sum[mt][r] = sum;
+        if (SKIP_RESCALE) {
+          factor[mt][r] = shrink;
+        } else {
 #pragma unroll
-        for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
+          for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
+        }
       }
+    if (SKIP_RESCALE) {
+      bool unchanged = true;
+#pragma unroll
+      for (int mt = 0; mt < M_TILES; ++mt) unchanged = unchanged && factor[mt][0] == 1.f && factor[mt][1] == 1.f;
+      if (!__all_sync(~0u, unchanged)) {
+#pragma unroll
+        for (int mt = 0; mt < M_TILES; ++mt)
+#pragma unroll
+          for (int c = 0; c < O_TILES; ++c)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[mt][c][e] *= factor[mt][e / 2];
+      }
+    }
 
-    accumulate_pv<false>(o, s, v_lane + slot * VTile::BYTES);
-    if (precise_rows) accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);
+    accumulate_pv(o, s, v_lane + slot * VTile::BYTES);
+    if (precise_rows) accumulate_rest(o, s, v_lane + slot * VTile::BYTES);
   }
 #if SPLIT_LOOP
   };
