@@ -145,7 +145,8 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
   }
 }
 
-// O += P · V for this warp's keys.
+// O += P · V for this warp's keys, or, REST, O += (what the 16-bit rounding of P left over) · V.
+template <bool REST>
 __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], const float (&p)[M_TILES][N_TILES][4],
                                               u32 v_lane) {
 #pragma unroll
@@ -157,6 +158,10 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
       for (int r = 0; r < 4; ++r) {
         const float* pair = &p[mt][2 * k + r / 2][(r % 2) * 2];
         a[mt][r] = pack_pair(pair[0], pair[1]);
+        if (REST) {
+          const float2 kept = unpack_pair(a[mt][r]);
+          a[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
+        }
       }
 #pragma unroll
     for (int c = 0; c < O_TILES / 2; ++c) {
@@ -169,30 +174,6 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
       }
     }
   }
-}
-
-// O += (what the rounding of P to 16 bits left over) · V; rare, so few registers matter more than few loads.
-__device__ __forceinline__ void accumulate_rest(float (&o)[M_TILES][O_TILES][4],
-                                                const float (&p)[M_TILES][N_TILES][4], u32 v_lane) {
-#pragma unroll
-  for (int k = 0; k < WARP_KEYS / 16; ++k)
-#pragma unroll
-    for (int mt = 0; mt < M_TILES; ++mt) {
-      u32 a[4];
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const float* pair = &p[mt][2 * k + r / 2][(r % 2) * 2];
-        const float2 kept = unpack_pair(pack_pair(pair[0], pair[1]));
-        a[r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
-      }
-#pragma unroll
-      for (int c = 0; c < O_TILES / 2; ++c) {
-        u32 b[4];
-        ldmatrix_x4_trans(b, VTile::advance(v_lane, c, k));
-        mma_m16n8k16(o[mt][2 * c], a, b[0], b[1]);
-        mma_m16n8k16(o[mt][2 * c + 1], a, b[2], b[3]);
-      }
-    }
 }
 
 }  // namespace
@@ -381,8 +362,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
       }
     }
 
-    accumulate_pv(o, s, v_lane + slot * VTile::BYTES);
-    if (precise_rows) accumulate_rest(o, s, v_lane + slot * VTile::BYTES);
+    accumulate_pv<false>(o, s, v_lane + slot * VTile::BYTES);
+    if (precise_rows) accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);
   }
 #if SPLIT_LOOP
   };
