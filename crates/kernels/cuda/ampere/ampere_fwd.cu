@@ -83,11 +83,6 @@ constexpr int Q_BYTES = QTile::BYTES > OTile::BYTES ? QTile::BYTES : OTile::BYTE
 constexpr int K_OFFSET = Q_BYTES;
 constexpr int V_OFFSET = K_OFFSET + STAGES * KTile::BYTES;
 
-template <bool VALUE>
-struct Constant {
-  __device__ constexpr operator bool() const { return VALUE; }
-};
-
 // One row of source data: where it starts, and whether 16-byte copies may be used.
 struct Source {
   const half_type* base;
@@ -252,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
   };
 
 #if SPLIT_LOOP
-  auto visit_keys = [&](auto precise_rows) {
+  auto visit_keys = [&](bool precise_rows) __attribute__((always_inline)) {
 #else
   const bool precise_rows = PRECISE_KEYS > 0 && precise;
 #endif
@@ -368,9 +363,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
 #if SPLIT_LOOP
   };
   if (PRECISE_KEYS > 0 && precise)
-    visit_keys(Constant<PRECISE_KEYS != 0>());
+    visit_keys(PRECISE_KEYS > 0);
   else
-    visit_keys(Constant<false>());
+    visit_keys(false);
 #endif
   cp_async_wait<0>();
 
