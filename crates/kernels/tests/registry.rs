@@ -2,7 +2,9 @@
 
 use std::{fs, path::Path};
 
-use evosdpa_kernels::{Arch, Error, Gate, InputType, Kernel, Manifest, ProblemFacts, Registry, SpaceSize, Target};
+use evosdpa_kernels::{
+    Arch, Error, Gate, InputType, Kernel, Manifest, ProblemFacts, Registry, SpaceSize, Target,
+};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny");
 
