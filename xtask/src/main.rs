@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 
 const USAGE: &str = "usage: cargo xtask COMMAND
 
+  setup         install what tests need and this machine lacks: the CUDA compiler (needs python3 with pip, no GPU)
   test          everything CI checks: format, lints, documentation, tests, licences
   fuzz [SECS]   run the fuzz targets for SECS seconds each (needs cargo-fuzz and a nightly toolchain)
 ";
@@ -19,6 +20,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["setup"] => setup(),
         ["test"] => test(),
         ["fuzz"] => fuzz("60"),
         ["fuzz", seconds] => fuzz(seconds),
@@ -36,7 +38,13 @@ fn main() -> ExitCode {
     }
 }
 
+/// The compiler goes into a folder of its own under the user's cache; where one is found nothing is installed.
+fn setup() -> anyhow::Result<()> {
+    step("setup", &["run", "--quiet", "--package", "evosdpa-cli", "--", "doctor", "--fix"], &[])
+}
+
 fn test() -> anyhow::Result<()> {
+    setup()?;
     step("format", &["fmt", "--all", "--check"], &[])?;
     step("lints", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     let strict_docs = [("RUSTDOCFLAGS", "-D warnings")];

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use evosdpa_core::{Control, DType, Shape};
+use evosdpa_kernels::{Arch, InputType};
+use evosdpa_lab::gate::sanitizer::Tool;
 
 /// A laboratory for fused attention kernels: check them, time them, compare them.
 #[derive(Parser)]
@@ -23,12 +25,18 @@ pub(crate) enum Command {
     Bench(Bench),
     /// Put kernels through the acceptance set and the adversarial inputs
     Check(Check),
+    /// Compile CUDA kernels and hold them against the resource limits of their manifests
+    Build(Build),
+    /// Run CUDA kernels under compute-sanitizer
+    Sanitize(Sanitize),
     /// List kernels with their lineage
     Kernels(Kernels),
     /// List recorded runs
     Runs(Runs),
     /// Say row by row whether run B is faster or slower than run A
     Compare(Compare),
+    /// List or clear the cache of compiled CUDA kernels
+    Cache(Cache),
     /// Show what this machine can do, and how to fix what it cannot
     Doctor(Doctor),
     /// Print a completion script for a shell
@@ -38,7 +46,7 @@ pub(crate) enum Command {
 /// What nearly every command takes.
 #[derive(Args)]
 pub(crate) struct Common {
-    /// Where kernels run: auto (a GPU if there is one), cpu, cuda or cuda:N
+    /// Where kernels run: auto (a GPU if there is one), cpu, cuda, cuda:N, or sim (CUDA kernels on the CPU)
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: String,
     /// Threads to use on the CPU [default: all cores]
@@ -47,9 +55,9 @@ pub(crate) struct Common {
     /// Instruction set to use on the CPU: portable, avx2 or avx512 [default: the best there is]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<String>,
-    /// Folder with CUDA kernels of your own: a .cu and a .toml each
+    /// A folder with CUDA kernels of your own, each a .cu and a .toml; may be given several times
     #[arg(long, value_name = "FOLDER")]
-    pub(crate) kernel_path: Option<PathBuf>,
+    pub(crate) kernel_path: Vec<PathBuf>,
     /// Print one JSON document instead of tables
     #[arg(long)]
     pub(crate) json: bool,
@@ -135,9 +143,108 @@ pub(crate) struct Check {
 }
 
 #[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa build
+  evosdpa build --kernels sdpa_v2b --arch sm_89 --all-variants
+  evosdpa build --kernel-path my-kernels --set BLOCK_M=64
+  evosdpa build --parse nvcc.log")]
+pub(crate) struct Build {
+    /// Kernels, separated by commas [default: those of --kernel-path, else all]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub(crate) kernels: Vec<String>,
+    /// A folder with kernels of your own, each a .cu and a .toml; may be given several times
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Vec<PathBuf>,
+    /// Architectures, separated by commas: sm_80, sm_86, sm_89, sm_90a [default: those of each kernel's manifest]
+    #[arg(long, value_delimiter = ',', value_name = "ARCHS")]
+    pub(crate) arch: Vec<Arch>,
+    /// The problem to build for [default: mission, or the nearest that a kernel supports]
+    #[arg(long, value_name = "SHAPE")]
+    pub(crate) problem: Option<Shape>,
+    /// Input types, separated by commas: f16, bf16, f32, u8, e4m3 [default: those of each kernel's manifest]
+    #[arg(long, value_delimiter = ',', value_name = "TYPES")]
+    pub(crate) dtype: Vec<InputType>,
+    /// Set a tunable; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = tunable)]
+    pub(crate) set: Vec<(String, i64)>,
+    /// Build every combination of tunables that keeps the constraints
+    #[arg(long)]
+    pub(crate) all_variants: bool,
+    /// With --all-variants: build at most this many of each kernel, architecture and type
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_variants: u32,
+    /// A GPU to compare with the driver's numbers: auto (if there is one), none, cuda or cuda:N (build for it alone)
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: String,
+    /// Compilations at once, each in a process of its own
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) workers: u32,
+    /// Seconds one compilation may take
+    #[arg(long, default_value_t = 120.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) compile_timeout: f64,
+    /// Read what `ptxas -v` of CUDA 11, 12 or 13 has printed, instead of compiling
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernels", "arch", "problem", "dtype", "set", "all_variants"])]
+    pub(crate) parse: Option<PathBuf>,
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa sanitize
+  evosdpa sanitize --kernels sdpa_v2b --shapes b1h4/2s33/65d64:causal --tools racecheck,synccheck")]
+pub(crate) struct Sanitize {
+    /// Kernels, separated by commas [default: those of --kernel-path, else all CUDA kernels]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub(crate) kernels: Vec<String>,
+    /// A folder with kernels of your own, each a .cu and a .toml; may be given several times
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Vec<PathBuf>,
+    /// Shapes, separated by commas
+    #[arg(long, default_value = "tiny,b1h4s77d64:causal", value_delimiter = ',')]
+    pub(crate) shapes: Vec<Shape>,
+    /// Input types, separated by commas [default: the first of each kernel's manifest]
+    #[arg(long, value_delimiter = ',', value_name = "TYPES")]
+    pub(crate) dtype: Vec<InputType>,
+    /// Tools, separated by commas
+    #[arg(long, default_value = "memcheck,racecheck,initcheck,synccheck", value_delimiter = ',')]
+    pub(crate) tools: Vec<Tool>,
+    /// The GPU to run on: cuda or cuda:N
+    #[arg(long, default_value = "cuda", value_name = "DEVICE")]
+    pub(crate) device: String,
+    /// compute-sanitizer [default: the one on PATH or in a CUDA toolkit]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) sanitizer: Option<PathBuf>,
+    /// Seconds one kernel on one shape may take under one tool
+    #[arg(long, default_value_t = 300.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) timeout: f64,
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Cache {
+    /// Remove every entry
+    #[arg(long)]
+    pub(crate) clear: bool,
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
 pub(crate) struct Kernels {
-    #[command(flatten)]
-    pub(crate) common: Common,
+    /// Whose kernels: auto (all), cpu or cuda
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: String,
+    /// A folder with kernels of your own, each a .cu and a .toml; may be given several times
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Vec<PathBuf>,
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args)]
@@ -178,6 +285,9 @@ pub(crate) struct Doctor {
     /// Python to look for PyTorch in
     #[arg(long, default_value = "python3", value_name = "PATH")]
     pub(crate) python: String,
+    /// Install what is missing and can be installed: the CUDA compiler, into a folder of its own
+    #[arg(long)]
+    pub(crate) fix: bool,
     /// Print one JSON document instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -205,4 +315,11 @@ fn margin(text: &str) -> Result<f64, String> {
     } else {
         Err("must be at least 0 and below 1, such as 0.02".into())
     }
+}
+
+fn tunable(text: &str) -> Result<(String, i64), String> {
+    let refuse = || format!("`{text}` is not NAME=VALUE with a whole number, such as BLOCK_M=64");
+    let (name, value) = text.split_once('=').ok_or_else(refuse)?;
+    let value = value.trim().parse().map_err(|_| refuse())?;
+    Ok((name.trim().to_owned(), value))
 }

@@ -7,7 +7,7 @@ use crate::{
     error::nearest,
     inputs::{Family, Inputs},
     oracle,
-    tolerance::{self, Judgement, Truth},
+    tolerance::{self, Judgement, Standard, Truth},
 };
 
 /// A wrong answer that looks like one: if a gate lets it pass, the gate is broken.
@@ -83,15 +83,28 @@ impl Case {
             None => Inputs::generate(&problem, family, seed),
             Some(gap) => Inputs::with_poisoned_gaps(&problem, family, seed, gap),
         };
-        let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+        let values = inputs.dequantized();
+        let (q, k, v) = (values.q.view(), values.k.view(), values.v.view());
         let reference = oracle::solve(&problem, &q, &k, &v);
-        let naive_max_error = (problem.dtype() != DType::F32).then(|| {
-            let naive = oracle::solve_in_dtype(&problem, &q, &k, &v);
-            // An overflow of the naive computation says nothing of how close one may come: count finite errors only.
-            let errors = naive.iter().zip(&reference.o).map(|(a, b)| (a - b).abs());
-            errors.filter(|error| error.is_finite()).fold(0.0, f64::max)
-        });
-        let truth = Truth { reference, naive_max_error, value_scale: family.value_scale(&problem) };
+        let value_scale = family.value_scale(&problem);
+        let standard = match problem.dtype() {
+            DType::F32 => Standard::Single,
+            DType::F16 | DType::BF16 => {
+                let naive = oracle::solve_in_dtype(&problem, &q, &k, &v);
+                // An overflow of the naive computation says nothing of how close one may come: count finite errors only.
+                let errors = naive.iter().zip(&reference.o).map(|(a, b)| (a - b).abs());
+                let naive_max_error = errors.filter(|error| error.is_finite()).fold(0.0, f64::max);
+                Standard::Half { naive_max_error }
+            }
+            DType::U8 | DType::E4M3 => {
+                let original = Inputs::original(&problem, family, seed);
+                let (q, k, v) = (original.q.view(), original.k.view(), original.v.view());
+                let original = oracle::solve_output(&problem, &q, &k, &v);
+                Standard::eight_bit(original, &reference.o, value_scale)
+            }
+        };
+        drop(values);
+        let truth = Truth { reference, standard, value_scale };
         Self { problem, family, seed, inputs, truth }
     }
 
@@ -105,20 +118,20 @@ impl Case {
         let problem = &self.problem;
         let sizes = problem.sizes();
         let make = |value: &(dyn Fn([usize; 4]) -> f64 + Sync)| {
-            Tensor::from_fn(problem.o_shape(), problem.dtype(), problem.layout(), value)
+            Tensor::from_fn(problem.o_shape(), problem.output_dtype(), problem.layout(), value)
         };
         let row_of = |[b, h, s, _]: [usize; 4]| (b * sizes.heads_q + h) * sizes.seq_q + s;
         match control {
             Control::Zeros => make(&|_| 0.0),
             Control::CopyOfV => {
-                let v = unpacked(&self.inputs.v);
+                let v = unpacked(&self.inputs.dequantized().v);
                 make(&|[b, h, s, d]| {
                     let head = b * sizes.heads_kv + h / problem.group();
                     v[(head * sizes.seq_kv + s % sizes.seq_kv) * sizes.dim_v + d]
                 })
             }
             Control::MeanOfV => {
-                let v = unpacked(&self.inputs.v);
+                let v = unpacked(&self.inputs.dequantized().v);
                 let heads = sizes.batch * sizes.heads_kv;
                 let mut mean = vec![0.0; heads * sizes.dim_v];
                 for (i, x) in v.iter().enumerate() {
@@ -129,6 +142,7 @@ impl Case {
             }
             Control::PreviousOutput => {
                 let before = Inputs::generate(problem, self.family, self.seed.wrapping_add(1));
+                let before = before.dequantized();
                 let o = oracle::solve_roughly(problem, &before.q.view(), &before.k.view(), &before.v.view());
                 make(&|index| o[row_of(index) * sizes.dim_v + index[3]])
             }
@@ -137,8 +151,9 @@ impl Case {
                     Mask::Full => Mask::Causal(Alignment::TopLeft),
                     Mask::Causal(_) | Mask::Window { .. } => Mask::Full,
                 };
-                let Inputs { q, k, v } = &self.inputs;
-                let o = oracle::solve_roughly(&problem.with_mask(other), &q.view(), &k.view(), &v.view());
+                let values = self.inputs.dequantized();
+                let (q, k, v) = (values.q.view(), values.k.view(), values.v.view());
+                let o = oracle::solve_roughly(&problem.with_mask(other), &q, &k, &v);
                 make(&|index| o[row_of(index) * sizes.dim_v + index[3]])
             }
         }
@@ -196,7 +211,7 @@ mod tests {
         let (o, sizes) = (&case.truth.reference.o, case.problem.sizes());
         Tensor::from_fn(
             case.problem.o_shape(),
-            case.problem.dtype(),
+            case.problem.output_dtype(),
             case.problem.layout(),
             |[b, h, s, d]| o[((b * sizes.heads_q + h) * sizes.seq_q + s) * sizes.dim_v + d],
         )
@@ -204,7 +219,7 @@ mod tests {
 
     #[test]
     fn the_truth_passes_and_controls_fail() {
-        for dtype in DType::ALL {
+        for dtype in DType::ALL.into_iter().chain(DType::EIGHT_BIT) {
             for text in ["tiny", "tiny:causal", "b1h4/2s65/33d40", "b1h2s3/65d16:causal-br"] {
                 for family in Family::ALL {
                     let case = case(text, dtype, family);
@@ -225,9 +240,11 @@ mod tests {
 
     #[test]
     fn a_control_that_is_right_proves_nothing() {
-        let case = case("b1h1s4/1d8", DType::F32, Family::Normal);
-        // With one key the answer is V whatever the scores are.
-        assert_eq!(case.accepted_controls(|_| true), [Control::Zeros, Control::PreviousOutput]);
+        for dtype in [DType::F32, DType::U8, DType::E4M3] {
+            let case = case("b1h1s4/1d8", dtype, Family::Normal);
+            // With one key the answer is V whatever the scores are.
+            assert_eq!(case.accepted_controls(|_| true), [Control::Zeros, Control::PreviousOutput]);
+        }
     }
 
     #[test]

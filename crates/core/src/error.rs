@@ -136,6 +136,20 @@ pub enum Error {
         /// The element type asked for.
         dtype: DType,
     },
+    /// Codes were asked for in a type that has none.
+    #[error("{dtype} is not a type of 8-bit codes; use u8 or e4m3")]
+    NotEightBit {
+        /// The type asked for.
+        dtype: DType,
+    },
+    /// An element that no 8-bit code with a scale can stand for.
+    #[error("element {at:?} is {value}, but only finite numbers can be quantised; replace it first")]
+    NotFinite {
+        /// `[batch, head, position, column]`.
+        at: [usize; 4],
+        /// Its value.
+        value: f64,
+    },
     /// The LSE buffer has the wrong length.
     #[error("the LSE buffer holds {got} values, but batch × query heads × queries is {expected}")]
     LseLength {

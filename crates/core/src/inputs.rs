@@ -2,10 +2,17 @@
 //!
 //! Each element is a pure function of (seed, family, tensor, logical index): no generator state, no dependence on
 //! layout, strides or threads. Transcendentals come from `libm`, whose results do not depend on the platform.
+//!
+//! For 8-bit problems the family is drawn in f32 and then quantised head by head, so that a family says how the numbers
+//! *before* quantisation lie; the scales take care of their size.
 
-use std::{f64::consts::TAU, fmt, str::FromStr};
+use std::{borrow::Cow, f64::consts::TAU, fmt, str::FromStr};
 
-use crate::{DType, Error, Problem, Tensor, error::nearest};
+use crate::{
+    CODE_MAX, DType, E4M3Code, Error, Float, Layout, Problem, Tensor,
+    error::nearest,
+    quantize::{self, Quantized, Scales},
+};
 
 /// A way of drawing Q, K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,11 +29,13 @@ pub enum Family {
     Ties,
     /// Every row of Q, K and V holds one value.
     ConstantRows,
-    /// Normal, with every other element denormal in the tensors' dtype.
+    /// Normal, with every other element denormal in the tensors' dtype. In 8-bit problems these elements are so small
+    /// against their head's largest that e4m3 holds them as subnormal codes, and u8, which has none, as zeros.
     Denormals,
     /// All zeros.
     Zeros,
-    /// V at ± the dtype's largest value, as far as an fp32 accumulator of unnormalised weights can hold it.
+    /// V at ± the dtype's largest value, as far as an fp32 accumulator of unnormalised weights can hold it. In 8-bit
+    /// problems, whose scales have no such limit, the largest value of the f16 output.
     MaxValues,
 }
 
@@ -97,6 +106,8 @@ pub struct Inputs {
     pub k: Tensor,
     /// Values.
     pub v: Tensor,
+    /// What the tensors' values are to be multiplied with when they are 8-bit codes; `None` when they are not.
+    pub scales: Option<Scales>,
 }
 
 impl Inputs {
@@ -105,26 +116,59 @@ impl Inputs {
         Self::fill(problem, family, seed, |shape| Tensor::zeros(shape, problem.dtype(), problem.layout()))
     }
 
-    /// The same numbers in buffers whose rows are further apart than needed, with NaN in every gap.
+    /// The same numbers in buffers whose rows are further apart than needed, with `0xFF` in every gap: NaN, or the
+    /// largest value of u8, which has no NaN.
     pub fn with_poisoned_gaps(problem: &Problem, family: Family, seed: u64, row_gap: usize) -> Self {
         Self::fill(problem, family, seed, |shape| {
             Tensor::poisoned_gaps(shape, problem.dtype(), problem.layout(), row_gap)
         })
     }
 
+    /// The numbers before they are quantised: packed f32 tensors. For floating-point problems, what
+    /// [`Inputs::generate`] gives.
+    pub fn original(problem: &Problem, family: Family, seed: u64) -> Self {
+        let dtype = if problem.dtype().is_eight_bit() { DType::F32 } else { problem.dtype() };
+        let [q, k, v] = draw(problem, family, seed, |shape| Tensor::zeros(shape, dtype, problem.layout()));
+        Self { q, k, v, scales: None }
+    }
+
+    /// The values that the tensors stand for: packed f32 tensors for 8-bit codes, the tensors themselves otherwise.
+    pub fn dequantized(&self) -> Cow<'_, Self> {
+        let Some(scales) = &self.scales else { return Cow::Borrowed(self) };
+        let value = |codes, scales| quantize::dequantize(codes, scales, Layout::Bhsd);
+        Cow::Owned(Self {
+            q: value(&self.q, &scales.q),
+            k: value(&self.k, &scales.k),
+            v: value(&self.v, &scales.v),
+            scales: None,
+        })
+    }
+
     fn fill(problem: &Problem, family: Family, seed: u64, make: impl Fn([usize; 4]) -> Tensor) -> Self {
-        let source = Source { problem: *problem, family, seed };
-        let filled = |which: Which, shape| {
+        if !problem.dtype().is_eight_bit() {
+            let [q, k, v] = draw(problem, family, seed, make);
+            return Self { q, k, v, scales: None };
+        }
+        let Self { q, k, v, .. } = Self::original(problem, family, seed);
+        let [q, k, v]: [Quantized; 3] = [q, k, v].map(|tensor| {
+            let view = tensor.view();
+            quantize::quantize_into(&view, make(view.shape()))
+        });
+        let scales = Scales { q: q.scales, k: k.scales, v: v.scales };
+        Self { q: q.codes, k: k.codes, v: v.codes, scales: Some(scales) }
+    }
+}
+
+/// Fills the three tensors that `make` makes.
+fn draw(problem: &Problem, family: Family, seed: u64, make: impl Fn([usize; 4]) -> Tensor) -> [Tensor; 3] {
+    let source = Source { problem: *problem, family, seed };
+    [(Which::Q, problem.q_shape()), (Which::K, problem.k_shape()), (Which::V, problem.v_shape())].map(
+        |(which, shape)| {
             let mut tensor = make(shape);
             tensor.fill_with(|index| source.value(which, index));
             tensor
-        };
-        Self {
-            q: filled(Which::Q, problem.q_shape()),
-            k: filled(Which::K, problem.k_shape()),
-            v: filled(Which::V, problem.v_shape()),
-        }
-    }
+        },
+    )
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -154,9 +198,7 @@ impl Source {
             }
             (Family::Ties, Which::K) => self.normal(which, [b, h, s % 4, d]),
             (Family::ConstantRows, _) => self.normal(which, [b, h, s, 0]),
-            (Family::Denormals, _) if d % 2 == 1 => {
-                self.problem.dtype().min_normal() / 8.0 * self.normal(which, index)
-            }
+            (Family::Denormals, _) if d % 2 == 1 => denormal_size(&self.problem) * self.normal(which, index),
             (Family::MaxValues, Which::V) => {
                 let sign = if self.uniform(which, index) < 0.5 { -1.0 } else { 1.0 };
                 sign * max_value(&self.problem)
@@ -194,13 +236,21 @@ fn split_mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Streaming softmax sums up to `seq_kv` unnormalised weights of at most one in fp32. For f16 that never overflows; for
-/// f32 and bf16 the largest safe value is that many times below the type's maximum.
+/// The standard deviation of [`Family::Denormals`]'s small elements.
+fn denormal_size(problem: &Problem) -> f64 {
+    // The largest of a head of N(0, 1) is about 4, which becomes 448.
+    match problem.dtype().float() {
+        Some(float) => float.min_normal() / 8.0,
+        None => E4M3Code::MIN_NORMAL / 2.0 * 4.0 / CODE_MAX,
+    }
+}
+
+/// Streaming softmax sums up to `seq_kv` unnormalised weights of at most one in fp32. For f16 (and 8-bit, whose output is
+/// f16) that never overflows; for f32 and bf16 the largest safe value is that many times below the type's maximum.
 fn max_value(problem: &Problem) -> f64 {
-    let dtype = problem.dtype();
-    match dtype {
-        DType::F16 => dtype.max_finite(),
-        _ => dtype.round(f64::powi(2.0, 126) / problem.sizes().seq_kv.next_power_of_two() as f64),
+    match problem.output_float() {
+        Float::F16 => Float::F16.max_finite(),
+        float => float.round(f64::powi(2.0, 126) / problem.sizes().seq_kv.next_power_of_two() as f64),
     }
 }
 
@@ -272,8 +322,50 @@ mod tests {
         assert!(values(&draw(Family::Uniform).q).iter().all(|&x| (-1.0..=1.0).contains(&x)));
         assert!(values(&draw(Family::LargeLogits).q).iter().any(|&x| x > 80.0));
         let denormal = draw(Family::Denormals);
-        assert!(values(&denormal.k).iter().any(|&x| x != 0.0 && x.abs() < DType::F16.min_normal()));
+        assert!(values(&denormal.k).iter().any(|&x| x != 0.0 && x.abs() < Float::F16.min_normal()));
         let tied = values(&draw(Family::Ties).k);
         assert_eq!(tied[..16], tied[4 * 16..5 * 16]);
+    }
+
+    #[test]
+    fn eight_bit_inputs_are_the_originals_quantised() {
+        for dtype in DType::EIGHT_BIT {
+            let problem = problem("b2h4/2s9/33d16", dtype).with_layout(Layout::Bshd);
+            for family in Family::ALL {
+                let inputs = Inputs::generate(&problem, family, 3);
+                let gapped = Inputs::with_poisoned_gaps(&problem, family, 3, 5);
+                let scales = inputs.scales.as_ref().unwrap();
+                assert_eq!((scales.q.len(), scales.k.len(), scales.v.len()), (8, 4, 4));
+                assert_eq!(gapped.scales.as_ref(), Some(scales));
+                let original = Inputs::original(&problem, family, 3);
+                let (back, gapped) = (inputs.dequantized(), gapped.dequantized());
+                for (original, back, gapped, scales, heads) in [
+                    (&original.q, &back.q, &gapped.q, &scales.q, 4),
+                    (&original.k, &back.k, &gapped.k, &scales.k, 2),
+                    (&original.v, &back.v, &gapped.v, &scales.v, 2),
+                ] {
+                    assert_eq!(values(back), values(gapped));
+                    let [batch, _, seq, dim] = original.view().shape();
+                    assert_eq!(scales.len(), batch * heads);
+                    for (i, (x, y)) in values(original).iter().zip(values(back)).enumerate() {
+                        // Half a step of u8, or of the last binade of e4m3.
+                        let half_step = if dtype == DType::U8 { 448.0 / 254.0 } else { 16.0 };
+                        let allowed = half_step * scales[i / (seq * dim)] as f64;
+                        assert!((x - y).abs() <= allowed * 1.000_001, "{dtype} {family} {x} {y}");
+                    }
+                }
+            }
+        }
+        let plain = Inputs::generate(&problem("tiny", DType::F16), Family::Normal, 1);
+        assert!(plain.scales.is_none() && matches!(plain.dequantized(), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn eight_bit_denormals_are_subnormal_codes() {
+        let codes = |dtype| Inputs::generate(&problem("mission", dtype), Family::Denormals, 3).k;
+        let small = |codes: &Tensor| codes.bytes().iter().skip(1).step_by(2).copied().collect::<Vec<u8>>();
+        let e4m3 = small(&codes(DType::E4M3));
+        assert!((1..8).all(|code| e4m3.contains(&code) && e4m3.contains(&(0x80 | code))));
+        assert!(small(&codes(DType::U8)).iter().all(|&code| code == 128));
     }
 }

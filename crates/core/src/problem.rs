@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    DType, Error, Layout, Shape, Sizes,
+    DType, Error, Float, Layout, Shape, Sizes,
     mask::{Band, Mask},
     tensor::{TensorView, TensorViewMut},
 };
@@ -72,9 +72,19 @@ impl Problem {
         self.mask().band(sizes.seq_q, sizes.seq_kv)
     }
 
-    /// Element type of all four tensors.
+    /// Element type of Q, K and V.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Element type of O: that of the inputs, or f16 when they are 8-bit codes.
+    pub fn output_dtype(&self) -> DType {
+        self.output_float().dtype()
+    }
+
+    /// The format that O is rounded to.
+    pub fn output_float(&self) -> Float {
+        self.dtype.float().unwrap_or(Float::F16)
     }
 
     /// Memory layout of all four tensors.
@@ -134,12 +144,17 @@ impl Problem {
         2.0 * (s.batch * s.heads_q) as f64 * pairs * (s.dim_qk + s.dim_v) as f64
     }
 
-    /// The fewest bytes that must move: each input read once, the output written once.
+    /// The fewest bytes that must move: each input read once (8-bit ones with a scale per head), the output written once.
     pub fn bytes(&self) -> u64 {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as u64).product::<u64>();
-        let tensors = [self.q_shape(), self.k_shape(), self.v_shape(), self.o_shape()];
+        let inputs = [self.q_shape(), self.k_shape(), self.v_shape()];
+        let heads = inputs.iter().map(|shape| (shape[0] * shape[1]) as u64).sum::<u64>();
+        let scales = if self.dtype.is_eight_bit() { 4 * heads } else { 0 };
         let lse = if self.lse { 4 * self.rows() as u64 } else { 0 };
-        tensors.into_iter().map(elements).sum::<u64>() * self.dtype.bytes() as u64 + lse
+        inputs.into_iter().map(elements).sum::<u64>() * self.dtype.bytes() as u64
+            + elements(self.o_shape()) * self.output_dtype().bytes() as u64
+            + scales
+            + lse
     }
 
     /// Checks that four tensors and an LSE buffer are what this problem asks for.
@@ -152,17 +167,17 @@ impl Problem {
         lse: Option<usize>,
     ) -> Result<(), Error> {
         let described = [
-            ("Q", q.shape(), q.dtype(), self.q_shape()),
-            ("K", k.shape(), k.dtype(), self.k_shape()),
-            ("V", v.shape(), v.dtype(), self.v_shape()),
-            ("O", o.shape(), o.dtype(), self.o_shape()),
+            ("Q", (q.shape(), q.dtype()), (self.q_shape(), self.dtype)),
+            ("K", (k.shape(), k.dtype()), (self.k_shape(), self.dtype)),
+            ("V", (v.shape(), v.dtype()), (self.v_shape(), self.dtype)),
+            ("O", (o.shape(), o.dtype()), (self.o_shape(), self.output_dtype())),
         ];
-        for (tensor, got, dtype, expected) in described {
-            if got != expected {
-                return Err(Error::TensorShape { tensor, got, expected });
+        for (tensor, (shape, dtype), (expected_shape, expected_dtype)) in described {
+            if shape != expected_shape {
+                return Err(Error::TensorShape { tensor, got: shape, expected: expected_shape });
             }
-            if dtype != self.dtype {
-                return Err(Error::TensorDType { tensor, got: dtype, expected: self.dtype });
+            if dtype != expected_dtype {
+                return Err(Error::TensorDType { tensor, got: dtype, expected: expected_dtype });
             }
         }
         match lse {
@@ -200,6 +215,7 @@ impl fmt::Display for Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Tensor;
 
     fn problem(text: &str) -> Problem {
         Problem::new(text.parse().unwrap(), DType::F32).unwrap()
@@ -213,6 +229,32 @@ mod tests {
         // The triangle with its diagonal.
         assert_eq!(problem("mission:causal").flops(), 4.0 * 8.0 * 64.0 * (512.0 * 513.0 / 2.0));
         assert_eq!(problem("b2h32/8s1/8192d128").bytes(), 2 * (2 * 32 * 128 + 2 * 8 * 8192 * 128) * 4);
+    }
+
+    #[test]
+    fn eight_bit_inputs_give_f16_outputs() {
+        for dtype in DType::EIGHT_BIT {
+            let problem = Problem::new("b2h4/2s3/5d8".parse().unwrap(), dtype).unwrap();
+            assert_eq!(problem.output_dtype(), DType::F16);
+            let (q, kv) = (2 * 4 * 3 * 8, 2 * 2 * 5 * 8);
+            assert_eq!(problem.bytes(), q + 2 * kv + 2 * q + 4 * (8 + 4 + 4));
+            let tensor = |shape, dtype| Tensor::zeros(shape, dtype, Layout::Bhsd);
+            let (q, k) = (tensor(problem.q_shape(), dtype), tensor(problem.k_shape(), dtype));
+            let mut right = tensor(problem.o_shape(), DType::F16);
+            let mut wrong = tensor(problem.o_shape(), dtype);
+            let check = |q: &Tensor, o: &mut Tensor| {
+                problem.check(&q.view(), &k.view(), &k.view(), &o.view_mut(), None)
+            };
+            assert_eq!(check(&q, &mut right), Ok(()));
+            let refused = Error::TensorDType { tensor: "O", got: dtype, expected: DType::F16 };
+            assert_eq!(check(&q, &mut wrong), Err(refused));
+            let halves = tensor(problem.q_shape(), DType::F16);
+            let refused = Error::TensorDType { tensor: "Q", got: DType::F16, expected: dtype };
+            assert_eq!(check(&halves, &mut right), Err(refused));
+        }
+        for dtype in DType::ALL {
+            assert_eq!(Problem::new("tiny".parse().unwrap(), dtype).unwrap().output_dtype(), dtype);
+        }
     }
 
     #[test]

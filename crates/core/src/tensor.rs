@@ -1,6 +1,6 @@
 //! Tensors of four dimensions, owned and borrowed, with strides in elements.
 
-use crate::{DType, Element, Error, Layout};
+use crate::{DType, E4M3Code, Element, Error, Layout, U8Code};
 
 /// A cache line: the unit in which tensors are allocated, so that their data is aligned for any vector width.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -37,7 +37,8 @@ impl Tensor {
     }
 
     /// A tensor in a larger buffer: rows are `row_gap` elements further apart than they need to be. Every byte of the
-    /// buffer is set to `0xFF`, a NaN in every dtype, so that a read outside the elements shows.
+    /// buffer is set to `0xFF`, so that a read outside the elements shows: a NaN in every dtype but u8, where it is the
+    /// largest value.
     pub fn poisoned_gaps(shape: [usize; 4], dtype: DType, layout: Layout, row_gap: usize) -> Self {
         let padded = [shape[0], shape[1], shape[2], shape[3] + row_gap];
         let strides = layout.strides(padded);
@@ -46,12 +47,15 @@ impl Tensor {
         tensor
     }
 
-    /// Sets each element to `value(index)`, rounded to the tensor's dtype.
+    /// Sets each element to `value(index)`, rounded to the tensor's dtype; in 8-bit tensors, to the code whose value at
+    /// scale one is nearest.
     pub fn fill_with(&mut self, value: impl Fn([usize; 4]) -> f64 + Sync) {
         match self.dtype {
             DType::F32 => self.fill_typed::<f32>(value),
             DType::F16 => self.fill_typed::<half::f16>(value),
             DType::BF16 => self.fill_typed::<half::bf16>(value),
+            DType::U8 => self.fill_typed::<U8Code>(value),
+            DType::E4M3 => self.fill_typed::<E4M3Code>(value),
         }
     }
 
@@ -154,13 +158,14 @@ impl<'a> TensorView<'a> {
         (T::DTYPE == self.dtype).then(|| bytemuck::cast_slice(self.bytes))
     }
 
-    /// One row (the head dimension) widened to f64.
+    /// One row (the head dimension) widened to f64. For 8-bit codes these are the values at scale one, within ±448: a
+    /// view does not know its scales ([`crate::inputs::Inputs::dequantized`] does).
     pub fn row_f64(&self, b: usize, h: usize, s: usize, out: &mut Vec<f64>) {
         out.clear();
         self.row_map(b, h, s, |x| out.push(x));
     }
 
-    /// One row widened to f32, which is exact for every dtype.
+    /// One row widened to f32: exact for every dtype but u8, whose values at scale one are rounded.
     pub fn row_f32(&self, b: usize, h: usize, s: usize, out: &mut Vec<f32>) {
         out.clear();
         self.row_map(b, h, s, |x| out.push(x as f32));
@@ -174,6 +179,8 @@ impl<'a> TensorView<'a> {
             DType::F32 => bytemuck::cast_slice::<u8, f32>(row).iter().for_each(|x| each(x.to_f64())),
             DType::F16 => bytemuck::cast_slice::<u8, half::f16>(row).iter().for_each(|x| each(x.to_f64())),
             DType::BF16 => bytemuck::cast_slice::<u8, half::bf16>(row).iter().for_each(|x| each(x.to_f64())),
+            DType::U8 => row.iter().for_each(|&x| each(U8Code(x).to_f64())),
+            DType::E4M3 => row.iter().for_each(|&x| each(E4M3Code(x).to_f64())),
         }
     }
 }
@@ -303,6 +310,19 @@ mod tests {
                 assert_eq!(row, [1.0; 4]);
             }
         }
+    }
+
+    #[test]
+    fn codes_are_read_at_scale_one() {
+        let bytes = [1u8, 128, 129, 0x7E];
+        let row = |dtype| {
+            let view = TensorView::new(&bytes, dtype, [1, 1, 1, 4], [4, 4, 4, 1]).unwrap();
+            let mut row = Vec::new();
+            view.row_f64(0, 0, 0, &mut row);
+            row
+        };
+        assert_eq!(row(DType::U8), [-448.0, 0.0, 448.0 / 127.0, -2.0 / 127.0 * 448.0]);
+        assert_eq!(row(DType::E4M3), [f64::powi(2.0, -9), 0.0, -f64::powi(2.0, -9), 448.0]);
     }
 
     #[test]

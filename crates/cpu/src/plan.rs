@@ -105,7 +105,7 @@ pub(crate) fn query_span(shape: &Shape, rows: &Range<usize>) -> (usize, usize) {
 }
 
 /// Units each thread should have at least, so that one that is late or slow does not leave the others waiting long.
-const UNITS_PER_THREAD: usize = 12;
+const UNITS_PER_THREAD: usize = 8;
 
 /// Rows per unit: the tile size asked for, evened out over the sequence, and less when there would be too few units.
 fn block_rows(shape: &Shape, tiles: &FlashTiles, tile_rows: usize, threads: usize) -> usize {
@@ -141,4 +141,60 @@ fn split_length(shape: &Shape, block_kv: usize) -> usize {
         return usize::MAX / 2;
     }
     keys.div_ceil(block_kv) * block_kv
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(heads_q: usize, heads_kv: usize, seq_q: usize, seq_kv: usize, band_hi: i64) -> Shape {
+        let (dim_qk, dim_v) = (64, 64);
+        Shape { batch: 2, heads_q, heads_kv, seq_q, seq_kv, dim_qk, dim_v, band_lo: -(1 << 30), band_hi }
+    }
+
+    const TILES: FlashTiles = FlashTiles { block_q: 192, block_kv: 64 };
+
+    /// Each row meets each key it sees exactly once, whatever the cut.
+    #[test]
+    fn units_cover_every_row_and_key_once() {
+        for (heads_q, heads_kv, seq_q, seq_kv) in
+            [(4, 4, 500, 500), (8, 2, 1, 9000), (8, 1, 30, 700), (6, 3, 2, 5000)]
+        {
+            for band_hi in [1 << 30, 0, seq_kv as i64 - seq_q as i64] {
+                let shape = shape(heads_q, heads_kv, seq_q, seq_kv, band_hi);
+                let plan = Plan::new(&shape, &TILES, 48, 3);
+                let rows = shape.group() * seq_q;
+                let mut seen = vec![0usize; 2 * heads_kv * rows];
+                for unit in &plan.units {
+                    for row in unit.rows.clone() {
+                        let (begin, end) = shape.seen_by_any(row % seq_q, row % seq_q);
+                        let (from, until) = (begin.max(unit.keys.start), end.min(unit.keys.end));
+                        seen[(unit.batch * heads_kv + unit.kv_head) * rows + row] +=
+                            until.saturating_sub(from);
+                    }
+                }
+                for (at, keys) in seen.iter().enumerate() {
+                    let (begin, end) = shape.seen_by_any(at % rows % seq_q, at % rows % seq_q);
+                    assert_eq!(*keys, end - begin, "{shape:?} row {at}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn long_units_come_first() {
+        let plan = Plan::new(&shape(4, 4, 2000, 2000, 0), &TILES, 48, 2);
+        let work: Vec<usize> = plan.units.iter().map(|unit| unit.rows.len() * unit.keys.len()).collect();
+        assert!(work.is_sorted_by(|a, b| a >= b) && work.first() > work.last());
+    }
+
+    #[test]
+    fn few_rows_with_many_keys_are_split_the_same_for_any_number_of_threads() {
+        let keys = |threads| {
+            let plan = Plan::new(&shape(1, 1, 1, 100_000, 1 << 30), &TILES, 48, threads);
+            plan.units.into_iter().map(|unit| unit.keys).collect::<Vec<_>>()
+        };
+        assert!(keys(1).len() >= 16, "{}", keys(1).len());
+        assert_eq!(keys(1), keys(64));
+    }
 }

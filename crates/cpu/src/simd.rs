@@ -68,3 +68,67 @@ pub(crate) trait Simd: Copy + 'static {
 
 /// The widest vector of any instruction set here.
 pub(crate) const MAX_LANES: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::portable::Portable;
+
+    /// Calls `S::exp2` on many values; compiled for the instruction set through inlining into the callers below.
+    #[inline(always)]
+    unsafe fn exp2_all<S: Simd>(xs: &mut [f32]) {
+        for chunk in xs.chunks_exact_mut(S::LANES) {
+            // SAFETY: a chunk holds a vector; the caller has the instruction set.
+            unsafe { S::store(chunk.as_mut_ptr(), S::exp2(S::load(chunk.as_ptr()))) };
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn exp2_avx2(xs: &mut [f32]) {
+        // SAFETY: the features are enabled here.
+        unsafe { exp2_all::<crate::avx2::Avx2>(xs) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn exp2_avx512(xs: &mut [f32]) {
+        // SAFETY: the features are enabled here.
+        unsafe { exp2_all::<crate::avx512::Avx512>(xs) }
+    }
+
+    fn exp2_of(isa: crate::Isa, xs: &[f32]) -> Vec<f32> {
+        let mut ys = xs.to_vec();
+        ys.resize(xs.len().next_multiple_of(MAX_LANES), 0.0);
+        // SAFETY: only instruction sets of this machine are asked for.
+        unsafe {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                crate::Isa::Avx512 => exp2_avx512(&mut ys),
+                #[cfg(target_arch = "x86_64")]
+                crate::Isa::Avx2 => exp2_avx2(&mut ys),
+                _ => exp2_all::<Portable>(&mut ys),
+            }
+        }
+        ys.truncate(xs.len());
+        ys
+    }
+
+    #[test]
+    fn exp2_is_within_two_ulp_and_right_at_the_ends() {
+        let xs: Vec<f32> = (0..400_000).map(|i| -(i as f32) * 126.0 / 400_000.0).collect();
+        for isa in crate::Isa::available() {
+            let mut worst = 0.0f64;
+            for (x, y) in xs.iter().zip(exp2_of(isa, &xs)) {
+                let want = f64::from(*x).exp2();
+                let ulp = f64::from(f32::EPSILON) * f64::from(*x).floor().exp2();
+                worst = worst.max((f64::from(y) - want).abs() / ulp);
+            }
+            assert!(worst <= 2.0, "{isa}: {worst} ulp");
+            let ends =
+                exp2_of(isa, &[0.0, -1.0, -126.0, -126.5, -1e30, f32::MIN, f32::NEG_INFINITY, f32::NAN]);
+            assert_eq!(ends[..7], [1.0, 0.5, f32::MIN_POSITIVE, 0.0, 0.0, 0.0, 0.0], "{isa}");
+            assert!(ends[7].is_nan(), "{isa}");
+        }
+    }
+}

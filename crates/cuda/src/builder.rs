@@ -52,6 +52,17 @@ impl Builder {
     /// Many at once: as many in parallel as the pool has workers. Results come in the order of the variants, and one
     /// that fails does not disturb the others.
     pub fn build_all(&self, variants: &[Variant], kind: ArtifactKind) -> Vec<Result<Artifact>> {
+        self.build_while(variants, kind, |_| true).into_iter().flatten().collect()
+    }
+
+    /// Like [`build_all`](Self::build_all), asking before each variant, by its index, whether to go on. What was not
+    /// begun after the first no is `None`.
+    pub fn build_while(
+        &self,
+        variants: &[Variant],
+        kind: ArtifactKind,
+        go_on: impl Fn(usize) -> bool + Sync,
+    ) -> Vec<Option<Result<Artifact>>> {
         let threads = self.pool.as_ref().map_or(1, CompilePool::workers).min(variants.len()).max(1);
         let next = std::sync::atomic::AtomicUsize::new(0);
         let mut results: Vec<Option<Result<Artifact>>> = variants.iter().map(|_| None).collect();
@@ -61,7 +72,7 @@ impl Builder {
                 scope.spawn(|| {
                     loop {
                         let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                        let Some(variant) = variants.get(i) else { break };
+                        let Some(variant) = variants.get(i).filter(|_| go_on(i)) else { break };
                         let made = self.make(variant, kind);
                         // The lock is only held to store; nothing can panic under it.
                         slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[i] = Some(made);
@@ -69,8 +80,7 @@ impl Builder {
                 });
             }
         });
-        // Every index was handed out once, and `scope` has waited for all of them.
-        results.into_iter().flatten().collect()
+        results
     }
 
     fn make(&self, variant: &Variant, kind: ArtifactKind) -> Result<Artifact> {
@@ -95,7 +105,8 @@ impl Builder {
             None => Compiler::open()?.compile(&request)?,
         };
         if let Some(cache) = &self.cache
-            && let Err(error) = cache.store(&key, &request.label, &code, &log)
+            && let Err(error) =
+                cache.store(&key, &format!("{} {}", request.label, request.target), &code, &log)
         {
             // A full or read-only disk makes things slow, not wrong.
             tracing::warn!("the compiled kernel could not be cached: {error}");

@@ -251,6 +251,16 @@ mod tests {
     }
 
     #[test]
+    fn every_core_dtype_is_an_input_type() {
+        use evosdpa_core::DType;
+        for dtype in DType::ALL.into_iter().chain(DType::EIGHT_BIT) {
+            let problem = Problem::new("tiny".parse().unwrap(), dtype).unwrap();
+            let facts = ProblemFacts::try_from(&problem).unwrap();
+            assert_eq!((facts.dtype.name(), facts.dtype.bytes() as usize), (dtype.name(), dtype.bytes()));
+        }
+    }
+
+    #[test]
     fn prints_like_a_shape() {
         assert_eq!(facts(4, 8, None, Some(0)).to_string(), "b1h8/2s4/8d64 f16 causal with LSE");
     }

@@ -239,7 +239,7 @@ pub enum Layer {
 }
 
 /// Something that can be tuned.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Tunable {
     /// Its name, which is also the compile-time define.
     pub name: String,
@@ -247,8 +247,8 @@ pub struct Tunable {
     pub layer: Layer,
     /// The values to choose from.
     pub values: Vec<i64>,
-    /// The value when nothing is chosen.
-    pub default: i64,
+    /// The value when nothing is chosen: a number, or an expression over the problem's facts.
+    pub default: Expr,
     /// Why it is worth tuning.
     pub why: Option<String>,
 }
@@ -264,7 +264,7 @@ pub struct Constraint {
 }
 
 /// Resource limits on one architecture; `None` is not limited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Registers per thread.

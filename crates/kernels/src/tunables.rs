@@ -89,10 +89,9 @@ impl<'a> TunableSpace<'a> {
         })
     }
 
-    /// The default values, with some of them set.
+    /// The values that some tunables are set to, checked.
     pub fn assign<'b>(&self, chosen: impl IntoIterator<Item = (&'b str, i64)>) -> Result<Assignment> {
-        let defaults = self.tunables.iter().map(|tunable| (tunable.name.clone(), tunable.default));
-        let mut values: BTreeMap<String, i64> = defaults.collect();
+        let mut values = BTreeMap::new();
         for (name, value) in chosen {
             let Some(tunable) = self.tunables.iter().find(|tunable| tunable.name == name) else {
                 let known: Vec<&str> = self.tunables.iter().map(|tunable| tunable.name.as_str()).collect();
@@ -114,5 +113,29 @@ impl<'a> TunableSpace<'a> {
             values.insert(name.to_owned(), value);
         }
         Ok(Assignment(values))
+    }
+
+    /// Adds the default of every tunable that has no value yet.
+    pub(crate) fn complete(
+        &self,
+        mut assignment: Assignment,
+        default: impl Fn(&Tunable) -> Result<i64>,
+    ) -> Result<Assignment> {
+        for tunable in self.tunables {
+            if assignment.value(&tunable.name).is_some() {
+                continue;
+            }
+            let value = default(tunable)?;
+            if !tunable.values.contains(&value) {
+                return Err(Error::TunableValue {
+                    kernel: self.kernel.to_owned(),
+                    name: tunable.name.clone(),
+                    value,
+                    allowed: tunable.values.clone(),
+                });
+            }
+            assignment.0.insert(tunable.name.clone(), value);
+        }
+        Ok(assignment)
     }
 }

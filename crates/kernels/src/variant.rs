@@ -121,16 +121,16 @@ impl Kernel {
         target: &Target,
         chosen: impl IntoIterator<Item = (&'a str, i64)>,
     ) -> Result<Variant> {
-        let assignment = self.space().assign(chosen)?;
+        let chosen = self.space().assign(chosen)?;
         self.supports(facts, target)?;
-        self.resolve(facts, target, assignment)
+        self.resolve(facts, target, self.completed(facts, target, chosen)?)
     }
 
     /// The variant with default tunables or, when the defaults break a constraint for this problem, with the first
     /// values that keep them all.
     pub fn default_variant(&self, facts: &ProblemFacts, target: &Target) -> Result<Variant> {
         self.supports(facts, target)?;
-        match self.resolve(facts, target, self.space().assign([])?) {
+        match self.resolve(facts, target, self.completed(facts, target, Assignment::default())?) {
             Err(Error::Constraint { expr, why, .. }) => {
                 self.variants(facts, target).next().unwrap_or_else(|| {
                     let (kernel, problem) = (self.name().to_owned(), facts.to_string());
@@ -161,6 +161,15 @@ impl Kernel {
         }
         let whole = self.space().size() <= cap as u128;
         Ok(if whole { SpaceSize::Exactly(count) } else { SpaceSize::AtLeast(count) })
+    }
+
+    /// What was chosen, with the default of every tunable that was not.
+    fn completed(&self, facts: &ProblemFacts, target: &Target, chosen: Assignment) -> Result<Assignment> {
+        let nothing = Assignment::default();
+        let resolution = Resolution { kernel: self, facts, target, assignment: &nothing };
+        self.space().complete(chosen, |tunable| {
+            resolution.evaluate(&format!("tunable {}", tunable.name), &tunable.default)
+        })
     }
 
     /// A constraint that no tunable values keep, if there is one.

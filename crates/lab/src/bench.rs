@@ -122,7 +122,7 @@ impl Contestant for Timed<'_> {
     }
 }
 
-/// The peers, each with a gate of its own: they compute the same question and are held to the same rules.
+/// The peers, each with a gate of its own: they compute the same question and are held to what they promise.
 fn peers<'a>(
     device: &dyn Device,
     case: &Case,
@@ -155,7 +155,8 @@ fn peers<'a>(
 fn peer_gate(torch: &mut Torch, mode: torch::Mode, case: &Case) -> GateResult {
     match torch.output(mode, &case.problem).map(|output| case.judge(&output.view(), None)) {
         Err(error) => GateResult::unavailable("correctness", error.to_string()),
-        Ok(judgement) if judgement.passed() => GateResult::pass("correctness", judgement.summary()),
+        // The summary still names the rules of ours that a peer does not keep.
+        Ok(judgement) if judgement.passed_as_a_peer() => GateResult::pass("correctness", judgement.summary()),
         Ok(judgement) => GateResult::fail("correctness", judgement.summary()),
     }
 }
@@ -247,14 +248,17 @@ fn by_round(row: &Row) -> Vec<Vec<f64>> {
         .collect()
 }
 
+/// A kernel's result in plain words: what stopped it, or how it compares with the fastest peer and with the baseline.
 fn words(row: &Row) -> Vec<String> {
     if let Some(gate) = row.first_problem() {
         return vec![format!("{} on {}: {} {}", row.kernel, row.problem, gate.gate, gate.verdict)];
     }
+    let fastest_peer = row.fastest_peer();
+    let baseline = row.speedup.iter().find(|(name, _)| !torch::is_peer(name));
     let sentence = |(name, comparison): (&String, &Comparison)| {
         format!("{}: {}", row.problem, comparison.sentence(&row.kernel, name))
     };
-    row.speedup.iter().map(sentence).collect()
+    fastest_peer.into_iter().chain(baseline).map(sentence).collect()
 }
 
 /// Whether a comparison is a regression.

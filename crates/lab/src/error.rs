@@ -18,6 +18,20 @@ pub enum Error {
     /// A kernel's manifest, or a choice of tunables, is not right.
     #[error(transparent)]
     Kernel(#[from] evosdpa_kernels::Error),
+    /// The simulator could not run a kernel.
+    #[error("ptxsan: {0}")]
+    Sim(#[from] ptxsan::Error),
+    /// The simulator saw a kernel do something wrong.
+    #[error("{kernel}: {} findings; {}", findings.len(), findings.join("; "))]
+    Findings {
+        /// The variant.
+        kernel: String,
+        /// What it did, and where.
+        findings: Vec<String>,
+    },
+    /// The simulator was asked for a time.
+    #[error("the simulator has no clock: use --device cuda or cpu to measure")]
+    NoClock,
     /// Text after a kernel's name that is not a choice of tunables.
     #[error("cannot read `{text}` as a kernel with tunables; write it as sdpa_v2c[STAGES=3 BLOCK_N=64]")]
     Tunables {
@@ -60,6 +74,22 @@ pub enum Error {
         /// What happened.
         why: String,
     },
+}
+
+impl Error {
+    /// Whether a kernel did this while it ran.
+    pub fn is_the_kernels_fault(&self) -> bool {
+        match self {
+            Self::Cuda(error) => error.is_the_kernels_fault(),
+            Self::Findings { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether a kernel was refused before anything ran, because tensors or device do not suit it.
+    pub fn is_a_refusal(&self) -> bool {
+        matches!(self, Self::Cuda(error) if error.is_a_refusal())
+    }
 }
 
 /// Adds what was being done to an input/output error.

@@ -11,6 +11,8 @@ pub mod machine;
 pub mod measure;
 pub mod peer;
 pub mod record;
+pub mod tool;
+pub mod variants;
 
 pub use error::Error;
 

@@ -87,11 +87,13 @@ pub fn refuse_what_does_not_fit(problem: &Problem, input_sets: usize) -> Result<
     Ok(())
 }
 
-/// Tensors for each input set, plus the oracle: K, V and three outputs in f64, and one more of each in f32.
+/// Tensors for each input set, plus the oracle: K, V and three outputs in f64, and one more of each in f32. 8-bit problems
+/// have their inputs twice more in f32, before and after quantisation, and one more output in f64.
 fn needed_bytes(problem: &Problem, input_sets: usize) -> u64 {
     let elements = problem.bytes() / problem.dtype().bytes() as u64;
     let tensors = problem.bytes().saturating_mul(2 + input_sets as u64);
-    tensors.saturating_add(elements.saturating_mul(3 * 8))
+    let oracle_bytes_per_element = if problem.dtype().is_eight_bit() { 3 * 8 + 2 * 4 + 8 } else { 3 * 8 };
+    tensors.saturating_add(elements.saturating_mul(oracle_bytes_per_element))
 }
 
 fn memory_kib(field: &str) -> Option<u64> {

@@ -148,7 +148,7 @@ fn write_page(
     let memory = env.memory_gbps.map_or(String::new(), |gbps| format!(", memory {gbps:.0} GB/s"));
     let machine = env.accelerator.clone().unwrap_or_else(|| format!("{} · {} threads", env.cpu, env.threads));
     writeln!(out, "{machine}{peak}{memory}\n")?;
-    let header = ["problem", "kernel", "gates", "p50", "p90", "p99", "GFLOP/s", "% peak", "n", "vs peer"];
+    let header = ["problem", "kernel", "gates", "p50", "p90", "p99", "FLOP/s", "% peak", "n", "vs peer"];
     let shown = rows.iter().filter(|row| !(row.peer && no_torch.is_some())).map(table_row).collect();
     out.push_str(&output::table(&header, 3, shown));
     if let Some(why) = no_torch {
@@ -167,19 +167,17 @@ fn write_page(
     writeln!(out, "\nrecorded in {}", record.folder().display())
 }
 
+fn rate(gflops: f64) -> String {
+    if gflops >= 1e4 { format!("{:.1} T", gflops / 1e3) } else { format!("{gflops:.1} G") }
+}
+
 fn table_row(row: &Row) -> Vec<String> {
     let gates = match row.first_problem() {
         None => "PASS".to_owned(),
         Some(gate) => gate.verdict.word().to_owned(),
     };
     let number = |x: Option<f64>, show: fn(f64) -> String| x.map_or("–".to_owned(), show);
-    // Against the fastest peer: the one that would be picked instead.
-    let ratio = row
-        .speedup
-        .iter()
-        .filter(|(name, _)| name.starts_with("torch"))
-        .map(|(_, comparison)| comparison.ratio)
-        .min_by(f64::total_cmp);
+    let ratio = row.fastest_peer().map(|(_, comparison)| comparison.ratio);
     vec![
         row.problem.clone(),
         row.kernel.clone(),
@@ -187,7 +185,7 @@ fn table_row(row: &Row) -> Vec<String> {
         number(row.p50_us, time),
         number(row.p90_us, time),
         number(row.p99_us, time),
-        number(row.gflops, |x| format!("{x:.1}")),
+        number(row.gflops, rate),
         number(row.percent_of_peak, |x| format!("{x:.0}")),
         row.samples_us.len().to_string(),
         number(ratio, |x| format!("{x:.2}×")),

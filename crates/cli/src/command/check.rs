@@ -30,7 +30,7 @@ struct CheckRow {
 pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
     let device = args.common.open()?;
     let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
-    let specs = specs(&args, device.name() == "cpu")?;
+    let specs = specs(&args, &device.name())?;
     for spec in &specs {
         machine::refuse_what_does_not_fit(&spec.problem, 1)?;
     }
@@ -108,14 +108,18 @@ fn run_once(device: &dyn Device, kernel: &str, case: &Case) -> anyhow::Result<()
     Ok(())
 }
 
-fn specs(args: &Check, on_cpu: bool) -> anyhow::Result<Vec<CaseSpec>> {
+fn specs(args: &Check, device: &str) -> anyhow::Result<Vec<CaseSpec>> {
     let mut specs = Vec::new();
     let dtypes = match args.dtype.as_slice() {
-        [] if on_cpu => &DType::ALL[..],
+        [] if device == "cpu" => &DType::ALL[..],
         [] => &[DType::F16, DType::BF16],
         given => given,
     };
     for &dtype in dtypes {
+        if args.shapes.is_empty() && device == "sim" {
+            specs.extend(suite::simulated(dtype)?);
+            continue;
+        }
         if args.shapes.is_empty() {
             let seeds = if args.quick { 1 } else { args.seeds };
             let mut of_dtype = suite::cases(&Group::ALL, dtype, seeds)?;

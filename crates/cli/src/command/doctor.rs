@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
+use evosdpa_cuda::{
+    Cache, Compiler, Device, loader, toolchain,
+    toolkit::{HOME_VARIABLE, Toolkit},
+};
 use evosdpa_lab::{
     gate::GateResult,
     machine::{self, Environment},
     peer::torch::Torch,
+    tool::{self, CudaTool},
 };
 
 use crate::{Found, args::Doctor, output};
@@ -14,6 +19,9 @@ use crate::{Found, args::Doctor, output};
 const TORCH_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: Doctor) -> anyhow::Result<Found> {
+    if args.fix {
+        return fix(&args);
+    }
     let mut environment = Environment::look(None);
     environment.measure_peaks();
     let mut probes = vec![
@@ -35,8 +43,16 @@ pub(crate) fn run(args: Doctor) -> anyhow::Result<Found> {
             ),
         ),
     });
+    probes.extend(gpu_probes());
+    probes.push(compiler_probe());
+    probes.extend([CudaTool::ComputeSanitizer, CudaTool::Ncu].map(tool_probe));
+    probes.push(cache_probe());
+    report(&args, &environment, &probes)
+}
+
+fn report(args: &Doctor, environment: &Environment, probes: &[GateResult]) -> anyhow::Result<Found> {
     if args.json {
-        output::print_json("doctor", &environment, &probes)?;
+        output::print_json("doctor", environment, &probes)?;
         return Ok(Found::NothingWrong);
     }
     let rows = probes
@@ -44,6 +60,105 @@ pub(crate) fn run(args: Doctor) -> anyhow::Result<Found> {
         .map(|probe| vec![probe.gate.clone(), probe.verdict.word().to_owned(), probe.detail.clone()]);
     output::print(&output::table(&["what", "verdict", "detail"], 9, rows.collect()))?;
     Ok(Found::NothingWrong)
+}
+
+/// Installs the CUDA compiler, unless there is one that can be opened.
+fn fix(args: &Doctor) -> anyhow::Result<Found> {
+    let environment = Environment::look(None);
+    if Compiler::open().is_ok() {
+        return report(args, &environment, &[compiler_probe()]);
+    }
+    eprintln!("installing {} from PyPI; this takes a minute or two", toolchain::REQUIREMENT);
+    let installed = toolchain::install_private()?;
+    let mut detail = format!("installed into {}", installed.root.display());
+    // The search looks elsewhere first: something that is found there but does not open is still in the way.
+    if let Ok(found) = Toolkit::find() {
+        detail.push_str(&format!(
+            "; {} is found first and cannot be opened: remove it, or set {HOME_VARIABLE} to the new one",
+            found.root.display()
+        ));
+    }
+    report(args, &environment, &[GateResult::pass("CUDA compiler", detail)])
+}
+
+/// The driver, then each device it sees.
+fn gpu_probes() -> Vec<GateResult> {
+    let driver = match loader::driver() {
+        Ok(driver) => driver,
+        Err(error) => return vec![GateResult::unavailable("CUDA driver", error.to_string())],
+    };
+    let version = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    let mut probes = vec![GateResult::pass(
+        "CUDA driver",
+        format!("supports CUDA {}, sees {} devices", version(driver.cuda_version), driver.device_count),
+    )];
+    for ordinal in 0..driver.device_count {
+        let name = format!("cuda:{ordinal}");
+        probes.push(
+            match Device::open(ordinal).and_then(|device| Ok((device.target()?, device.info().clone()))) {
+                Ok((target, info)) => GateResult::pass(
+                    &name,
+                    format!(
+                        "{}, {}, {} multiprocessors, {:.0} GB, {} kB of shared memory a block",
+                        info.name,
+                        target.arch,
+                        info.sm_count,
+                        info.memory_bytes as f64 / 1e9,
+                        info.smem_per_block_bytes / 1024
+                    ),
+                ),
+                Err(error) => GateResult::unavailable(&name, error.to_string()),
+            },
+        );
+    }
+    probes
+}
+
+/// What is installed is told apart from what can be opened.
+fn compiler_probe() -> GateResult {
+    const NAME: &str = "CUDA compiler";
+    let toolkit = match Toolkit::find() {
+        Ok(toolkit) => toolkit,
+        Err(error) => return GateResult::unavailable(NAME, error.to_string()),
+    };
+    match Compiler::open() {
+        Ok(compiler) => GateResult::pass(
+            NAME,
+            format!(
+                "NVRTC {} loaded from {} ({})",
+                compiler.version(),
+                toolkit.root.display(),
+                toolkit.found_by
+            ),
+        ),
+        Err(error) => GateResult::unavailable(
+            NAME,
+            format!(
+                "installed at {} ({}) but not loadable: {error}. Fix: `evosdpa doctor --fix`",
+                toolkit.root.display(),
+                toolkit.found_by
+            ),
+        ),
+    }
+}
+
+fn tool_probe(wanted: CudaTool) -> GateResult {
+    let found = wanted.find().and_then(|path| Ok((tool::version(&path)?, path)));
+    match found {
+        Ok((version, path)) => GateResult::pass(wanted.name(), format!("{version}, {}", path.display())),
+        Err(why) => GateResult::unavailable(wanted.name(), why),
+    }
+}
+
+fn cache_probe() -> GateResult {
+    let looked = Cache::open_default().and_then(|cache| Ok((cache.size_bytes()?, cache)));
+    match looked {
+        Ok((bytes, cache)) => {
+            let megabytes = bytes as f64 / 1e6;
+            GateResult::pass("kernel cache", format!("{megabytes:.1} MB in {}", cache.folder().display()))
+        }
+        Err(error) => GateResult::unavailable("kernel cache", error.to_string()),
+    }
 }
 
 fn isa_probe(environment: &Environment) -> GateResult {

@@ -1,18 +1,23 @@
 //! One file per command.
 
 pub(crate) mod bench;
+pub(crate) mod build;
+pub(crate) mod cache;
 pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod kernels;
 pub(crate) mod runs;
+pub(crate) mod sanitize;
+
+use std::path::PathBuf;
 
 use anyhow::Context;
 use evosdpa::Isa;
 use evosdpa_core::error::nearest;
-use evosdpa_kernels::Registry;
-use evosdpa_lab::device::{Cpu, Cuda, Device};
+use evosdpa_kernels::{Kernel, Origin, Registry};
+use evosdpa_lab::device::{Cpu, Cuda, Device, Sim};
 
 use crate::args::Common;
 
@@ -25,31 +30,16 @@ impl Common {
             "cpu" => Ok(cpu()),
             // A machine without a GPU, or without a compiler for it, still has a CPU.
             "auto" => Ok(self.open_cuda(0).map_or_else(|_| cpu() as Box<dyn Device>, |cuda| Box::new(cuda))),
-            "cuda" => Ok(Box::new(self.open_cuda(0)?)),
-            other => match other.strip_prefix("cuda:").and_then(|number| number.parse().ok()) {
+            "sim" => Ok(Box::new(Sim::open(registry(&self.kernel_path)?)?)),
+            other => match cuda_ordinal(other) {
                 Some(ordinal) => Ok(Box::new(self.open_cuda(ordinal)?)),
-                None => Err(evosdpa_core::Error::UnknownName {
-                    kind: "device",
-                    name: other.to_owned(),
-                    nearest: nearest(other, ["auto", "cpu", "cuda"]),
-                    allowed: "auto, cpu, cuda, cuda:N".to_owned(),
-                })
-                .context("--device"),
+                None => Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N", "sim"])),
             },
         }
     }
 
     fn open_cuda(&self, ordinal: usize) -> anyhow::Result<Cuda> {
-        Ok(Cuda::open(ordinal, self.registry()?)?)
-    }
-
-    /// The kernels that come with the program, and the user's own.
-    fn registry(&self) -> anyhow::Result<Registry> {
-        let mut registry = Registry::embedded()?;
-        if let Some(folder) = &self.kernel_path {
-            registry.add_folder(folder)?;
-        }
-        Ok(registry)
+        Ok(Cuda::open(ordinal, registry(&self.kernel_path)?)?)
     }
 
     fn thread_count(&self) -> Option<usize> {
@@ -77,4 +67,44 @@ fn chosen_kernels(device: &dyn Device, asked: &[String]) -> anyhow::Result<Vec<S
         return Ok(device.kernels().into_iter().map(|kernel| kernel.name).collect());
     }
     Ok(asked.iter().map(|name| evosdpa_lab::find_kernel(device, name)).collect::<Result<_, _>>()?)
+}
+
+/// The CUDA kernels there are: the shipped ones and those of the user's folders.
+fn registry(kernel_path: &[PathBuf]) -> anyhow::Result<Registry> {
+    let mut registry = Registry::embedded()?;
+    for folder in kernel_path {
+        registry.add_folder(folder).context("--kernel-path")?;
+    }
+    Ok(registry)
+}
+
+/// The CUDA kernels that were asked for. When none was: those of the user's folders, and without such all.
+fn chosen_cuda_kernels<'a>(registry: &'a Registry, asked: &[String]) -> anyhow::Result<Vec<&'a Kernel>> {
+    if !asked.is_empty() {
+        return Ok(asked.iter().map(|name| registry.kernel(name)).collect::<Result<_, _>>()?);
+    }
+    let own: Vec<&Kernel> = registry.kernels().filter(|kernel| kernel.origin != Origin::Embedded).collect();
+    let chosen = if own.is_empty() { registry.kernels().collect() } else { own };
+    if chosen.is_empty() {
+        return Err(evosdpa_kernels::Error::Empty.into());
+    }
+    Ok(chosen)
+}
+
+/// The number of `cuda:N`; `cuda` is the first.
+fn cuda_ordinal(device: &str) -> Option<usize> {
+    match device.strip_prefix("cuda")? {
+        "" => Some(0),
+        number => number.strip_prefix(':')?.parse().ok(),
+    }
+}
+
+fn unknown_device(name: &str, allowed: &[&str]) -> anyhow::Error {
+    let error = evosdpa_core::Error::UnknownName {
+        kind: "device",
+        name: name.to_owned(),
+        nearest: nearest(name, allowed.iter().copied()),
+        allowed: allowed.join(", "),
+    };
+    anyhow::Error::from(error).context("--device")
 }

@@ -12,7 +12,7 @@ mod product;
 
 use rayon::prelude::*;
 
-use crate::{DType, Problem, TensorView};
+use crate::{Float, Problem, TensorView};
 use panels::Panels;
 use product::Real;
 
@@ -46,7 +46,8 @@ pub struct RowScores {
     pub keys: usize,
 }
 
-/// Solves a problem in f64. The views must have the problem's shapes ([`Problem::check`]).
+/// Solves a problem in f64. The views must have the problem's shapes ([`Problem::check`]) and hold the values meant: for an
+/// 8-bit problem the dequantised ones ([`crate::inputs::Inputs::dequantized`]), since codes alone lack their scales.
 pub fn solve(problem: &Problem, q: &TensorView<'_>, k: &TensorView<'_>, v: &TensorView<'_>) -> Reference {
     let solved = run::<f64>(problem, q, k, v, &|x| x, true);
     Reference {
@@ -58,7 +59,17 @@ pub fn solve(problem: &Problem, q: &TensorView<'_>, k: &TensorView<'_>, v: &Tens
     }
 }
 
-/// The same computation as PyTorch's unfused one in the problem's dtype: scores, weights and output each rounded to it,
+/// The output of [`solve`] alone.
+pub fn solve_output(
+    problem: &Problem,
+    q: &TensorView<'_>,
+    k: &TensorView<'_>,
+    v: &TensorView<'_>,
+) -> Vec<f64> {
+    run::<f64>(problem, q, k, v, &|x| x, false).o
+}
+
+/// The same computation as PyTorch's unfused one in the problem's output dtype: scores, weights and output each rounded to it,
 /// sums in f32. Its distance from [`solve`] is the error that a user of that dtype already accepts.
 pub fn solve_in_dtype(
     problem: &Problem,
@@ -66,10 +77,10 @@ pub fn solve_in_dtype(
     k: &TensorView<'_>,
     v: &TensorView<'_>,
 ) -> Vec<f64> {
-    let o = match problem.dtype() {
-        DType::F32 => run::<f32>(problem, q, k, v, &|x| x, false).o,
-        DType::F16 => run::<f32>(problem, q, k, v, &|x| half::f16::from_f32(x).to_f32(), false).o,
-        DType::BF16 => run::<f32>(problem, q, k, v, &|x| half::bf16::from_f32(x).to_f32(), false).o,
+    let o = match problem.output_float() {
+        Float::F32 => run::<f32>(problem, q, k, v, &|x| x, false).o,
+        Float::F16 => run::<f32>(problem, q, k, v, &|x| half::f16::from_f32(x).to_f32(), false).o,
+        Float::BF16 => run::<f32>(problem, q, k, v, &|x| half::bf16::from_f32(x).to_f32(), false).o,
     };
     o.into_iter().map(f64::from).collect()
 }

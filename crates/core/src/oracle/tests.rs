@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Layout, Mask, inputs::Family, inputs::Inputs};
+use crate::{DType, Layout, Mask, inputs::Family, inputs::Inputs};
 
 fn problem(text: &str, dtype: DType) -> Problem {
     Problem::new(text.parse().unwrap(), dtype).unwrap()

@@ -1,26 +1,23 @@
 //! Every kernel on every instruction set gives the right answer.
 
-use crate::reference::{assert_right, reference, run, run_gapped, ways};
-use evosdpa_core::inputs::{Family, Inputs};
+use crate::running::{run, run_gapped, ways};
+use evosdpa_core::case::Case;
+use evosdpa_core::inputs::Family;
 use evosdpa_core::{Alignment, DType, Layout, Mask, Problem, Shape, Sizes};
 use proptest::prelude::*;
 
-/// Largest |score| of a family, roughly: what the error of a score is proportional to.
-fn reach(family: Family) -> f64 {
-    match family {
-        Family::LargeLogits => 400.0,
-        Family::OneHot => 200.0,
-        _ => 30.0,
-    }
-}
-
 fn check(problem: &Problem, family: Family, seed: u64) {
-    let inputs = Inputs::generate(problem, family, seed);
-    let answer = reference(problem, &inputs);
+    let case = Case::new(*problem, family, seed, None);
     for (kernel, options) in ways() {
-        let what = format!("{} {:?} {family}", kernel.name(), options.isa);
-        let (o, lse) = run(problem, &inputs, kernel, &options);
-        assert_right(problem, &what, &answer, &o, &lse, reach(family));
+        let (o, lse) = run(problem, &case.inputs, kernel, &options);
+        let judgement = case.judge(&o.view(), Some(&lse));
+        assert!(
+            judgement.passed(),
+            "{} {:?} {problem} {family}: {}",
+            kernel.name(),
+            options.isa,
+            judgement.summary()
+        );
     }
 }
 
@@ -109,12 +106,11 @@ proptest! {
     /// Any problem, in buffers whose gaps hold NaN: right everywhere, and the gaps of the output are left alone.
     #[test]
     fn any_problem_in_poisoned_buffers(problem in problems(), seed: u64, gap in 1usize..20) {
-        let inputs = Inputs::with_poisoned_gaps(&problem, Family::Normal, seed, gap);
-        let answer = reference(&problem, &inputs);
+        let case = Case::new(problem, Family::Normal, seed, Some(gap));
         for (kernel, options) in ways() {
-            let what = format!("{} {:?}", kernel.name(), options.isa);
-            let (o, lse) = run_gapped(&problem, &inputs, kernel, &options, gap);
-            assert_right(&problem, &what, &answer, &o, &lse, 60.0);
+            let (o, lse) = run_gapped(&problem, &case.inputs, kernel, &options, gap);
+            let judgement = case.judge(&o.view(), Some(&lse));
+            prop_assert!(judgement.passed(), "{} {:?} {problem}: {}", kernel.name(), options.isa, judgement.summary());
             let poisoned = o.bytes().chunks(problem.dtype().bytes()).filter(|c| c.iter().all(|b| *b == 0xFF)).count();
             prop_assert_eq!(poisoned, problem.rows() * gap);
         }

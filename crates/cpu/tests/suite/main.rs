@@ -2,4 +2,4 @@
 
 mod correctness;
 mod promises;
-mod reference;
+mod running;

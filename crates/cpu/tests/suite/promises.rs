@@ -1,6 +1,6 @@
 //! What the kernels promise beside the right numbers: determinism, corners, refusals, memory.
 
-use crate::reference::{bytes, elements, run, ways};
+use crate::running::{elements, run, ways};
 use evosdpa_core::inputs::{Family, Inputs};
 use evosdpa_core::{DType, Layout, Problem, Shape, Tensor, TensorView};
 use evosdpa_cpu::{CpuKernel, CpuOptions, Error, FlashTiles, Isa, attention, workspace_bytes};
@@ -27,7 +27,7 @@ fn results_do_not_depend_on_threads_or_query_blocks() {
                     let tiles = Some(FlashTiles { block_q, block_kv: 64 });
                     let options = CpuOptions { threads: Some(threads), isa: Some(isa), tiles };
                     let (o, lse) = run(&problem, &inputs, CpuKernel::Flash, &options);
-                    (bytes(&o), lse.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+                    (o.bytes().to_vec(), lse.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
                 };
                 let first = with(1, 192);
                 for (threads, block_q) in [(1, 192), (2, 192), (3, 1), (4, 4096)] {
@@ -124,16 +124,23 @@ fn inputs_may_repeat_through_zero_strides() {
             f64::from(tensor.view().elements::<f32>().unwrap()[s * 16 + d])
         })
     };
-    let copied = Inputs { q: queries.q.clone(), k: repeated(&one.k), v: repeated(&one.v) };
+    let copied = Inputs { q: queries.q.clone(), k: repeated(&one.k), v: repeated(&one.v), scales: None };
     for (kernel, options) in ways() {
         let (want, _) = run(&wide, &copied, kernel, &options);
-        let view = |t: &'static Tensor| {
-            TensorView::new(t.bytes(), DType::F32, wide.k_shape(), [0, 0, 16, 1]).unwrap()
-        };
-        let (k, v) = (Box::leak(Box::new(one.k.clone())), Box::leak(Box::new(one.v.clone())));
+        let view = |t| TensorView::new(Tensor::bytes(t), DType::F32, wide.k_shape(), [0, 0, 16, 1]).unwrap();
         let mut got = Tensor::zeros(wide.o_shape(), DType::F32, Layout::Bhsd);
-        attention(kernel, &wide, queries.q.view(), view(k), view(v), got.view_mut(), None, &options).unwrap();
-        assert_eq!(bytes(&got), bytes(&want), "{kernel:?} {options:?}");
+        attention(
+            kernel,
+            &wide,
+            queries.q.view(),
+            view(&one.k),
+            view(&one.v),
+            got.view_mut(),
+            None,
+            &options,
+        )
+        .unwrap();
+        assert_eq!(got.bytes(), want.bytes(), "{kernel:?} {options:?}");
     }
 }
 

@@ -33,6 +33,9 @@
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
 #define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
 #endif
+#ifndef SPLIT_LOOP  // 1: a separate loop for the few row blocks whose P is kept precise
+#define SPLIT_LOOP 1
+#endif
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
 #endif
@@ -77,6 +80,11 @@ constexpr int Q_BYTES = QTile::BYTES > OTile::BYTES ? QTile::BYTES : OTile::BYTE
 constexpr int K_OFFSET = Q_BYTES;
 constexpr int V_OFFSET = K_OFFSET + STAGES * KTile::BYTES;
 
+template <bool VALUE>
+struct Constant {
+  __device__ constexpr operator bool() const { return VALUE; }
+};
+
 // One row of source data: where it starts, and whether 16-byte copies may be used.
 struct Source {
   const half_type* base;
@@ -84,10 +92,6 @@ struct Source {
   int dim;
   bool aligned;
 };
-
-__device__ __forceinline__ bool aligned16(const void* p, long long stride) {
-  return ((reinterpret_cast<u64>(p) | u64(stride * 2)) & 15) == 0;
-}
 
 // Copies rows [row0, row0 + ROWS) to shared memory; whatever lies past `row_end` or past `dim` becomes zero.
 template <typename Tile, int ROWS>
@@ -138,35 +142,22 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
   }
 }
 
-// Eight output columns as 16 bytes, or element by element where the row is not aligned or ends early.
-__device__ __forceinline__ void store_chunk(half_type* row, int column, int dim, bool aligned, uint4 bits) {
-  if (aligned && column + 8 <= dim) {
-    *reinterpret_cast<uint4*>(row + column) = bits;
-  } else {
-    const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      if (column + j < dim)
-        reinterpret_cast<u16*>(row)[column + j] = u16(words[j / 2] >> (16 * (j % 2)));
-  }
-}
-
-// O += P · V for this warp's keys. PRECISE adds what the 16-bit rounding of P leaves over.
-template <bool PRECISE>
+// O += P · V for this warp's keys, or, REST, O += (what the 16-bit rounding of P left over) · V.
+template <bool REST>
 __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], const float (&p)[M_TILES][N_TILES][4],
                                               u32 v_lane) {
 #pragma unroll
   for (int k = 0; k < WARP_KEYS / 16; ++k) {
-    u32 a[M_TILES][4], rest[M_TILES][4];
+    u32 a[M_TILES][4];
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const float* pair = &p[mt][2 * k + r / 2][(r % 2) * 2];
         a[mt][r] = pack_pair(pair[0], pair[1]);
-        if (PRECISE) {
+        if (REST) {
           const float2 kept = unpack_pair(a[mt][r]);
-          rest[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
+          a[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
         }
       }
 #pragma unroll
@@ -177,10 +168,6 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
       for (int mt = 0; mt < M_TILES; ++mt) {
         mma_m16n8k16(o[mt][2 * c], a[mt], b[0], b[1]);
         mma_m16n8k16(o[mt][2 * c + 1], a[mt], b[2], b[3]);
-        if (PRECISE) {
-          mma_m16n8k16(o[mt][2 * c], rest[mt], b[0], b[1]);
-          mma_m16n8k16(o[mt][2 * c + 1], rest[mt], b[2], b[3]);
-        }
       }
     }
   }
@@ -261,6 +248,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
       ldmatrix_x4(frag[mt], QTile::advance(q_lane, step, mt));
   };
 
+#if SPLIT_LOOP
+  auto visit_keys = [&](auto precise_rows) {
+#else
+  const bool precise_rows = PRECISE_KEYS > 0 && precise;
+#endif
   for (int tile = 0; tile < tiles; ++tile) {
     const int n0 = (tile_first + tile) * BLOCK_N;
     const int slot = tile % STAGES;
@@ -310,7 +302,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
           for (int n = 0; n < N_TILES; ++n)
 #pragma unroll
             for (int e = 0; e < 2; ++e)
-              if (n * 8 + e < visible_first || n * 8 + e > visible_last) s[mt][n][r * 2 + e] = NEG_INF;
+              if (n * 8 + e > visible_last) s[mt][n][r * 2 + e] = NEG_INF;
+          if (p.band_lo > SDPA_BAND_UNBOUNDED_LO) {
+#pragma unroll
+            for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+              for (int e = 0; e < 2; ++e)
+                if (n * 8 + e < visible_first) s[mt][n][r * 2 + e] = NEG_INF;
+          }
         }
     }
 
@@ -342,11 +341,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
         for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
       }
 
-    if (PRECISE_KEYS > 0 && precise)
-      accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);
-    else
-      accumulate_pv<false>(o, s, v_lane + slot * VTile::BYTES);
+    accumulate_pv<false>(o, s, v_lane + slot * VTile::BYTES);
+    if (precise_rows) accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);
   }
+#if SPLIT_LOOP
+  };
+  if (PRECISE_KEYS > 0 && precise)
+    visit_keys(Constant<PRECISE_KEYS != 0>());
+  else
+    visit_keys(Constant<false>());
+#endif
   cp_async_wait<0>();
 
 #pragma unroll
@@ -365,7 +369,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
 
 #if WARPS_N == 1
   // Each warp stages its own rows where its Q rows were, then writes them in 16-byte chunks.
-  if (HEAD_DIM != VALUE_DIM) __syncthreads();
+  // Without a key tile nothing has waited yet for the other warps' copies of Q.
+  if (HEAD_DIM != VALUE_DIM || tiles == 0) __syncthreads();
 #pragma unroll
   for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll

@@ -46,6 +46,22 @@ __device__ __forceinline__ float2 unpack_pair(u32 pair) {
 #endif
 }
 
+__device__ __forceinline__ bool aligned16(const void* p, long long stride_elements) {
+  return ((reinterpret_cast<u64>(p) | u64(stride_elements * 2)) & 15) == 0;
+}
+
+// Eight output columns as 16 bytes, or element by element where the row is not aligned or ends early.
+__device__ __forceinline__ void store_chunk(half_type* row, int column, int dim, bool aligned, uint4 bits) {
+  if (aligned && column + 8 <= dim) {
+    *reinterpret_cast<uint4*>(row + column) = bits;
+  } else {
+    const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      if (column + j < dim) reinterpret_cast<u16*>(row)[column + j] = u16(words[j / 2] >> (16 * (j % 2)));
+  }
+}
+
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,6 +1,7 @@
 // Softmax on a warpgroup's 64×N tile of scores in registers (layout: wgmma.cuh). Every thread holds two rows,
 // r = 0 and 1 (16w+g and 16w+g+8); four neighbouring lanes share them.
 #pragma once
+#include "params.h"
 #include "wgmma.cuh"
 
 struct RowState {
@@ -26,14 +27,44 @@ __device__ __forceinline__ void mask_scores(float (&s)[N / 2], const int (&rows)
     for (int j = 0; j < N / 8; ++j)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (8 * j + e < first || 8 * j + e > last) s[4 * j + 2 * r + e] = NEG_INF;
+        if (8 * j + e > last) s[4 * j + 2 * r + e] = NEG_INF;
+    if (band_lo > SDPA_BAND_UNBOUNDED_LO) {
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (8 * j + e < first) s[4 * j + 2 * r + e] = NEG_INF;
+    }
   }
 }
 
-// Turns scores into unnormalised probabilities relative to the new running maximum, and gives the factor by which
-// everything accumulated so far shrinks. MASKED: a row may have no visible key yet.
-template <int N, bool MASKED>
-__device__ __forceinline__ void softmax_scores(float (&s)[N / 2], RowState& state, float scale_log2, float (&shrink)[2]) {
+// 2^(x·scale + offset) without the special-function unit, for finite x and results of at least 2^-126: the exponent
+// is rounded off in the low bits of a large float, a polynomial does the rest (relative error 7e-5, below the
+// rounding of bf16 probabilities, or 3e-6 for fp16).
+__device__ __forceinline__ float exp2_fma(float x, float scale, float offset) {
+  constexpr float ROUNDER = 12582912.f;  // 1.5 · 2^23
+  const float t = fmaxf(fmaf(x, scale, offset), -126.f);
+  const float rounded = t + ROUNDER;
+  const float f = t - (rounded - ROUNDER);
+#if DTYPE_BF16
+  float y = fmaf(f, 0.0551716672f, 0.242611122f);
+  y = fmaf(f, y, 0.693260986f);
+  y = fmaf(f, y, 0.999928074f);
+#else
+  float y = fmaf(f, 0.00957010170f, 0.0559178603f);
+  y = fmaf(f, y, 0.240247448f);
+  y = fmaf(f, y, 0.693121815f);
+  y = fmaf(f, y, 0.999999261f);
+#endif
+  return __uint_as_float(__float_as_uint(y) + (__float_as_uint(rounded) << 23));
+}
+
+// Turns scores into unnormalised probabilities relative to the running maximum, and gives the factor by which
+// everything accumulated so far shrinks; false: nothing shrinks. MASKED: a row may have no visible key yet.
+// LAG: the maximum is left where it is while no row of this warp outgrows it by more than 2^LAG; -1 never asks.
+// FMA_OF_8: so many of every eight exponentials are computed on the FMA pipe (never where scores are masked).
+template <int N, bool MASKED, int FMA_OF_8 = 0, int LAG = -1>
+__device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& state, float scale_log2, float (&shrink)[2]) {
   float top[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -49,6 +80,12 @@ __device__ __forceinline__ void softmax_scores(float (&s)[N / 2], RowState& stat
   for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
 #pragma unroll
   for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+  bool grows = true;
+  if (LAG >= 0) {
+    const bool stays = (top[0] - state.max[0]) * scale_log2 <= LAG && (top[1] - state.max[1]) * scale_log2 <= LAG;
+    grows = !__all_sync(~0u, stays);
+    if (!grows) top[0] = state.max[0], top[1] = state.max[1];
+  }
   float offset[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -65,11 +102,16 @@ __device__ __forceinline__ void softmax_scores(float (&s)[N / 2], RowState& stat
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = s[4 * j + 2 * r + e];
-        x = exp2_approx(fmaf(x, scale_log2, offset[r]));
+        // Spread over the rows and columns, so that both units always have work.
+        if (!MASKED && FMA_OF_8 > 0 && (4 * j + 2 * e + r) % 8 * FMA_OF_8 % 8 < FMA_OF_8)
+          x = exp2_fma(x, scale_log2, offset[r]);
+        else
+          x = exp2_approx(fmaf(x, scale_log2, offset[r]));
         sum[r][e] += x;
       }
 #pragma unroll
   for (int r = 0; r < 2; ++r) state.sum[r] = fmaf(state.sum[r], shrink[r], sum[r][0] + sum[r][1]);
+  return grows;
 }
 
 template <int COUNT>

@@ -8,9 +8,10 @@
 // still on the tensor cores. PINGPONG: the warpgroups take turns to issue their products, so that one's softmax
 // falls under another's products.
 //
-//   smem: | Q (later O) | K × STAGES | V × STAGES | mbarriers |, all in 128-byte-swizzled panels of 64 columns
+//   smem: | Q (later O) × Q_STAGES | K × STAGES | V × STAGES | mbarriers |, in 128-byte-swizzled panels of 64 columns
 #include "band.cuh"
 #include "warpgroup_softmax.cuh"
+#include "warpgroup_store.cuh"
 
 #ifndef CONSUMERS
 #define CONSUMERS 2
@@ -30,8 +31,23 @@
 #ifndef PERSISTENT  // 0: one tile per CTA, 1: each CTA walks tiles with a fixed stride
 #define PERSISTENT 1
 #endif
-#ifndef LONGEST_FIRST  // order of tiles: 1 = longest rows of all heads first (causal), 0 = row blocks of one head together
-#define LONGEST_FIRST 0
+#ifndef PAIRED  // 1: a long and a short row block of a causal mask go to the same CTA, one after the other
+#define PAIRED 0
+#endif
+#ifndef Q_STAGES  // 2: the next tile's queries arrive while this tile is still being worked on
+#define Q_STAGES 2
+#endif
+#ifndef STORE_DIRECT  // 1: O goes from registers to global memory; 0: through shared memory and the copy engine
+#define STORE_DIRECT 1
+#endif
+#ifndef FMA_EXP  // of every eight exponentials, how many are computed on the FMA pipe
+#define FMA_EXP 0
+#endif
+#ifndef RESCALE_LAG  // O is rescaled: -1 after every tile, 0 when a maximum has grown, n when it has grown by 2^n
+#define RESCALE_LAG -1
+#endif
+#ifndef CTAS_PER_SM
+#define CTAS_PER_SM 1
 #endif
 #ifndef SCALE_LATE  // 1: O is rescaled after P·V has finished; 0: before the next P·V is issued, under Q·Kᵀ
 #define SCALE_LATE 1
@@ -39,17 +55,15 @@
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
 #define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
 #endif
-#ifndef CONSUMER_REGS
-#define CONSUMER_REGS (CONSUMERS == 3 ? 160 : 240)
-#endif
-#ifndef PRODUCER_REGS
-#define PRODUCER_REGS (CONSUMERS == 3 ? 32 : 24)
-#endif
-
 namespace {
 
 constexpr int BLOCK_M = 64 * CONSUMERS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
+// Registers per thread at the start, and how the warpgroups share them out afterwards.
+constexpr int ENTRY_REGS = 65536 / (CTAS_PER_SM * THREADS) / 8 * 8;
+constexpr int PRODUCER_REGS = CONSUMERS == 3 ? 32 : 24;
+constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / CONSUMERS / 8 * 8;
+constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 constexpr int QK_PANELS = (HEAD_DIM + PANEL - 1) / PANEL;
 constexpr int V_PANELS = (VALUE_DIM + PANEL - 1) / PANEL;
 constexpr int Q_PANEL_BYTES = BLOCK_M * 128;
@@ -58,56 +72,66 @@ constexpr int Q_BYTES = QK_PANELS * Q_PANEL_BYTES;
 constexpr int O_BYTES = V_PANELS * Q_PANEL_BYTES;
 constexpr int K_BYTES = QK_PANELS * KV_PANEL_BYTES;
 constexpr int V_BYTES = V_PANELS * KV_PANEL_BYTES;
-constexpr int K_OFFSET = Q_BYTES > O_BYTES ? Q_BYTES : O_BYTES;
+constexpr int Q_SLOT_BYTES = !STORE_DIRECT && O_BYTES > Q_BYTES ? O_BYTES : Q_BYTES;
+constexpr int K_OFFSET = Q_STAGES * Q_SLOT_BYTES;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_BYTES;
 constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * V_BYTES;
-// barriers: Q full, Q empty, then K full, K empty, V full, V empty per stage
-constexpr int SMEM_BYTES = BARRIER_OFFSET + 8 * (2 + 4 * STAGES);
+// barriers: (full, empty) of every Q slot, then K full, K empty, V full, V empty per stage
+constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * Q_STAGES + 32 * STAGES;
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 
 constexpr int PINGPONG_BARRIER = 1;                     // + warpgroup
 constexpr int EPILOGUE_BARRIER = PINGPONG_BARRIER + 3;  // + warpgroup
 
-// A slot of a ring and the parity of its current round.
+// How often a ring of SLOTS has been used: the slot, and the parity of its current round.
+template <int SLOTS>
 struct RingPosition {
-  int slot = 0;
-  u32 parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == STAGES) slot = 0, parity ^= 1;
+  u32 uses = 0;
+  __device__ __forceinline__ int slot() const { return uses % SLOTS; }
+  __device__ __forceinline__ u32 parity() const { return uses / SLOTS & 1; }
+  __device__ __forceinline__ void advance() { ++uses; }
+};
+
+// The row blocks of one CTA, in order. A unit of work is one row block or, PAIRED, the block i from the end of a head
+// and the block i from its start: under a causal mask all units are then equally long, and a fixed assignment is fair.
+struct Schedule {
+  int unit = blockIdx.x, second = 0;
+  static __device__ __forceinline__ int m_blocks(const SdpaParams& p) { return (p.seq_q + BLOCK_M - 1) / BLOCK_M; }
+  static __device__ __forceinline__ int units_per_head(const SdpaParams& p) {
+    return PAIRED ? (m_blocks(p) + 1) / 2 : m_blocks(p);
+  }
+  __device__ __forceinline__ bool done(const SdpaParams& p) const {
+    return unit >= units_per_head(p) * p.heads_q * p.batch;
+  }
+  __device__ __forceinline__ int head(const SdpaParams& p) const { return unit / units_per_head(p); }
+  __device__ __forceinline__ int m_block(const SdpaParams& p) const {
+    const int inside = unit % units_per_head(p);
+    return second ? inside : m_blocks(p) - 1 - inside;
+  }
+  __device__ __forceinline__ void advance(const SdpaParams& p) {
+    if (PAIRED && !second && m_block(p) != unit % units_per_head(p)) {
+      second = 1;
+    } else {
+      second = 0;
+      unit += PERSISTENT ? int(gridDim.x) : (1 << 30);
+    }
   }
 };
 
-// One unit of work: 64·CONSUMERS rows of one head, and the key tiles that it sees.
+// 64·CONSUMERS rows of one head, and the key tiles that they see.
 struct Tile {
   int m0, m_last, head, head_kv, batch;
   int first, count;  // key tiles [first, first + count)
   bool precise;
 };
 
-__device__ __forceinline__ Tile tile_at(const SdpaParams& p, int index) {
-  const int m_blocks = (p.seq_q + BLOCK_M - 1) / BLOCK_M;
-  int m_block, head;
-  if (LONGEST_FIRST) {
-    // Sections of heads whose keys and values stay in L2 together; inside one, the longest rows first.
-    const int heads = p.heads_q * p.batch;
-    constexpr long long L2_BUDGET_BYTES = 24ll << 20;
-    const long long kv_bytes = (long long)p.seq_kv * (p.dim_qk + p.dim_v) * 2;
-    const int fit = int(min((long long)heads, max(1ll, L2_BUDGET_BYTES / kv_bytes))) * (p.heads_q / p.heads_kv);
-    const int section = index / (fit * m_blocks);
-    const int inside = index - section * fit * m_blocks;
-    const int section_heads = min(fit, heads - section * fit);
-    m_block = m_blocks - 1 - inside / section_heads;
-    head = section * fit + inside % section_heads;
-  } else {
-    m_block = m_blocks - 1 - index % m_blocks;
-    head = index / m_blocks;
-  }
+__device__ __forceinline__ Tile tile_at(const SdpaParams& p, const Schedule& schedule) {
   Tile t;
-  t.m0 = m_block * BLOCK_M;
+  t.m0 = schedule.m_block(p) * BLOCK_M;
   t.m_last = min(t.m0 + BLOCK_M, p.seq_q) - 1;
-  t.head = head % p.heads_q;
-  t.batch = head / p.heads_q;
+  t.head = schedule.head(p) % p.heads_q;
+  t.batch = schedule.head(p) / p.heads_q;
   t.head_kv = t.head / (p.heads_q / p.heads_kv);
   const int key_first = max(0, t.m0 + p.band_lo);
   const int key_last = min(p.seq_kv - 1, t.m_last + p.band_hi);
@@ -116,20 +140,6 @@ __device__ __forceinline__ Tile tile_at(const SdpaParams& p, int index) {
   t.precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, t.m0, t.m_last, PRECISE_KEYS);
   return t;
 }
-
-// The tiles of this CTA: every other round runs backwards, so that no CTA always gets the longest of a round.
-struct Schedule {
-  int total, round = 0;
-  __device__ __forceinline__ explicit Schedule(const SdpaParams& p)
-      : total((p.seq_q + BLOCK_M - 1) / BLOCK_M * p.heads_q * p.batch) {}
-  __device__ __forceinline__ int index() const {
-    if (!PERSISTENT) return round == 0 ? int(blockIdx.x) : total;
-    const int offset = LONGEST_FIRST && (round & 1) ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    return round * int(gridDim.x) + offset;
-  }
-  // A backward round may leave this CTA without a tile while others still have one: rounds end, not tiles.
-  __device__ __forceinline__ bool done() const { return PERSISTENT ? round * int(gridDim.x) >= total : round > 0; }
-};
 
 __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q_desc, u32 k_smem) {
   const u64 k_desc = wgmma_descriptor(k_smem);
@@ -151,22 +161,26 @@ __device__ __forceinline__ void multiply_pv(float (&o)[VALUE_DIM / 2], const u32
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     hopper_fwd(const __grid_constant__ SdpaParams p, const __grid_constant__ TensorMap q_map,
                const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
                const __grid_constant__ TensorMap o_map) {
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   const u32 smem = smem_address(smem_raw);
-  const u32 q_full = smem + BARRIER_OFFSET;
-  const u32 q_empty = q_full + 8;
-  const u32 ring_barriers = q_empty + 8;
+  const u32 barriers = smem + BARRIER_OFFSET;
+  const u32 ring_barriers = barriers + 16 * Q_STAGES;
+  auto q_full = [&](int slot) { return barriers + slot * 16; };
+  auto q_empty = [&](int slot) { return barriers + slot * 16 + 8; };
   auto k_full = [&](int slot) { return ring_barriers + slot * 32; };
   auto k_empty = [&](int slot) { return ring_barriers + slot * 32 + 8; };
   auto v_full = [&](int slot) { return ring_barriers + slot * 32 + 16; };
   auto v_empty = [&](int slot) { return ring_barriers + slot * 32 + 24; };
   if (threadIdx.x == 0) {
-    mbarrier_init(q_full, 1);
-    mbarrier_init(q_empty, 4 * CONSUMERS);
+#pragma unroll
+    for (int slot = 0; slot < Q_STAGES; ++slot) {
+      mbarrier_init(q_full(slot), 1);
+      mbarrier_init(q_empty(slot), 4 * CONSUMERS);
+    }
 #pragma unroll
     for (int slot = 0; slot < STAGES; ++slot) {
       mbarrier_init(k_full(slot), 1);
@@ -185,38 +199,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       tma_prefetch_map(&q_map);
       tma_prefetch_map(&k_map);
       tma_prefetch_map(&v_map);
-      RingPosition k_at, v_at;
-      u32 q_parity = 0;
-      for (Schedule schedule(p); !schedule.done(); ++schedule.round) {
-        const int index = schedule.index();
-        if (index >= schedule.total) continue;
-        const Tile t = tile_at(p, index);
+      RingPosition<Q_STAGES> q_at;
+      RingPosition<STAGES> k_at, v_at;
+      for (Schedule schedule; !schedule.done(p); schedule.advance(p)) {
+        const Tile t = tile_at(p, schedule);
         auto load_k = [&](int n) {
-          mbarrier_wait(k_empty(k_at.slot), k_at.parity ^ 1);
-          mbarrier_expect_bytes(k_full(k_at.slot), K_BYTES);
+          mbarrier_wait(k_empty(k_at.slot()), k_at.parity() ^ 1);
+          mbarrier_expect_bytes(k_full(k_at.slot()), K_BYTES);
 #pragma unroll
           for (int panel = 0; panel < QK_PANELS; ++panel)
-            tma_load(smem + K_OFFSET + k_at.slot * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot), panel * PANEL,
+            tma_load(smem + K_OFFSET + k_at.slot() * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot()), panel * PANEL,
                      n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
           k_at.advance();
         };
         auto load_v = [&](int n) {
-          mbarrier_wait(v_empty(v_at.slot), v_at.parity ^ 1);
-          mbarrier_expect_bytes(v_full(v_at.slot), V_BYTES);
+          mbarrier_wait(v_empty(v_at.slot()), v_at.parity() ^ 1);
+          mbarrier_expect_bytes(v_full(v_at.slot()), V_BYTES);
 #pragma unroll
           for (int panel = 0; panel < V_PANELS; ++panel)
-            tma_load(smem + V_OFFSET + v_at.slot * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot), panel * PANEL,
+            tma_load(smem + V_OFFSET + v_at.slot() * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot()), panel * PANEL,
                      n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
           v_at.advance();
         };
         const int last = t.first + t.count - 1;
         if (t.count > 0) load_k(last);
-        mbarrier_wait(q_empty, q_parity ^ 1);
-        mbarrier_expect_bytes(q_full, Q_BYTES);
+        mbarrier_wait(q_empty(q_at.slot()), q_at.parity() ^ 1);
+        mbarrier_expect_bytes(q_full(q_at.slot()), Q_BYTES);
 #pragma unroll
         for (int panel = 0; panel < QK_PANELS; ++panel)
-          tma_load(smem + panel * Q_PANEL_BYTES, &q_map, q_full, panel * PANEL, t.m0, t.head, t.batch, L2_EVICT_FIRST);
-        q_parity ^= 1;
+          tma_load(smem + q_at.slot() * Q_SLOT_BYTES + panel * Q_PANEL_BYTES, &q_map, q_full(q_at.slot()), panel * PANEL,
+                   t.m0, t.head, t.batch, L2_EVICT_FIRST);
+        q_at.advance();
         for (int n = last; n >= t.first; --n) {
           if (n > t.first) load_k(n - 1);
           load_v(n);
@@ -228,20 +241,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int warpgroup = threadIdx.x / 128 - 1;
     const int lane = threadIdx.x % 32;
     const int warp_row = warpgroup * 64 + (threadIdx.x % 128) / 32 * 16;  // first of this warp's 16 rows
-    const u64 q_desc = wgmma_descriptor(smem + warpgroup * 64 * 128);
-    RingPosition k_at, v_at;
-    u32 q_parity = 0;
+    RingPosition<Q_STAGES> q_at;
+    RingPosition<STAGES> k_at, v_at;
     auto release = [&](u32 barrier) {
       if (lane == 0) mbarrier_arrive(barrier);
     };
     constexpr bool TAKES_TURNS = OVERLAP && PINGPONG && CONSUMERS > 1;
-    if (TAKES_TURNS && warpgroup == CONSUMERS - 1) named_barrier_arrive(PINGPONG_BARRIER, 256);
+    auto await_turn = [&] { named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256); };
+    auto pass_turn = [&] { named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % CONSUMERS, 256); };
+    if (TAKES_TURNS && warpgroup == CONSUMERS - 1) pass_turn();
 
-    for (Schedule schedule(p); !schedule.done(); ++schedule.round) {
-      const int index = schedule.index();
-      if (index >= schedule.total) continue;
-      const Tile t = tile_at(p, index);
+    for (Schedule schedule; !schedule.done(p); schedule.advance(p)) {
+      const Tile t = tile_at(p, schedule);
+      const int wg_first = t.m0 + warpgroup * 64;
+      const int wg_last = min(wg_first + 63, p.seq_q - 1);
       const int rows[2] = {t.m0 + warp_row + lane / 4, t.m0 + warp_row + lane / 4 + 8};
+      const u32 q_smem = smem + q_at.slot() * Q_SLOT_BYTES;
+      const u64 q_desc = wgmma_descriptor(q_smem + warpgroup * 64 * 128);
       float o[VALUE_DIM / 2];
 #pragma unroll
       for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
@@ -250,125 +266,161 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       float s[BLOCK_N / 2];
       u32 packed[BLOCK_N / 4];
       float shrink[2];
-      auto mask_and_softmax = [&](int n) {
-        if (tile_needs_mask(p, t.m0, t.m_last, n * BLOCK_N, BLOCK_N))
-          mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
-        softmax_scores<BLOCK_N, true>(s, state, p.scale_log2, shrink);
+      bool rescale;
+      auto k_tile = [&] { return smem + K_OFFSET + k_at.slot() * K_BYTES; };
+      auto v_tile = [&] { return smem + V_OFFSET + v_at.slot() * V_BYTES; };
+      // Whoever has read its last keys of this tile needs Q no more.
+      auto release_k = [&](int n) {
+        release(k_empty(k_at.slot()));
+        k_at.advance();
+        if (STORE_DIRECT && n == t.first) release(q_empty(q_at.slot()));
       };
-      mbarrier_wait(q_full, q_parity);
-      q_parity ^= 1;
+      auto release_v = [&] {
+        release(v_empty(v_at.slot()));
+        v_at.advance();
+      };
+      auto mask_and_softmax = [&](int n) {
+        const bool masked = tile_needs_mask(p, wg_first, wg_last, n * BLOCK_N, BLOCK_N);
+        if (masked) mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+        if (FMA_EXP > 0 && !masked)
+          rescale = softmax_scores<BLOCK_N, false, FMA_EXP, RESCALE_LAG>(s, state, p.scale_log2, shrink);
+        else
+          rescale = softmax_scores<BLOCK_N, true, 0, RESCALE_LAG>(s, state, p.scale_log2, shrink);
+      };
+      auto rescale_output = [&] {
+        if (RESCALE_LAG < 0 || rescale) scale_rows(o, shrink);
+      };
+      mbarrier_wait(q_full(q_at.slot()), q_at.parity());
 
-      if (!OVERLAP || (PRECISE_KEYS > 0 && t.precise)) {
-        for (int n = t.first + t.count - 1; n >= t.first; --n) {
-          mbarrier_wait(k_full(k_at.slot), k_at.parity);
+      int n = t.first + t.count - 1;
+      if (t.count == 0) {
+        if (STORE_DIRECT) release(q_empty(q_at.slot()));
+      } else if (!OVERLAP || (PRECISE_KEYS > 0 && t.precise)) {
+        for (; n >= t.first; --n) {
+          mbarrier_wait(k_full(k_at.slot()), k_at.parity());
           wgmma_fence();
-          multiply_qk(s, q_desc, smem + K_OFFSET + k_at.slot * K_BYTES);
+          multiply_qk(s, q_desc, k_tile());
           wgmma_wait<0>();
           pin_registers(s);
-          release(k_empty(k_at.slot));
-          k_at.advance();
+          release_k(n);
           mask_and_softmax(n);
           pack_probabilities<BLOCK_N>(s, packed);
-          scale_rows(o, shrink);
-          mbarrier_wait(v_full(v_at.slot), v_at.parity);
+          rescale_output();
+          mbarrier_wait(v_full(v_at.slot()), v_at.parity());
           pin_registers(o);
           pin_registers(packed);
           wgmma_fence();
-          multiply_pv(o, packed, smem + V_OFFSET + v_at.slot * V_BYTES);
+          multiply_pv(o, packed, v_tile());
           wgmma_wait<0>();
           pin_registers(o);
           if (PRECISE_KEYS > 0 && t.precise) {
             pack_residual<BLOCK_N>(s, packed);
             pin_registers(packed);
             wgmma_fence();
-            multiply_pv(o, packed, smem + V_OFFSET + v_at.slot * V_BYTES);
+            multiply_pv(o, packed, v_tile());
             wgmma_wait<0>();
             pin_registers(o);
           }
-          release(v_empty(v_at.slot));
-          v_at.advance();
+          release_v();
         }
-      } else if (t.count > 0) {
-        int n = t.first + t.count - 1;
-        mbarrier_wait(k_full(k_at.slot), k_at.parity);
+      } else {
+        // Tiles to the right of all that this warpgroup's rows see: it only keeps step with the others.
+        const int own_last = max(t.first, min(n, min(wg_last + p.band_hi, p.seq_kv - 1) / BLOCK_N));
+        for (; n > own_last; --n) {
+          mbarrier_wait(k_full(k_at.slot()), k_at.parity());
+          release_k(n);
+          mbarrier_wait(v_full(v_at.slot()), v_at.parity());
+          release_v();
+          if (TAKES_TURNS) await_turn(), pass_turn();
+        }
+        mbarrier_wait(k_full(k_at.slot()), k_at.parity());
         wgmma_fence();
-        multiply_qk(s, q_desc, smem + K_OFFSET + k_at.slot * K_BYTES);
+        multiply_qk(s, q_desc, k_tile());
         wgmma_wait<0>();
         pin_registers(s);
-        release(k_empty(k_at.slot));
-        k_at.advance();
+        release_k(n);
         mask_and_softmax(n);
         pack_probabilities<BLOCK_N>(s, packed);
         for (--n; n >= t.first; --n) {
-          mbarrier_wait(k_full(k_at.slot), k_at.parity);
-          if (TAKES_TURNS) named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256);
+          mbarrier_wait(k_full(k_at.slot()), k_at.parity());
+          if (TAKES_TURNS) await_turn();
           pin_registers(s);
           pin_registers(packed);
           pin_registers(o);
           wgmma_fence();
-          multiply_qk(s, q_desc, smem + K_OFFSET + k_at.slot * K_BYTES);
-          if (!SCALE_LATE) scale_rows(o, shrink);
-          mbarrier_wait(v_full(v_at.slot), v_at.parity);
+          multiply_qk(s, q_desc, k_tile());
+          if (!SCALE_LATE) rescale_output();
+          mbarrier_wait(v_full(v_at.slot()), v_at.parity());
           pin_registers(o);
           wgmma_fence();
-          multiply_pv(o, packed, smem + V_OFFSET + v_at.slot * V_BYTES);
-          if (TAKES_TURNS) named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % CONSUMERS, 256);
+          multiply_pv(o, packed, v_tile());
+          if (TAKES_TURNS) pass_turn();
           wgmma_wait<1>();
           pin_registers(s);
-          release(k_empty(k_at.slot));
-          k_at.advance();
+          release_k(n);
           mask_and_softmax(n);
           wgmma_wait<0>();
           pin_registers(o);
           pin_registers(packed);
-          release(v_empty(v_at.slot));
-          v_at.advance();
+          release_v();
           pack_probabilities<BLOCK_N>(s, packed);
-          if (SCALE_LATE) scale_rows(o, shrink);
+          if (SCALE_LATE) rescale_output();
         }
-        if (!SCALE_LATE) scale_rows(o, shrink);
-        mbarrier_wait(v_full(v_at.slot), v_at.parity);
+        if (!SCALE_LATE) rescale_output();
+        mbarrier_wait(v_full(v_at.slot()), v_at.parity());
         pin_registers(o);
         pin_registers(packed);
         wgmma_fence();
-        multiply_pv(o, packed, smem + V_OFFSET + v_at.slot * V_BYTES);
+        multiply_pv(o, packed, v_tile());
         wgmma_wait<0>();
         pin_registers(o);
-        release(v_empty(v_at.slot));
-        v_at.advance();
+        release_v();
       }
 
-      // Normalise, stage this warp's 16 rows where its Q rows were, and let the copy engine store them.
+      // Opaque, so that head and batch are worked out again here instead of being kept in registers over the loop.
+      Schedule done_with = schedule;
+      asm volatile("" : "+r"(done_with.unit));
+      const int head = done_with.head(p) % p.heads_q;
+      const int batch = done_with.head(p) / p.heads_q;
       reduce_row_sums(state);
       float inverse[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         inverse[r] = state.sum[r] > 0.f ? 1.f / state.sum[r] : 0.f;
         if (p.lse && lane % 4 == 0 && rows[r] < p.seq_q)
-          p.lse[t.batch * p.lse_stride[0] + t.head * p.lse_stride[1] + rows[r]] =
+          p.lse[batch * p.lse_stride[0] + head * p.lse_stride[1] + rows[r]] =
               state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
       }
       scale_rows(o, inverse);
-      named_barrier_sync(EPILOGUE_BARRIER + warpgroup, 128);  // no warp still reads this warpgroup's Q
-      const int store_row = warp_row + (lane & 15);
+      if (STORE_DIRECT) {
+        half_type* o_head = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
 #pragma unroll
-      for (int j = 0; j < VALUE_DIM / 8; j += 2) {
-        const int chunk = j % 8 + (lane >> 4);
-        stmatrix_x4(smem + (j / 8) * Q_PANEL_BYTES + panel_offset(store_row, chunk), pack_pair(o[4 * j], o[4 * j + 1]),
-                    pack_pair(o[4 * j + 2], o[4 * j + 3]), pack_pair(o[4 * j + 4], o[4 * j + 5]),
-                    pack_pair(o[4 * j + 6], o[4 * j + 7]));
-      }
-      async_proxy_fence();
-      __syncwarp();
-      if (lane == 0) {
+        for (int r = 0; r < 2; ++r)
+          store_row<VALUE_DIM>(o, r, o_head + rows[r] * p.o_stride[2], rows[r] < p.seq_q, 0, p.dim_v);
+      } else {
+        // Stage this warp's 16 rows where its Q rows were, and let the copy engine store them.
+        named_barrier_sync(EPILOGUE_BARRIER + warpgroup, 128);  // no warp still reads this warpgroup's Q
+        const int store_row = warp_row + (lane & 15);
 #pragma unroll
-        for (int panel = 0; panel < V_PANELS; ++panel)
-          tma_store(&o_map, smem + panel * Q_PANEL_BYTES + warp_row * 128, panel * PANEL, t.m0 + warp_row, t.head, t.batch);
-        tma_store_commit();
-        tma_store_wait_read();
-        mbarrier_arrive(q_empty);
+        for (int j = 0; j < VALUE_DIM / 8; j += 2) {
+          const int chunk = j % 8 + (lane >> 4);
+          stmatrix_x4(q_smem + (j / 8) * Q_PANEL_BYTES + panel_offset(store_row, chunk), pack_pair(o[4 * j], o[4 * j + 1]),
+                      pack_pair(o[4 * j + 2], o[4 * j + 3]), pack_pair(o[4 * j + 4], o[4 * j + 5]),
+                      pack_pair(o[4 * j + 6], o[4 * j + 7]));
+        }
+        async_proxy_fence();
+        __syncwarp();
+        if (lane == 0) {
+#pragma unroll
+          for (int panel = 0; panel < V_PANELS; ++panel)
+            tma_store(&o_map, q_smem + panel * Q_PANEL_BYTES + warp_row * 128, panel * PANEL, t.m0 + warp_row, head, batch);
+          tma_store_commit();
+          tma_store_wait_read();
+          mbarrier_arrive(q_empty(q_at.slot()));
+        }
+        __syncwarp();
       }
-      __syncwarp();
+      q_at.advance();
     }
   }
 }

@@ -2,14 +2,19 @@
 //
 // The keys of one block of query rows are split over the WG_N warpgroups of a CTA and the CLUSTER CTAs of a cluster
 // (PARTS in all). Every warpgroup owns a ring of STAGES key tiles, filled by the copy engine before anything is
-// waited for; with one tile per part there is no loop. At the end every part pushes its unnormalised O to the CTA
-// that finalises those columns (distributed shared memory), one cluster barrier, and each CTA adds up and stores
-// its slice of the columns.
+// waited for; with one tile per part there is no loop.
+//
+// The merge happens in registers, in two steps: first each warpgroup of a CTA collects its share of the columns from
+// the others (through shared memory), then each CTA of the cluster collects its share of those (through distributed
+// shared memory, whose bandwidth is low: this order halves the traffic). Sender and receiver are the same thread of
+// two warpgroups, so what is exchanged needs no layout: one float4 per thread and eight columns.
 //
 //   rows:    64·WG_M, made of PACK_HEADS query heads (of one key head) × 64·WG_M / PACK_HEADS positions
-//   smem:    | Q | (K tile, V tile) × STAGES × WG_N | partial O [PARTS][rows][slice] | (m, l) [PARTS][rows] | mbarriers |
+//   columns: of VALUE_DIM, warpgroup n collects [n·WG_COLUMNS, …), of which the CTA of rank r finishes [r·SLICE, …)
+//   smem:    | Q | (K tile, V tile) × STAGES × WG_N | exchange of the CTA | arrivals from the cluster | mbarriers |
 #include "band.cuh"
 #include "warpgroup_softmax.cuh"
+#include "warpgroup_store.cuh"
 
 #ifndef WG_M
 #define WG_M 1
@@ -32,8 +37,8 @@
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
 #define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
 #endif
-#ifndef ALIAS_MERGE  // 1: partial results reuse the key ring (saves shared memory, costs one more barrier)
-#define ALIAS_MERGE 0
+#ifndef WHOLE_TILES  // 1: every tile is full and nothing is masked
+#define WHOLE_TILES 0
 #endif
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
@@ -45,8 +50,8 @@ constexpr int THREADS = 128 * WG_M * WG_N;
 constexpr int ROWS = 64 * WG_M;
 constexpr int POSITIONS = ROWS / PACK_HEADS;  // query positions of one block
 constexpr int PARTS = CLUSTER * WG_N;
-constexpr int SLICE = VALUE_DIM / CLUSTER;  // output columns finalised by one CTA
-constexpr int SLICE_PITCH = SLICE + 8;      // floats; keeps the eight rows of one store in different banks
+constexpr int WG_COLUMNS = VALUE_DIM / WG_N;    // columns collected by one warpgroup of a CTA
+constexpr int SLICE = WG_COLUMNS / CLUSTER;     // columns finished by one warpgroup
 constexpr int QK_PANELS = (HEAD_DIM + PANEL - 1) / PANEL;
 constexpr int V_PANELS = (VALUE_DIM + PANEL - 1) / PANEL;
 constexpr int Q_PANEL_BYTES = ROWS * 128;
@@ -56,18 +61,51 @@ constexpr int V_BYTES = V_PANELS * KV_PANEL_BYTES;
 
 constexpr int KV_OFFSET = QK_PANELS * Q_PANEL_BYTES;
 constexpr int RING_END = KV_OFFSET + WG_N * STAGES * (K_BYTES + V_BYTES);
-constexpr int PARTIAL_OFFSET = ALIAS_MERGE ? KV_OFFSET : RING_END;
-constexpr int STATS_OFFSET = PARTIAL_OFFSET + PARTS * ROWS * SLICE_PITCH * 4;
-constexpr int MERGE_END = STATS_OFFSET + PARTS * ROWS * 8;
-constexpr int BARRIER_OFFSET = RING_END > MERGE_END ? RING_END : MERGE_END;
-// barriers: Q, then (K, V) per key warpgroup and stage
-constexpr int SMEM_BYTES = BARRIER_OFFSET + 8 * (1 + 2 * WG_N * STAGES);
+// What one warpgroup sends to another: per thread one float4 for every eight columns, then its (m, l) for two rows.
+constexpr int WG_MESSAGE_BYTES = 128 * (WG_COLUMNS / 8 + 1) * 16;
+constexpr int CTA_MESSAGE_BYTES = 128 * (SLICE / 8 + 1) * 16;
+constexpr int EXCHANGE_OFFSET = RING_END;  // [wg_m][sender][receiver]
+constexpr int ARRIVALS_OFFSET = EXCHANGE_OFFSET + (WG_N > 1 ? WG_M * WG_N * WG_N * WG_MESSAGE_BYTES : 0);  // [warpgroup][sender's rank]
+constexpr int BARRIER_OFFSET = ARRIVALS_OFFSET + (CLUSTER > 1 ? WG_M * WG_N * CLUSTER * CTA_MESSAGE_BYTES : 0);
+// barriers: Q, one spare, then (K, V) per key warpgroup and stage
+constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * (1 + WG_N * STAGES);
 static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && TILE_N % 16 == 0 && TILE_N <= 256, "tile shapes");
 static_assert(ROWS % PACK_HEADS == 0 && POSITIONS <= 256, "head packing");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 
-__device__ __forceinline__ bool aligned16(const void* p, long long stride) {
-  return ((reinterpret_cast<u64>(p) | u64(stride * 2)) & 15) == 0;
+// Adds the other warpgroups' or CTAs' share: `from(i)` is the message of sender i, `own` is this one. The columns come
+// in this thread's accumulator order, eight of them to a float4; all senders' statistics are behind their columns.
+template <int SENDERS, int COLUMNS, typename From>
+__device__ __forceinline__ void merge_messages(float (&o)[COLUMNS / 2], RowState& state, int own, float scale_log2, From from) {
+  float4 stats[SENDERS];  // max and sum of the first row, then of the second
+  float top[2] = {state.max[0], state.max[1]};
+#pragma unroll
+  for (int i = 0; i < SENDERS; ++i) {
+    if (i == own) {
+      stats[i] = make_float4(state.max[0], state.sum[0], state.max[1], state.sum[1]);
+    } else {
+      stats[i] = shared_load(from(i) + 128 * (COLUMNS / 8) * 16);
+      top[0] = fmaxf(top[0], stats[i].x), top[1] = fmaxf(top[1], stats[i].z);
+    }
+  }
+  const float safe[2] = {top[0] == NEG_INF ? 0.f : top[0], top[1] == NEG_INF ? 0.f : top[1]};
+  const float keep[2] = {exp2_approx((state.max[0] - safe[0]) * scale_log2), exp2_approx((state.max[1] - safe[1]) * scale_log2)};
+  scale_rows(o, keep);
+  state.sum[0] *= keep[0], state.sum[1] *= keep[1];
+  // Always in the order of the senders after the own part: the result does not depend on who arrives first.
+#pragma unroll
+  for (int i = 0; i < SENDERS; ++i) {
+    if (i == own) continue;
+    const float weight[2] = {exp2_approx((stats[i].x - safe[0]) * scale_log2), exp2_approx((stats[i].z - safe[1]) * scale_log2)};
+    state.sum[0] = fmaf(weight[0], stats[i].y, state.sum[0]), state.sum[1] = fmaf(weight[1], stats[i].w, state.sum[1]);
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j) {
+      const float4 part = shared_load(from(i) + 128 * j * 16);
+      o[4 * j] = fmaf(weight[0], part.x, o[4 * j]), o[4 * j + 1] = fmaf(weight[0], part.y, o[4 * j + 1]);
+      o[4 * j + 2] = fmaf(weight[1], part.z, o[4 * j + 2]), o[4 * j + 3] = fmaf(weight[1], part.w, o[4 * j + 3]);
+    }
+  }
+  state.max[0] = top[0], state.max[1] = top[1];
 }
 
 }  // namespace
@@ -83,10 +121,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int part = int(rank) * WG_N + wg_n;
 
-  const int group = p.heads_q / p.heads_kv;  // query heads per key head
+  // Query heads per key head; divisions are slow, and the first loads wait for these.
+  const int group = p.heads_q == p.heads_kv ? 1 : p.heads_q / p.heads_kv;
   const int head_blocks = (group + PACK_HEADS - 1) / PACK_HEADS;
-  const int head_kv = blockIdx.y / head_blocks;
-  const int group_first = blockIdx.y % head_blocks * PACK_HEADS;  // first query head within the group
+  const int head_kv = head_blocks == 1 ? blockIdx.y : blockIdx.y / head_blocks;
+  const int group_first = (int(blockIdx.y) - head_kv * head_blocks) * PACK_HEADS;  // first query head within the group
   const int head = head_kv * group + group_first;
   const int batch = blockIdx.z;
   const int m0 = int(blockIdx.x / CLUSTER) * POSITIONS;
@@ -100,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const bool precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
 
   const u32 q_full = smem + BARRIER_OFFSET;
-  const u32 k_full = q_full + 8 + wg_n * STAGES * 16;
+  const u32 k_full = q_full + 16 + wg_n * STAGES * 16;
   const u32 v_full = k_full + 8;
   const u32 ring = smem + KV_OFFSET + wg_n * STAGES * (K_BYTES + V_BYTES);
   auto load_keys = [&](int tile, int stage) {
@@ -134,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       if (stage < own_tiles) load_keys(stage, stage);
   }
   __syncwarp();
+  // While the loads travel.
   if (CLUSTER > 1) cluster_arrive_relaxed();  // answered before the first remote write: every CTA has started
   __syncthreads();
 
@@ -166,9 +206,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
 
     const int n0 = key_first + (part + tile * PARTS) * TILE_N;
     float shrink[2];
-    if (tile_needs_mask(p, m0, m_last, n0, TILE_N))
+    if (!WHOLE_TILES && tile_needs_mask(p, m0, m_last, n0, TILE_N))
       mask_scores<TILE_N>(s, rows, n0 + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
-    softmax_scores<TILE_N, true>(s, state, p.scale_log2, shrink);
+    softmax_scores<TILE_N, !WHOLE_TILES>(s, state, p.scale_log2, shrink);
     u32 packed[TILE_N / 4];
     pack_probabilities<TILE_N>(s, packed);
     if (tile > 0) scale_rows(o, shrink);
@@ -203,86 +243,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   }
   reduce_row_sums(state);
 
-  // Push: columns [r·SLICE, (r+1)·SLICE) of this part go to the CTA of rank r.
-  if (CLUSTER > 1) cluster_wait();
-  if (ALIAS_MERGE) {  // every ring in the cluster has been read
-    if (CLUSTER > 1) {
-      cluster_arrive_release();
-      cluster_wait();
-    } else {
-      __syncthreads();
-    }
-  }
+  const int thread = threadIdx.x % 128;
+  // Step 1: columns [j·WG_COLUMNS, …) go to warpgroup j of this CTA.
+  float mine[WG_COLUMNS / 2];
+  if (WG_N > 1) {
+    auto message = [&](int sender, int receiver) {
+      return smem + EXCHANGE_OFFSET + ((wg_m * WG_N + sender) * WG_N + receiver) * WG_MESSAGE_BYTES + thread * 16;
+    };
 #pragma unroll
-  for (int r = 0; r < CLUSTER; ++r) {
-    const u32 partial = smem + PARTIAL_OFFSET + part * ROWS * SLICE_PITCH * 4;
-    const u32 stats = smem + STATS_OFFSET + part * ROWS * 8;
-    const u32 partial_at = CLUSTER > 1 ? cluster_address(partial, r) : partial;
-    const u32 stats_at = CLUSTER > 1 ? cluster_address(stats, r) : stats;
+    for (int to = 0; to < WG_N; ++to) {
+      if (to == wg_n) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_row + half * 8;
+        for (int i = 0; i < WG_COLUMNS / 2; ++i) mine[i] = o[to * (WG_COLUMNS / 2) + i];
+      } else {
 #pragma unroll
-      for (int j = 0; j < SLICE / 8; ++j) {
-        const int i = 4 * (r * (SLICE / 8) + j) + 2 * half;
-        cluster_store(partial_at + (row * SLICE_PITCH + 8 * j + 2 * (lane % 4)) * 4, make_float2(o[i], o[i + 1]));
+        for (int j = 0; j < WG_COLUMNS / 8; ++j) {
+          const int i = to * (WG_COLUMNS / 2) + 4 * j;
+          shared_store(message(wg_n, to) + 128 * j * 16, make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]));
+        }
+        shared_store(message(wg_n, to) + 128 * (WG_COLUMNS / 8) * 16,
+                     make_float4(state.max[0], state.sum[0], state.max[1], state.sum[1]));
       }
-      if (lane % 4 == 0) cluster_store(stats_at + row * 8, make_float2(state.max[half], state.sum[half]));
     }
-  }
-  if (CLUSTER > 1) {
-    cluster_arrive_release();
-    cluster_wait();
-  } else {
     __syncthreads();
+    merge_messages<WG_N, WG_COLUMNS>(mine, state, wg_n, p.scale_log2, [&](int i) { return message(i, wg_n); });
+  } else {
+#pragma unroll
+    for (int i = 0; i < WG_COLUMNS / 2; ++i) mine[i] = o[i];
   }
 
-  // Add up the parts of this CTA's columns, eight at a time.
-  half_type* o_base = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + rank * SLICE;
-  const bool o_aligned = aligned16(o_base, p.o_stride[2] | p.o_stride[1]);
-  const float* partials = reinterpret_cast<const float*>(smem_raw + PARTIAL_OFFSET);
-  const float2* stats = reinterpret_cast<const float2*>(smem_raw + STATS_OFFSET);
-  constexpr int CHUNKS = SLICE / 8;
+  // Step 2: of these, columns [r·SLICE, …) go to the CTA of rank r.
+  float slice[SLICE / 2];
+  if (CLUSTER > 1) {
+    auto arrival = [&](int sender) {
+      return smem + ARRIVALS_OFFSET + (warpgroup * CLUSTER + sender) * CTA_MESSAGE_BYTES + thread * 16;
+    };
+    cluster_wait();
 #pragma unroll
-  for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-    const int row = i / CHUNKS;
-    const int chunk = i % CHUNKS;
-    const int position = m0 + row % POSITIONS;
-    const int in_group = group_first + row / POSITIONS;
-    if (position >= p.seq_q || in_group >= group) continue;
-    float top = NEG_INF;
+    for (int to = 0; to < CLUSTER; ++to) {
+      if (to == int(rank)) {
 #pragma unroll
-    for (int w = 0; w < PARTS; ++w) top = fmaxf(top, stats[w * ROWS + row].x);
-    const float safe = top == NEG_INF ? 0.f : top;
-    float sum = 0.f, out[8] = {};
+        for (int i = 0; i < SLICE / 2; ++i) slice[i] = mine[to * (SLICE / 2) + i];
+      } else {
+        const u32 message = cluster_address(arrival(rank), to);
 #pragma unroll
-    for (int w = 0; w < PARTS; ++w) {
-      const float2 stat = stats[w * ROWS + row];
-      const float weight = exp2_approx((stat.x - safe) * p.scale_log2);
-      sum = fmaf(weight, stat.y, sum);
-      const float4* from = reinterpret_cast<const float4*>(partials + (w * ROWS + row) * SLICE_PITCH + chunk * 8);
-      const float4 a = from[0], b = from[1];
-      out[0] = fmaf(weight, a.x, out[0]), out[1] = fmaf(weight, a.y, out[1]);
-      out[2] = fmaf(weight, a.z, out[2]), out[3] = fmaf(weight, a.w, out[3]);
-      out[4] = fmaf(weight, b.x, out[4]), out[5] = fmaf(weight, b.y, out[5]);
-      out[6] = fmaf(weight, b.z, out[6]), out[7] = fmaf(weight, b.w, out[7]);
+        for (int j = 0; j < SLICE / 8; ++j) {
+          const int i = to * (SLICE / 2) + 4 * j;
+          cluster_store(message + 128 * j * 16, make_float4(mine[i], mine[i + 1], mine[i + 2], mine[i + 3]));
+        }
+        cluster_store(message + 128 * (SLICE / 8) * 16, make_float4(state.max[0], state.sum[0], state.max[1], state.sum[1]));
+      }
     }
-    const float inverse = sum > 0.f ? 1.f / sum : 0.f;
+    cluster_arrive_release();
+    cluster_wait();
+    merge_messages<CLUSTER, SLICE>(slice, state, int(rank), p.scale_log2, arrival);
+  } else {
+#pragma unroll
+    for (int i = 0; i < SLICE / 2; ++i) slice[i] = mine[i];
+  }
+
+  float inverse[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? __fdividef(1.f, state.sum[r]) : 0.f;
+  scale_rows(slice, inverse);
+  const int column = wg_n * WG_COLUMNS + int(rank) * SLICE;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int in_group = group_first + (warp_row + 8 * r) / POSITIONS;
+    const bool inside = rows[r] < p.seq_q && in_group < group;
     const int out_head = head_kv * group + in_group;
-    half_type* o_row = o_base + out_head * p.o_stride[1] + position * p.o_stride[2];
-    const int columns = p.dim_v - int(rank) * SLICE - chunk * 8;
-    u32 bits[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) bits[e] = pack_pair(out[2 * e] * inverse, out[2 * e + 1] * inverse);
-    if (o_aligned && columns >= 8) {
-      *reinterpret_cast<uint4*>(o_row + chunk * 8) = make_uint4(bits[0], bits[1], bits[2], bits[3]);
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8; ++e)
-        if (e < columns) reinterpret_cast<u16*>(o_row)[chunk * 8 + e] = u16(bits[e / 2] >> (16 * (e % 2)));
-    }
-    if (p.lse && rank == 0 && chunk == 0)
-      p.lse[batch * p.lse_stride[0] + out_head * p.lse_stride[1] + position] =
-          sum > 0.f ? fmaf(top, p.scale, __logf(sum)) : NEG_INF;
+    half_type* row = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + out_head * p.o_stride[1] + rows[r] * p.o_stride[2];
+    store_row<SLICE>(slice, r, row, inside, column, p.dim_v);
+    if (p.lse && column == 0 && inside && lane % 4 == 0)
+      p.lse[batch * p.lse_stride[0] + out_head * p.lse_stride[1] + rows[r]] =
+          state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
   }
 }

@@ -94,7 +94,7 @@ struct TunableTables {
 #[serde(deny_unknown_fields)]
 struct TunableTable {
     values: Vec<i64>,
-    default: i64,
+    default: Expr,
     why: Option<String>,
 }
 
@@ -288,8 +288,18 @@ impl Checker<'_> {
             if tunable.values.is_empty() {
                 return Err(self.value(&key, "`values` must list at least one value".to_owned()));
             }
-            if !tunable.values.contains(&tunable.default) {
-                let problem = format!("default {} is not one of {:?}", tunable.default, tunable.values);
+            if let Ok(default) = tunable.default.text().parse()
+                && !tunable.values.contains(&default)
+            {
+                let problem = format!("default {default} is not one of {:?}", tunable.values);
+                return Err(self.value(&key, problem));
+            }
+            // A default must not depend on what is being chosen.
+            let names = tunable.default.names();
+            if let Some(name) =
+                names.iter().find(|name| !ProblemFacts::NAMES.contains(name) && **name != "dtype")
+            {
+                let problem = format!("its default uses `{name}`, which is not a fact of the problem");
                 return Err(self.value(&key, problem));
             }
             let duplicate =

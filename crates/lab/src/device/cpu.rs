@@ -53,8 +53,9 @@ impl Device for Cpu {
         Self::KERNELS.map(describe).to_vec()
     }
 
-    fn refuses(&self, _kernel: &str, _problem: &Problem) -> Option<String> {
-        None
+    fn refuses(&self, _kernel: &str, problem: &Problem) -> Option<String> {
+        let dtype = problem.dtype();
+        dtype.is_eight_bit().then(|| format!("no CPU kernel for {dtype}; use f32, f16 or bf16"))
     }
 
     fn input_sets(&self, problem: &Problem) -> usize {
@@ -101,6 +102,6 @@ impl Loaded for LoadedCpu<'_> {
     }
 }
 
-fn call(attention: &Attention, Inputs { q, k, v }: &Inputs, output: &mut Output) -> Result<(), Error> {
+fn call(attention: &Attention, Inputs { q, k, v, .. }: &Inputs, output: &mut Output) -> Result<(), Error> {
     Ok(attention.run(q.view(), k.view(), v.view(), output.o.view_mut(), output.lse.as_deref_mut())?)
 }

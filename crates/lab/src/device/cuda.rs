@@ -10,7 +10,7 @@ use evosdpa_kernels::{
     InputType, ProblemFacts, Registry, SdpaParams, Target, TensorMapUse, TensorName, Variant,
 };
 
-use super::{Device, KernelInfo, Loaded, Output, fresh_output};
+use super::{Device, KernelInfo, Loaded, Output, arguments, fresh_output};
 use crate::Error;
 
 /// No launch of ours takes this long; one that does hangs.
@@ -172,17 +172,26 @@ impl Set {
             buffer.copy_from(bytes)?;
             Ok(buffer)
         };
-        let held = [&inputs.q, &inputs.k, &inputs.v]
-            .map(|tensor| upload(tensor.bytes()))
+        let mut held = [&inputs.q, &inputs.k, &inputs.v]
             .into_iter()
+            .map(|tensor| upload(tensor.bytes()))
             .collect::<Result<Vec<_>, _>>()?;
         let fresh = fresh_output(problem);
         let o = GuardedBuffer::new(device, "O", fresh.o.bytes().len())?;
         let lse = fresh.lse.map(|lse| GuardedBuffer::new(device, "LSE", lse.len() * 4)).transpose()?;
         let views = [inputs.q.view(), inputs.k.view(), inputs.v.view(), fresh.o.view()];
         let addresses = [held[0].address(), held[1].address(), held[2].address(), o.address()];
-        let params =
-            super::arguments::params(problem, &views, addresses, lse.as_ref().map(GuardedBuffer::address));
+        let mut params =
+            arguments::params(problem, &views, addresses, lse.as_ref().map(GuardedBuffer::address));
+        if let Some(scales) = &inputs.scales {
+            let mut on_device = |scales: &[f32]| -> Result<u64, Error> {
+                held.push(upload(bytemuck::cast_slice(scales))?);
+                Ok(held[held.len() - 1].address())
+            };
+            params.q_scale = on_device(&scales.q)?;
+            params.k_scale = on_device(&scales.k)?;
+            params.v_scale = on_device(&scales.v)?;
+        }
         let maps = variant
             .tensor_maps
             .iter()

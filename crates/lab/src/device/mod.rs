@@ -3,9 +3,11 @@
 mod arguments;
 mod cpu;
 mod cuda;
+mod sim;
 
 pub use cpu::Cpu;
 pub use cuda::Cuda;
+pub use sim::Sim;
 
 use evosdpa_core::{Problem, Tensor, inputs::Inputs};
 
@@ -84,6 +86,7 @@ pub const OUTPUT_ROW_GAP: usize = 16;
 
 /// An output buffer full of NaN, with gaps around each row.
 pub fn fresh_output(problem: &Problem) -> Output {
-    let o = Tensor::poisoned_gaps(problem.o_shape(), problem.dtype(), problem.layout(), OUTPUT_ROW_GAP);
+    let o =
+        Tensor::poisoned_gaps(problem.o_shape(), problem.output_dtype(), problem.layout(), OUTPUT_ROW_GAP);
     Output { o, lse: problem.lse().then(|| vec![f32::NAN; problem.rows()]) }
 }

@@ -19,7 +19,7 @@ pub struct CaseResult {
     pub verdict: Verdict,
     /// The evidence: errors and what was compared.
     pub detail: String,
-    /// Largest absolute error, when there was an output to measure.
+    /// Largest absolute error for V of size one, when there was an output to measure.
     pub max_error: Option<f64>,
 }
 
@@ -42,7 +42,7 @@ pub fn check(
     let inputs = [case.inputs.clone()];
     let mut loaded = match device.load(kernel, &case.problem, &inputs) {
         Ok(loaded) => loaded,
-        Err(Error::Cuda(error)) if error.is_a_refusal() => {
+        Err(error) if error.is_a_refusal() => {
             return Ok(CaseResult::unavailable(error.to_string()));
         }
         Err(error) => return Err(error),
@@ -50,7 +50,7 @@ pub fn check(
     let (mut output, again) = match loaded.run(0).and_then(|first| Ok((first, loaded.run(0)?))) {
         Ok(outputs) => outputs,
         // What the kernel itself did wrong is its failure; everything else stops the check.
-        Err(Error::Cuda(error)) if error.is_the_kernels_fault() => {
+        Err(error) if error.is_the_kernels_fault() => {
             let why = error.to_string();
             return Ok(CaseResult { verdict: Verdict::Fail(why.clone()), detail: why, max_error: None });
         }
@@ -69,7 +69,7 @@ fn judge(case: &Case, output: &Output, again: &Output, given: &Inputs, forced: b
     let result = |verdict: Verdict, detail: String| CaseResult {
         verdict,
         detail,
-        max_error: Some(judgement.errors.max),
+        max_error: Some(judgement.errors.max / case.truth.value_scale),
     };
     let fail = |why: String| result(Verdict::Fail(why.clone()), why);
 
@@ -213,6 +213,17 @@ mod tests {
         assert!(word(|o, _| floats(o)[64] = 0.0).contains("outside the output"));
         assert!(word(|o, call| floats(o)[3] *= 1.0 + 1e-6 * call as f32).contains("two runs"));
         assert!(word(|o, _| o.lse.as_mut().unwrap()[0] += 0.01).contains("lse"));
+    }
+
+    #[test]
+    fn eight_bit_problems_are_unavailable_on_a_cpu() {
+        for dtype in DType::EIGHT_BIT {
+            let problem = Problem::new("tiny".parse().unwrap(), dtype).unwrap();
+            let case = Case::new(problem, Family::Normal, 1, Some(8));
+            let result = check(&Cpu::default(), "cpu_flash", &case, None).unwrap();
+            assert!(matches!(result.verdict, Verdict::Unavailable(_)), "{}", result.verdict);
+            assert!(result.detail.contains(dtype.name()), "{}", result.detail);
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Gates: what turns an artifact or an output into a verdict.
 
 pub mod correctness;
+pub mod resources;
+pub mod sanitizer;
 pub mod suite;
 
 use std::fmt;

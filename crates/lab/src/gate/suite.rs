@@ -17,10 +17,12 @@ pub enum Group {
     Masks,
     /// Shared key/value heads, and the other layout.
     HeadsAndLayouts,
+    /// Small cases for the simulator.
+    Simulated,
 }
 
 impl Group {
-    /// Every group, in the order they run.
+    /// The groups of the whole suite, in the order they run; the simulator has its own.
     pub const ALL: [Self; 6] =
         [Self::Families, Self::Lengths, Self::HeadDims, Self::Masks, Self::HeadsAndLayouts, Self::Acceptance];
 
@@ -33,6 +35,7 @@ impl Group {
             Self::HeadDims => "head dims",
             Self::Masks => "masks",
             Self::HeadsAndLayouts => "heads, layouts",
+            Self::Simulated => "simulated",
         }
     }
 }
@@ -112,11 +115,30 @@ pub fn cases(groups: &[Group], dtype: DType, seeds: u64) -> Result<Vec<CaseSpec>
             Group::HeadDims => head_dims(dtype, &mut all)?,
             Group::Masks => masks(dtype, &mut all)?,
             Group::HeadsAndLayouts => heads_and_layouts(dtype, &mut all)?,
+            Group::Simulated => all.extend(simulated(dtype)?),
         }
     }
     // The log-sum-exp is checked wherever there is one.
     all.iter_mut().for_each(|spec| spec.problem = spec.problem.with_lse(true));
     Ok(all)
+}
+
+/// Cases small enough to simulate: whole and ragged tiles, every mask, shared heads, and the one length that some kernels
+/// are made for.
+pub fn simulated(dtype: DType) -> Result<Vec<CaseSpec>, Error> {
+    let texts = [
+        "tiny",
+        "tiny:causal",
+        "b1h2/1s33/65d64:causal-br",
+        "b1h1s70/40d40:window=9/3",
+        "b1h1s20d128",
+        "b1h1s512d64:causal",
+    ];
+    let case = |text: &&str| {
+        let problem = Problem::new(text.parse()?, dtype)?.with_lse(true);
+        Ok(CaseSpec { group: Group::Simulated, problem, family: Family::Normal, seed: 1, row_gap: Some(8) })
+    };
+    texts.iter().map(case).collect()
 }
 
 fn acceptance(dtype: DType, seeds: u64, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
@@ -222,4 +244,25 @@ fn heads_and_layouts(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error>
     let group = Group::HeadsAndLayouts;
     all.push(CaseSpec { group, problem: scaled, family: Family::Normal, seed: 5, row_gap: None });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rules of 8-bit kernels are wider than the others': no case may be so mild that a wrong answer keeps them.
+    #[test]
+    fn no_eight_bit_case_accepts_a_control() {
+        let groups = [Group::Families, Group::Lengths, Group::HeadDims, Group::Masks, Group::HeadsAndLayouts];
+        for dtype in DType::EIGHT_BIT {
+            // The longest add time and nothing that shorter ones do not show.
+            let small =
+                |spec: &CaseSpec| spec.problem.sizes().seq_q * spec.problem.sizes().seq_kv < 300 * 300;
+            for spec in cases(&groups, dtype, 1).unwrap().into_iter().filter(small) {
+                let case = spec.build();
+                let accepted = case.accepted_controls(|o| case.judge(o, None).passed());
+                assert!(accepted.is_empty(), "{}: {accepted:?}", spec.label());
+            }
+        }
+    }
 }

@@ -42,6 +42,11 @@ const GPU_MODES: [Mode; 5] = [
     Mode { name: "torch eager", backend: "default", graph: false },
 ];
 
+/// Whether a row's name is one of PyTorch's ways.
+pub fn is_peer(name: &str) -> bool {
+    CPU_MODES.iter().chain(&GPU_MODES).any(|mode| mode.name == name)
+}
+
 /// The ways to compare with on a device of the lab.
 pub fn modes(device: &str) -> &'static [Mode] {
     if device == "cpu" { &CPU_MODES } else { &GPU_MODES }
@@ -97,10 +102,14 @@ impl Torch {
 
     /// Hands over a problem and its inputs.
     pub fn load(&mut self, device: &str, problem: &Problem, inputs: &[Inputs]) -> Result<(), Error> {
+        let dtype = problem.dtype();
+        if dtype.is_eight_bit() {
+            return Err(peer(format!("its attention has no {dtype}; use f32, f16 or bf16")));
+        }
         std::fs::create_dir_all(&self.folder)
             .map_err(|error| peer(format!("cannot make {}: {error}", self.folder.display())))?;
         let mut sets = Vec::new();
-        for (i, Inputs { q, k, v }) in inputs.iter().enumerate() {
+        for (i, Inputs { q, k, v, .. }) in inputs.iter().enumerate() {
             let tensors = [("q", q), ("k", k), ("v", v)]
                 .into_iter()
                 .map(|(name, tensor)| self.hand_over(&format!("{name}{i}"), tensor))
@@ -125,7 +134,7 @@ impl Torch {
         let path = self.folder.join("o");
         self.ask(&json!({"op": "save", "path": path, "backend": mode.backend}))?;
         let bytes = std::fs::read(&path).map_err(|error| peer(format!("cannot read its output: {error}")))?;
-        let mut tensor = Tensor::zeros(problem.o_shape(), problem.dtype(), evosdpa_core::Layout::Bhsd);
+        let mut tensor = Tensor::zeros(problem.o_shape(), problem.output_dtype(), evosdpa_core::Layout::Bhsd);
         if bytes.len() != tensor.bytes().len() {
             return Err(peer(format!("its output has {} bytes, not {}", bytes.len(), tensor.bytes().len())));
         }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     gate::GateResult,
     measure::{compare::Comparison, samples::Summary},
+    peer::torch,
 };
 
 /// What was seen of one kernel or peer on one problem. Times are there only if every gate that ran passed.
@@ -79,6 +80,12 @@ impl Row {
     /// The first gate that did not pass.
     pub fn first_problem(&self) -> Option<&GateResult> {
         self.gates.iter().find(|gate| !gate.verdict.is_pass())
+    }
+
+    /// The comparison with the fastest peer: the one that would be picked instead.
+    pub fn fastest_peer(&self) -> Option<(&String, &Comparison)> {
+        let peers = self.speedup.iter().filter(|(name, _)| torch::is_peer(name));
+        peers.min_by(|(_, a), (_, b)| a.ratio.total_cmp(&b.ratio))
     }
 
     /// Takes in the samples, by round.

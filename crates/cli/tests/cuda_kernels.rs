@@ -1,0 +1,327 @@
+//! Compiling, gating and sanitizing CUDA kernels as users meet them. No GPU is needed: only the compiler, which
+//! `cargo xtask setup` installs.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use assert_cmd::cargo::cargo_bin;
+use evosdpa_cuda::toolkit::{HOME_VARIABLE, Toolkit};
+use serde_json::Value;
+
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/custom-kernel");
+const LOGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../cuda/tests/logs");
+
+/// Runs the program with a cache of its own, in `home`.
+fn evosdpa(home: &Path, args: &[&str]) -> Output {
+    let toolkit = Toolkit::find().expect("`cargo xtask setup` installs the compiler");
+    with_toolkit(home, &toolkit.root, args)
+}
+
+fn with_toolkit(home: &Path, toolkit: &Path, args: &[&str]) -> Output {
+    Command::new(cargo_bin!("evosdpa"))
+        .args(args)
+        .current_dir(home)
+        .env("NO_COLOR", "1")
+        .env("XDG_CACHE_HOME", home.join("cache"))
+        .env(HOME_VARIABLE, toolkit)
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}{}", text(&output.stdout), text(&output.stderr)))
+}
+
+/// The example kernel with its manifest and source changed.
+fn changed(folder: &Path, manifest: &dyn Fn(&str) -> String, source: &dyn Fn(&str) -> String) -> String {
+    let read = |name: &str| fs::read_to_string(Path::new(EXAMPLE).join(name)).unwrap();
+    let kernels = folder.join("kernels");
+    fs::create_dir_all(&kernels).unwrap();
+    fs::write(kernels.join("my_sdpa.toml"), manifest(&read("my_sdpa.toml"))).unwrap();
+    fs::write(kernels.join("my_sdpa.cu"), source(&read("my_sdpa.cu"))).unwrap();
+    kernels.display().to_string()
+}
+
+fn same(text: &str) -> String {
+    text.to_owned()
+}
+
+#[test]
+fn build_compiles_gates_and_caches_a_users_kernel() {
+    let home = tempfile::tempdir().unwrap();
+    let output = evosdpa(home.path(), &["build", "--kernel-path", EXAMPLE]);
+    let page = text(&output.stdout);
+    assert!(output.status.success(), "{page}{}", text(&output.stderr));
+    assert_eq!(page.lines().filter(|line| line.contains("PASS")).count(), 6, "{page}");
+    assert!(page.lines().all(|line| line.chars().count() <= 100), "{page}");
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+
+    let output = evosdpa(home.path(), &["build", "--kernel-path", EXAMPLE, "--arch", "sm_90a", "--json"]);
+    let document = json(&output);
+    assert_eq!(document["schema"], "evosdpa.build/1");
+    let rows = document["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert_eq!((&row["kernel"], &row["arch"]), (&"my_sdpa".into(), &"sm_90a".into()));
+        assert_eq!(row["from_cache"], true, "the first build has left it there");
+        assert!((8..=64).contains(&row["usage"]["registers"].as_u64().unwrap()), "{row}");
+        assert_eq!(row["usage"]["smem_dynamic_bytes"], 0);
+        assert_eq!(row["usage"]["occupancy"]["threads_per_block"], 128);
+        assert_eq!(row["limits"]["registers"], 64);
+        assert_eq!(row["gates"][1]["gate"], "resources");
+    }
+
+    let listed = json(&evosdpa(home.path(), &["cache", "--json"]));
+    assert_eq!(listed["rows"].as_array().unwrap().len(), 6);
+    assert!(text(&evosdpa(home.path(), &["cache"]).stdout).contains("my_sdpa[UNROLL=2 WARPS=4] sm_89"));
+    assert!(text(&evosdpa(home.path(), &["cache", "--clear"]).stdout).starts_with("removed 6 kernels"));
+    assert!(text(&evosdpa(home.path(), &["cache"]).stdout).starts_with("0 kernels"));
+}
+
+#[test]
+fn the_example_is_right_under_the_simulator() {
+    let home = tempfile::tempdir().unwrap();
+    let shapes = "b1h2s5d64,b1h2/1s9/13d40:causal-br,b1h1s6/3d33:window=2/0";
+    let base = ["check", "--device", "sim", "--kernels", "my_sdpa", "--seeds", "1", "--dtype", "f16,bf16"];
+    let args = [&base[..], &["--shapes", shapes, "--json", "--kernel-path"]].concat();
+    let check = |folder: &str| evosdpa(home.path(), &[&args[..], &[folder]].concat());
+    let output = check(EXAMPLE);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    let rows = json(&output)["rows"].as_array().unwrap().clone();
+    // Three shapes and nine input families in two types.
+    assert_eq!(rows.len(), 54);
+    assert!(rows.iter().all(|row| row["gates"][0]["verdict"] == "PASS"), "{rows:?}");
+
+    let unscaled = changed(home.path(), &same, &|text| text.replace(" * p.scale_log2", ""));
+    assert_eq!(check(&unscaled).status.code(), Some(1));
+}
+
+#[test]
+fn all_variants_are_counted_and_the_cap_is_said() {
+    let home = tempfile::tempdir().unwrap();
+    let base = ["build", "--kernel-path", EXAMPLE, "--arch", "sm_80", "--dtype", "f16", "--all-variants"];
+    let page = text(&evosdpa(home.path(), &[&base[..], &["--max-variants", "4"]].concat()).stdout);
+    assert!(page.contains("my_sdpa sm_80 f16: built 4 of 6 variants"), "{page}");
+    let output = evosdpa(home.path(), &[&base[..], &["--set", "WARPS=8", "--json"]].concat());
+    let rows = json(&output)["rows"].as_array().unwrap().clone();
+    assert_eq!(rows.len(), 3);
+    assert!(rows.iter().all(|row| row["tunables"]["WARPS"] == 8), "{rows:?}");
+}
+
+#[test]
+fn a_kernel_past_its_limits_or_that_does_not_compile_exits_1() {
+    let broken_line = |text: &str| text.replace("float largest = minus_infinity", "float largest = nothing");
+    let spilling = |text: &str| text.replace("__launch_bounds__(WARPS* LANES)", "__launch_bounds__(1024, 2)");
+    let huge = |text: &str| text.replace("dynamic_smem = \"0\"", "dynamic_smem = \"200000\"");
+    type Edit<'a> = &'a dyn Fn(&str) -> String;
+    let cases: [(Edit<'_>, Edit<'_>, &str); 6] = [
+        (
+            &|text| text.replace("registers = 64", "registers = 16"),
+            &same,
+            "the kernel's limit on sm_80 is 16",
+        ),
+        (&|text| text.replace("max = 256", "max = 512"), &spilling, "bytes of spills"),
+        (&same, &broken_line, "identifier \"nothing\" is undefined"),
+        (&|text| text.replace("entry = \"my_sdpa\"", "entry = \"other\""), &same, "no entry point `other`"),
+        (&huge, &same, "one block on sm_80 can have 166912"),
+        (
+            &|text| {
+                text.replace(
+                    "[limits.sm_80]",
+                    "[[constraint]]\nexpr = \"WARPS > seq_q\"\nwhy = \"never\"\n[limits.sm_80]",
+                )
+            },
+            &same,
+            "no tunable values satisfy `WARPS > seq_q` (never)",
+        ),
+    ];
+    for (manifest, source, expected) in cases {
+        let home = tempfile::tempdir().unwrap();
+        let folder = changed(home.path(), manifest, source);
+        let problem: &[&str] = if expected.contains("spills") { &["--problem", "b1h1s64d512"] } else { &[] };
+        let base = ["build", "--kernel-path", &folder, "--arch", "sm_80", "--dtype", "f16"];
+        let output = evosdpa(home.path(), &[&base[..], problem].concat());
+        let page = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{expected}: {page}{}", text(&output.stderr));
+        assert!(page.contains("FAIL") && page.contains(expected), "{expected}: {page}");
+    }
+}
+
+#[test]
+fn a_source_that_does_not_compile_is_shown_with_file_and_line() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = changed(home.path(), &same, &|text| text.replace("return x;", "return x"));
+    let page = text(&evosdpa(home.path(), &["build", "--kernel-path", &folder]).stdout);
+    let line = fs::read_to_string(Path::new(EXAMPLE).join("my_sdpa.cu")).unwrap();
+    let line = 2 + line.lines().position(|line| line.contains("return x;")).unwrap();
+    assert!(page.contains(&format!("my_sdpa.cu({line}): error: expected a \";\"")), "{page}");
+    // The same mistake for six targets is said once.
+    assert_eq!(page.matches("does not compile").count(), 1, "{page}");
+    assert!(page.contains("The same: my_sdpa sm_80 bf16"), "{page}");
+}
+
+#[test]
+fn wrong_use_exits_2_and_says_what_is_allowed() {
+    let example = ["build", "--kernel-path", EXAMPLE];
+    for (args, expected) in [
+        (&["--set", "WARP=4"][..], "did you mean `WARPS`"),
+        (&["--set", "WARPS=5"], "[4, 8]"),
+        (&["--set", "WARPS"], "NAME=VALUE"),
+        (&["--arch", "sm_75"], "sm_80, sm_86, sm_89, sm_90a"),
+        (&["--dtype", "fp16"], "did you mean `f16`"),
+        (&["--kernels", "my_spda"], "did you mean `my_sdpa`"),
+        (&["--problem", "misson"], "did you mean `mission`"),
+        (&["--device", "gpu"], "auto, none, cuda, cuda:N"),
+        (&["--kernel-path", "/nowhere"], "cannot read /nowhere"),
+        (&["--kernel-path", EXAMPLE], "defined twice"),
+        (&["--max-variants", "0"], "0 is not in 1.."),
+    ] {
+        let home = tempfile::tempdir().unwrap();
+        let output = evosdpa(home.path(), &[&example[..], args].concat());
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains(expected), "{args:?}: {message}");
+    }
+    let home = tempfile::tempdir().unwrap();
+    let output = evosdpa(home.path(), &[&example[..], &["--problem", "b1h1s1d300"]].concat());
+    assert_eq!(output.status.code(), Some(2), "nothing could be built");
+    assert!(text(&output.stdout).contains("head_dim is 300, it takes 1 to 256"));
+
+    for (added, expected) in [
+        ("[problm]", "did you mean `problem`"),
+        (
+            "[[constraint]]\nexpr = \"WARPS > 9\"\nwhy = \"never\"",
+            "no tunable values satisfy `WARPS > 9` (never)",
+        ),
+    ] {
+        let folder = changed(home.path(), &|text| format!("{text}\n{added}\n"), &same);
+        let output = evosdpa(home.path(), &["build", "--kernel-path", &folder]);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(expected) && message.contains("my_sdpa.toml"), "{message}");
+    }
+}
+
+#[test]
+fn without_a_compiler_build_says_how_to_get_one() {
+    let home = tempfile::tempdir().unwrap();
+    let nowhere = PathBuf::from("/nowhere");
+    let output = with_toolkit(home.path(), &nowhere, &["build", "--kernel-path", EXAMPLE]);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("evosdpa doctor --fix") && message.contains("/nowhere"), "{message}");
+
+    let doctor = ["doctor", "--python", "/nowhere/python", "--json"];
+    let probe = |document: &Value, name: &str| {
+        let rows = document["rows"].as_array().unwrap();
+        rows.iter().find(|row| row["gate"] == name).unwrap_or_else(|| panic!("no {name}")).clone()
+    };
+    let document = json(&with_toolkit(home.path(), &nowhere, &doctor));
+    assert_eq!(probe(&document, "CUDA compiler")["verdict"], "UNAVAILABLE");
+    assert!(probe(&document, "CUDA compiler")["detail"].as_str().unwrap().contains("doctor --fix"));
+    let document = json(&evosdpa(home.path(), &doctor));
+    assert_eq!(probe(&document, "CUDA compiler")["verdict"], "PASS");
+    assert!(probe(&document, "CUDA compiler")["detail"].as_str().unwrap().contains("loaded from"));
+    for name in ["CUDA driver", "compute-sanitizer", "ncu", "kernel cache"] {
+        assert!(!probe(&document, name)["detail"].as_str().unwrap().is_empty());
+    }
+    // There is nothing to fix.
+    assert_eq!(json(&evosdpa(home.path(), &["doctor", "--fix", "--json"]))["rows"][0]["verdict"], "PASS");
+}
+
+#[test]
+fn saved_logs_of_three_cuda_versions_are_read() {
+    let home = tempfile::tempdir().unwrap();
+    let parse = |name: &str| evosdpa(home.path(), &["build", "--parse", &format!("{LOGS}/{name}")]);
+    for (name, expected) in [
+        ("nvcc11_sm80.txt", "984/1012"),
+        ("nvcc12_hopper.txt", "note hopper_fwd sm_90a: ptxas C7508: 'setmaxnreg' ignored"),
+        ("nvcc13_callee_sm90a.txt", "4612/4596"),
+    ] {
+        let output = parse(name);
+        let page = text(&output.stdout);
+        assert!(page.contains(expected), "{name}: {page}");
+        assert!(
+            page.lines().take_while(|line| !line.is_empty()).all(|line| line.chars().count() <= 100),
+            "{page}"
+        );
+    }
+    fs::write(home.path().join("empty"), "").unwrap();
+    for (path, expected) in
+        [("empty", "it is empty"), ("absent", "cannot be read"), (EXAMPLE, "cannot be read")]
+    {
+        let output = evosdpa(home.path(), &["build", "--parse", path]);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(expected) && message.contains("nvcc -Xptxas -v"), "{message}");
+    }
+}
+
+#[test]
+fn kernels_of_both_devices_are_listed_with_their_line() {
+    let home = tempfile::tempdir().unwrap();
+    let list = |args: &[&str]| evosdpa(home.path(), &[&["kernels", "--kernel-path", EXAMPLE], args].concat());
+    let page = text(&list(&[]).stdout);
+    assert!(page.contains("└ cpu_flash") && page.contains("my_sdpa"), "{page}");
+    assert!(page.lines().all(|line| line.chars().count() <= 100), "{page}");
+    let rows = json(&list(&["--device", "cuda", "--json"]))["rows"].as_array().unwrap().clone();
+    assert!(rows.iter().all(|row| row["device"] == "cuda"), "{rows:?}");
+    let own = rows.iter().find(|row| row["name"] == "my_sdpa").unwrap();
+    assert_eq!(own["archs"], serde_json::json!(["sm_80", "sm_89", "sm_90a"]));
+    assert!(!text(&list(&["--device", "cpu"]).stdout).contains("my_sdpa"));
+    assert_eq!(list(&["--device", "tpu"]).status.code(), Some(2));
+}
+
+/// A stand-in for compute-sanitizer that writes this log and says what `evosdpa check` would.
+fn stand_in(folder: &Path, summary: &str) -> String {
+    let path = folder.join("sanitizer");
+    let script = format!(
+        "#!/bin/sh\necho \"$@\" >> {}\nprintf '========= COMPUTE-SANITIZER\\n%s\\n' '{summary}' > \"$4\"\necho '{{\"rows\": []}}'\n",
+        folder.join("called").display()
+    );
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn sanitize_runs_each_tool_and_exits_by_what_it_finds() {
+    let home = tempfile::tempdir().unwrap();
+    let run = |summary: &str, more: &[&str]| {
+        let sanitizer = stand_in(home.path(), summary);
+        let base = ["sanitize", "--kernel-path", EXAMPLE, "--shapes", "tiny", "--sanitizer", &sanitizer];
+        evosdpa(home.path(), &[&base[..], more].concat())
+    };
+    let clean = run("========= ERROR SUMMARY: 0 errors", &[]);
+    assert_eq!(clean.status.code(), Some(0), "{}", text(&clean.stdout));
+    let called = fs::read_to_string(home.path().join("called")).unwrap();
+    let tools: Vec<&str> = called.lines().map(|line| line.split(' ').nth(1).unwrap()).collect();
+    assert_eq!(tools, ["memcheck", "racecheck", "initcheck", "synccheck"]);
+    assert!(
+        called.contains("check --device cuda --seeds 1 --once --json --shapes tiny --kernels my_sdpa"),
+        "{called}"
+    );
+
+    let dirty = run("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", &["--json"]);
+    assert_eq!(dirty.status.code(), Some(1));
+    assert_eq!(json(&dirty)["schema"], "evosdpa.sanitize/1");
+    assert_eq!(json(&dirty)["rows"][1]["gates"][0]["verdict"], "FAIL");
+    let silent = run("", &[]);
+    assert_eq!(silent.status.code(), Some(2), "silence is not a pass: {}", text(&silent.stdout));
+    assert!(text(&silent.stdout).contains("wrote no summary"));
+    let refused = run("========= ERROR SUMMARY: 0 errors", &["--dtype", "e4m3"]);
+    assert_eq!(refused.status.code(), Some(2), "a kernel that does not run is not clean");
+    assert!(text(&refused.stdout).contains("it reads f16, bf16, not e4m3"));
+    let wrong = run("", &["--tools", "racechek"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("did you mean `racecheck`"));
+}

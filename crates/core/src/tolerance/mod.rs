@@ -1,0 +1,273 @@
+//! When an answer is good enough.
+//!
+//! Rules, each with a reason of its own; an answer passes when all that apply to its dtype pass. The 8-bit dtypes have
+//! theirs in [`eight_bit`]; for the others:
+//!
+//! - **absolute** (f16, bf16): each element within 1e-3 of the oracle for V ~ N(0, 1), plus half a unit in the last place
+//!   of the output format at that element. Attention is linear in V, so the 1e-3 grows with V's size.
+//! - **twice-naive** (f16, bf16): FlashAttention's rule. The largest error is at most twice that of the unfused
+//!   computation in the same dtype, plus output rounding.
+//! - **bound** (f32, f16, bf16): each element within a forward error bound of fp32 accumulation and of weights rounded to
+//!   the dtype; see [`error_bound`].
+//!
+//! Where the oracle is not finite the answer must not be finite either, and nowhere else.
+
+mod distance;
+pub mod eight_bit;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{DType, Problem, TensorView, oracle::Reference};
+use distance::Distances;
+pub use distance::Errors;
+use eight_bit::EndToEnd;
+
+/// Absolute tolerance of 16-bit kernels for V ~ N(0, 1).
+pub const ABSOLUTE: f64 = 1e-3;
+
+/// Unit roundoff of the fp32 arithmetic that every kernel accumulates in.
+const U32: f64 = 5.960_464_477_539_063e-8;
+
+/// One rule's word on an output.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rule {
+    /// The rule's name.
+    pub name: String,
+    /// Whether it can be asked of any output here; when not, `detail` says why and `passed` is true.
+    pub applies: bool,
+    /// Whether the output keeps it.
+    pub passed: bool,
+    /// The numbers behind the word.
+    pub detail: String,
+}
+
+/// What all rules say of an output.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Judgement {
+    /// The distances.
+    pub errors: Errors,
+    /// Each rule's word.
+    pub rules: Vec<Rule>,
+}
+
+impl Judgement {
+    /// Whether every rule passed.
+    pub fn passed(&self) -> bool {
+        self.rules.iter().all(|rule| rule.passed)
+    }
+
+    /// Whether FlashAttention's own rule holds (twice the naive error; for f32 the error bound), with NaN and infinity
+    /// where they belong. This is what other people's kernels promise, and what they are held to as peers.
+    pub fn passed_as_a_peer(&self) -> bool {
+        let twice_naive = self.rules.iter().any(|rule| rule.name == "twice-naive");
+        let promised = |rule: &&Rule| match rule.name.as_str() {
+            "finite" | "twice-naive" => true,
+            "bound" => !twice_naive,
+            _ => false,
+        };
+        self.rules.iter().filter(promised).all(|rule| rule.passed)
+    }
+
+    /// The rules that failed, with their numbers; or the largest error, and the rules that could not be applied.
+    pub fn summary(&self) -> String {
+        let told = |wanted: &dyn Fn(&Rule) -> bool| -> Vec<String> {
+            let rules = self.rules.iter().filter(|rule| wanted(rule));
+            rules.map(|rule| format!("{}: {}", rule.name, rule.detail)).collect()
+        };
+        let failed = told(&|rule| !rule.passed);
+        if failed.is_empty() {
+            let mut parts = vec![format!("max error {:.2e}", self.errors.max)];
+            parts.extend(told(&|rule| !rule.applies));
+            parts.join("; ")
+        } else {
+            failed.join("; ")
+        }
+    }
+}
+
+/// What an output is judged against.
+#[derive(Clone, Debug)]
+pub struct Truth {
+    /// The oracle's answer; for 8-bit problems, to the dequantised inputs.
+    pub reference: Reference,
+    /// What the dtype is held to beside the oracle.
+    pub standard: Standard,
+    /// How large V is ([`crate::inputs::Family::value_scale`]).
+    pub value_scale: f64,
+}
+
+/// What outputs are held to beside the oracle: a matter of the problem's dtype.
+#[derive(Clone, Debug)]
+pub enum Standard {
+    /// f32: the error bound alone.
+    Single,
+    /// f16 and bf16: also the absolute tolerance, and the unfused computation.
+    Half {
+        /// Largest error of the unfused computation in the problem's dtype.
+        naive_max_error: f64,
+    },
+    /// u8 and e4m3: see [`eight_bit`].
+    EightBit {
+        /// The oracle's output for the inputs before quantisation.
+        original: Vec<f64>,
+        /// How far the oracle's output for the quantised inputs is from that.
+        quantisation: EndToEnd,
+    },
+}
+
+/// Judges an output and, when there is one, its LSE. The view must have the problem's output shape.
+pub fn judge(problem: &Problem, truth: &Truth, o: &TensorView<'_>, lse: Option<&[f32]>) -> Judgement {
+    match &truth.standard {
+        Standard::Single => judge_float(problem, truth, None, o, lse),
+        Standard::Half { naive_max_error } => judge_float(problem, truth, Some(*naive_max_error), o, lse),
+        Standard::EightBit { original, quantisation } => {
+            eight_bit::judge(problem, truth, original, *quantisation, o, lse)
+        }
+    }
+}
+
+/// `naive_max_error` is there for the 16-bit dtypes, which the absolute tolerance applies to as well.
+fn judge_float(
+    problem: &Problem,
+    truth: &Truth,
+    naive_max_error: Option<f64>,
+    o: &TensorView<'_>,
+    lse: Option<&[f32]>,
+) -> Judgement {
+    let output = problem.output_float();
+    let reference = &truth.reference;
+    let mut distances = Distances::default();
+    let (mut past_absolute, mut past_bound) = (Past::default(), Past::default());
+    let mut largest_rounding = 0.0f64;
+    for_each_element(problem, o, |index, at, got| {
+        let want = reference.o[index];
+        if let Some(error) = distances.add(got, want, output, at) {
+            let rounding = output.rounding_error(want);
+            let bound = error_bound(problem, reference, index / reference.dim_v, index % reference.dim_v);
+            let past = past_bound.add(error, bound)
+                | past_absolute.add(error, ABSOLUTE * truth.value_scale + rounding);
+            // f32 is held to the bound alone.
+            let bad = if naive_max_error.is_some() { past } else { error > bound };
+            distances.bad += usize::from(bad);
+            largest_rounding = largest_rounding.max(rounding);
+        }
+    });
+    let errors = distances.errors();
+    let element_rule = |name: &str, past: &Past| Rule {
+        name: name.to_owned(),
+        applies: true,
+        passed: past.count == 0,
+        detail: format!(
+            "{} of {} elements past the tolerance, the worst at {:.2}× of it; max error {:.2e} at {:?}",
+            past.count, distances.count, past.worst, errors.max, errors.worst_at
+        ),
+    };
+    let mut rules = vec![finite_rule(&errors)];
+    if naive_max_error.is_some() {
+        rules.push(element_rule("absolute", &past_absolute));
+    }
+    rules.push(element_rule("bound", &past_bound));
+    if let Some(naive) = naive_max_error {
+        let allowed = 2.0 * naive + largest_rounding;
+        rules.push(Rule {
+            name: "twice-naive".to_owned(),
+            applies: true,
+            passed: errors.max <= allowed,
+            detail: format!(
+                "max error {:.2e}, allowed {allowed:.2e} (2 × {naive:.2e} + rounding)",
+                errors.max
+            ),
+        });
+    }
+    rules.extend(lse.map(|lse| judge_lse(problem, reference, lse)));
+    Judgement { errors, rules }
+}
+
+/// Elements past a tolerance of their own, and the worst of them in units of it.
+#[derive(Default)]
+struct Past {
+    count: usize,
+    worst: f64,
+}
+
+impl Past {
+    fn add(&mut self, error: f64, tolerance: f64) -> bool {
+        self.count += usize::from(error > tolerance);
+        self.worst = self.worst.max(error / tolerance);
+        error > tolerance
+    }
+}
+
+/// Calls `each(index in logical order, [batch, head, query, column], value)` for every element of an output.
+fn for_each_element(problem: &Problem, o: &TensorView<'_>, mut each: impl FnMut(usize, [usize; 4], f64)) {
+    let sizes = problem.sizes();
+    let mut row = Vec::with_capacity(sizes.dim_v);
+    for r in 0..problem.rows() {
+        let (head, s) = (r / sizes.seq_q, r % sizes.seq_q);
+        let (b, h) = (head / sizes.heads_q, head % sizes.heads_q);
+        o.row_f64(b, h, s, &mut row);
+        for (d, &got) in row.iter().enumerate() {
+            each(r * sizes.dim_v + d, [b, h, s, d], got);
+        }
+    }
+}
+
+fn finite_rule(errors: &Errors) -> Rule {
+    Rule {
+        name: "finite".to_owned(),
+        applies: true,
+        passed: errors.wrongly_finite == 0,
+        detail: format!(
+            "{} elements are NaN or infinite where they must not be, or the reverse",
+            errors.wrongly_finite
+        ),
+    }
+}
+
+/// A bound on |O − exact| for a kernel that accumulates in fp32 and rounds weights to the output's dtype.
+///
+/// A score is a sum of `d` products, so its error is at most `(d + 3)·u·Σ|q·k|·scale`; the exponent's argument and the
+/// exponential add a few `u`, growing with the distance from the maximum; rounding a weight adds the dtype's own unit
+/// roundoff. A relative error ε of all weights moves the output by at most `2ε·Σ w|v|` (once in the numerator, once in
+/// the sum), and adding up `n` terms by another `2n·u·Σ w|v|`. Last, the output itself is rounded.
+pub fn error_bound(problem: &Problem, reference: &Reference, row: usize, column: usize) -> f64 {
+    let output = problem.output_float();
+    let scores = reference.score_size[row];
+    let score_error = score_error(problem, reference, row);
+    let weight_error = score_error + U32 * (8.0 + 2.0 * scores.range.min(110.0)) + output.unit_roundoff();
+    let index = row * reference.dim_v + column;
+    reference.abs_o[index] * (2.0 * weight_error + 2.0 * scores.keys as f64 * U32)
+        + output.rounding_error(reference.o[index])
+        + f32::MIN_POSITIVE as f64
+}
+
+fn score_error(problem: &Problem, reference: &Reference, row: usize) -> f64 {
+    (problem.sizes().dim_qk + 3) as f64 * U32 * reference.score_size[row].absolute
+}
+
+fn judge_lse(problem: &Problem, reference: &Reference, lse: &[f32]) -> Rule {
+    let base = match problem.dtype() {
+        DType::F32 => 1e-5,
+        DType::F16 | DType::BF16 => ABSOLUTE,
+        // An error of all scores moves the LSE by as much as it moves weights, relatively.
+        DType::U8 | DType::E4M3 => eight_bit::DEQUANTISED,
+    };
+    let mut worst = 0.0f64;
+    let mut broken = 0usize;
+    for (row, (&got, &want)) in lse.iter().zip(&reference.lse).enumerate() {
+        let got = got as f64;
+        if got == want || (got.is_nan() && want.is_nan()) {
+            continue;
+        }
+        let error = (got - want).abs();
+        let allowed = base + score_error(problem, reference, row) + 4.0 * U32 * want.abs();
+        broken += usize::from(error.is_nan() || error > allowed);
+        worst = if error.is_nan() { f64::INFINITY } else { worst.max(error) };
+    }
+    Rule {
+        name: "lse".to_owned(),
+        applies: true,
+        passed: broken == 0 && lse.len() == reference.lse.len(),
+        detail: format!("{broken} of {} rows past the tolerance; max error {worst:.2e}", reference.lse.len()),
+    }
+}

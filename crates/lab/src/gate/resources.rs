@@ -1,0 +1,381 @@
+//! The compile and the resource gate: what a compiled variant uses, held against its manifest's limits.
+//!
+//! The numbers are the compiler's own; the cubin and, where there is a GPU, the driver must agree with them.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use evosdpa_cuda::{
+    Artifact, Device, Limiter, ResourceReport,
+    ptxas::{self, Callee, Entry},
+    resources,
+};
+use evosdpa_kernels::{Arch, Limits, Registry};
+use serde::Serialize;
+
+use crate::{
+    Error,
+    gate::{GateResult, Verdict},
+    variants::{Job, Refused},
+};
+
+/// The gate that a source passes by compiling.
+pub const COMPILE: &str = "compile";
+/// The gate that holds resources against limits.
+pub const RESOURCES: &str = "resources";
+
+/// What is known of one built variant, or of one entry point in a log.
+#[derive(Clone, Debug, Serialize)]
+pub struct ResourceRow {
+    /// The kernel; in a log, the entry point.
+    pub kernel: String,
+    /// What it was built for, where that is known.
+    pub arch: Option<String>,
+    /// What it reads, where that is known.
+    pub dtype: Option<String>,
+    /// The problem it was built for, where that is known.
+    pub problem: Option<String>,
+    /// Its tunables.
+    pub tunables: BTreeMap<String, i64>,
+    /// What it uses, if it compiled.
+    pub usage: Option<Usage>,
+    /// What it may use.
+    pub limits: Limits,
+    /// Whether it came from the cache.
+    pub from_cache: Option<bool>,
+    /// How long it took to compile, or to read from the cache.
+    pub build_us: Option<f64>,
+    /// What the compiler warns of, and anything else that is no failure.
+    pub notes: Vec<String>,
+    /// The gates it went through.
+    pub gates: Vec<GateResult>,
+}
+
+/// What a variant uses.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Usage {
+    /// Registers per thread.
+    pub registers: u32,
+    /// Static shared memory per block.
+    pub smem_static_bytes: u32,
+    /// Dynamic shared memory per block; a log does not say.
+    pub smem_dynamic_bytes: Option<u32>,
+    /// Stack per thread, of the entry point and its callees.
+    pub stack_bytes: u32,
+    /// Spill stores, of the entry point or the worst of its callees.
+    pub spill_store_bytes: u32,
+    /// Spill loads, likewise.
+    pub spill_load_bytes: u32,
+    /// Named barriers; CUDA 11 does not say.
+    pub barriers: Option<u32>,
+    /// Functions that were not inlined.
+    pub callees: Vec<Callee>,
+    /// How it fills a multiprocessor; a log does not say enough.
+    pub occupancy: Option<Filling>,
+}
+
+/// How a variant fills a multiprocessor.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Filling {
+    /// Threads per block.
+    pub threads_per_block: u32,
+    /// Blocks at once.
+    pub blocks_per_sm: u32,
+    /// Warps at once.
+    pub warps_per_sm: u32,
+    /// Warps at once, of what is possible.
+    pub fraction: f64,
+    /// What keeps another block from fitting.
+    pub limited_by: &'static str,
+}
+
+impl ResourceRow {
+    /// The first verdict that is not a pass, or a pass.
+    pub fn verdict(&self) -> &Verdict {
+        let verdicts = self.gates.iter().map(|gate| &gate.verdict);
+        verdicts.into_iter().find(|verdict| !verdict.is_pass()).unwrap_or(&Verdict::Pass)
+    }
+}
+
+impl From<Refused> for ResourceRow {
+    fn from(refused: Refused) -> Self {
+        Self {
+            kernel: refused.kernel,
+            arch: Some(refused.arch.name().to_owned()),
+            dtype: Some(refused.dtype.name().to_owned()),
+            problem: None,
+            tunables: BTreeMap::new(),
+            usage: None,
+            limits: Limits::default(),
+            from_cache: None,
+            build_us: None,
+            notes: Vec::new(),
+            gates: vec![refused.gate],
+        }
+    }
+}
+
+/// The verdict on a resource report.
+pub fn judge(report: &ResourceReport) -> GateResult {
+    let failures: Vec<&str> =
+        report.findings.iter().filter(|finding| finding.fails).map(|finding| finding.text.as_str()).collect();
+    if failures.is_empty() {
+        let detail = format!(
+            "{} registers, {} bytes of shared memory; the cubin agrees",
+            report.entry.resources.registers, report.smem_bytes
+        );
+        return GateResult::pass(RESOURCES, detail);
+    }
+    GateResult::fail(RESOURCES, failures.join("; "))
+}
+
+/// Puts what came of building a job through both gates; with a device of its architecture, the driver is asked too.
+///
+/// An error is about the environment. What is wrong with the kernel is in the row.
+pub fn check(
+    job: &Job,
+    built: evosdpa_cuda::Result<Artifact>,
+    device: Option<&Device>,
+) -> Result<ResourceRow, Error> {
+    let mut row = ResourceRow {
+        kernel: job.variant.kernel.clone(),
+        arch: Some(job.target.arch.name().to_owned()),
+        dtype: Some(job.dtype.name().to_owned()),
+        problem: Some(job.problem.to_string()),
+        tunables: job.variant.tunables.iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        usage: None,
+        limits: job.variant.limits,
+        from_cache: None,
+        build_us: None,
+        notes: Vec::new(),
+        gates: Vec::new(),
+    };
+    let artifact = match built {
+        Ok(artifact) => artifact,
+        Err(evosdpa_cuda::Error::Compile(error)) => {
+            row.gates.push(GateResult::fail(COMPILE, format!("does not compile:\n{}", error.log.trim_end())));
+            return Ok(row);
+        }
+        Err(error) if is_the_kernels_fault(&error) => {
+            row.gates.push(GateResult::fail(COMPILE, error.to_string()));
+            return Ok(row);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    row.from_cache = Some(artifact.from_cache);
+    row.build_us = Some(artifact.time.as_secs_f64() * 1e6);
+    let source = if artifact.from_cache { "from the cache" } else { "compiled" };
+    row.gates.push(GateResult::pass(COMPILE, format!("{source} in {} ms", artifact.time.as_millis())));
+
+    let mut report = match resources::gate(&artifact, &job.variant, &job.target) {
+        Ok(report) => report,
+        // A missing entry point, or a report that cannot be read: the source's doing.
+        Err(error) => {
+            row.gates.push(GateResult::fail(RESOURCES, error.to_string()));
+            return Ok(row);
+        }
+    };
+    if let Some(device) = device {
+        let loaded = device.load(&artifact.code, &job.label())?;
+        report.cross_check_driver(&loaded.function(&job.variant.entry)?.attributes()?);
+    }
+    row.usage = Some(usage(&report, job));
+    row.notes = report.findings.iter().filter(|finding| !finding.fails).map(|f| f.text.clone()).collect();
+    row.gates.push(judge(&report));
+    Ok(row)
+}
+
+fn is_the_kernels_fault(error: &evosdpa_cuda::Error) -> bool {
+    use evosdpa_cuda::Error as E;
+    matches!(error, E::CompileTimeout { .. } | E::WorkerDied { .. } | E::Report { .. })
+}
+
+fn usage(report: &ResourceReport, job: &Job) -> Usage {
+    let occupancy = report.occupancy;
+    Usage {
+        smem_dynamic_bytes: Some(job.variant.launch.dynamic_smem_bytes),
+        occupancy: Some(Filling {
+            threads_per_block: job.variant.launch.threads_per_block(),
+            blocks_per_sm: occupancy.blocks_per_sm,
+            warps_per_sm: occupancy.warps_per_sm,
+            fraction: occupancy.fraction,
+            limited_by: match occupancy.limiter {
+                Limiter::Registers => "registers",
+                Limiter::SharedMemory => "shared memory",
+                Limiter::Warps => "warps",
+                Limiter::Blocks => "blocks",
+            },
+        }),
+        ..entry_usage(&report.entry)
+    }
+}
+
+fn entry_usage(entry: &Entry) -> Usage {
+    let own = &entry.resources;
+    let worst = |own: u32, of: fn(&Callee) -> u32| entry.callees.iter().map(of).fold(own, u32::max);
+    Usage {
+        registers: own.registers,
+        smem_static_bytes: own.smem_static_bytes,
+        smem_dynamic_bytes: None,
+        stack_bytes: entry.worst_stack_bytes(),
+        spill_store_bytes: worst(own.spill_store_bytes, |callee| callee.spill_store_bytes),
+        spill_load_bytes: worst(own.spill_load_bytes, |callee| callee.spill_load_bytes),
+        barriers: own.barriers,
+        callees: entry.callees.clone(),
+        occupancy: None,
+    }
+}
+
+/// Reads a saved `ptxas -v` log. Entry points that a kernel of the registry names are held against its limits.
+pub fn from_log(path: &Path, registry: &Registry) -> Result<Vec<ResourceRow>, Error> {
+    let unreadable = |problem: String| {
+        let problem = format!(
+            "{problem}. Expected what `ptxas -v` prints: compile with `nvcc -Xptxas -v` and save the standard error"
+        );
+        Error::Cuda(evosdpa_cuda::Error::Report { label: path.display().to_string(), problem })
+    };
+    let bytes = fs::read(path).map_err(|error| unreadable(format!("cannot be read: {error}")))?;
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Err(unreadable("it is empty".to_owned()));
+    }
+    let report = ptxas::Report::parse(&String::from_utf8_lossy(&bytes)).map_err(|error| match error {
+        evosdpa_cuda::Error::Report { problem, .. } => unreadable(problem),
+        other => other.into(),
+    })?;
+    // No function uses 0 registers: the line that says how many is not there.
+    if let Some(cut) = report.entries.iter().find(|entry| entry.resources.registers == 0) {
+        return Err(unreadable(format!("`{}` has no `Used N registers` line, so it is cut short", cut.name)));
+    }
+    let mut rows: Vec<ResourceRow> = report.entries.iter().map(|entry| log_row(entry, registry)).collect();
+    for advisory in &report.advisories {
+        let note = match &advisory.code {
+            Some(code) => format!("ptxas {code}: {}", advisory.text),
+            None => format!("ptxas: {}", advisory.text),
+        };
+        // An advisory belongs to the entry point it names; one that names none may be about any of them.
+        let names = |row: &ResourceRow| advisory.text.contains(&format!("'{}'", row.kernel));
+        let about = rows.iter().position(names).unwrap_or(0);
+        rows[about].notes.push(note);
+    }
+    Ok(rows)
+}
+
+fn log_row(entry: &Entry, registry: &Registry) -> ResourceRow {
+    let arch: Option<Arch> = entry.arch.as_deref().and_then(|name| name.parse().ok());
+    let kernel = registry.kernels().find(|kernel| kernel.manifest.entry == entry.name);
+    let limits = kernel.zip(arch).and_then(|(kernel, arch)| kernel.manifest.limits.get(&arch)).copied();
+    let usage = entry_usage(entry);
+    let gate = match (limits, kernel) {
+        (Some(limits), _) => against_limits(entry, &limits),
+        (None, Some(kernel)) => GateResult::unavailable(
+            RESOURCES,
+            format!("{} has no limits for {}", kernel.manifest_file, entry.arch.as_deref().unwrap_or("it")),
+        ),
+        (None, None) => GateResult::unavailable(RESOURCES, "no manifest names it, so it has no limits"),
+    };
+    ResourceRow {
+        kernel: entry.name.clone(),
+        arch: entry.arch.clone(),
+        dtype: None,
+        problem: None,
+        tunables: BTreeMap::new(),
+        usage: Some(usage),
+        limits: limits.unwrap_or_default(),
+        from_cache: None,
+        build_us: None,
+        notes: Vec::new(),
+        gates: vec![gate],
+    }
+}
+
+/// Limits on a log's numbers. Dynamic shared memory is not among them, so that limit can only be broken, never kept.
+fn against_limits(entry: &Entry, limits: &Limits) -> GateResult {
+    let numbers = [
+        ("registers", entry.resources.registers, limits.registers),
+        ("bytes of static shared memory", entry.resources.smem_static_bytes, limits.smem_bytes),
+        ("bytes of stack", entry.worst_stack_bytes(), limits.stack_bytes),
+        ("bytes of spills", entry.worst_spill_bytes(), limits.spill_bytes),
+    ];
+    let broken: Vec<String> = numbers
+        .into_iter()
+        .filter_map(|(what, used, limit)| {
+            limit.filter(|limit| used > *limit).map(|limit| format!("{used} {what}, the limit is {limit}"))
+        })
+        .collect();
+    if broken.is_empty() {
+        GateResult::pass(RESOURCES, "within the limits of its manifest, as far as a log says")
+    } else {
+        GateResult::fail(RESOURCES, broken.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../cuda/tests/logs");
+
+    fn fixture() -> Registry {
+        let mut registry = Registry::default();
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/tests/fixtures/tiny");
+        registry.add_folder(Path::new(folder)).unwrap();
+        registry
+    }
+
+    fn read(log: &str) -> Result<Vec<ResourceRow>, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ptxas.txt");
+        std::fs::write(&path, log).unwrap();
+        from_log(&path, &fixture())
+    }
+
+    #[test]
+    fn logs_of_three_cuda_versions() {
+        let rows = |name: &str| from_log(&Path::new(LOGS).join(name), &Registry::default()).unwrap();
+        let eleven = rows("nvcc11_sm80.txt");
+        let gemm = eleven[1].usage.as_ref().unwrap();
+        assert_eq!((gemm.registers, gemm.stack_bytes, gemm.barriers), (255, 1128, None));
+        assert_eq!((gemm.spill_store_bytes, gemm.spill_load_bytes), (984, 1012));
+        let twelve = rows("nvcc12_hopper.txt");
+        assert_eq!(twelve[0].notes.len(), 4);
+        assert!(twelve[0].notes[0].starts_with("ptxas C7510: "), "{:?}", twelve[0].notes);
+        let thirteen = rows("nvcc13_callee_sm90a.txt");
+        // The callee that spills counts against its entry point, and the advisory belongs to the one it names.
+        assert_eq!(thirteen[1].usage.as_ref().unwrap().spill_store_bytes, 4612);
+        assert_eq!((thirteen[0].notes.len(), thirteen[1].notes.len()), (0, 1));
+        assert!(matches!(thirteen[0].verdict(), Verdict::Unavailable(_)));
+    }
+
+    #[test]
+    fn a_known_entry_point_is_held_to_its_manifest() {
+        let log = |registers: u32| {
+            format!(
+                "ptxas info    : Compiling entry function 'scale_rows' for 'sm_89'\n\
+                 ptxas info    : Function properties for scale_rows\n    \
+                 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+                 ptxas info    : Used {registers} registers, used 1 barriers\n"
+            )
+        };
+        assert!(read(&log(40)).unwrap()[0].verdict().is_pass());
+        let rows = read(&log(41)).unwrap();
+        let Verdict::Fail(why) = rows[0].verdict() else { panic!("{rows:?}") };
+        assert_eq!(why, "41 registers, the limit is 40");
+        let elsewhere = read(&log(40).replace("sm_89", "sm_75")).unwrap();
+        assert!(matches!(elsewhere[0].verdict(), Verdict::Unavailable(_)));
+    }
+
+    #[test]
+    fn what_is_no_log_says_what_was_expected() {
+        for (log, expected) in [
+            ("", "it is empty"),
+            ("\n  \n", "it is empty"),
+            ("make: *** [all] Error 2\n", "no `Compiling entry function`"),
+            ("ptxas info    : Compiling entry function 'k' for 'sm_80'\n", "cut short"),
+            ("ptxas info    : Used many registers\n", "`many` is no number"),
+        ] {
+            let message = read(log).unwrap_err().to_string();
+            assert!(message.contains(expected) && message.contains("nvcc -Xptxas -v"), "{log:?}: {message}");
+        }
+        let message = from_log(Path::new("/nowhere/log"), &Registry::default()).unwrap_err().to_string();
+        assert!(message.contains("/nowhere/log: cannot be read"), "{message}");
+    }
+}

@@ -1,0 +1,235 @@
+//! `ptxsan`: run a PTX file on the CPU and report what it does wrong.
+//!
+//! Exit status: 0 nothing found, 1 findings, 2 wrong use.
+
+mod arguments;
+
+use anyhow::{Context, Result, bail};
+use arguments::{Bound, parse_extent};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ptxsan::{Device, Launch, Module, Outcome, Schedule};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "ptxsan",
+    version,
+    about = "Runs compiled CUDA kernels on a CPU and finds their races and memory errors"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Launch an entry and report findings and counters.
+    Run(RunArgs),
+    /// List the entries of a file with their parameters.
+    Entries {
+        /// PTX text.
+        file: PathBuf,
+    },
+    /// Delete each barrier, wait, commit, fence and warp synchronisation in turn and see whether it is noticed.
+    Mutate(RunArgs),
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// PTX text, as nvcc -ptx or NVRTC write it.
+    file: PathBuf,
+    /// The entry; may be left out when there is only one.
+    #[arg(long)]
+    entry: Option<String>,
+    /// Blocks, as X or X,Y or X,Y,Z.
+    #[arg(long, value_parser = parse_extent)]
+    grid: [u32; 3],
+    /// Threads of a block, as X or X,Y or X,Y,Z.
+    #[arg(long, value_parser = parse_extent)]
+    block: [u32; 3],
+    /// Dynamic shared memory in bytes.
+    #[arg(long, default_value_t = 0)]
+    shared: u32,
+    /// Arguments in order: in:FILE.npy, out:FILE.npy:TYPE:2x3, inout:FROM.npy:TO.npy, zeros:BYTES, fresh:BYTES,
+    /// i32:5, u32:, i64:, u64:, f32:, f64:, bytes:HEX, or struct:A+B+… of those.
+    #[arg(long, num_args = 0.., allow_hyphen_values = true)]
+    args: Vec<String>,
+    /// The order in which warps run.
+    #[arg(long, value_enum, default_value_t = Order::RoundRobin)]
+    schedule: Order,
+    /// Seed of the random schedule.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Warp instructions before the launch is stopped.
+    #[arg(long)]
+    budget: Option<u64>,
+    /// Largest shared memory of a block in bytes.
+    #[arg(long)]
+    max_shared: Option<u32>,
+    /// Do not look for races.
+    #[arg(long)]
+    no_races: bool,
+    /// Print one JSON document instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Order {
+    RoundRobin,
+    Random,
+    ProducerLate,
+    ConsumerLate,
+    /// All of them, one after the other.
+    All,
+}
+
+impl Order {
+    fn schedules(self) -> Vec<Schedule> {
+        match self {
+            Order::RoundRobin => vec![Schedule::RoundRobin],
+            Order::Random => vec![Schedule::Random],
+            Order::ProducerLate => vec![Schedule::ProducerLate],
+            Order::ConsumerLate => vec![Schedule::ConsumerLate],
+            Order::All => Schedule::ALL.to_vec(),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run(args) => run(&args),
+        Command::Entries { file } => entries(&file),
+        Command::Mutate(args) => mutate(&args),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("ptxsan: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn load(file: &PathBuf) -> Result<Module> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    Module::parse(&text).with_context(|| file.display().to_string())
+}
+
+fn entries(file: &PathBuf) -> Result<bool> {
+    let module = load(file)?;
+    println!("target {}, PTX {}", module.target(), module.version());
+    for entry in module.entries() {
+        let sizes: Vec<String> = module.parameters(entry)?.iter().map(|b| format!("{b} bytes")).collect();
+        println!(
+            "{entry}({}), {} bytes of shared memory",
+            sizes.join(", "),
+            module.static_shared_bytes(entry)?
+        );
+    }
+    Ok(true)
+}
+
+impl RunArgs {
+    fn entry(&self, module: &Module) -> Result<String> {
+        match &self.entry {
+            Some(entry) => Ok(entry.clone()),
+            None => {
+                let all: Vec<&str> = module.entries().collect();
+                match all[..] {
+                    [only] => Ok(only.to_owned()),
+                    _ => bail!("--entry is needed; the file has: {}", all.join(", ")),
+                }
+            }
+        }
+    }
+
+    /// One launch on a device of its own.
+    fn launch(&self, module: &Module, schedule: Schedule, writes_files: bool) -> Result<Outcome> {
+        let mut device = Device::new();
+        let id = device.load(module)?;
+        let mut bound = Bound::default();
+        for (i, text) in self.args.iter().enumerate() {
+            bound.add(&mut device, text, i).with_context(|| format!("argument {i} (`{text}`)"))?;
+        }
+        let entry = self.entry(module)?;
+        let mut launch = Launch::new(&entry, self.grid, self.block, self.shared, bound.args.clone());
+        launch.options.schedule = schedule;
+        launch.options.seed = self.seed;
+        launch.options.check_races = !self.no_races;
+        launch.options.instruction_budget = self.budget.unwrap_or(launch.options.instruction_budget);
+        launch.options.max_shared_bytes = self.max_shared.unwrap_or(launch.options.max_shared_bytes);
+        let outcome = device.launch(id, &launch)?;
+        if writes_files {
+            bound.save(&mut device)?;
+        }
+        Ok(outcome)
+    }
+}
+
+fn run(args: &RunArgs) -> Result<bool> {
+    let module = load(&args.file)?;
+    let mut rows = Vec::new();
+    let mut is_clean = true;
+    for schedule in args.schedule.schedules() {
+        let outcome = args.launch(&module, schedule, true)?;
+        is_clean &= outcome.is_clean();
+        if args.json {
+            let mut row = serde_json::to_value(&outcome)?;
+            row["schedule"] = serde_json::to_value(schedule)?;
+            row["seed"] = args.seed.into();
+            rows.push(row);
+        } else {
+            print!("{}", outcome.output);
+            println!("{outcome}  schedule {schedule:?}, seed {}", args.seed);
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::json!({ "schema": "ptxsan.run/1", "rows": rows }));
+    }
+    Ok(is_clean)
+}
+
+fn mutate(args: &RunArgs) -> Result<bool> {
+    let module = load(&args.file)?;
+    let entry = args.entry(&module)?;
+    let mut rows = Vec::new();
+    let (mut noticed, mut total) = (0, 0);
+    let clean = |module: &Module| -> Result<Option<String>> {
+        for schedule in args.schedule.schedules() {
+            let outcome = args.launch(module, schedule, false)?;
+            if let Some(finding) = outcome.findings.first() {
+                return Ok(Some(finding.to_string()));
+            }
+        }
+        Ok(None)
+    };
+    if let Some(finding) = clean(&module)? {
+        bail!("`{entry}` has findings as it stands, so deletions say nothing:\n{finding}");
+    }
+    for point in module.sync_points(&entry)? {
+        let found = clean(&module.without(point.id)?)?;
+        total += 1;
+        noticed += u32::from(found.is_some());
+        let place = point.source.clone().unwrap_or_else(|| format!("PTX line {}", point.ptx_line));
+        if !args.json {
+            let verdict = match &found {
+                Some(finding) => finding.lines().next().unwrap_or("").to_owned(),
+                None => "NOT NOTICED".to_owned(),
+            };
+            println!("{} at {place} (PTX line {}): {verdict}", point.opcode, point.ptx_line);
+        }
+        rows.push(serde_json::json!({ "point": point, "finding": found }));
+    }
+    if args.json {
+        println!(
+            "{}",
+            serde_json::json!({ "schema": "ptxsan.mutate/1", "noticed": noticed, "total": total, "rows": rows })
+        );
+    } else {
+        println!("{noticed} of {total} deletions noticed");
+    }
+    Ok(noticed == total)
+}

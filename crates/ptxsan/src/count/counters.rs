@@ -1,0 +1,128 @@
+//! Counters kept per instruction while running.
+
+/// Counts of one instruction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Times a warp executed it.
+    pub(crate) executed: u64,
+    /// Lanes active in those executions.
+    pub(crate) lanes: u64,
+    /// 32-byte sectors of global memory touched.
+    pub(crate) sectors: u64,
+    /// Bytes asked for.
+    pub(crate) bytes: u64,
+    /// Passes over shared memory, and how many there would be without bank conflicts.
+    pub(crate) wavefronts: u64,
+    pub(crate) ideal_wavefronts: u64,
+    /// Times lanes had to wait at a barrier.
+    pub(crate) waits: u64,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, other: &Tally) {
+        self.executed += other.executed;
+        self.lanes += other.lanes;
+        self.sectors += other.sectors;
+        self.bytes += other.bytes;
+        self.wavefronts += other.wavefronts;
+        self.ideal_wavefronts += other.ideal_wavefronts;
+        self.waits += other.waits;
+    }
+}
+
+/// 32-byte sectors that the lanes of one access touch.
+pub(crate) fn sectors(addresses: &[u64; 32], mask: u32, bytes: u32) -> u64 {
+    let mut seen = [u64::MAX; 64];
+    let mut count = 0usize;
+    let mut previous = u64::MAX;
+    for lane in 0..32 {
+        if mask >> lane & 1 == 0 {
+            continue;
+        }
+        let (first, last) = (addresses[lane] / 32, (addresses[lane].wrapping_add(u64::from(bytes) - 1)) / 32);
+        for sector in [first, last] {
+            if sector == previous || seen[..count].contains(&sector) {
+                continue;
+            }
+            previous = sector;
+            seen[count] = sector;
+            count += 1;
+        }
+    }
+    count as u64
+}
+
+/// Passes over the 32 banks of shared memory that one access takes, and the fewest its size allows.
+///
+/// Lanes go together in groups of 32, 16 or 8 for accesses of up to 4, 8 and 16 bytes; within a group every
+/// bank delivers one 4-byte word per pass, to any number of lanes.
+pub(crate) fn wavefronts(addresses: &[u64; 32], mask: u32, bytes: u32) -> (u64, u64) {
+    let words = (bytes as usize).div_ceil(4);
+    let lanes = 32 / words.next_power_of_two();
+    let step = u64::from(bytes);
+    if mask == u32::MAX && (0..32).all(|l| addresses[l] == addresses[0].wrapping_add(l as u64 * step)) {
+        let groups = (32 / lanes) as u64;
+        return (groups, groups);
+    }
+    let (mut total, mut ideal) = (0, 0);
+    for first in (0..32).step_by(lanes) {
+        let group = (mask >> first) & (((1u64 << lanes) - 1) as u32);
+        if group == 0 {
+            continue;
+        }
+        ideal += 1;
+        total += passes(&addresses[first..first + lanes], group, words);
+    }
+    (total, ideal)
+}
+
+fn passes(addresses: &[u64], mask: u32, words: usize) -> u64 {
+    // Per bank: the words asked for so far (at most one per lane and word).
+    let mut depth = [0u8; 32];
+    let mut asked = [[u64::MAX; 32]; 32];
+    for (lane, address) in addresses.iter().enumerate() {
+        if mask >> lane & 1 == 0 {
+            continue;
+        }
+        for k in 0..words as u64 {
+            let word = address / 4 + k;
+            let bank = (word % 32) as usize;
+            let n = usize::from(depth[bank]);
+            if !asked[bank][..n].contains(&word) && n < 32 {
+                asked[bank][n] = word;
+                depth[bank] += 1;
+            }
+        }
+    }
+    u64::from(depth.iter().copied().max().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strided(stride: u64) -> [u64; 32] {
+        std::array::from_fn(|l| l as u64 * stride)
+    }
+
+    #[test]
+    fn sectors_of_known_patterns() {
+        assert_eq!(sectors(&strided(4), u32::MAX, 4), 4);
+        assert_eq!(sectors(&strided(32), u32::MAX, 4), 32);
+        assert_eq!(sectors(&strided(16), u32::MAX, 16), 16);
+        assert_eq!(sectors(&[64; 32], u32::MAX, 4), 1);
+        assert_eq!(sectors(&strided(4), 0, 4), 0);
+    }
+
+    #[test]
+    fn bank_conflicts_of_known_patterns() {
+        assert_eq!(wavefronts(&strided(4), u32::MAX, 4), (1, 1));
+        assert_eq!(wavefronts(&strided(8), u32::MAX, 4), (2, 1));
+        assert_eq!(wavefronts(&strided(128), u32::MAX, 4), (32, 1));
+        assert_eq!(wavefronts(&strided(132), u32::MAX, 4), (1, 1));
+        assert_eq!(wavefronts(&[0; 32], u32::MAX, 4), (1, 1), "broadcast");
+        assert_eq!(wavefronts(&strided(16), u32::MAX, 16), (4, 4));
+        assert_eq!(wavefronts(&strided(128), u32::MAX, 16), (32, 4));
+        assert_eq!(wavefronts(&strided(2), u32::MAX, 2), (1, 1));
+    }
+}

@@ -1,0 +1,55 @@
+//! The one error type of the crate: what was asked cannot be done. What a *kernel* does wrong is a finding, not an error.
+
+use thiserror::Error;
+
+/// Why a module could not be loaded or a launch could not be started.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The text is not PTX this crate can read.
+    #[error("line {line}: {message}")]
+    Parse {
+        /// 1-based line of the PTX text.
+        line: u32,
+        /// What was expected and what was there.
+        message: String,
+    },
+    /// An instruction outside the supported set.
+    #[error("line {line}: instruction `{instruction}` is not supported: {reason}")]
+    Unsupported {
+        /// 1-based line of the PTX text.
+        line: u32,
+        /// The opcode as written.
+        instruction: String,
+        /// Which part of it is not supported.
+        reason: String,
+    },
+    /// No entry of that name in the module.
+    #[error("no entry `{name}`; the module has: {available}")]
+    NoSuchEntry {
+        /// The name asked for.
+        name: String,
+        /// The entries there are.
+        available: String,
+    },
+    /// The launch breaks a limit or does not fit the entry's parameters.
+    #[error("cannot launch `{entry}`: {reason}")]
+    Launch {
+        /// The entry's name.
+        entry: String,
+        /// The limit that is broken and how to keep it.
+        reason: String,
+    },
+    /// A host-side memory operation outside its buffer.
+    #[error("device memory: {0}")]
+    Memory(String),
+}
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn parse(line: u32, message: impl Into<String>) -> Self {
+        Error::Parse { line, message: message.into() }
+    }
+}

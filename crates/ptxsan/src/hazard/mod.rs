@@ -1,0 +1,6 @@
+//! Happens-before: who knows what of whom, who touched what, and what was not ordered.
+
+pub(crate) mod clock;
+pub(crate) mod log;
+pub(crate) mod shadow;
+pub(crate) mod sync;

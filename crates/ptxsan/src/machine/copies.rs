@@ -1,0 +1,125 @@
+//! Asynchronous copies: agents of their own that land somewhere between issue and wait.
+
+use super::access::{Bytes, Direction, MAX_BYTES, Request};
+use super::run::{Context, for_lanes};
+use super::warp::{Flight, Warp};
+use crate::decode::{AsyncCopy, Order};
+use crate::parse::ast::Space;
+
+impl Warp {
+    pub(super) fn issue_copies(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, copy: &AsyncCopy) {
+        let to = self.addresses(&copy.to);
+        let from = self.addresses(&copy.from);
+        let bytes = copy.bytes;
+        let write =
+            Request { pc, bytes, direction: Direction::Write, order: Order::WEAK, agent_groups: true };
+        let mut wanted = [bytes; 32];
+        for_lanes(mask, |lane| {
+            if let Some(register) = copy.source_bytes {
+                wanted[lane] = (self.lane(register, lane) as u32).min(bytes);
+            }
+            if copy.ignore_source.is_some_and(|p| self.lane(p, lane) != 0) {
+                wanted[lane] = 0;
+            }
+        });
+        self.copies_issued += u64::from(mask.count_ones());
+        // The target is checked as a write of the agent, the source as its read: of what is really read.
+        let good = self.check_write(cx, Space::Shared, &to, mask, &write);
+        let mut readable = 0u32;
+        for size in [16u32, 8, 4, 2, 1] {
+            let lanes =
+                (0..32).filter(|l| good >> l & 1 == 1 && wanted[*l] == size).fold(0, |m, l| m | 1 << l);
+            if lanes != 0 {
+                let read = Request { bytes: size, direction: Direction::Read, ..write };
+                // A source of fewer bytes than the copy must still be aligned to the copy.
+                readable |= self.check(cx, Space::Global, &from, lanes, &read);
+            }
+        }
+        for_lanes(good, |lane| {
+            let odd = wanted[lane] != 0 && !wanted[lane].is_power_of_two();
+            let source_bytes = if readable >> lane & 1 == 1 { wanted[lane] } else { 0 };
+            let source_bytes =
+                if odd { self.checked_prefix(cx, pc, from[lane], wanted[lane], lane) } else { source_bytes };
+            let start = to[lane] as usize;
+            cx.shared.written[start..start + bytes as usize].fill(1);
+            let flight = Flight {
+                lane: lane as u32,
+                group: self.open_group[lane],
+                to: to[lane] as u32,
+                from: from[lane],
+                bytes,
+                source_bytes,
+            };
+            if cx.options.schedule.lands_early(cx.random) {
+                self.land(cx, &flight);
+            } else {
+                self.flights.push(flight);
+            }
+        });
+    }
+
+    /// A source that is no power of two is checked byte by byte.
+    fn checked_prefix(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        from: u64,
+        bytes: u32,
+        lane: usize,
+    ) -> u32 {
+        let read =
+            Request { pc, bytes: 1, direction: Direction::Read, order: Order::WEAK, agent_groups: true };
+        for i in 0..bytes {
+            let mut addresses = [0; 32];
+            addresses[lane] = from + u64::from(i);
+            if self.check(cx, Space::Global, &addresses, 1 << lane, &read) == 0 {
+                return i;
+            }
+        }
+        bytes
+    }
+
+    fn land(&mut self, cx: &mut Context<'_, '_>, flight: &Flight) {
+        let mut data: Bytes = [0; MAX_BYTES];
+        if flight.source_bytes > 0 {
+            self.fetch(cx, Space::Global, flight.from, flight.source_bytes, flight.lane as usize, &mut data);
+        }
+        self.put(
+            cx,
+            Space::Shared,
+            u64::from(flight.to),
+            &data[..flight.bytes as usize],
+            flight.lane as usize,
+        );
+    }
+
+    /// Lands the flights that `which` names, oldest first.
+    pub(super) fn land_copies(&mut self, cx: &mut Context<'_, '_>, which: impl Fn(&Flight) -> bool) {
+        if self.flights.is_empty() {
+            return;
+        }
+        let flights = std::mem::take(&mut self.flights);
+        let (landing, staying): (Vec<Flight>, Vec<Flight>) = flights.into_iter().partition(|f| which(f));
+        self.flights = staying;
+        for flight in &landing {
+            self.land(cx, flight);
+        }
+    }
+
+    /// Waits until at most `pending` groups are open, or for everything.
+    pub(super) fn wait_copies(&mut self, cx: &mut Context<'_, '_>, mask: u32, pending: Option<u32>) {
+        for_lanes(mask, |lane| {
+            let done = match pending {
+                // The open group has not been committed and does not count.
+                Some(pending) => (self.open_group[lane] - 1).saturating_sub(pending),
+                None => {
+                    self.open_group[lane] += 1;
+                    self.open_group[lane] - 1
+                }
+            };
+            self.waited_group[lane] = self.waited_group[lane].max(done);
+        });
+        let waited = self.waited_group;
+        self.land_copies(cx, |f| mask >> f.lane & 1 == 1 && f.group <= waited[f.lane as usize]);
+    }
+}

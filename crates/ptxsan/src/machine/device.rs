@@ -1,0 +1,226 @@
+//! A simulated device: memory, modules, launches.
+
+use super::fold::Fold;
+use super::launch::{Launch, Shape};
+use super::world::{Setting, World};
+use crate::decode::Kernel;
+use crate::error::{Error, Result};
+use crate::hazard::clock::Numbering;
+use crate::memory::{Buffer, DeviceMemory};
+use crate::module::{MAX_MODULES, Module};
+use crate::parse::ast::Space;
+use crate::report::Outcome;
+use rayon::prelude::*;
+
+/// Local memory and registers of the blocks that run at once may not take more.
+const MAX_BLOCK_BYTES: u64 = 2 << 30;
+/// Blocks whose results are held before they are folded in.
+const BATCH: u64 = 64;
+
+/// A module loaded on a [`Device`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ModuleId(usize);
+
+/// A simulated device.
+#[derive(Default)]
+pub struct Device {
+    memory: DeviceMemory,
+    modules: Vec<Module>,
+}
+
+impl Device {
+    /// A device with nothing on it.
+    pub fn new() -> Self {
+        Device::default()
+    }
+
+    /// Loads a module: its variables get memory and their initial values.
+    pub fn load(&mut self, module: &Module) -> Result<ModuleId> {
+        let slot = self.modules.len();
+        if slot as u64 >= MAX_MODULES {
+            return Err(Error::Memory(format!("a device holds at most {MAX_MODULES} modules")));
+        }
+        let module = module.at_slot(slot as u64)?;
+        for (name, variable) in module.globals.iter() {
+            let written = vec![1; variable.initial.len()];
+            let is_read_only = variable.space == Space::Const;
+            self.memory.place(name, variable.address, variable.initial.clone(), written, is_read_only)?;
+        }
+        self.modules.push(module);
+        Ok(ModuleId(slot))
+    }
+
+    /// Allocates memory that counts as never written. The name appears in reports.
+    pub fn allocate(&mut self, name: &str, bytes: usize) -> Result<Buffer> {
+        self.memory.allocate(name, bytes)
+    }
+
+    /// Allocates memory and fills it.
+    pub fn upload(&mut self, name: &str, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = self.allocate(name, bytes.len())?;
+        self.write(buffer, 0, bytes)?;
+        Ok(buffer)
+    }
+
+    /// Writes into a buffer.
+    pub fn write(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.memory.write(buffer, offset, bytes)
+    }
+
+    /// Reads a whole buffer.
+    pub fn read(&mut self, buffer: Buffer) -> Result<Vec<u8>> {
+        self.memory.read(buffer, 0, buffer.len())
+    }
+
+    /// Makes kernels' writes to a buffer a finding.
+    pub fn set_read_only(&mut self, buffer: Buffer, is_read_only: bool) -> Result<()> {
+        self.memory.set_read_only(buffer, is_read_only)
+    }
+
+    /// Frees a buffer; using it afterwards is an error here and a finding in a kernel.
+    pub fn free(&mut self, buffer: Buffer) -> Result<()> {
+        self.memory.free(buffer)
+    }
+
+    /// The memory of a module's variable.
+    pub fn variable(&self, module: ModuleId, name: &str) -> Option<Buffer> {
+        let variable = self.modules.get(module.0)?.globals.get(name)?;
+        Some(Buffer { address: variable.address, bytes: variable.bytes as usize })
+    }
+
+    /// Runs a launch to its end and says what it did and what it did wrong.
+    pub fn launch(&mut self, module: ModuleId, launch: &Launch) -> Result<Outcome> {
+        let module = self.modules.get(module.0).cloned();
+        let module = module.ok_or_else(|| Error::Memory("no such module on this device".into()))?;
+        let kernel = module.kernel(&launch.entry)?.clone();
+        let shape = check(&kernel, launch)?;
+        let params = pack_params(&kernel, launch)?;
+        let numbering = Numbering::new(shape.threads());
+        let blocks = shape.blocks();
+        let options = &launch.options;
+        let mut fold = Fold::new(&kernel, options.check_races && !kernel.communicates, numbering);
+        let shape_at = |first_block: u64| Shape { first_block, ..shape.clone() };
+        if kernel.communicates {
+            let count = u32::try_from(blocks).ok().filter(|n| *n < u32::MAX >> numbering.shift);
+            let count = count
+                .ok_or_else(|| refuse(launch, "too many blocks for a kernel whose blocks talk".into()))?;
+            let memory = &self.memory;
+            let setting = Setting { module: &module, kernel: &kernel, options, params: &params, memory };
+            let per_block = block_bytes(&kernel, &shape).max(1);
+            let fitting =
+                (MAX_BLOCK_BYTES / per_block).clamp(1, u64::from(options.resident_blocks.max(1))) as u32;
+            let remains = World::new(setting, shape_at(0), options.instruction_budget).run(count, fitting);
+            fold.add(remains, &mut self.memory);
+        } else {
+            let mut first = 0;
+            while first < blocks && !fold.is_stopped {
+                let end = blocks.min(first + BATCH);
+                let left = options.instruction_budget.saturating_sub(fold.instructions);
+                let memory = &self.memory;
+                let setting = Setting { module: &module, kernel: &kernel, options, params: &params, memory };
+                let run = |b: u64| World::new(setting, shape_at(b), left).run(1, 1);
+                let batch: Vec<_> = if options.parallel {
+                    (first..end).into_par_iter().map(run).collect()
+                } else {
+                    (first..end).map(run).collect()
+                };
+                for remains in batch {
+                    fold.add(remains, &mut self.memory);
+                }
+                first = end;
+            }
+        }
+        Ok(Outcome::new(
+            &module,
+            &kernel,
+            &shape,
+            launch,
+            fold.log,
+            &fold.tallies,
+            fold.output,
+            fold.instructions,
+        ))
+    }
+}
+
+fn refuse(launch: &Launch, reason: String) -> Error {
+    Error::Launch { entry: launch.entry.clone(), reason }
+}
+
+fn block_bytes(kernel: &Kernel, shape: &Shape) -> u64 {
+    let warps = u64::from(shape.threads().div_ceil(32));
+    let registers = kernel.b32_count as u64 * 132 + kernel.b64_count as u64 * 260;
+    registers.saturating_add(kernel.local_bytes.saturating_mul(64)).saturating_mul(warps)
+}
+
+fn check(kernel: &Kernel, launch: &Launch) -> Result<Shape> {
+    let [bx, by, bz] = launch.block.map(u64::from);
+    let threads = bx * by * bz;
+    if threads == 0 || threads > 1024 || bz > 64 {
+        return Err(refuse(
+            launch,
+            format!("block {:?} must have 1 to 1024 threads, at most 64 in z", launch.block),
+        ));
+    }
+    if kernel.max_threads.is_some_and(|max| threads > u64::from(max)) {
+        let max = kernel.max_threads.unwrap_or(0);
+        return Err(refuse(
+            launch,
+            format!("{threads} threads, but the entry was compiled for at most {max}"),
+        ));
+    }
+    let [gx, gy, gz] = launch.grid;
+    if gx == 0 || gy == 0 || gz == 0 || gx > i32::MAX as u32 || gy > 65_535 || gz > 65_535 {
+        return Err(refuse(
+            launch,
+            format!("grid {:?} must be 1 to 2147483647 in x and 1 to 65535 in y and z", launch.grid),
+        ));
+    }
+    let shared = kernel.shared_bytes.saturating_add(u64::from(launch.shared_bytes));
+    let limit = u64::from(launch.options.max_shared_bytes);
+    if shared > limit {
+        let fixed = kernel.shared_bytes;
+        return Err(refuse(
+            launch,
+            format!(
+                "{shared} bytes of shared memory ({fixed} declared, {} dynamic) are more than the limit of {limit}",
+                launch.shared_bytes
+            ),
+        ));
+    }
+    let shape =
+        Shape { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes, first_block: 0 };
+    let bytes = block_bytes(kernel, &shape);
+    if bytes > MAX_BLOCK_BYTES {
+        return Err(refuse(
+            launch,
+            format!("{bytes} bytes of registers and local memory per block are more than {MAX_BLOCK_BYTES}"),
+        ));
+    }
+    Ok(shape)
+}
+
+fn pack_params(kernel: &Kernel, launch: &Launch) -> Result<Vec<u8>> {
+    if kernel.params.len() != launch.args.len() {
+        let (takes, given) = (kernel.params.len(), launch.args.len());
+        return Err(refuse(launch, format!("it takes {takes} arguments, {given} were given")));
+    }
+    let mut params = vec![0; kernel.param_bytes as usize];
+    for (i, (param, arg)) in kernel.params.iter().zip(&launch.args).enumerate() {
+        let bytes = arg.bytes();
+        if bytes.len() as u64 != param.bytes {
+            return Err(refuse(
+                launch,
+                format!(
+                    "argument {i} (`{}`) has {} bytes, {} were given",
+                    param.name,
+                    param.bytes,
+                    bytes.len()
+                ),
+            ));
+        }
+        let at = param.offset as usize;
+        params[at..at + bytes.len()].copy_from_slice(&bytes);
+    }
+    Ok(params)
+}

@@ -1,0 +1,137 @@
+//! Brings the results of blocks that ran apart together, in order, and finds where they touched the same bytes.
+//!
+//! Blocks of such a launch share no synchronisation at all, so any two accesses to one byte by different
+//! blocks, one of them a write, are a race.
+
+use super::world::Remains;
+use crate::count::counters::Tally;
+use crate::decode::Kernel;
+use crate::hazard::clock::Numbering;
+use crate::hazard::log::{Kind, Log, Other};
+use crate::memory::view::{PageMap, write_back};
+use crate::memory::{DeviceMemory, PAGE_BYTES};
+
+/// The first block, with thread and instruction, that touched a byte; no block: `pc` is `u32::MAX`.
+#[derive(Clone, Copy)]
+struct First {
+    block: u64,
+    thread: u32,
+    pc: u32,
+}
+
+const NOBODY: First = First { block: 0, thread: 0, pc: u32::MAX };
+
+/// First writer and first reader of every cell of a page; cells as small as any access of it needs.
+struct FoldPage {
+    /// log2 of the bytes of a cell.
+    shift: u32,
+    cells: Vec<(First, First)>,
+}
+
+impl FoldPage {
+    fn new(shift: u32) -> Self {
+        FoldPage { shift, cells: vec![(NOBODY, NOBODY); PAGE_BYTES >> shift] }
+    }
+
+    /// Splits cells that are too large; each part inherits the whole.
+    fn refine(&mut self, shift: u32) {
+        if shift < self.shift {
+            let parts = 1 << (self.shift - shift);
+            self.cells = self.cells.iter().flat_map(|c| std::iter::repeat_n(*c, parts)).collect();
+            self.shift = shift;
+        }
+    }
+}
+
+/// The launch's results so far.
+pub(super) struct Fold {
+    pub(super) log: Log,
+    pub(super) tallies: Vec<Tally>,
+    pub(super) output: String,
+    pub(super) instructions: u64,
+    pub(super) is_stopped: bool,
+    touched: PageMap<FoldPage>,
+    checks: bool,
+    numbering: Numbering,
+}
+
+impl Fold {
+    pub(super) fn new(kernel: &Kernel, checks: bool, numbering: Numbering) -> Self {
+        Fold {
+            log: Log::default(),
+            tallies: vec![Tally::default(); kernel.code.len()],
+            output: String::new(),
+            instructions: 0,
+            is_stopped: false,
+            touched: PageMap::default(),
+            checks,
+            numbering,
+        }
+    }
+
+    pub(super) fn add(&mut self, remains: Remains, memory: &mut DeviceMemory) {
+        for page in &remains.pages {
+            if self.checks {
+                self.compare(page, remains.first_block, memory);
+            }
+            write_back(page, memory);
+        }
+        for (mine, theirs) in self.tallies.iter_mut().zip(&remains.tallies) {
+            mine.add(theirs);
+        }
+        self.log.absorb(remains.log, remains.first_block);
+        self.output.push_str(&remains.output);
+        self.instructions += remains.instructions;
+        self.is_stopped |= remains.is_stopped;
+    }
+
+    fn compare(&mut self, page: &crate::memory::view::Page, block: u64, memory: &DeviceMemory) {
+        let Some(smallest) = page.shadow.touched().map(|c| c.bytes).min() else { return };
+        let shift = smallest.trailing_zeros();
+        let known = self.touched.entry(page.number).or_insert_with(|| FoldPage::new(shift));
+        known.refine(shift);
+        for cell in page.shadow.touched() {
+            let first = |(who, pc): (u32, u32)| First { block, thread: self.numbering.thread_of(who), pc };
+            let (write, read) = (cell.write.map(first), cell.read.map(first));
+            let mut found: Option<(First, First, bool)> = None;
+            let range =
+                (cell.offset >> known.shift) as usize..((cell.offset + cell.bytes) >> known.shift) as usize;
+            for slot in &mut known.cells[range] {
+                let (writer, reader) = slot;
+                if let Some(mine) = write {
+                    if writer.pc != u32::MAX {
+                        found = found.or(Some((mine, *writer, true)));
+                    } else {
+                        if reader.pc != u32::MAX {
+                            found = found.or(Some((mine, *reader, false)));
+                        }
+                        *writer = mine;
+                    }
+                }
+                if let Some(mine) = read {
+                    if writer.pc != u32::MAX && writer.block != block {
+                        found = found.or(Some((mine, *writer, true)));
+                    }
+                    if reader.pc == u32::MAX {
+                        *reader = mine;
+                    }
+                }
+            }
+            if let Some((mine, other, other_wrote)) = found {
+                let address = page.number * PAGE_BYTES as u64 + u64::from(cell.offset);
+                let verb = |write: bool| if write { "write" } else { "read" };
+                let is_write = write.is_some_and(|w| w.pc == mine.pc);
+                let detail = format!(
+                    "{} of {} bytes at global {address:#x}{} and a {} by another block; nothing orders the two \
+                     blocks: give each its own bytes, or order them by an atomic with a fence (__threadfence)",
+                    verb(is_write),
+                    cell.bytes,
+                    memory.locate(address),
+                    verb(other_wrote),
+                );
+                let other = Other { pc: other.pc, block: other.block, thread: other.thread };
+                self.log.add_at(Kind::Race, mine.pc, Some(other), (block, mine.thread), || detail);
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What a launch asks for.
+
+use crate::memory::Buffer;
+use crate::tensor::Accumulate;
+use serde::{Deserialize, Serialize};
+
+/// A kernel argument.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Arg {
+    /// The address of a buffer.
+    Buffer(Buffer),
+    /// A 32-bit integer.
+    I32(i32),
+    /// A 32-bit unsigned integer.
+    U32(u32),
+    /// A 64-bit integer.
+    I64(i64),
+    /// A 64-bit unsigned integer or a raw address.
+    U64(u64),
+    /// Single precision.
+    F32(f32),
+    /// Double precision.
+    F64(f64),
+    /// A structure, as its bytes.
+    Bytes(Vec<u8>),
+}
+
+impl Arg {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        match self {
+            Arg::Buffer(b) => b.address.to_le_bytes().to_vec(),
+            Arg::I32(v) => v.to_le_bytes().to_vec(),
+            Arg::U32(v) => v.to_le_bytes().to_vec(),
+            Arg::I64(v) => v.to_le_bytes().to_vec(),
+            Arg::U64(v) => v.to_le_bytes().to_vec(),
+            Arg::F32(v) => v.to_le_bytes().to_vec(),
+            Arg::F64(v) => v.to_le_bytes().to_vec(),
+            Arg::Bytes(v) => v.clone(),
+        }
+    }
+}
+
+/// In which order warps run and when asynchronous copies land.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Schedule {
+    /// Warps in turn; copies land when they are waited for.
+    RoundRobin,
+    /// Warps, run lengths and landing times drawn from the seed.
+    Random,
+    /// Warps that issue asynchronous copies run only when no other can; copies land as late as allowed.
+    ProducerLate,
+    /// Warps that issue asynchronous copies run first; copies land as early as allowed.
+    ConsumerLate,
+}
+
+impl Schedule {
+    /// Every schedule.
+    pub const ALL: [Schedule; 4] =
+        [Schedule::RoundRobin, Schedule::Random, Schedule::ProducerLate, Schedule::ConsumerLate];
+}
+
+/// What to launch and how to run it.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// The entry's name.
+    pub entry: String,
+    /// Blocks in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y, z.
+    pub block: [u32; 3],
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
+    /// The arguments, in order.
+    pub args: Vec<Arg>,
+    /// See [`Options`].
+    pub options: Options,
+}
+
+/// How to run a launch.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The order in which warps run.
+    pub schedule: Schedule,
+    /// Makes [`Schedule::Random`] repeatable; the same seed gives the same run.
+    pub seed: u64,
+    /// Warp instructions the whole launch may execute before it is stopped.
+    pub instruction_budget: u64,
+    /// Whether happens-before is tracked.
+    pub check_races: bool,
+    /// Whether shuffles, votes and the like order memory between their lanes. CUDA says they do not.
+    pub collectives_order_memory: bool,
+    /// The largest shared memory a block may have, static and dynamic together.
+    pub max_shared_bytes: u32,
+    /// Blocks that run at the same time when blocks talk to each other.
+    pub resident_blocks: u32,
+    /// How tensor-core sums are rounded, which PTX leaves open.
+    pub accumulate: Accumulate,
+    /// Run blocks on several host threads when they do not talk to each other.
+    pub parallel: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            schedule: Schedule::RoundRobin,
+            seed: 0,
+            instruction_budget: 1 << 28,
+            check_races: true,
+            collectives_order_memory: false,
+            max_shared_bytes: 232_448,
+            resident_blocks: 264,
+            accumulate: Accumulate::default(),
+            parallel: true,
+        }
+    }
+}
+
+impl Launch {
+    /// A launch with default options.
+    pub fn new(entry: &str, grid: [u32; 3], block: [u32; 3], shared_bytes: u32, args: Vec<Arg>) -> Self {
+        Launch { entry: entry.to_owned(), grid, block, shared_bytes, args, options: Options::default() }
+    }
+
+    /// The same launch under another schedule.
+    pub fn with_schedule(mut self, schedule: Schedule, seed: u64) -> Self {
+        self.options.schedule = schedule;
+        self.options.seed = seed;
+        self
+    }
+}
+
+/// The part of a launch that blocks look at.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    /// Linear number of the first block of this world.
+    pub(crate) first_block: u64,
+}
+
+impl Shape {
+    pub(crate) fn threads(&self) -> u32 {
+        self.block.iter().product()
+    }
+
+    pub(crate) fn blocks(&self) -> u64 {
+        self.grid.iter().map(|n| u64::from(*n)).product()
+    }
+
+    /// `(x,y,z)` of a block or thread number.
+    pub(crate) fn coordinates(extent: [u32; 3], linear: u64) -> [u64; 3] {
+        let (x, y) = (u64::from(extent[0].max(1)), u64::from(extent[1].max(1)));
+        [linear % x, linear / x % y, linear / (x * y)]
+    }
+}

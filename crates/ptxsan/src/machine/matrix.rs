@@ -1,0 +1,289 @@
+//! Matrix instructions: `ldmatrix` and its kin, `wmma` loads and stores, `mma`.
+
+use super::access::{Bytes, Direction, MAX_BYTES, Request, space_name};
+use super::run::Context;
+use super::warp::Warp;
+use crate::decode::lanes::blend;
+use crate::decode::{Address, Bank, CollectiveKind, FragmentAccess, MatrixMultiply, Order, Register};
+use crate::hazard::log::Kind;
+use crate::parse::ast::Space;
+use crate::tensor::{Lanes, transfer};
+
+impl Warp {
+    pub(super) fn matrix(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, kind: &CollectiveKind) {
+        match kind {
+            CollectiveKind::LoadMatrix { registers, address, transposed } => {
+                self.load_matrix(cx, pc, lanes, registers, address, *transposed);
+            }
+            CollectiveKind::StoreMatrix { registers, address, transposed } => {
+                self.store_matrix(cx, pc, lanes, registers, address, *transposed);
+            }
+            CollectiveKind::MoveMatrix { d, a } => {
+                let source = self.regs.b32[*a as usize];
+                let out = transfer::transpose(&source);
+                blend(&mut self.regs.b32[*d as usize], &out, lanes);
+            }
+            CollectiveKind::Multiply(multiply) => self.multiply(cx, lanes, multiply),
+            CollectiveKind::FragmentLoad(access) => self.load_fragment(cx, pc, lanes, access),
+            CollectiveKind::FragmentStore(access) => self.store_fragment(cx, pc, lanes, access),
+            _ => {}
+        }
+    }
+
+    /// The words of registers that hold 32 or 64 bits, low words first.
+    fn words(&self, registers: &[Register]) -> Vec<Lanes> {
+        let mut out = Vec::with_capacity(registers.len());
+        for register in registers {
+            match register.bank {
+                Bank::B64 => {
+                    let value = &self.regs.b64[register.index as usize];
+                    out.push(value.map(|x| x as u32));
+                    out.push(value.map(|x| (x >> 32) as u32));
+                }
+                _ => out.push(self.regs.b32[register.index as usize]),
+            }
+        }
+        out
+    }
+
+    fn set_words(&mut self, registers: &[Register], words: &[Lanes], lanes: u32) {
+        let mut words = words.iter();
+        for register in registers {
+            match (register.bank, words.next()) {
+                (Bank::B64, Some(low)) => {
+                    let high = words.next().copied().unwrap_or([0; 32]);
+                    let value = std::array::from_fn(|l| u64::from(high[l]) << 32 | u64::from(low[l]));
+                    blend(&mut self.regs.b64[register.index as usize], &value, lanes);
+                }
+                (_, Some(word)) => blend(&mut self.regs.b32[register.index as usize], word, lanes),
+                (_, None) => {}
+            }
+        }
+    }
+
+    fn multiply(&mut self, cx: &mut Context<'_, '_>, lanes: u32, m: &MatrixMultiply) {
+        let (a, b, c) = (self.words(&m.a), self.words(&m.b), self.words(&m.c));
+        let mut d = vec![[0; 32]; m.contraction.d().registers()];
+        // The decoder gave every operand as many registers as its fragment has.
+        if m.contraction.execute(&a, &b, &c, &mut d, cx.options.accumulate).is_ok() {
+            self.set_words(&m.d, &d, lanes);
+        }
+    }
+
+    /// Where a fragment's matrix starts; reports memory that matrix instructions cannot reach.
+    fn matrix_start(
+        &self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lanes: u32,
+        access: &FragmentAccess,
+    ) -> Option<(Space, u64, u64)> {
+        let first = lanes.trailing_zeros() as usize & 31;
+        let mut start = None;
+        self.by_space(&access.address, 1 << first, |space, addresses, _| {
+            start = Some((space, addresses[first]))
+        });
+        let (space, at) = start?;
+        if !matches!(space, Space::Shared | Space::Global) {
+            cx.report(Kind::WrongSpace, pc, self.index, lanes, || {
+                format!("a matrix at {} {at:#x}: fragments can only be loaded from and stored to shared and global memory", space_name(space))
+            });
+            return None;
+        }
+        Some((space, at, self.lane(access.stride, first)))
+    }
+
+    /// Per register of 32 bits: where each lane's part starts, and whether all of it lies together.
+    fn part_addresses(access: &FragmentAccess, start: u64, stride: u64, element: usize) -> [u64; 32] {
+        let bytes = access.fragment.element_bits() as u64 / 8;
+        std::array::from_fn(|lane| {
+            let (row, col) = access.fragment.coordinates(lane, element).unwrap_or((0, 0));
+            let offset = access.layout.offset(row, col, stride as usize) as u64;
+            start.wrapping_add(offset.wrapping_mul(bytes))
+        })
+    }
+
+    /// Splits a fragment into accesses: first element, elements in one, addresses.
+    fn parts(access: &FragmentAccess, start: u64, stride: u64) -> Vec<(usize, usize, [u64; 32])> {
+        let bytes = access.fragment.element_bits() / 8;
+        let per_word = (4 / bytes).max(1);
+        let mut out = Vec::new();
+        for first in (0..access.fragment.distinct_elements()).step_by(per_word) {
+            let all: Vec<[u64; 32]> =
+                (0..per_word).map(|k| Self::part_addresses(access, start, stride, first + k)).collect();
+            let together = (0..32).all(|l| {
+                all[0][l].is_multiple_of((per_word * bytes) as u64)
+                    && (1..per_word).all(|k| all[k][l] == all[0][l].wrapping_add((k * bytes) as u64))
+            });
+            if together {
+                out.push((first, per_word, all[0]));
+            } else {
+                out.extend(all.into_iter().enumerate().map(|(k, addresses)| (first + k, 1, addresses)));
+            }
+        }
+        out
+    }
+
+    fn load_fragment(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, access: &FragmentAccess) {
+        let Some((space, start, stride)) = self.matrix_start(cx, pc, lanes, access) else { return };
+        let bytes = access.fragment.element_bits() / 8;
+        let mut words = vec![[0u32; 32]; access.fragment.registers()];
+        for (first, count, addresses) in Self::parts(access, start, stride) {
+            let size = (count * bytes) as u32;
+            let request = Request {
+                pc,
+                bytes: size,
+                direction: Direction::Read,
+                order: Order::WEAK,
+                agent_groups: false,
+            };
+            let good = self.check(cx, space, &addresses, lanes, &request);
+            for lane in 0..32 {
+                if good >> lane & 1 == 1 {
+                    let mut data: Bytes = [0; MAX_BYTES];
+                    self.fetch(cx, space, addresses[lane], size, lane, &mut data);
+                    let (register, shift) = access.fragment.position(first);
+                    let value = super::access::little_endian(&data[..size as usize]);
+                    words[register][lane] |= (value << shift) as u32;
+                    if size == 8 {
+                        words[register + 1][lane] = (value >> 32) as u32;
+                    }
+                }
+            }
+        }
+        // Some fragments hold their elements more than once.
+        let distinct = access.fragment.distinct_elements() * access.fragment.element_bits() / 32;
+        for i in distinct..words.len() {
+            words[i] = words[i % distinct.max(1)];
+        }
+        self.set_words(&access.registers, &words, lanes);
+    }
+
+    fn store_fragment(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, access: &FragmentAccess) {
+        let Some((space, start, stride)) = self.matrix_start(cx, pc, lanes, access) else { return };
+        let bytes = access.fragment.element_bits() / 8;
+        let words = self.words(&access.registers);
+        for (first, count, addresses) in Self::parts(access, start, stride) {
+            let size = (count * bytes) as u32;
+            let request = Request {
+                pc,
+                bytes: size,
+                direction: Direction::Write,
+                order: Order::WEAK,
+                agent_groups: false,
+            };
+            let good = self.check_write(cx, space, &addresses, lanes, &request);
+            for lane in 0..32 {
+                if good >> lane & 1 == 1 {
+                    let (register, shift) = access.fragment.position(first);
+                    let mut value = u64::from(words[register][lane]) >> shift;
+                    if size == 8 {
+                        value |= u64::from(words[register + 1][lane]) << 32;
+                    }
+                    self.put(cx, space, addresses[lane], &value.to_le_bytes()[..size as usize], lane);
+                }
+            }
+        }
+    }
+
+    /// Shared addresses of the rows; generic ones must lie in shared memory and become so.
+    fn rows(&self, address: &Address) -> [u64; 32] {
+        let mut addresses = [0; 32];
+        self.by_space(address, u32::MAX, |space, found, lanes| {
+            for lane in 0..32 {
+                if lanes >> lane & 1 == 1 {
+                    // Anything outside shared memory is out of its bounds, and reported so.
+                    addresses[lane] =
+                        if space == Space::Shared { found[lane] } else { u64::from(u32::MAX) & !15 };
+                }
+            }
+        });
+        addresses
+    }
+
+    /// Lane 8·m + r names row r of matrix m; lane l receives elements 2·(l mod 4) and +1 of row l / 4.
+    fn load_matrix(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lanes: u32,
+        registers: &[u32],
+        address: &Address,
+        transposed: bool,
+    ) {
+        let rows = self.rows(address);
+        let naming = (((1u64 << (8 * registers.len())) - 1) as u32) & lanes;
+        let request =
+            Request { pc, bytes: 16, direction: Direction::Read, order: Order::WEAK, agent_groups: false };
+        // Bounds are the naming lane's, the reads are those of the lanes that receive the row.
+        let good = self.check_quietly(cx, Space::Shared, &rows, naming, &request);
+        for (m, register) in registers.iter().enumerate() {
+            let mut tile = [0u32; 32];
+            for r in 0..8 {
+                let lane = 8 * m + r;
+                if good >> lane & 1 == 0 {
+                    continue;
+                }
+                let receivers = if transposed { u32::MAX } else { 0xf << (4 * r) };
+                self.read_together(cx, rows[lane], receivers & lanes, &request);
+                let mut data: Bytes = [0; MAX_BYTES];
+                self.fetch(cx, Space::Shared, rows[lane], 16, lane, &mut data);
+                for k in 0..4 {
+                    tile[4 * r + k] =
+                        u32::from_le_bytes([data[4 * k], data[4 * k + 1], data[4 * k + 2], data[4 * k + 3]]);
+                }
+            }
+            let tile = if transposed { transfer::transpose(&tile) } else { tile };
+            blend(&mut self.regs.b32[*register as usize], &tile, lanes);
+        }
+    }
+
+    /// A read of 16 bytes by several lanes: as one if they know the same, else one by one.
+    fn read_together(&mut self, cx: &mut Context<'_, '_>, address: u64, lanes: u32, request: &Request) {
+        if lanes == 0 || !cx.options.check_races {
+            return;
+        }
+        let first = lanes.trailing_zeros() as usize;
+        let alike = (first..32)
+            .all(|l| lanes >> l & 1 == 0 || std::rc::Rc::ptr_eq(&self.known[l], &self.known[first]));
+        if alike {
+            self.order_and_report(cx, Space::Shared, address, lanes, request);
+        } else {
+            super::run::for_lanes(lanes, |lane| {
+                self.order_and_report(cx, Space::Shared, address, 1 << lane, request);
+            });
+        }
+    }
+
+    fn store_matrix(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lanes: u32,
+        registers: &[u32],
+        address: &Address,
+        transposed: bool,
+    ) {
+        let rows = self.rows(address);
+        let naming = (((1u64 << (8 * registers.len())) - 1) as u32) & lanes;
+        let request =
+            Request { pc, bytes: 16, direction: Direction::Write, order: Order::WEAK, agent_groups: false };
+        let good = self.check_quietly(cx, Space::Shared, &rows, naming, &request);
+        let part = Request { bytes: 4, ..request };
+        for (m, register) in registers.iter().enumerate() {
+            let tile = self.regs.b32[*register as usize];
+            let tile = if transposed { transfer::transpose(&tile) } else { tile };
+            for r in 0..8 {
+                let lane = 8 * m + r;
+                if good >> lane & 1 == 0 {
+                    continue;
+                }
+                for k in 0..4 {
+                    let at = rows[lane] + 4 * k as u64;
+                    self.order_and_report(cx, Space::Shared, at, 1 << (4 * r + k), &part);
+                    self.put(cx, Space::Shared, at, &tile[4 * r + k].to_le_bytes(), 4 * r + k);
+                }
+            }
+        }
+    }
+}

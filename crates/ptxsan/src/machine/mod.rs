@@ -1,0 +1,21 @@
+//! The machine: a device with memory and modules, and launches on it.
+
+mod access;
+mod barrier;
+mod bounds;
+mod builtin;
+mod collective;
+mod copies;
+mod device;
+mod fold;
+mod launch;
+mod matrix;
+mod order;
+mod random;
+mod run;
+mod warp;
+mod world;
+
+pub use device::{Device, ModuleId};
+pub(crate) use launch::Shape;
+pub use launch::{Arg, Launch, Options, Schedule};

@@ -1,0 +1,121 @@
+//! Fences and strong operations: how lanes learn from each other through memory.
+
+use super::run::{Context, for_lanes};
+use super::warp::{Fenced, Warp};
+use crate::decode::{Order, Scope};
+use crate::hazard::clock::Clock;
+use crate::hazard::sync::Place;
+use crate::parse::ast::Space;
+use std::rc::Rc;
+
+impl Warp {
+    /// What a lane knows and did up to now, as another would learn it.
+    pub(super) fn published(&self, cx: &Context<'_, '_>, lane: usize) -> Clock {
+        let mut clock = (*self.known[lane]).clone();
+        self.raise_lane(cx, lane, &mut clock);
+        clock.settle();
+        clock
+    }
+
+    /// Adds the lane's own time, and the copies it waited for.
+    pub(super) fn raise_lane(&self, cx: &Context<'_, '_>, lane: usize, clock: &mut Clock) {
+        let slot = self.index * 32 + lane as u32;
+        clock.raise(slot, self.time);
+        clock.raise(slot + cx.numbering.lanes, self.waited_group[lane]);
+    }
+
+    /// After publishing, what follows must carry a later time.
+    pub(super) fn advance(&mut self) {
+        self.time = self.time.saturating_add(1);
+    }
+
+    pub(super) fn fence(&mut self, cx: &mut Context<'_, '_>, mask: u32, scope: Scope) {
+        if !cx.options.check_races {
+            return;
+        }
+        self.fenced.resize(32, None);
+        for_lanes(mask, |lane| {
+            if let Some(Some(seen)) = self.seen.get_mut(lane).map(Option::take) {
+                let mut known = (*self.known[lane]).clone();
+                known.join(&seen);
+                known.settle();
+                self.known[lane] = Rc::new(known);
+            }
+            let clock = Rc::new(self.published(cx, lane));
+            self.fenced[lane] = Some(Fenced { clock, scope });
+        });
+        self.advance();
+    }
+
+    fn place(cx: &Context<'_, '_>, space: Space, address: u64) -> Place {
+        let block = if space == Space::Shared { cx.block } else { 0 };
+        Place { space, block, address }
+    }
+
+    /// A strong read learns what was published there: at once if it acquires, else at the next fence.
+    pub(super) fn after_strong_read(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        space: Space,
+        addresses: &[u64; 32],
+        mask: u32,
+        order: Order,
+    ) {
+        let Some(scope) = order.strong.filter(|_| cx.options.check_races) else { return };
+        if !matches!(space, Space::Global | Space::Shared) {
+            return;
+        }
+        for_lanes(mask, |lane| {
+            let place = Self::place(cx, space, addresses[lane]);
+            if order.acquires {
+                let mut known = (*self.known[lane]).clone();
+                if cx.places.learn(place, cx.block, scope, &mut known) {
+                    known.settle();
+                    self.known[lane] = Rc::new(known);
+                }
+                return;
+            }
+            let mut seen = Clock::new(cx.numbering, cx.block, cx.shape.threads());
+            if cx.places.learn(place, cx.block, scope, &mut seen) {
+                self.seen.resize(32, None);
+                match &mut self.seen[lane] {
+                    Some(old) => old.join(&seen),
+                    empty => *empty = Some(seen),
+                }
+            }
+        });
+    }
+
+    /// A strong write publishes what was fenced before it, or everything if it releases.
+    pub(super) fn after_strong_write(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        space: Space,
+        addresses: &[u64; 32],
+        mask: u32,
+        order: Order,
+        is_update: bool,
+    ) {
+        let Some(scope) = order.strong.filter(|_| cx.options.check_races) else { return };
+        if !matches!(space, Space::Global | Space::Shared) {
+            return;
+        }
+        for_lanes(mask, |lane| {
+            let released = if order.releases {
+                Some((cx.block, scope, Rc::new(self.published(cx, lane))))
+            } else {
+                let fenced = self.fenced.get(lane).and_then(Option::as_ref);
+                fenced.map(|f| (cx.block, f.scope.min(scope), Rc::clone(&f.clock)))
+            };
+            let place = Self::place(cx, space, addresses[lane]);
+            if is_update {
+                cx.places.update(place, released);
+            } else {
+                cx.places.store(place, released);
+            }
+        });
+        if order.releases {
+            self.advance();
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! A loaded module: entries ready to launch, and the synchronisation points one may take out of them.
+
+use crate::decode::{self, Kernel};
+use crate::error::{Error, Result};
+use crate::memory::{PAGE_BYTES, window};
+use crate::numeric::approx::Perturb;
+use crate::parse::ast::{Ast, Initial, Space, Statement};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Modules' variables live below all allocations, each module in a range of its own.
+const MODULE_BASE: u64 = 0x0001_0000_0000;
+const MODULE_SPAN: u64 = 0x0000_8000_0000;
+/// How many modules one device can hold.
+pub(crate) const MAX_MODULES: u64 = 16;
+/// All variables of a module together may not be larger.
+const MAX_MODULE_BYTES: u64 = 256 << 20;
+
+/// A variable of a module in memory.
+#[derive(Debug, Clone)]
+pub(crate) struct GlobalVariable {
+    pub(crate) space: Space,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) initial: Vec<u8>,
+}
+
+/// A PTX module, parsed and decoded; every instruction in it is supported.
+#[derive(Clone)]
+pub struct Module {
+    ast: Arc<Ast>,
+    pub(crate) globals: Arc<HashMap<String, GlobalVariable>>,
+    kernels: BTreeMap<String, Arc<Kernel>>,
+    perturb: Perturb,
+}
+
+/// A synchronisation instruction that can be taken out to see whether its absence is noticed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SyncPoint {
+    /// The instruction's number, for [`Module::without`].
+    pub id: u32,
+    /// The instruction as written, without operands.
+    pub opcode: String,
+    /// Its line in the PTX text.
+    pub ptx_line: u32,
+    /// Its place in the CUDA source, if known.
+    pub source: Option<String>,
+}
+
+impl Module {
+    /// Reads PTX text. Fails if any entry holds an instruction that is not supported, naming it and its line.
+    pub fn parse(text: &str) -> Result<Module> {
+        Self::parse_with(text, Perturb::None)
+    }
+
+    /// As [`Module::parse`], with approximate instructions pushed to the edge of their documented error.
+    pub fn parse_with(text: &str, perturb: Perturb) -> Result<Module> {
+        Self::build(Arc::new(crate::parse::parse(text)?), 0, perturb)
+    }
+
+    fn build(ast: Arc<Ast>, slot: u64, perturb: Perturb) -> Result<Module> {
+        let globals = Arc::new(place_globals(&ast, MODULE_BASE + slot * MODULE_SPAN)?);
+        let mut kernels = BTreeMap::new();
+        for entry in ast.functions.iter().filter(|f| f.is_entry && f.body.is_some()) {
+            let kernel = decode::kernel(&ast, &globals, entry, perturb)?;
+            kernels.insert(entry.name.clone(), Arc::new(kernel));
+        }
+        Ok(Module { ast, globals, kernels, perturb })
+    }
+
+    /// The same module with its variables in the range of `slot`.
+    pub(crate) fn at_slot(&self, slot: u64) -> Result<Module> {
+        if slot == 0 { Ok(self.clone()) } else { Self::build(Arc::clone(&self.ast), slot, self.perturb) }
+    }
+
+    /// Names of the entries.
+    pub fn entries(&self) -> impl Iterator<Item = &str> {
+        self.kernels.keys().map(String::as_str)
+    }
+
+    /// The `.target` the module was compiled for.
+    pub fn target(&self) -> &str {
+        &self.ast.target
+    }
+
+    /// The `.version` of the PTX language.
+    pub fn version(&self) -> &str {
+        &self.ast.version
+    }
+
+    /// Sizes in bytes of an entry's parameters, in order.
+    pub fn parameters(&self, entry: &str) -> Result<Vec<usize>> {
+        Ok(self.kernel(entry)?.params.iter().map(|p| p.bytes as usize).collect())
+    }
+
+    /// Shared memory an entry declares, before what a launch adds.
+    pub fn static_shared_bytes(&self, entry: &str) -> Result<u64> {
+        Ok(self.kernel(entry)?.shared_bytes)
+    }
+
+    pub(crate) fn kernel(&self, entry: &str) -> Result<&Arc<Kernel>> {
+        self.kernels.get(entry).ok_or_else(|| Error::NoSuchEntry {
+            name: entry.to_owned(),
+            available: self.entries().collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// `file:line` of a location, the user's own line when it was inlined from a header.
+    pub(crate) fn describe(&self, location: Option<u32>) -> Option<String> {
+        let location = self.ast.locations.get(location? as usize)?;
+        let name = |index: u64| {
+            let path = self.ast.files.iter().find(|(i, _)| *i == index).map_or("?", |(_, n)| n.as_str());
+            path.rsplit(['/', '\\']).next().unwrap_or(path).to_owned()
+        };
+        let inner = format!("{}:{}", name(location.file), location.line);
+        Some(match location.inlined_at {
+            Some((file, line)) if file != location.file || line != location.line => {
+                format!("{}:{line} (inlined from {inner})", name(file))
+            }
+            _ => inner,
+        })
+    }
+
+    /// Barriers, waits, commits, fences and warp synchronisations that an entry can reach, in order of the text.
+    pub fn sync_points(&self, entry: &str) -> Result<Vec<SyncPoint>> {
+        let kernel = self.kernel(entry)?;
+        let mut points: Vec<SyncPoint> = kernel
+            .info
+            .iter()
+            .filter(|i| !i.is_step && is_sync(&i.opcode))
+            .map(|i| SyncPoint {
+                id: i.id,
+                opcode: i.opcode.to_string(),
+                ptx_line: i.line,
+                source: self.describe(i.location),
+            })
+            .collect();
+        points.sort_by_key(|p| p.id);
+        Ok(points)
+    }
+
+    /// The module with one synchronisation instruction deleted; all other numbers stay.
+    pub fn without(&self, id: u32) -> Result<Module> {
+        let mut ast = (*self.ast).clone();
+        let mut removed = false;
+        for body in ast.functions.iter_mut().filter_map(|f| f.body.as_mut()) {
+            body.retain(|s| {
+                let hit = matches!(s, Statement::Instruction(i) if i.id == id && is_sync(&i.opcode));
+                removed |= hit;
+                !hit
+            });
+        }
+        if !removed {
+            return Err(Error::parse(0, format!("instruction {id} is no deletable synchronisation")));
+        }
+        Self::build(Arc::new(ast), 0, self.perturb)
+    }
+}
+
+fn is_sync(opcode: &str) -> bool {
+    let starts = |prefix: &str| opcode == prefix || opcode.starts_with(&format!("{prefix}."));
+    let is_reduction = opcode.contains(".red");
+    let barrier = (starts("bar") || starts("barrier")) && !is_reduction;
+    let copy =
+        ["cp.async.wait_group", "cp.async.wait_all", "cp.async.commit_group"].iter().any(|p| starts(p));
+    barrier || copy || starts("fence") || starts("membar")
+}
+
+fn place_globals(ast: &Ast, base: u64) -> Result<HashMap<String, GlobalVariable>> {
+    let mut out = HashMap::new();
+    let mut at = base;
+    for v in ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const)) {
+        let variable = GlobalVariable { space: v.space, address: at, bytes: v.bytes, initial: Vec::new() };
+        out.insert(v.name.clone(), variable);
+        at = (at + v.bytes).next_multiple_of(PAGE_BYTES as u64) + PAGE_BYTES as u64;
+        if at - base > MAX_MODULE_BYTES {
+            return Err(Error::parse(v.line, format!("variables of more than {MAX_MODULE_BYTES} bytes")));
+        }
+    }
+    for v in ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const)) {
+        let mut bytes = Vec::new();
+        let width = v.element.bytes() as usize;
+        for value in &v.values {
+            let bits = match value {
+                Initial::Bits(bits) => *bits,
+                Initial::Address { name, offset, generic } => {
+                    let target = out.get(name.as_str());
+                    let target =
+                        target.ok_or_else(|| Error::parse(v.line, format!("no variable `{name}`")))?;
+                    let window = if *generic { window::base(target.space) } else { 0 };
+                    (target.address + window).wrapping_add_signed(*offset)
+                }
+            };
+            let raw = bits.to_le_bytes();
+            bytes.extend((0..width).map(|i| raw.get(i).copied().unwrap_or(0)));
+        }
+        if bytes.len() as u64 > v.bytes {
+            return Err(Error::parse(v.line, format!("`{}` has more initial values than elements", v.name)));
+        }
+        // Variables start as zeros where the initialiser says nothing.
+        bytes.resize(v.bytes as usize, 0);
+        if let Some(variable) = out.get_mut(&v.name) {
+            variable.initial = bytes;
+        }
+    }
+    Ok(out)
+}

@@ -1,0 +1,108 @@
+//! Hostile text and hostile kernels: an error or a finding, never a panic, never for ever.
+
+use proptest::prelude::*;
+use ptxsan::{Arg, Device, Error, Kind, Launch, Module};
+
+const FIXTURES: [&str; 3] = [
+    include_str!("fixtures/basics.ptx"),
+    include_str!("fixtures/hazards.ptx"),
+    include_str!("fixtures/tensor.ptx"),
+];
+
+#[test]
+fn unsupported_instructions_are_named_with_their_line() {
+    let text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{\nwgmma.fence.sync.aligned;\nret;\n}";
+    match Module::parse(text) {
+        Err(Error::Unsupported { line, instruction, .. }) => {
+            assert_eq!((line, instruction.as_str()), (6, "wgmma.fence.sync.aligned"));
+        }
+        other => panic!("{:?}", other.err()),
+    }
+}
+
+#[test]
+fn loops_without_end_spend_their_budget() {
+    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nL:\nbra L;\n}";
+    let module = Module::parse(text).unwrap();
+    let mut device = Device::new();
+    let id = device.load(&module).unwrap();
+    let mut launch = Launch::new("k", [1000, 1, 1], [64, 1, 1], 0, vec![]);
+    launch.options.instruction_budget = 10_000;
+    let outcome = device.launch(id, &launch).unwrap();
+    assert_eq!(outcome.findings[0].kind, Kind::Budget);
+    assert!(outcome.findings[0].detail.contains("never ends"), "{outcome}");
+}
+
+#[test]
+fn recursion_and_huge_declarations_are_refused() {
+    let head = ".version 8.0\n.target sm_80\n.address_size 64\n";
+    let recursive = format!(
+        "{head}.func f()\n{{\ncall.uni f, ();\nret;\n}}\n.visible .entry k()\n{{\ncall.uni f, ();\nret;\n}}"
+    );
+    assert!(matches!(Module::parse(&recursive), Err(Error::Unsupported { .. })));
+    assert!(Module::parse(&format!("{head}.global .b8 x[999999999999];")).is_err());
+    assert!(Module::parse(&format!("{head}.visible .entry k()\n{{{}", "{".repeat(100_000))).is_err());
+    // A register range costs nothing until it is used.
+    let wide = format!(
+        "{head}.visible .entry k()\n{{\n.reg .b32 %r<4000000000>;\nmov.u32 %r3999999999, 1;\nret;\n}}"
+    );
+    assert!(Module::parse(&wide).is_ok());
+    let local = format!("{head}.visible .entry k()\n{{\n.local .b8 x[268000000];\nret;\n}}");
+    let module = Module::parse(&local).unwrap();
+    let mut device = Device::new();
+    let id = device.load(&module).unwrap();
+    assert!(device.launch(id, &Launch::new("k", [1, 1, 1], [32, 1, 1], 0, vec![])).is_err());
+}
+
+/// Parses; what parses is launched with a small budget.
+fn survive(text: &str) {
+    let Ok(module) = Module::parse(text) else { return };
+    let entries: Vec<String> = module.entries().map(str::to_owned).collect();
+    for entry in entries {
+        let mut device = Device::new();
+        let id = device.load(&module).unwrap();
+        let buffer = device.upload("buffer", &[1; 4096]).unwrap();
+        let args = module
+            .parameters(&entry)
+            .unwrap()
+            .into_iter()
+            .map(|bytes| match bytes {
+                8 => Arg::Buffer(buffer),
+                4 => Arg::I32(3),
+                n => Arg::Bytes(vec![0; n]),
+            })
+            .collect();
+        let mut launch = Launch::new(&entry, [2, 1, 1], [48, 1, 1], 64, args);
+        launch.options.instruction_budget = 20_000;
+        let _ = device.launch(id, &launch);
+        let _ = module.sync_points(&entry).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_text_is_read_or_refused(text in "\\PC{0,300}") {
+        survive(&text);
+    }
+
+    #[test]
+    fn cut_and_shuffled_kernels_do_no_harm(
+        which in 0..FIXTURES.len(),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0..4u8), 1..6),
+    ) {
+        let mut lines: Vec<String> = FIXTURES[which].lines().map(str::to_owned).collect();
+        for (a, b, kind) in edits {
+            let (a, b) = (a.index(lines.len()), b.index(lines.len()));
+            match kind {
+                0 => { lines.remove(a); }
+                1 => lines.swap(a, b),
+                2 => lines[a] = lines[b].clone(),
+                // Another register, another number.
+                _ => lines[a] = lines[a].replace('1', "2").replace("%rd", "%r"),
+            }
+        }
+        survive(&lines.join("\n"));
+    }
+}

@@ -1,0 +1,110 @@
+//! The command-line program: arguments, `.npy` files, exit status, JSON.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn ptxsan(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ptxsan")).args(args).output().unwrap()
+}
+
+fn fixture(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name).display().to_string()
+}
+
+/// A version 1.0 `.npy` file of 32-bit floats.
+fn write_npy(path: &Path, values: &[f32]) {
+    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({},), }}", values.len());
+    while (header.len() + 11) % 64 != 0 {
+        header.push(' ');
+    }
+    header.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+    std::fs::write(path, bytes).unwrap();
+}
+
+fn read_npy(path: &Path) -> (String, Vec<f32>) {
+    let bytes = std::fs::read(path).unwrap();
+    let length = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    let header = String::from_utf8_lossy(&bytes[10..10 + length]).into_owned();
+    let values =
+        bytes[10 + length..].chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
+    (header, values)
+}
+
+#[test]
+fn runs_a_kernel_on_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b, c) = (folder.path().join("a.npy"), folder.path().join("b.npy"), folder.path().join("c.npy"));
+    write_npy(&a, &[1.0, 2.0, 3.0]);
+    write_npy(&b, &[0.5, 0.25, 0.125]);
+    let args =
+        [format!("in:{}", a.display()), format!("in:{}", b.display()), format!("out:{}:f32:3", c.display())];
+    let file = fixture("basics.ptx");
+    let mut line = vec!["run", &file, "--entry", "vector_add", "--grid", "1", "--block", "32", "--args"];
+    line.extend(args.iter().map(String::as_str));
+    line.push("i32:3");
+    let output = ptxsan(&line);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("no findings"), "{text}");
+    let (header, values) = read_npy(&c);
+    assert!(header.contains("'<f4'") && header.contains("(3"), "{header}");
+    assert_eq!(values, [1.5, 2.25, 3.125]);
+}
+
+#[test]
+fn findings_exit_with_one_and_wrong_use_with_two() {
+    let file = fixture("hazards.ptx");
+    let line = [
+        "run",
+        &file,
+        "--entry",
+        "missing_barrier",
+        "--grid",
+        "1",
+        "--block",
+        "64",
+        "--json",
+        "--args",
+        "fresh:256",
+    ];
+    let output = ptxsan(&line);
+    assert_eq!(output.status.code(), Some(1));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["schema"], "ptxsan.run/1");
+    let findings = json["rows"][0]["findings"].as_array().unwrap();
+    assert!(findings.iter().any(|f| f["kind"] == "race"), "{findings:?}");
+    assert_eq!(ptxsan(&["run", &file, "--grid", "1", "--block", "64"]).status.code(), Some(2));
+    assert_eq!(ptxsan(&["run", "/nonexistent.ptx", "--grid", "1", "--block", "1"]).status.code(), Some(2));
+    assert_eq!(ptxsan(&["entries", &file]).status.code(), Some(0));
+}
+
+#[test]
+fn mutation_score_of_a_pipeline() {
+    let file = fixture("tensor.ptx");
+    let line = [
+        "mutate",
+        &file,
+        "--entry",
+        "pipeline",
+        "--grid",
+        "1",
+        "--block",
+        "128",
+        "--schedule",
+        "all",
+        "--json",
+        "--args",
+        "zeros:22528",
+        "fresh:22528",
+        "i32:11",
+    ];
+    let output = ptxsan(&line);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["noticed"], json["total"]);
+    assert!(json["total"].as_u64().unwrap() >= 8);
+}
