@@ -106,7 +106,8 @@ fn the_compilers_log_names_the_copy_and_its_size() {
     let mutant = named("narrow_cp_async");
     match gate(&variant(&mutant, about(&mutant).shape, DType::F16, Arch::Sm80, 1)).unwrap_err() {
         Error::Compile(error) => {
-            assert!(error.log.contains("cp.async") && error.log.contains("8"), "{}", error.log);
+            let complaint = "'cp.async': unexpected value '8', expected to be 16";
+            assert!(error.log.contains(complaint), "{}", error.log);
         }
         other => panic!("{other}"),
     }

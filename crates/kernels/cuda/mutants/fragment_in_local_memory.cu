@@ -5,9 +5,9 @@
 // of its own local array, believing it to be registers. There is no such matrix: the
 // result is undefined, and a memory checker counts an error for every lane and load.
 //
-// Where a compiler of today sees the array and the load together it warns ("cannot perform
-// wmma load or store on local memory") and compiles a trap. Older ones did not, and none
-// does when it cannot see where a pointer comes from, as between separately compiled files.
+// Where the compiler sees the array and the load together it warns ("cannot perform wmma
+// load or store on local memory") and compiles a trap. It cannot when it does not see where
+// a pointer comes from, as between separately compiled files.
 //
 // MISTAKE = 0 keeps the Q tile in shared memory.
 #include <mma.h>
