@@ -33,6 +33,9 @@
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
 #define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
 #endif
+#ifndef SKIP_RESCALE  // 1: O is left alone when no row of the warp has a new maximum
+#define SKIP_RESCALE 1
+#endif
 #ifndef SPLIT_LOOP  // 1: a separate loop for the few row blocks whose P is kept precise
 #define SPLIT_LOOP 1
 #endif
@@ -314,6 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
     }
 
     // Online softmax; the row sum stays per thread until the end.
+    float factor[M_TILES][2];
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll
@@ -337,9 +341,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
             sum += x;
           }
         row_sum[mt][r] = sum;
+        if (SKIP_RESCALE) {
+          factor[mt][r] = shrink;
+        } else {
 #pragma unroll
-        for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
+          for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
+        }
       }
+    if (SKIP_RESCALE) {
+      bool unchanged = true;
+#pragma unroll
+      for (int mt = 0; mt < M_TILES; ++mt) unchanged = unchanged && factor[mt][0] == 1.f && factor[mt][1] == 1.f;
+      if (!__all_sync(~0u, unchanged)) {
+#pragma unroll
+        for (int mt = 0; mt < M_TILES; ++mt)
+#pragma unroll
+          for (int c = 0; c < O_TILES; ++c)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[mt][c][e] *= factor[mt][e / 2];
+      }
+    }
 
     accumulate_pv<false>(o, s, v_lane + slot * VTile::BYTES);
     if (precise_rows) accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);

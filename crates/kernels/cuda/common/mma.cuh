@@ -25,7 +25,8 @@ typedef __half half_type;
 #define SDPA_DTYPE "f16"
 #endif
 
-constexpr float NEG_INF = -__builtin_huge_valf();
+// A macro: NVRTC knows no constant expression for an infinity.
+#define NEG_INF __int_as_float(0xff800000)
 
 __device__ __forceinline__ u32 smem_address(const void* p) {
   return static_cast<u32>(__cvta_generic_to_shared(p));

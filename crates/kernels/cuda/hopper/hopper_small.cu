@@ -11,7 +11,7 @@
 //
 //   rows:    64·WG_M, made of PACK_HEADS query heads (of one key head) × 64·WG_M / PACK_HEADS positions
 //   columns: of VALUE_DIM, warpgroup n collects [n·WG_COLUMNS, …), of which the CTA of rank r finishes [r·SLICE, …)
-//   smem:    | Q | (K tile, V tile) × STAGES × WG_N | exchange of the CTA | arrivals from the cluster | mbarriers |
+//   smem:    | Q | (K tile, V tile) × STAGES, later messages, × WG_N | arrivals from the cluster | mbarriers |
 #include "band.cuh"
 #include "warpgroup_softmax.cuh"
 #include "warpgroup_store.cuh"
@@ -60,18 +60,22 @@ constexpr int K_BYTES = QK_PANELS * KV_PANEL_BYTES;
 constexpr int V_BYTES = V_PANELS * KV_PANEL_BYTES;
 
 constexpr int KV_OFFSET = QK_PANELS * Q_PANEL_BYTES;
-constexpr int RING_END = KV_OFFSET + WG_N * STAGES * (K_BYTES + V_BYTES);
 // What one warpgroup sends to another: per thread one float4 for every eight columns, then its (m, l) for two rows.
 constexpr int WG_MESSAGE_BYTES = 128 * (WG_COLUMNS / 8 + 1) * 16;
 constexpr int CTA_MESSAGE_BYTES = 128 * (SLICE / 8 + 1) * 16;
-constexpr int EXCHANGE_OFFSET = RING_END;  // [wg_m][sender][receiver]
-constexpr int ARRIVALS_OFFSET = EXCHANGE_OFFSET + (WG_N > 1 ? WG_M * WG_N * WG_N * WG_MESSAGE_BYTES : 0);  // [warpgroup][sender's rank]
-constexpr int BARRIER_OFFSET = ARRIVALS_OFFSET + (CLUSTER > 1 ? WG_M * WG_N * CLUSTER * CTA_MESSAGE_BYTES : 0);
+// Messages inside the CTA lie in the sender's ring, which it has finished reading: [sender's ring][wg_m][receiver].
+constexpr int RING_BYTES = STAGES * (K_BYTES + V_BYTES);
+static_assert(WG_M * (WG_N - 1) * WG_MESSAGE_BYTES <= RING_BYTES, "messages fit the ring");
+constexpr int ARRIVALS_OFFSET = KV_OFFSET + WG_N * RING_BYTES;  // [warpgroup][sender's rank]
+constexpr int BARRIER_OFFSET = ARRIVALS_OFFSET + WG_M * WG_N * (CLUSTER - 1) * CTA_MESSAGE_BYTES;
 // barriers: Q, one spare, then (K, V) per key warpgroup and stage
 constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * (1 + WG_N * STAGES);
 static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && TILE_N % 16 == 0 && TILE_N <= 256, "tile shapes");
 static_assert(ROWS % PACK_HEADS == 0 && POSITIONS <= 256, "head packing");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
+
+// The place of `other` in a list that leaves `self` out.
+__device__ __forceinline__ int place_without(int self, int other) { return other < self ? other : other - 1; }
 
 // Adds the other warpgroups' or CTAs' share: `from(i)` is the message of sender i, `own` is this one. The columns come
 // in this thread's accumulator order, eight of them to a float4; all senders' statistics are behind their columns.
@@ -115,6 +119,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
                  const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map) {
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   const u32 smem = smem_address(smem_raw);
+  if (threadIdx.x == 0) {  // the copy engine reads the maps before anything else
+    tma_prefetch_map(&q_map);
+    tma_prefetch_map(&k_map);
+    tma_prefetch_map(&v_map);
+  }
   const int warpgroup = threadIdx.x / 128;
   const int wg_n = warpgroup % WG_N;
   const int wg_m = warpgroup / WG_N;
@@ -132,8 +141,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const int m_last = min(m0 + POSITIONS, p.seq_q) - 1;
 
   // Visible keys of the block, cut into tiles from the first visible key on; part i takes tiles i, i+PARTS, ...
-  const int key_first = max(0, m0 + p.band_lo);
-  const int key_last = min(p.seq_kv - 1, m_last + p.band_hi);
+  const int key_first = WHOLE_TILES ? 0 : max(0, m0 + p.band_lo);
+  const int key_last = WHOLE_TILES ? p.seq_kv - 1 : min(p.seq_kv - 1, m_last + p.band_hi);
   const int tiles = key_last >= key_first ? (key_last - key_first) / TILE_N + 1 : 0;
   const int own_tiles = tiles > part ? (tiles - part - 1) / PARTS + 1 : 0;
   const bool precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
@@ -141,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const u32 q_full = smem + BARRIER_OFFSET;
   const u32 k_full = q_full + 16 + wg_n * STAGES * 16;
   const u32 v_full = k_full + 8;
-  const u32 ring = smem + KV_OFFSET + wg_n * STAGES * (K_BYTES + V_BYTES);
+  const u32 ring = smem + KV_OFFSET + wg_n * RING_BYTES;
   auto load_keys = [&](int tile, int stage) {
     const int n0 = key_first + (part + tile * PARTS) * TILE_N;
     const u32 k_smem = ring + stage * (K_BYTES + V_BYTES);
@@ -248,8 +257,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   float mine[WG_COLUMNS / 2];
   if (WG_N > 1) {
     auto message = [&](int sender, int receiver) {
-      return smem + EXCHANGE_OFFSET + ((wg_m * WG_N + sender) * WG_N + receiver) * WG_MESSAGE_BYTES + thread * 16;
+      return smem + KV_OFFSET + sender * RING_BYTES +
+             (wg_m * (WG_N - 1) + place_without(sender, receiver)) * WG_MESSAGE_BYTES + thread * 16;
     };
+    named_barrier_sync(1 + wg_n, 128 * WG_M);  // all readers of this ring are done
 #pragma unroll
     for (int to = 0; to < WG_N; ++to) {
       if (to == wg_n) {
@@ -275,8 +286,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   // Step 2: of these, columns [r·SLICE, …) go to the CTA of rank r.
   float slice[SLICE / 2];
   if (CLUSTER > 1) {
-    auto arrival = [&](int sender) {
-      return smem + ARRIVALS_OFFSET + (warpgroup * CLUSTER + sender) * CTA_MESSAGE_BYTES + thread * 16;
+    auto arrival = [&](int receiver, int sender) {
+      return smem + ARRIVALS_OFFSET + (warpgroup * (CLUSTER - 1) + place_without(receiver, sender)) * CTA_MESSAGE_BYTES + thread * 16;
     };
     cluster_wait();
 #pragma unroll
@@ -285,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
 #pragma unroll
         for (int i = 0; i < SLICE / 2; ++i) slice[i] = mine[to * (SLICE / 2) + i];
       } else {
-        const u32 message = cluster_address(arrival(rank), to);
+        const u32 message = cluster_address(arrival(to, rank), to);
 #pragma unroll
         for (int j = 0; j < SLICE / 8; ++j) {
           const int i = to * (SLICE / 2) + 4 * j;
@@ -296,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     }
     cluster_arrive_release();
     cluster_wait();
-    merge_messages<CLUSTER, SLICE>(slice, state, int(rank), p.scale_log2, arrival);
+    merge_messages<CLUSTER, SLICE>(slice, state, int(rank), p.scale_log2, [&](int i) { return arrival(rank, i); });
   } else {
 #pragma unroll
     for (int i = 0; i < SLICE / 2; ++i) slice[i] = mine[i];
