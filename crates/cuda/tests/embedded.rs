@@ -1,8 +1,7 @@
-//! Every kernel that is shipped compiles for each of its architectures and keeps its limits; every known-bad one that
-//! the compiler or the resource gate must catch is caught.
+//! Every kernel that is shipped compiles for each of its architectures and keeps its limits.
 
 use evosdpa_cuda::{Builder, Error, resources};
-use evosdpa_kernels::{Arch, Gate, InputType, Kernel, ProblemFacts, Registry, Target};
+use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
 
 /// A problem the kernel supports, near the ones people have.
 fn problem(kernel: &Kernel, dtype: InputType, target: &Target) -> Option<ProblemFacts> {
@@ -46,28 +45,6 @@ fn every_kernel_compiles_and_keeps_its_limits() {
                     Err(error) => wrong.push(format!("{} {arch} {dtype}: {error}", kernel.name())),
                 }
             }
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
-fn mutants_are_caught_by_the_gate_they_name() {
-    let mut wrong = Vec::new();
-    for mutant in Registry::embedded().unwrap().mutants() {
-        let Some(gate_named) = mutant.manifest.mutant.as_ref().map(|mutant| mutant.caught_by) else {
-            continue;
-        };
-        let outcome = gate(mutant, mutant.manifest.archs[0], mutant.manifest.dtypes[0]);
-        let caught_by = match &outcome {
-            Err(_) => Some(Gate::Compile),
-            Ok(failures) if !failures.is_empty() => Some(Gate::Resources),
-            Ok(_) => None,
-        };
-        // Later gates need the mutant to get past these two.
-        let expected = Some(gate_named).filter(|gate| *gate <= Gate::Resources);
-        if caught_by != expected {
-            wrong.push(format!("{}: {gate_named:?} must catch it, here it is {outcome:?}", mutant.name()));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

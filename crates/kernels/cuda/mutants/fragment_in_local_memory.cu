@@ -5,6 +5,10 @@
 // of its own local array, believing it to be registers. There is no such matrix: the
 // result is undefined, and a memory checker counts an error for every lane and load.
 //
+// Where the compiler sees the array and the load together it warns ("cannot perform wmma
+// load or store on local memory") and compiles a trap. It cannot when it does not see where
+// a pointer comes from, as between separately compiled files.
+//
 // MISTAKE = 0 keeps the Q tile in shared memory.
 #include <mma.h>
 
@@ -15,6 +19,28 @@ namespace wmma = nvcuda::wmma;
 constexpr int FRAG = 16;
 constexpr int ROWS = FRAG;  // one warp, one WMMA tile of rows
 constexpr int SCORE_PITCH = TILE_KEYS + 4;
+
+// The same pointer, with its origin out of the compiler's sight.
+__device__ __forceinline__ const element* of_unknown_origin(const element* pointer) {
+  asm volatile("" : "+l"(pointer)::"memory");
+  return pointer;
+}
+
+// scores[16][32] = Q x K^T for one tile of keys
+__device__ __forceinline__ void score_tile(const element* q_tile, const element* k_tile, float* scores) {
+  for (int key = 0; key < TILE_KEYS; key += FRAG) {
+    wmma::fragment<wmma::accumulator, FRAG, FRAG, FRAG, float> sum;
+    wmma::fill_fragment(sum, 0.0f);
+    for (int dim = 0; dim < HEAD_DIM; dim += FRAG) {
+      wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> q;
+      wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::col_major> k;
+      wmma::load_matrix_sync(q, q_tile + dim, PITCH);
+      wmma::load_matrix_sync(k, k_tile + key * PITCH + dim, PITCH);
+      wmma::mma_sync(sum, q, k, sum);
+    }
+    wmma::store_matrix_sync(scores + key, sum, SCORE_PITCH, wmma::mem_row_major);
+  }
+}
 
 extern "C" __global__ void __launch_bounds__(LANES)
     fragment_in_local_memory(const __grid_constant__ SdpaParams p) {
@@ -46,18 +72,7 @@ extern "C" __global__ void __launch_bounds__(LANES)
     cp_async_commit();
     cp_async_wait<0>();
     __syncwarp();
-    for (int key = 0; key < TILE_KEYS; key += FRAG) {
-      wmma::fragment<wmma::accumulator, FRAG, FRAG, FRAG, float> sum;
-      wmma::fill_fragment(sum, 0.0f);
-      for (int dim = 0; dim < HEAD_DIM; dim += FRAG) {
-        wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> q;
-        wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::col_major> k;
-        wmma::load_matrix_sync(q, q_tile + dim, PITCH);
-        wmma::load_matrix_sync(k, k_tile + key * PITCH + dim, PITCH);
-        wmma::mma_sync(sum, q, k, sum);
-      }
-      wmma::store_matrix_sync(scores + key, sum, SCORE_PITCH, wmma::mem_row_major);
-    }
+    score_tile(of_unknown_origin(q_tile), k_tile, scores);
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
