@@ -77,6 +77,18 @@ static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 // The place of `other` in a list that leaves `self` out.
 __device__ __forceinline__ int place_without(int self, int other) { return other < self ? other : other - 1; }
 
+// The part of `all` that is this one's own. Selects, not a branch on `own`: inside `if (i == own)` the compiler would
+// replace i by `own` and put the array into local memory to index it.
+template <int PARTS, int N>
+__device__ __forceinline__ void take_own_part(const float (&all)[PARTS * N], int own, float (&part)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    part[i] = all[i];
+#pragma unroll
+    for (int k = 1; k < PARTS; ++k) part[i] = own == k ? all[k * N + i] : part[i];
+  }
+}
+
 // Adds the other warpgroups' or CTAs' share: `from(i)` is the message of sender i, `own` is this one. The columns come
 // in this thread's accumulator order, eight of them to a float4; all senders' statistics are behind their columns.
 template <int SENDERS, int COLUMNS, typename From>
@@ -255,6 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const int thread = threadIdx.x % 128;
   // Step 1: columns [j·WG_COLUMNS, …) go to warpgroup j of this CTA.
   float mine[WG_COLUMNS / 2];
+  take_own_part<WG_N>(o, wg_n, mine);
   if (WG_N > 1) {
     auto message = [&](int sender, int receiver) {
       return smem + KV_OFFSET + sender * RING_BYTES +
@@ -263,10 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     named_barrier_sync(1 + wg_n, 128 * WG_M);  // all readers of this ring are done
 #pragma unroll
     for (int to = 0; to < WG_N; ++to) {
-      if (to == wg_n) {
-#pragma unroll
-        for (int i = 0; i < WG_COLUMNS / 2; ++i) mine[i] = o[to * (WG_COLUMNS / 2) + i];
-      } else {
+      if (to != wg_n) {
 #pragma unroll
         for (int j = 0; j < WG_COLUMNS / 8; ++j) {
           const int i = to * (WG_COLUMNS / 2) + 4 * j;
@@ -278,13 +288,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     }
     __syncthreads();
     merge_messages<WG_N, WG_COLUMNS>(mine, state, wg_n, p.scale_log2, [&](int i) { return message(i, wg_n); });
-  } else {
-#pragma unroll
-    for (int i = 0; i < WG_COLUMNS / 2; ++i) mine[i] = o[i];
   }
 
   // Step 2: of these, columns [r·SLICE, …) go to the CTA of rank r.
   float slice[SLICE / 2];
+  take_own_part<CLUSTER>(mine, int(rank), slice);
   if (CLUSTER > 1) {
     auto arrival = [&](int receiver, int sender) {
       return smem + ARRIVALS_OFFSET + (warpgroup * (CLUSTER - 1) + place_without(receiver, sender)) * CTA_MESSAGE_BYTES + thread * 16;
@@ -292,10 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     cluster_wait();
 #pragma unroll
     for (int to = 0; to < CLUSTER; ++to) {
-      if (to == int(rank)) {
-#pragma unroll
-        for (int i = 0; i < SLICE / 2; ++i) slice[i] = mine[to * (SLICE / 2) + i];
-      } else {
+      if (to != int(rank)) {
         const u32 message = cluster_address(arrival(to, rank), to);
 #pragma unroll
         for (int j = 0; j < SLICE / 8; ++j) {
@@ -308,9 +313,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     cluster_arrive_release();
     cluster_wait();
     merge_messages<CLUSTER, SLICE>(slice, state, int(rank), p.scale_log2, [&](int i) { return arrival(rank, i); });
-  } else {
-#pragma unroll
-    for (int i = 0; i < SLICE / 2; ++i) slice[i] = mine[i];
   }
 
   float inverse[2];
