@@ -81,13 +81,13 @@ pub(crate) struct Bench {
     /// Element types, separated by commas: f32, f16, bf16 [default: f32 on a CPU, bf16 on a GPU]
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
-    /// Timed calls of each kernel and peer [default: 100, or as many as 10 seconds a row allow]
+    /// Timed calls of each kernel and peer [default: 100, or as many as 6 seconds a problem allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iters: Option<u32>,
     /// Untimed calls before
     #[arg(long, default_value_t = 20, value_name = "N")]
     pub(crate) warmup: u32,
-    /// Seconds a row may take; rows then have fewer samples than asked for
+    /// Seconds a problem may take; its rows then have fewer samples than asked for
     #[arg(long, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
     pub(crate) budget: Option<f64>,
     /// Seed of the inputs
@@ -121,7 +121,7 @@ pub(crate) struct Check {
     /// Kernels, separated by commas [default: all of the device]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,
-    /// Element types, separated by commas: f32, f16, bf16 [default: all, of which a GPU takes f16 and bf16]
+    /// Element types, separated by commas: f32, f16, bf16, and u8, e4m3 for CUDA kernels [default: f32,f16,bf16 on a CPU, f16,bf16 for CUDA kernels]
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
     /// Seeds of the acceptance set

@@ -1,6 +1,6 @@
 //! One question with its data and its answer, and the wrong answers that a gate must refuse.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::OnceLock};
 
 use crate::{
     Alignment, DType, Error, Mask, Problem, Tensor, TensorView,
@@ -74,6 +74,8 @@ pub struct Case {
     pub inputs: Inputs,
     /// What is right.
     pub truth: Truth,
+    /// What [`Case::broken_controls`] found, once it has looked: the same for every kernel.
+    broken_controls: OnceLock<Vec<Control>>,
 }
 
 impl Case {
@@ -105,7 +107,7 @@ impl Case {
         };
         drop(values);
         let truth = Truth { reference, standard, value_scale };
-        Self { problem, family, seed, inputs, truth }
+        Self { problem, family, seed, inputs, truth, broken_controls: OnceLock::new() }
     }
 
     /// Judges an output.
@@ -157,6 +159,11 @@ impl Case {
                 make(&|index| o[row_of(index) * sizes.dim_v + index[3]])
             }
         }
+    }
+
+    /// The controls that the case's own rules let pass: if there is one, the rules are broken on this data.
+    pub fn broken_controls(&self) -> &[Control] {
+        self.broken_controls.get_or_init(|| self.accepted_controls(|o| self.judge(o, None).passed()))
     }
 
     /// Puts every control through `judge`, which must refuse each one that is really wrong, and lists what it let pass.
