@@ -72,6 +72,19 @@ __device__ __forceinline__ int valid_elements(int row, int col, int valid_rows, 
   return row < valid_rows ? min(max(dim - col, 0), ELEMENTS_PER_CHUNK) : 0;
 }
 
+// One chunk by whoever calls, asynchronously or at once. `source` is the chunk's first
+// element, `valid` how many of its elements exist; with none, nothing is read.
+__device__ __forceinline__ void copy_chunk(bool aligned, element* chunk, const element* source,
+                                           int valid) {
+  if (aligned) {
+    cp_async_16(chunk, source, valid * static_cast<int>(sizeof(element)));
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < ELEMENTS_PER_CHUNK; ++i)
+      chunk[i] = i < valid ? source[i] : from_float<element>(0.0f);
+  }
+}
+
 // Issues the copies of one tile; the caller commits. `source` is the tile's first row.
 template <typename Tile, int THREADS>
 __device__ __forceinline__ void copy_tile_async(element* tile, const element* source,

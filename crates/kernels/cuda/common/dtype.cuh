@@ -36,6 +36,15 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
+// Two at once, `x` in the low half.
+__device__ __forceinline__ element2 from_float2(float x, float y) {
+#if DTYPE_BF16
+  return __floats2bfloat162_rn(x, y);
+#else
+  return __floats2half2_rn(x, y);
+#endif
+}
+
 // Eight elements that travel as one 16-byte access.
 struct alignas(16) Chunk8 {
   element2 pair[4];

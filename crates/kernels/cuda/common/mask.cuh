@@ -37,3 +37,10 @@ __device__ __forceinline__ bool all_visible(const SdpaParams& p, int first_row, 
   return first_key >= last_row + p.band_lo && first_key + keys - 1 <= first_row + p.band_hi &&
          first_key + keys <= p.seq_kv;
 }
+
+// True when none of the rows sees any of the keys: nothing is to be done.
+__device__ __forceinline__ bool none_visible(const SdpaParams& p, int first_row, int last_row,
+                                             int first_key, int keys) {
+  return first_key > last_row + p.band_hi || first_key + keys - 1 < first_row + p.band_lo ||
+         first_key >= p.seq_kv;
+}

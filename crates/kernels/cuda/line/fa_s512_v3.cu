@@ -7,28 +7,17 @@
 //
 //   scalar : a warp owns 4 rows; lanes take keys for the scores and columns for the
 //            output, as in sdpa_v2b
-//   WMMA   : a warp owns 16 rows; K is read as it lies, as the column-major B operand
+//   WMMA   : a warp owns 16 rows and a share of each tile's keys, see wmma_rows.cuh; Q and K
+//            are read from shared memory as they lie, K as the column-major B operand
 //
-// WMMA fragments are only ever loaded from and stored to shared memory. A fragment's
-// layout is unspecified, but two fragments of one type share it: the accumulator is
-// rescaled by multiplying it, element by element, with a fragment of row factors.
+// WMMA fragments are only ever loaded from and stored to shared memory.
 //
 // The manifest's CONFIG picks a row of its table and sets: DTYPE_BF16, BLOCK_M, BLOCK_N,
 // NUM_WARPS, NUM_STAGES, USE_SWIZZLE, USE_HALF2, USE_WMMA, WEIGHT_PARTS.
-#include <mma.h>
+#include "wmma_rows.cuh"
 
-#include "copy.cuh"
-#include "dtype.cuh"
-#include "mask.cuh"
-#include "params.h"
-#include "softmax.cuh"
-
-namespace wmma = nvcuda::wmma;
-
-constexpr int LANES = 32;
 constexpr int SEQUENCE = 512;
 constexpr int HEAD_DIM = 64;
-constexpr int FRAG = 16;
 
 // A configuration: everything that the numbered table varies.
 template <int ROWS_, int KEYS_, int WARPS_, int STAGES_, bool SWIZZLE_, bool HALF2_>
@@ -288,164 +277,72 @@ struct ScalarPath {
 
 template <typename C>
 struct WmmaPath {
-  static constexpr int LANES_PER_ROW = LANES / FRAG;
-  static constexpr int KEYS_PER_LANE = C::KEYS / LANES_PER_ROW;
-  static constexpr int COLUMN_FRAGS = HEAD_DIM / FRAG;
-  static constexpr int SCORE_PITCH = C::KEYS + 4;
-  static constexpr int WEIGHT_PITCH = C::KEYS + 8;
-  static constexpr int BOUNCE_PITCH = FRAG + 4;
-  // Per warp: a strip of scores, a strip of weights, and one 16x16 bounce tile for row
-  // factors and, at the end, for the output.
-  static constexpr int SCORE_BYTES = FRAG * SCORE_PITCH * 4;
-  static constexpr int WEIGHT_BYTES = WEIGHT_PARTS * FRAG * WEIGHT_PITCH * 2;
-  static constexpr int BOUNCE_BYTES = FRAG * BOUNCE_PITCH * 4;
-  static constexpr int WARP_BYTES = SCORE_BYTES + WEIGHT_BYTES + BOUNCE_BYTES;
-  static constexpr int SHARED_BYTES = Ring<C>::BYTES + C::WARPS * WARP_BYTES;
-  static_assert(C::ROWS == C::WARPS * FRAG, "a warp owns one WMMA tile of rows");
+  // Warps beyond one per 16 rows share out the keys of a tile.
+  static constexpr int KEY_GROUPS = C::WARPS * FRAG / C::ROWS;
+  static constexpr int KEYS_PER_WARP = C::KEYS / KEY_GROUPS;
+  using Strip = WarpStrip<KEYS_PER_WARP, WEIGHT_PARTS>;
+  static constexpr int STRIP_OFFSET = Ring<C>::BYTES;
+  static constexpr int LOOP_BYTES = STRIP_OFFSET + C::WARPS * Strip::BYTES;
+  // Partial results are merged where the tiles were.
+  static constexpr int O_PITCH = HEAD_DIM + 4;
+  static constexpr int MERGE_BYTES = C::WARPS * FRAG * O_PITCH * 4;
+  static constexpr int STATE_OFFSET = LOOP_BYTES > MERGE_BYTES ? LOOP_BYTES : MERGE_BYTES;
+  static constexpr int SHARED_BYTES = STATE_OFFSET + C::WARPS * FRAG * 8;
+  static_assert(C::ROWS * KEY_GROUPS == C::WARPS * FRAG, "a warp owns one WMMA tile of rows");
   static_assert(!C::SWIZZLE, "load_matrix_sync needs rows at a fixed pitch, chunks in order");
-
-  using Accumulator = wmma::fragment<wmma::accumulator, FRAG, FRAG, FRAG, float>;
 
   int warp = threadIdx.x / LANES;
   int lane = threadIdx.x % LANES;
-  float m = NEGATIVE_INFINITY;  // of row lane/2, the same in both of its lanes
-  float l = 0.0f;
-  Accumulator o[COLUMN_FRAGS];
+  int row_group = warp / KEY_GROUPS;
+  int own_first_key = warp % KEY_GROUPS * KEYS_PER_WARP;  // within a tile
+  RowState state;
+  RegisterOutput<HEAD_DIM / FRAG> output;
 
-  __device__ __forceinline__ WmmaPath() {
-#pragma unroll
-    for (int c = 0; c < COLUMN_FRAGS; ++c) wmma::fill_fragment(o[c], 0.0f);
-  }
-
-  __device__ __forceinline__ unsigned char* own_memory() const {
-    return shared_memory + Ring<C>::BYTES + warp * WARP_BYTES;
-  }
-  __device__ __forceinline__ float* scores() const {
-    return reinterpret_cast<float*>(own_memory());
-  }
-  __device__ __forceinline__ element* weights(int part) const {
-    return reinterpret_cast<element*>(own_memory() + SCORE_BYTES) + part * FRAG * WEIGHT_PITCH;
-  }
-  __device__ __forceinline__ float* bounce() const {
-    return reinterpret_cast<float*>(own_memory() + SCORE_BYTES + WEIGHT_BYTES);
+  __device__ __forceinline__ Strip strip() const {
+    return {shared_memory + STRIP_OFFSET + warp * Strip::BYTES};
   }
 
+  // K is read as it lies, as the column-major B operand.
   __device__ __forceinline__ void score_tile(int stage) const {
     using R = Ring<C>;
-#pragma unroll 1
-    for (int key = 0; key < C::KEYS; key += FRAG) {
+    const element* q = R::q() + row_group * FRAG * C::PITCH;
+    const element* k = R::k(stage) + own_first_key * C::PITCH;
+#pragma unroll
+    for (int key = 0; key < KEYS_PER_WARP; key += FRAG) {
       Accumulator sum;
       wmma::fill_fragment(sum, 0.0f);
 #pragma unroll 2
       for (int dim = 0; dim < HEAD_DIM; dim += FRAG) {
-        wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> q;
-        wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::col_major> kt;
-        wmma::load_matrix_sync(q, R::q() + warp * FRAG * C::PITCH + dim, C::PITCH);
-        wmma::load_matrix_sync(kt, R::k(stage) + key * C::PITCH + dim, C::PITCH);
-        wmma::mma_sync(sum, q, kt, sum);
+        LeftRows rows;
+        RightColumns keys;
+        load_operand(rows, q + dim, C::PITCH);
+        load_operand(keys, k + key * C::PITCH + dim, C::PITCH);
+        wmma::mma_sync(sum, rows, keys, sum);
       }
-      wmma::store_matrix_sync(scores() + key, sum, SCORE_PITCH, wmma::mem_row_major);
+      wmma::store_matrix_sync(strip().floats() + key, sum, Strip::SCORE_PITCH,
+                              wmma::mem_row_major);
     }
-    __syncwarp();
-  }
-
-  // See sdpa_v2c: bf16 weights are split in two parts to keep 16 bits of them.
-  __device__ __forceinline__ float store_weight(int r, int key, float weight) const {
-    const element high = from_float<element>(weight);
-    weights(0)[r * WEIGHT_PITCH + key] = high;
-    if (WEIGHT_PARTS == 1) return to_float(high);
-    weights(WEIGHT_PARTS - 1)[r * WEIGHT_PITCH + key] =
-        from_float<element>(weight - to_float(high));
-    return weight;
-  }
-
-  // The softmax step of 16 rows, two lanes a row; returns the row's rescaling factor. The
-  // scores are read twice, for the maximum and for the weights: holding a tile's half row
-  // in registers beside the accumulator would not fit the budget.
-  __device__ __forceinline__ float softmax_tile(const SdpaParams& p, int first_row,
-                                                int first_key) {
-    const int r = lane / LANES_PER_ROW;
-    const int first = lane % LANES_PER_ROW * KEYS_PER_LANE;
-    const int row = first_row + warp * FRAG + r;
-    const bool no_mask = all_visible(p, first_row, first_row + C::ROWS - 1, first_key, C::KEYS);
-    const float* own_scores = scores() + r * SCORE_PITCH + first;
-
-    float tile_max = NEGATIVE_INFINITY;
-#pragma unroll 8
-    for (int i = 0; i < KEYS_PER_LANE; ++i)
-      if (no_mask || is_visible(p, row, first_key + first + i))
-        tile_max = fmaxf(tile_max, own_scores[i] * p.scale_log2);
-    const float m_new = fmaxf(m, group_max<LANES_PER_ROW>(tile_max));
-    const float alpha = rescale_factor(m, m_new);
-    m = m_new;
-
-    float sum = 0.0f;
-#pragma unroll 8
-    for (int i = 0; i < KEYS_PER_LANE; ++i) {
-      const bool visible = no_mask || is_visible(p, row, first_key + first + i);
-      const float x = own_scores[i] * p.scale_log2 - subtrahend(m);
-      sum += store_weight(r, first + i, visible ? exp2f(x) : 0.0f);
-    }
-    l = l * alpha + group_sum<LANES_PER_ROW>(sum);
-    return alpha;
-  }
-
-  __device__ __forceinline__ void rescale(float alpha) {
-    if (!__any_sync(WHOLE_WARP, alpha != 1.0f)) return;
-    float* factors = bounce() + lane / LANES_PER_ROW * BOUNCE_PITCH;
-#pragma unroll
-    for (int c = lane % LANES_PER_ROW; c < FRAG; c += LANES_PER_ROW) factors[c] = alpha;
-    __syncwarp();
-    Accumulator factor;
-    wmma::load_matrix_sync(factor, bounce(), BOUNCE_PITCH, wmma::mem_row_major);
-#pragma unroll
-    for (int c = 0; c < COLUMN_FRAGS; ++c)
-#pragma unroll
-      for (int i = 0; i < factor.num_elements; ++i) o[c].x[i] *= factor.x[i];
-  }
-
-  __device__ __forceinline__ void accumulate_tile(int stage) {
-    __syncwarp();  // weights are complete
-#pragma unroll 1
-    for (int key = 0; key < C::KEYS; key += FRAG) {
-      wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> w[WEIGHT_PARTS];
-#pragma unroll
-      for (int part = 0; part < WEIGHT_PARTS; ++part)
-        wmma::load_matrix_sync(w[part], weights(part) + key, WEIGHT_PITCH);
-#pragma unroll
-      for (int c = 0; c < COLUMN_FRAGS; ++c) {
-        wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::row_major> v;
-        wmma::load_matrix_sync(v, Ring<C>::v(stage) + key * C::PITCH + c * FRAG, C::PITCH);
-#pragma unroll
-        for (int part = 0; part < WEIGHT_PARTS; ++part) wmma::mma_sync(o[c], w[part], v, o[c]);
-      }
-    }
-    __syncwarp();  // weights are read: the next tile may overwrite them
   }
 
   __device__ __forceinline__ void compute_tile(const SdpaParams& p, const Place& at, int tile,
                                                int stage) {
+    const int first_row = at.first_row + row_group * FRAG;
+    const int first_key = tile * C::KEYS + own_first_key;
+    if (none_visible(p, first_row, first_row + FRAG - 1, first_key, KEYS_PER_WARP)) return;
     score_tile(stage);
-    rescale(softmax_tile(p, at.first_row, tile * C::KEYS));
-    accumulate_tile(stage);
+    attend_step(p, strip(), lane, first_row, first_key,
+                Ring<C>::v(stage) + own_first_key * C::PITCH, C::PITCH, state, output);
   }
 
   __device__ __forceinline__ void store(const SdpaParams& p, const Place& at) const {
-    const int r = lane / LANES_PER_ROW;
-    const int row = at.first_row + warp * FRAG + r;
-    const float inverse_l = inverse_sum(l);
-    element* out =
-        head_of(static_cast<element*>(p.o), p.o_stride, at.batch, at.head) + row * p.o_stride[2];
-#pragma unroll
-    for (int c = 0; c < COLUMN_FRAGS; ++c) {
-      __syncwarp();  // the bounce tile's previous content is read
-      wmma::store_matrix_sync(bounce(), o[c], BOUNCE_PITCH, wmma::mem_row_major);
-      __syncwarp();
-#pragma unroll
-      for (int i = lane % LANES_PER_ROW; i < FRAG; i += LANES_PER_ROW)
-        out[c * FRAG + i] = from_float<element>(bounce()[r * BOUNCE_PITCH + i] * inverse_l);
-    }
-    if (lane % LANES_PER_ROW == 0) store_lse(p, at, row, m, l);
+    float* partial = reinterpret_cast<float*>(shared_memory);
+    float2* state_of_rows = reinterpret_cast<float2*>(shared_memory + STATE_OFFSET);
+    __syncthreads();  // nobody needs the tiles any more
+    output.write(partial + warp * FRAG * O_PITCH, O_PITCH);
+    write_state(state_of_rows + warp * FRAG, lane, state);
+    __syncthreads();
+    merge_and_store<C::ROWS, HEAD_DIM, KEY_GROUPS, C::THREADS>(
+        p, at.batch, at.head, at.first_row, partial, O_PITCH, state_of_rows);
   }
 };
 
@@ -474,15 +371,13 @@ using ActiveConfig =
     Config<BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, USE_SWIZZLE != 0, USE_HALF2 != 0>;
 #if USE_WMMA
 using ActivePath = WmmaPath<ActiveConfig>;
-// ptxas stays within 96 registers here by itself; told to, it spills.
-#define REGISTER_BUDGET __launch_bounds__(ActiveConfig::THREADS)
 #else
 using ActivePath = ScalarPath<ActiveConfig>;
-#define REGISTER_BUDGET __maxnreg__(96)
 #endif
+constexpr int MAX_REGISTERS = 96;
 static_assert(ActivePath::SHARED_BYTES == SMEM_BYTES, "the manifest computes the same size");
 
-extern "C" __global__ void REGISTER_BUDGET
+extern "C" __global__ void __maxnreg__(MAX_REGISTERS)
     fa_s512_v3(const __grid_constant__ SdpaParams p) {
   attend<ActiveConfig, ActivePath>(p);
 }

@@ -8,6 +8,9 @@
 
 constexpr int KEY_FRAGS = KEYS_PER_WARP / FRAG;
 constexpr int COLUMN_FRAGS = HEAD_DIM / FRAG;
+// Steps of the score product whose operands are loaded ahead; a wide head's accumulator
+// leaves registers for one.
+constexpr int DIMS_IN_FLIGHT = HEAD_DIM > 64 ? 1 : 2;
 
 __device__ __forceinline__ float exp2_of(float x) {
 #if USE_FAST_EXP
@@ -179,11 +182,11 @@ struct StripSoftmax {
   float x[KEYS_PER_LANE];  // this lane's scores, then its weights
 
   __device__ __forceinline__ void score(int buffer) const {
-#pragma unroll 1
+#pragma unroll
     for (int f = 0; f < KEY_FRAGS; ++f) {
       wmma::fragment<wmma::accumulator, FRAG, FRAG, FRAG, float> sum;
       wmma::fill_fragment(sum, 0.0f);
-#pragma unroll 2
+#pragma unroll DIMS_IN_FLIGHT
       for (int dim = 0; dim < HEAD_DIM; dim += FRAG) {
         wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, __half, wmma::row_major> q;
         wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, __half, wmma::col_major> kt;
@@ -311,7 +314,7 @@ struct WmmaOutput {
       for (int i = 0; i < factor.num_elements; ++i) o[c].x[i] *= factor.x[i];
     __syncwarp();  // factors are read: the strip may hold weights
     softmax.write_weights();
-#pragma unroll 1
+#pragma unroll 1  // unrolled, 64 rows spill at 120 registers
     for (int f = 0; f < KEY_FRAGS; ++f) {
       wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, __half, wmma::row_major> w;
       wmma::load_matrix_sync(w, weights_of(at.warp) + f * FRAG, WEIGHT_PITCH);

@@ -177,14 +177,17 @@ __device__ __forceinline__ Chunk16 fetch_chunk(const code_t* source, int valid, 
 
 template <bool BY_TABLE>
 __device__ __forceinline__ void store_decoded(__half* destination, const Chunk16& chunk) {
-  uint4* out = reinterpret_cast<uint4*>(destination);
-  word_t pair[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    pair[i] = BY_TABLE ? look_up_pair(chunk.word[i / 2], i % 2)
-                       : decode_pair(chunk.word[i / 2], i % 2);
-  out[0] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-  out[1] = make_uint4(pair[4], pair[5], pair[6], pair[7]);
+  for (int half = 0; half < 2; ++half) {
+    word_t pair[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      pair[i] = BY_TABLE ? look_up_pair(chunk.word[2 * half + i / 2], i % 2)
+                         : decode_pair(chunk.word[2 * half + i / 2], i % 2);
+    reinterpret_cast<uint4*>(destination)[half] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    // Sixteen look-ups in flight at once are more than the registers hold.
+    if (BY_TABLE) asm volatile("" ::: "memory");
+  }
 }
 
 __device__ __forceinline__ int valid_codes(int row, int col, int valid_rows, int dim) {
@@ -237,6 +240,10 @@ __device__ __forceinline__ float scale_of(const float* scales, int heads, int ba
 
 // ------------------------------------------------------------------ loading K and V tiles
 
+// How many chunks of K and of V a loader thread works on at once. Where the loaders also hold
+// the accumulator of a wide head, there are no registers for a second one.
+constexpr int CHUNKS_IN_FLIGHT = USE_WARP_SPECIALIZATION || HEAD_DIM <= 64 ? 2 : 1;
+
 // The loader of one work item. A thread copies and later decodes the same chunks, so what
 // it needs to know about cp.async is only that its own copies are complete.
 struct Loader {
@@ -261,23 +268,20 @@ struct Loader {
 
   __device__ __forceinline__ bool asynchronous() const { return USE_CP_ASYNC && aligned; }
 
-  // Visits this thread's chunks of a tile: (number, source, how many codes exist, row,
-  // column, whether it belongs to V).
-  template <typename Visit>
-  __device__ __forceinline__ void each_chunk(int tile, Visit visit) const {
-    const int first_key = tile * BLOCK_N;
-#pragma unroll 1
-    for (int chunk = thread; chunk < 2 * CHUNKS_PER_TILE; chunk += LOADER_THREADS) {
-      const bool is_v = chunk >= CHUNKS_PER_TILE;
-      const int in_tile = is_v ? chunk - CHUNKS_PER_TILE : chunk;
-      const int row = in_tile / CHUNKS_PER_ROW;
-      const int col = in_tile % CHUNKS_PER_ROW * CODES_PER_CHUNK;
-      const int valid = valid_codes(row, col, seq_kv - first_key, dim);
-      const code_t* head = is_v ? v : k;
-      // Where nothing is valid nothing is read, but the address must be a legal one.
-      const code_t* source =
-          valid > 0 ? head + (first_key + row) * (is_v ? v_step : k_step) + col : head;
-      visit(chunk, source, valid, row, col, is_v);
+  // Visits this thread's chunks of a tile, the same of K and of V: (number, row, column).
+  // UNROLL of them at a time are in flight.
+  template <int UNROLL, typename Visit>
+  __device__ __forceinline__ void each_chunk(Visit visit) const {
+    constexpr int TURNS = (CHUNKS_PER_TILE + LOADER_THREADS - 1) / LOADER_THREADS;
+    int first = thread;
+    // Where loaders also compute, addresses are worked out anew for each tile: hidden behind
+    // an opaque value, since kept in registers through the computation they make it spill.
+    if (!USE_WARP_SPECIALIZATION) asm volatile("" : "+r"(first));
+#pragma unroll UNROLL
+    for (int turn = 0; turn < TURNS; ++turn) {
+      const int chunk = first + turn * LOADER_THREADS;
+      if (CHUNKS_PER_TILE % LOADER_THREADS == 0 || chunk < CHUNKS_PER_TILE)
+        visit(chunk, chunk / CHUNKS_PER_ROW, chunk % CHUNKS_PER_ROW * CODES_PER_CHUNK);
     }
   }
 
@@ -285,29 +289,52 @@ struct Loader {
   // fetch, so that counting groups works in every turn of the loop.
   __device__ __forceinline__ void issue(int tile, int end, int stage) const {
 #if USE_CP_ASYNC
-    if (asynchronous() && tile < end)
-      each_chunk(tile, [&](int chunk, const code_t* source, int valid, int, int, bool) {
-        cp_async_16(code_chunk(stage, chunk), source, valid);
+    if (asynchronous() && tile < end) {
+      const int first_key = tile * BLOCK_N;
+      each_chunk<CHUNKS_IN_FLIGHT>([&](int chunk, int row, int col) {
+        const int valid = valid_codes(row, col, seq_kv - first_key, dim);
+        // Where nothing is valid nothing is read, but the address must be a legal one.
+        const int key = valid > 0 ? first_key + row : 0;
+        const int first = valid > 0 ? col : 0;
+        cp_async_16(code_chunk(stage, chunk), k + key * k_step + first, valid);
+        cp_async_16(code_chunk(stage, CHUNKS_PER_TILE + chunk), v + key * v_step + first, valid);
       });
+    }
     cp_async_commit();
 #endif
   }
 
+  // Waits for the tile STAGES - 1 groups before the newest.
   __device__ __forceinline__ void wait_for_oldest() const {
 #if USE_CP_ASYNC
-    cp_async_wait<STAGES - 2>();
+    cp_async_wait<STAGES - 1>();
 #endif
   }
 
   // Decodes a tile into an fp16 buffer, from the ring or straight from global memory.
   __device__ __forceinline__ void decode(int tile, int stage, int buffer) const {
-    each_chunk(tile, [&](int chunk, const code_t* source, int valid, int row, int col, bool is_v) {
-      const Chunk16 codes = asynchronous()
-                                ? *reinterpret_cast<const Chunk16*>(code_chunk(stage, chunk))
-                                : fetch_chunk(source, valid, aligned);
-      __half* tile_base = is_v ? v_tile(buffer) : k_tile(buffer);
-      store_decoded<USE_KV_LUT != 0>(tile_base + row * PITCH + col, codes);
-    });
+    if (asynchronous()) {
+      each_chunk<CHUNKS_IN_FLIGHT>([&](int chunk, int row, int col) {
+        const Chunk16 k_codes = *reinterpret_cast<const Chunk16*>(code_chunk(stage, chunk));
+        const Chunk16 v_codes =
+            *reinterpret_cast<const Chunk16*>(code_chunk(stage, CHUNKS_PER_TILE + chunk));
+        store_decoded<USE_KV_LUT != 0>(k_tile(buffer) + row * PITCH + col, k_codes);
+        store_decoded<USE_KV_LUT != 0>(v_tile(buffer) + row * PITCH + col, v_codes);
+      });
+    } else {
+      const int first_key = tile * BLOCK_N;
+      each_chunk<1>([&](int, int row, int col) {
+        const int valid = valid_codes(row, col, seq_kv - first_key, dim);
+        const long long key = first_key + row;
+        const int place = row * PITCH + col;
+#pragma unroll 1
+        for (int is_v = 0; is_v < 2; ++is_v) {
+          const code_t* source = (is_v ? v : k) + key * (is_v ? v_step : k_step) + col;
+          store_decoded<USE_KV_LUT != 0>((is_v ? v_tile(buffer) : k_tile(buffer)) + place,
+                                         fetch_chunk(source, valid, aligned));
+        }
+      });
+    }
   }
 };
 
@@ -337,10 +364,11 @@ __device__ __forceinline__ void load_and_compute(const SdpaParams& p) {
     ComputeWarp compute(p, w);
     for (int tile = w.tiles.begin; tile < w.tiles.end; ++tile) {
       const int turn = tile - w.tiles.begin;
+      // The stage of the tile before this one is free: this thread has decoded its part.
+      loader.issue(tile + STAGES - 1, w.tiles.end, (turn + STAGES - 1) % STAGES);
       loader.wait_for_oldest();
       compute_barrier();  // nobody reads the fp16 tile any more
       loader.decode(tile, turn % STAGES, 0);
-      loader.issue(tile + STAGES - 1, w.tiles.end, (turn + STAGES - 1) % STAGES);
       compute_barrier();  // the fp16 tile is complete
       compute.tile(tile, 0);
     }
@@ -356,10 +384,10 @@ __device__ __forceinline__ void produce(const SdpaParams& p) {
     for (int tile = w.tiles.begin; tile < w.tiles.end; ++tile, ++use) {
       const int turn = tile - w.tiles.begin;
       const int buffer = use % KV_BUFFERS;
+      loader.issue(tile + STAGES - 1, w.tiles.end, (turn + STAGES - 1) % STAGES);
       loader.wait_for_oldest();
       barrier_sync(EMPTY_BARRIER + buffer, HANDSHAKE_THREADS);
       loader.decode(tile, turn % STAGES, buffer);
-      loader.issue(tile + STAGES - 1, w.tiles.end, (turn + STAGES - 1) % STAGES);
       barrier_arrive(FULL_BARRIER + buffer, HANDSHAKE_THREADS);
     }
   });

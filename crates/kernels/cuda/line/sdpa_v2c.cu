@@ -1,68 +1,58 @@
 // sdpa_v2c - the same ownership of rows as sdpa_v2b, with tensor cores (WMMA 16x16x16).
 //
-// Each warp owns 16 query rows, the height of a WMMA tile. A key tile is consumed in
-// steps of KEYS_PER_STEP keys: scores of a step go through a small strip private to the
-// warp, so there is no score buffer for the whole tile. The layout of a WMMA fragment is
-// unspecified, hence everything that is done per row (softmax, rescaling) happens in
-// shared memory, where element (row, column) has an address.
+// A warp owns 16 query rows, the height of a WMMA tile, and one of KEY_GROUPS shares of every
+// key tile. Small problems have few rows, so warps that split the keys are what fills the
+// machine; their partial results meet once, at the end. The warp's scores go
+// through a strip private to the warp: there is no score buffer for the whole tile.
+// wmma_rows.cuh has what happens to them.
 //
-// K is needed transposed: cp.async can only move it, so it lands as it is and one pass
-// transposes it, swizzled, into k_transposed. Pipeline over the tiles t:
+// K is needed transposed: cp.async can only move it, so it lands as it is and each thread
+// transposes, swizzled, the very chunks it has fetched itself. For those it need not wait for
+// anybody else, and with two buffers for the result one barrier per tile t is enough:
 //
-//   wait for K(t), V(t) | barrier A | transpose K(t) | barrier B | issue K(t+1), V(t+1) | compute t
-//   barrier A : tile t has landed for everybody; everybody is done with tile t-1
-//   barrier B : k_transposed is complete; the landing buffer of K is free again
+//   wait for own K(t), V(t) | transpose own K(t) | barrier | issue K(t+1), V(t+1) | compute t
+//   barrier : tile t is complete; everybody is done with tile t-1, whose buffers come next
 //
-// Set by the manifest: DTYPE_BF16, HEAD_DIM (multiple of 32), BLOCK_M, BLOCK_N,
-// KEYS_PER_STEP, WEIGHT_PARTS.
-#include <mma.h>
+// Set by the manifest: DTYPE_BF16, HEAD_DIM (multiple of 32), BLOCK_M, BLOCK_N, KEY_GROUPS,
+// KEYS_PER_WARP, WEIGHT_PARTS, NUM_WARPS, SMEM_BYTES.
+#include "wmma_rows.cuh"
 
-#include "copy.cuh"
-#include "dtype.cuh"
-#include "mask.cuh"
-#include "params.h"
-#include "softmax.cuh"
-
-namespace wmma = nvcuda::wmma;
-
-constexpr int LANES = 32;
-constexpr int FRAG = 16;  // WMMA tiles are 16 x 16 x 16
-constexpr int WARPS = BLOCK_M / FRAG;
+constexpr int WARPS = NUM_WARPS;
 constexpr int THREADS = WARPS * LANES;
-constexpr int V_STAGES = 2;
+constexpr int STAGES = 2;
 constexpr int MAX_REGISTERS = 72;
+// 72 registers hold the accumulator up to dimension 64; beyond, it lives in shared memory.
+constexpr bool OUTPUT_IN_REGISTERS = HEAD_DIM <= 64;
 
 constexpr int PADDING = 8;  // elements; spreads rows over the banks, see sdpa_v2b
 constexpr int PITCH = HEAD_DIM + PADDING;
 constexpr int KT_PITCH = BLOCK_N + PADDING;
 constexpr int O_PITCH = HEAD_DIM + 4;
-constexpr int SCORE_PITCH = KEYS_PER_STEP + 4;
-constexpr int WEIGHT_PITCH = KEYS_PER_STEP + PADDING;
 
 using QTile = TileShape<BLOCK_M, HEAD_DIM, PITCH>;
 using KvTile = TileShape<BLOCK_N, HEAD_DIM, PITCH>;
+using Strip = WarpStrip<KEYS_PER_WARP, WEIGHT_PARTS>;
 
-// Two lanes share a row in the softmax, each taking half of a step's keys.
-constexpr int LANES_PER_ROW = LANES / FRAG;
-constexpr int KEYS_PER_LANE = KEYS_PER_STEP / LANES_PER_ROW;
-
+static_assert(WARPS * FRAG == BLOCK_M * KEY_GROUPS, "every row has its KEY_GROUPS owners");
 static_assert(HEAD_DIM % FRAG == 0 && BLOCK_M % FRAG == 0, "whole WMMA tiles");
-static_assert(KEYS_PER_STEP % FRAG == 0 && BLOCK_N % KEYS_PER_STEP == 0, "whole steps");
+static_assert(KEYS_PER_WARP * KEY_GROUPS == BLOCK_N, "every key of a tile has one owner");
 
-// The shared-memory map, in bytes. A warp's strip holds first scores, then weights.
+// The shared-memory map, in bytes. An accumulator in registers needs room only for the
+// merge, when the tiles are no longer needed: it then starts at 0.
 constexpr int Q_BYTES = BLOCK_M * PITCH * 2;
 constexpr int KV_BYTES = BLOCK_N * PITCH * 2;
 constexpr int KT_BYTES = HEAD_DIM * KT_PITCH * 2;
-constexpr int O_BYTES = BLOCK_M * O_PITCH * 4;
-constexpr int SCORE_STRIP_BYTES = FRAG * SCORE_PITCH * 4;
-constexpr int WEIGHT_STRIP_BYTES = WEIGHT_PARTS * FRAG * WEIGHT_PITCH * 2;
-constexpr int STRIP_BYTES =
-    SCORE_STRIP_BYTES > WEIGHT_STRIP_BYTES ? SCORE_STRIP_BYTES : WEIGHT_STRIP_BYTES;
+constexpr int O_BYTES = WARPS * FRAG * O_PITCH * 4;
 constexpr int K_OFFSET = Q_BYTES;
 constexpr int KT_OFFSET = K_OFFSET + KV_BYTES;
-constexpr int V_OFFSET = KT_OFFSET + KT_BYTES;
-constexpr int O_OFFSET = V_OFFSET + V_STAGES * KV_BYTES;
-constexpr int STRIP_OFFSET = O_OFFSET + O_BYTES;
+constexpr int V_OFFSET = KT_OFFSET + STAGES * KT_BYTES;
+constexpr int STRIP_OFFSET = V_OFFSET + STAGES * KV_BYTES;
+constexpr int LOOP_BYTES = STRIP_OFFSET + WARPS * Strip::BYTES;
+constexpr int O_OFFSET = OUTPUT_IN_REGISTERS ? 0 : LOOP_BYTES;
+constexpr int LOOP_AND_MERGE_BYTES =
+    LOOP_BYTES > O_OFFSET + O_BYTES ? LOOP_BYTES : O_OFFSET + O_BYTES;
+constexpr int STATE_OFFSET = LOOP_AND_MERGE_BYTES;
+static_assert(STATE_OFFSET + WARPS * FRAG * 8 == SMEM_BYTES, "the manifest computes the same size");
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 
@@ -70,21 +60,17 @@ __device__ __forceinline__ element* q_tile() { return reinterpret_cast<element*>
 __device__ __forceinline__ element* k_landing() {
   return reinterpret_cast<element*>(shared_memory + K_OFFSET);
 }
-__device__ __forceinline__ element* k_transposed() {
-  return reinterpret_cast<element*>(shared_memory + KT_OFFSET);
+__device__ __forceinline__ element* k_transposed(int stage) {
+  return reinterpret_cast<element*>(shared_memory + KT_OFFSET + stage * KT_BYTES);
 }
 __device__ __forceinline__ element* v_tile(int stage) {
   return reinterpret_cast<element*>(shared_memory + V_OFFSET + stage * KV_BYTES);
 }
-__device__ __forceinline__ float* o_tile() {
-  return reinterpret_cast<float*>(shared_memory + O_OFFSET);
+__device__ __forceinline__ float* o_rows(int warp) {
+  return reinterpret_cast<float*>(shared_memory + O_OFFSET) + warp * FRAG * O_PITCH;
 }
-__device__ __forceinline__ float* score_strip(int warp) {
-  return reinterpret_cast<float*>(shared_memory + STRIP_OFFSET + warp * STRIP_BYTES);
-}
-__device__ __forceinline__ element* weight_strip(int warp, int part) {
-  return reinterpret_cast<element*>(shared_memory + STRIP_OFFSET + warp * STRIP_BYTES) +
-         part * FRAG * WEIGHT_PITCH;
+__device__ __forceinline__ float2* state_of_rows(int warp) {
+  return reinterpret_cast<float2*>(shared_memory + STATE_OFFSET) + warp * FRAG;
 }
 
 // The column of k_transposed's row `dim` that holds key `key`. Blocks of 8 keys are XORed
@@ -97,144 +83,121 @@ __device__ __forceinline__ int swizzled_column(int dim, int key) {
   return ((key / 8) ^ dim_block) * 8 + key % 8;
 }
 
+// Visits the (pair of keys, chunk of dimensions) that this thread fetches and transposes.
+// Neighbouring lanes take neighbouring chunks of a row.
+template <typename Visit>
+__device__ __forceinline__ void each_key_pair(Visit visit) {
+  constexpr int ITEMS = BLOCK_N / 2 * KvTile::CHUNKS_PER_ROW;
+#pragma unroll 1
+  for (int item = threadIdx.x; item < ITEMS; item += THREADS)
+    visit(item / KvTile::CHUNKS_PER_ROW * 2,
+          item % KvTile::CHUNKS_PER_ROW * ELEMENTS_PER_CHUNK);
+}
+
 __device__ __forceinline__ void issue_tile(const SdpaParams& p, const element* k, const element* v,
                                            int tile, int stage, bool aligned) {
   const int first_key = tile * BLOCK_N;
-  const int valid_keys = min(BLOCK_N, p.seq_kv - first_key);
-  copy_tile<KvTile, THREADS>(aligned, k_landing(), k + first_key * p.k_stride[2], p.k_stride[2],
-                             valid_keys, p.dim_qk, threadIdx.x);
-  copy_tile<KvTile, THREADS>(aligned, v_tile(stage), v + first_key * p.v_stride[2], p.v_stride[2],
-                             valid_keys, p.dim_v, threadIdx.x);
+  const int valid_keys = p.seq_kv - first_key;
+  const element* k_rows = k + first_key * p.k_stride[2];
+  const element* v_rows = v + first_key * p.v_stride[2];
+  each_key_pair([&](int pair, int dim) {
+#pragma unroll
+    for (int key = pair; key < pair + 2; ++key) {
+      const int valid = valid_elements(key, dim, valid_keys, p.dim_qk);
+      const int at = key * PITCH + dim;
+      // A chunk with nothing valid still needs a legal address to not read from.
+      const int row = valid > 0 ? key : 0;
+      const int col = valid > 0 ? dim : 0;
+      copy_chunk(aligned, k_landing() + at, k_rows + row * p.k_stride[2] + col, valid);
+      copy_chunk(aligned, v_tile(stage) + at, v_rows + row * p.v_stride[2] + col, valid);
+    }
+  });
   cp_async_commit();
 }
 
-__device__ __forceinline__ void transpose_k() {
-#pragma unroll 1
-  for (int chunk = threadIdx.x; chunk < KvTile::CHUNKS; chunk += THREADS) {
-    const int key = chunk / KvTile::CHUNKS_PER_ROW;
-    const int dim = chunk % KvTile::CHUNKS_PER_ROW * ELEMENTS_PER_CHUNK;
-    const Chunk8 eight = *reinterpret_cast<const Chunk8*>(k_landing() + key * PITCH + dim);
-    element* column = k_transposed() + dim * KT_PITCH + swizzled_column(dim, key);
+__device__ __forceinline__ void transpose_own_keys(int stage) {
+  each_key_pair([&](int pair, int dim) {
+    const element* row = k_landing() + pair * PITCH + dim;
+    const Chunk8 even = *reinterpret_cast<const Chunk8*>(row);
+    const Chunk8 odd = *reinterpret_cast<const Chunk8*>(row + PITCH);
+    element* column = k_transposed(stage) + dim * KT_PITCH + swizzled_column(dim, pair);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      column[(2 * i) * KT_PITCH] = eight.pair[i].x;
-      column[(2 * i + 1) * KT_PITCH] = eight.pair[i].y;
+      element2* low = reinterpret_cast<element2*>(column + 2 * i * KT_PITCH);
+      element2* high = reinterpret_cast<element2*>(column + (2 * i + 1) * KT_PITCH);
+      *low = element2(even.pair[i].x, odd.pair[i].x);
+      *high = element2(even.pair[i].y, odd.pair[i].y);
     }
-  }
+  });
 }
 
-// strip[16][KEYS_PER_STEP] = Q(the warp's rows) x K^T(one step's keys), unscaled.
-__device__ __forceinline__ void score_step(int warp, int step_key) {
-#pragma unroll 1
-  for (int n = 0; n < KEYS_PER_STEP; n += FRAG) {
-    wmma::fragment<wmma::accumulator, FRAG, FRAG, FRAG, float> scores;
+// strip = Q(the warp's rows) x K^T(one step's keys), unscaled.
+__device__ __forceinline__ void score_tile(const Strip& strip, const element* q, const element* kt,
+                                           int first_key) {
+#pragma unroll
+  for (int n = 0; n < KEYS_PER_WARP; n += FRAG) {
+    Accumulator scores;
     wmma::fill_fragment(scores, 0.0f);
-#pragma unroll 2
-    for (int dim = 0; dim < HEAD_DIM; dim += FRAG) {
-      wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> q;
-      wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::row_major> kt;
-      wmma::load_matrix_sync(q, q_tile() + warp * FRAG * PITCH + dim, PITCH);
-      wmma::load_matrix_sync(
-          kt, k_transposed() + dim * KT_PITCH + swizzled_column(dim, step_key + n), KT_PITCH);
-      wmma::mma_sync(scores, q, kt, scores);
-    }
-    wmma::store_matrix_sync(score_strip(warp) + n, scores, SCORE_PITCH, wmma::mem_row_major);
-  }
-  __syncwarp();
-}
-
-// Writes a weight in the precision the tensor cores read and returns what they will see.
-// One 16-bit part is exact enough for fp16 (11 bits); bf16 has only 8, which in rows with
-// few visible keys costs more than 1e-3, so the remainder goes into a second part.
-__device__ __forceinline__ float store_weight(int warp, int row, int key, float weight) {
-  const element high = from_float<element>(weight);
-  weight_strip(warp, 0)[row * WEIGHT_PITCH + key] = high;
-  if (WEIGHT_PARTS == 1) return to_float(high);
-  const element low = from_float<element>(weight - to_float(high));
-  weight_strip(warp, WEIGHT_PARTS - 1)[row * WEIGHT_PITCH + key] = low;
-  return weight;
-}
-
-// The streaming-softmax step of the warp's 16 rows, two lanes a row. Scores become
-// weights, (m, l) move on, and the accumulator rows move to the new maximum.
-__device__ __forceinline__ void softmax_step(const SdpaParams& p, int warp, int lane,
-                                             int first_row, int first_key, float& m, float& l) {
-  const int r = lane / LANES_PER_ROW;
-  const int half = lane % LANES_PER_ROW;
-  const int row = first_row + warp * FRAG + r;
-  const float* scores = score_strip(warp) + r * SCORE_PITCH + half * KEYS_PER_LANE;
-
-  float x[KEYS_PER_LANE];
-  float step_max = NEGATIVE_INFINITY;
-#pragma unroll
-  for (int i = 0; i < KEYS_PER_LANE; ++i) {
-    const bool visible = is_visible(p, row, first_key + half * KEYS_PER_LANE + i);
-    x[i] = visible ? scores[i] * p.scale_log2 : NEGATIVE_INFINITY;
-    step_max = fmaxf(step_max, x[i]);
-  }
-  const float m_new = fmaxf(m, group_max<LANES_PER_ROW>(step_max));
-  const float alpha = rescale_factor(m, m_new);
-  m = m_new;
-  __syncwarp();  // all scores are read: the strip may now hold weights
-
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < KEYS_PER_LANE; ++i)
-    sum += store_weight(warp, r, half * KEYS_PER_LANE + i, exp2f(x[i] - subtrahend(m)));
-  l = l * alpha + group_sum<LANES_PER_ROW>(sum);
-
-  // Most steps do not move any maximum of the 16 rows once the first tiles are through.
-  if (__any_sync(WHOLE_WARP, alpha != 1.0f)) {
-    float4* o = reinterpret_cast<float4*>(o_tile() + (warp * FRAG + r) * O_PITCH);
 #pragma unroll 4
-    for (int c = half; c < HEAD_DIM / 4; c += LANES_PER_ROW) {
-      const float4 old = o[c];
-      o[c] = make_float4(old.x * alpha, old.y * alpha, old.z * alpha, old.w * alpha);
+    for (int dim = 0; dim < HEAD_DIM; dim += FRAG) {
+      LeftRows rows;
+      RightRows keys;
+      load_operand(rows, q + dim, PITCH);
+      load_operand(keys, kt + dim * KT_PITCH + swizzled_column(dim, first_key + n), KT_PITCH);
+      wmma::mma_sync(scores, rows, keys, scores);
     }
+    wmma::store_matrix_sync(strip.floats() + n, scores, Strip::SCORE_PITCH, wmma::mem_row_major);
   }
-  __syncwarp();
 }
 
-// O(the warp's rows) += weights x V(one step's keys)
-__device__ __forceinline__ void accumulate_step(int warp, const element* v, int step_key) {
-#pragma unroll 1
-  for (int col = 0; col < HEAD_DIM; col += FRAG) {
-    float* o = o_tile() + warp * FRAG * O_PITCH + col;
-    wmma::fragment<wmma::accumulator, FRAG, FRAG, FRAG, float> sum;
-    wmma::load_matrix_sync(sum, o, O_PITCH, wmma::mem_row_major);
+// The accumulator of 16 rows in shared memory, taken out 16 columns at a time.
+struct SharedOutput {
+  float* rows;
+
+  __device__ __forceinline__ SharedOutput() : rows(o_rows(threadIdx.x / LANES)) {
+    for (int i = threadIdx.x % LANES; i < FRAG * O_PITCH; i += LANES) rows[i] = 0.0f;
+  }
+
+  __device__ __forceinline__ void rescale(const Strip&, int lane, float alpha) {
+    float4* row = reinterpret_cast<float4*>(rows + lane / LANES_PER_ROW * O_PITCH);
+#pragma unroll 4
+    for (int c = lane % LANES_PER_ROW; c < HEAD_DIM / 4; c += LANES_PER_ROW) {
+      const float4 old = row[c];
+      row[c] = make_float4(old.x * alpha, old.y * alpha, old.z * alpha, old.w * alpha);
+    }
+  }
+
+  __device__ __forceinline__ void add(const Strip& strip, const element* v, int v_pitch) {
+#pragma unroll 2
+    for (int col = 0; col < HEAD_DIM; col += FRAG) {
+      Accumulator o;
+      wmma::load_matrix_sync(o, rows + col, O_PITCH, wmma::mem_row_major);
 #pragma unroll
-    for (int key = 0; key < KEYS_PER_STEP; key += FRAG) {
-      wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::row_major> values;
-      wmma::load_matrix_sync(values, v + (step_key + key) * PITCH + col, PITCH);
+      for (int key = 0; key < KEYS_PER_WARP; key += FRAG) {
+        RightRows values;
+        load_operand(values, v + key * v_pitch + col, v_pitch);
 #pragma unroll
-      for (int part = 0; part < WEIGHT_PARTS; ++part) {
-        wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> weights;
-        wmma::load_matrix_sync(weights, weight_strip(warp, part) + key, WEIGHT_PITCH);
-        wmma::mma_sync(sum, weights, values, sum);
+        for (int part = 0; part < WEIGHT_PARTS; ++part) {
+          LeftRows weights;
+          load_operand(weights, strip.weights(part) + key, Strip::WEIGHT_PITCH);
+          wmma::mma_sync(o, weights, values, o);
+        }
       }
+      wmma::store_matrix_sync(rows + col, o, O_PITCH, wmma::mem_row_major);
     }
-    wmma::store_matrix_sync(o, sum, O_PITCH, wmma::mem_row_major);
   }
-  __syncwarp();
-}
 
-__device__ __forceinline__ void store_rows(const SdpaParams& p, int batch, int head, int first_row,
-                                           int warp, int lane, float m, float l) {
-  element* o = head_of(static_cast<element*>(p.o), p.o_stride, batch, head);
-  const float inverse_l = inverse_sum(l);
-  for (int r = 0; r < FRAG; ++r) {
-    const int row = first_row + warp * FRAG + r;
-    // Every lane takes part in the shuffle, whether or not the row exists.
-    const float factor = __shfl_sync(WHOLE_WARP, inverse_l, r * LANES_PER_ROW);
-    if (row >= p.seq_q) continue;
-    for (int col = lane; col < p.dim_v; col += LANES)
-      o[row * p.o_stride[2] + col] =
-          from_float<element>(o_tile()[(warp * FRAG + r) * O_PITCH + col] * factor);
-  }
-  const int own_row = first_row + warp * FRAG + lane / LANES_PER_ROW;
-  if (p.lse != nullptr && lane % LANES_PER_ROW == 0 && own_row < p.seq_q)
-    p.lse[batch * p.lse_stride[0] + head * p.lse_stride[1] + own_row] = log_sum_exp(m, l);
-}
+  __device__ __forceinline__ void write(float*, int) const {}  // it is where it belongs
+};
+
+template <bool IN_REGISTERS>
+struct OutputOf {
+  using Type = RegisterOutput<HEAD_DIM / FRAG>;
+};
+template <>
+struct OutputOf<false> {
+  using Type = SharedOutput;
+};
 
 extern "C" __global__ void __maxnreg__(MAX_REGISTERS)
     sdpa_v2c(const __grid_constant__ SdpaParams p) {
@@ -256,30 +219,37 @@ extern "C" __global__ void __maxnreg__(MAX_REGISTERS)
   copy_tile<QTile, THREADS>(rows_are_16_byte_aligned(q, p.q_stride[2]), q_tile(),
                             q + first_row * p.q_stride[2], p.q_stride[2], valid_rows, p.dim_qk,
                             threadIdx.x);
-  cp_async_commit();
   if (tiles.begin < tiles.end) issue_tile(p, k, v, tiles.begin, 0, kv_aligned);
-  for (int i = threadIdx.x; i < BLOCK_M * O_PITCH; i += THREADS) o_tile()[i] = 0.0f;
 
-  float m = NEGATIVE_INFINITY;  // of row lane/2, the same in both of its lanes
-  float l = 0.0f;
-
-  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-    const int stage = (tile - tiles.begin) % V_STAGES;
-    cp_async_wait<0>();
-    __syncthreads();  // A
-    transpose_k();
-    __syncthreads();  // B
-    if (tile + 1 < tiles.end) issue_tile(p, k, v, tile + 1, (stage + 1) % V_STAGES, kv_aligned);
+  const int row_group = warp / KEY_GROUPS;
+  const int own_first_row = first_row + row_group * FRAG;
+  const int own_first_key = warp % KEY_GROUPS * KEYS_PER_WARP;  // within a tile
+  const element* own_q = q_tile() + row_group * FRAG * PITCH;
+  const Strip strip = {shared_memory + STRIP_OFFSET + warp * Strip::BYTES};
+  RowState state;
+  OutputOf<OUTPUT_IN_REGISTERS>::Type output;
 
 #pragma unroll 1
-    for (int step_key = 0; step_key < BLOCK_N; step_key += KEYS_PER_STEP) {
-      score_step(warp, step_key);
-      softmax_step(p, warp, lane, first_row, tile * BLOCK_N + step_key, m, l);
-      accumulate_step(warp, v_tile(stage), step_key);
-    }
+  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    const int stage = (tile - tiles.begin) % STAGES;
+    cp_async_wait<0>();
+    transpose_own_keys(stage);
+    __syncthreads();
+    if (tile + 1 < tiles.end) issue_tile(p, k, v, tile + 1, (stage + 1) % STAGES, kv_aligned);
+
+    const int first_key = tile * BLOCK_N + own_first_key;
+    if (none_visible(p, own_first_row, own_first_row + FRAG - 1, first_key, KEYS_PER_WARP))
+      continue;
+    score_tile(strip, own_q, k_transposed(stage), own_first_key);
+    attend_step(p, strip, lane, own_first_row, first_key, v_tile(stage) + own_first_key * PITCH,
+                PITCH, state, output);
   }
 
   cp_async_wait<0>();  // a CTA without visible keys still has its Q copy in flight
-  __syncthreads();     // and its accumulator was cleared by other threads than its readers
-  store_rows(p, batch, head, first_row, warp, lane, m, l);
+  __syncthreads();     // nobody needs the tiles any more: partial results may take their place
+  output.write(o_rows(warp), O_PITCH);
+  write_state(state_of_rows(warp), lane, state);
+  __syncthreads();
+  merge_and_store<BLOCK_M, HEAD_DIM, KEY_GROUPS, THREADS>(p, batch, head, first_row, o_rows(0),
+                                                          O_PITCH, state_of_rows(0));
 }
