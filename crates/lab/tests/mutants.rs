@@ -1,9 +1,9 @@
 //! Every known-bad kernel under the simulator: the right kind of finding on the right line, and none once repaired.
 
-use evosdpa_core::{DType, Problem, inputs::Family};
+use evosdpa_core::{Case, DType, Problem, Shape, inputs::Family};
 use evosdpa_kernels::{Gate, Kernel, Registry};
 use evosdpa_lab::{
-    device::{Sim, Simulation},
+    device::{Output, Sim, Simulation},
     gate::suite::{CaseSpec, Group},
 };
 use ptxsan::{Finding, Kind, Options, Outcome, Schedule};
@@ -22,14 +22,14 @@ fn expected(mutant: &str) -> (&'static [Kind], &'static [&'static str]) {
     }
 }
 
-fn case(shape: evosdpa_core::Shape) -> CaseSpec {
+fn spec(shape: Shape) -> CaseSpec {
     let problem = Problem::new(shape, DType::F16).unwrap().with_lse(true);
     CaseSpec { group: Group::Simulated, problem, family: Family::Normal, seed: 1, row_gap: Some(8) }
 }
 
-fn under(simulation: &Simulation, spec: &CaseSpec, schedule: Schedule) -> (evosdpa_lab::device::Output, Outcome) {
+fn under(simulation: &Simulation, case: &Case, schedule: Schedule) -> (Output, Outcome) {
     let options = Options { schedule, instruction_budget: 1 << 24, ..Options::default() };
-    simulation.run(&spec.build().inputs, &options).unwrap()
+    simulation.run(&case.inputs, &options).unwrap()
 }
 
 /// The text of the lines that a finding names: `a.cu:12 (inlined from b.cuh:3)`, of both accesses.
@@ -57,10 +57,10 @@ fn the_simulator_says_what_is_wrong_and_where() {
         }
         seen += 1;
         let (kinds, lines) = expected(kernel.name());
-        let spec = case(about.shape);
-        let bad = sim.simulation_of(kernel, &[("MISTAKE", 1)], &spec.problem).unwrap();
+        let case = spec(about.shape).build();
+        let bad = sim.simulation_of(kernel, &[("MISTAKE", 1)], &case.problem).unwrap();
         for schedule in Schedule::ALL {
-            let (_, outcome) = under(&bad, &spec, schedule);
+            let (_, outcome) = under(&bad, &case, schedule);
             let right = |finding: &&Finding| {
                 let blamed = blamed(kernel, finding);
                 kinds.contains(&finding.kind) && lines.iter().any(|line| blamed.iter().any(|b| b.contains(line)))
@@ -84,11 +84,11 @@ fn what_only_the_answer_shows_has_no_finding() {
         if about.caught_by != Gate::Correctness {
             continue;
         }
-        let spec = case(about.shape);
-        let bad = sim.simulation_of(kernel, &[("MISTAKE", 1)], &spec.problem).unwrap();
-        let (output, outcome) = under(&bad, &spec, Schedule::RoundRobin);
+        let case = spec(about.shape).build();
+        let bad = sim.simulation_of(kernel, &[("MISTAKE", 1)], &case.problem).unwrap();
+        let (output, outcome) = under(&bad, &case, Schedule::RoundRobin);
         assert!(outcome.is_clean(), "{}: {outcome}", kernel.name());
-        let judgement = spec.build().judge(&output.o.view(), output.lse.as_deref());
+        let judgement = case.judge(&output.o.view(), output.lse.as_deref());
         assert!(!judgement.passed(), "{} passes", kernel.name());
     }
 }
@@ -100,11 +100,10 @@ fn repaired_mutants_are_clean_and_right() {
         let about = kernel.manifest.mutant.as_ref().unwrap();
         // What outgrows shared memory shows at a large problem; the repair is tried on a small one.
         let small = about.caught_by == Gate::Resources;
-        let spec = case(if small { "tiny".parse().unwrap() } else { about.shape });
-        let good = sim.simulation_of(kernel, &[("MISTAKE", 0)], &spec.problem).unwrap();
-        let case = spec.build();
+        let case = spec(if small { "tiny".parse().unwrap() } else { about.shape }).build();
+        let good = sim.simulation_of(kernel, &[("MISTAKE", 0)], &case.problem).unwrap();
         for schedule in Schedule::ALL {
-            let (output, outcome) = under(&good, &spec, schedule);
+            let (output, outcome) = under(&good, &case, schedule);
             assert!(outcome.is_clean(), "{} under {}: {outcome}", kernel.name(), schedule.name());
             let judgement = case.judge(&output.o.view(), output.lse.as_deref());
             assert!(judgement.passed(), "{}: {}", kernel.name(), judgement.summary());
