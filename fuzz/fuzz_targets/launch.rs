@@ -69,7 +69,8 @@ fuzz_target!(|input: Input| {
         let sizes = module.parameters(entry).expect("the entry is there");
         args.resize(sizes.len(), Arg::U64(0));
         for (arg, bytes) in args.iter_mut().zip(sizes) {
-            let right = matches!((&*arg, bytes), (Arg::Buffer(_) | Arg::U64(_), 8) | (Arg::I32(_) | Arg::F32(_), 4));
+            let right =
+                matches!((&*arg, bytes), (Arg::Buffer(_) | Arg::U64(_), 8) | (Arg::I32(_) | Arg::F32(_), 4));
             if !right {
                 *arg = Arg::Bytes(vec![0x40; bytes]);
             }

@@ -12,7 +12,7 @@ use ptxsan::{
 };
 
 fn count(sim: &Sim, kernel: &str, edit: impl Fn(&str) -> String, schedule: Schedule) -> Counters {
-    let problem = Problem::new("b1h1s64/128d64".parse().unwrap(), DType::F16).unwrap();
+    let problem = Problem::new("b1h1s64/256d64".parse().unwrap(), DType::F16).unwrap();
     let mut kernel = sim.registry().kernel(kernel).unwrap().clone();
     kernel.source = edit(&kernel.source);
     let inputs = Inputs::generate(&problem, Family::Normal, 1);
@@ -29,9 +29,10 @@ fn conflict_share(counters: &Counters) -> f64 {
 #[test]
 fn row_padding_keeps_bank_conflicts_away() {
     let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
-    for (kernel, padding, most) in
-        [("sdpa_v2b", "constexpr int ROW_PADDING = 8;", 0.10), ("sdpa_v2c", "constexpr int PADDING = 8;", 0.25)]
-    {
+    for (kernel, padding, most) in [
+        ("sdpa_v2b", "constexpr int ROW_PADDING = 8;", 0.10),
+        ("sdpa_v2c", "constexpr int PADDING = 8;", 0.25),
+    ] {
         let padded = count(&sim, kernel, str::to_owned, Schedule::RoundRobin);
         let share = conflict_share(&padded);
         assert!(share < most, "{kernel}: {:.1} % of wavefronts are conflicts\n{padded}", 100.0 * share);
@@ -55,21 +56,22 @@ fn row_padding_keeps_bank_conflicts_away() {
 #[test]
 fn counts_are_exact_and_the_same_under_every_schedule() {
     let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
-    // Two products of 64 x 128 x 64, a multiplication and an addition each.
-    let products = 2 * 2 * 64 * 128 * 64;
+    // Two products of 64 x 256 x 64, a multiplication and an addition each.
+    let products = 2 * 2 * 64 * 256 * 64;
     let first = count(&sim, "ampere_fwd", str::to_owned, Schedule::RoundRobin);
     assert_eq!(first.tensor_ops, products);
     for schedule in [Schedule::Random, Schedule::ConsumerLate] {
         assert_eq!(count(&sim, "ampere_fwd", str::to_owned, schedule), first);
     }
     // Line by line they add up, and they survive being written down.
-    let sum = |of: fn(&ptxsan::count::Counts) -> u64| first.lines.iter().map(|line| of(&line.counts)).sum::<u64>();
+    let sum =
+        |of: fn(&ptxsan::count::Counts) -> u64| first.lines.iter().map(|line| of(&line.counts)).sum::<u64>();
     assert_eq!(sum(|counts| counts.instructions()), first.instructions());
     assert_eq!(sum(|counts| counts.global_sectors), first.global_sectors);
     assert!(first.warp_instructions[&Class::Tensor] > 0 && first.barrier_waits > 0 && first.flops > 0);
     let text = serde_json::to_string(&first).unwrap();
     assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), first);
     // Each element of Q, K, V is read once, and O written once.
-    let bytes = 2 * 64 * (64 + 128 + 128 + 64);
+    let bytes = 2 * 64 * (64 + 256 + 256 + 64);
     assert_eq!(first.global_bytes, bytes);
 }

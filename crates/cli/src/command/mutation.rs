@@ -73,10 +73,14 @@ fn page(rows: &[MutationRow]) -> String {
             let _ = writeln!(page, "  {deletion}");
         }
         let redundant = row.score.deletions.len() - row.matter;
-        let _ = writeln!(page, "  noticed {} of {} that matter, {redundant} redundant", row.noticed, row.matter);
+        let _ =
+            writeln!(page, "  noticed {} of {} that matter, {redundant} redundant", row.noticed, row.matter);
     }
     let (noticed, matter) = total(rows);
     let share = if matter == 0 { 100.0 } else { 100.0 * noticed as f64 / matter as f64 };
-    let _ = writeln!(page, "mutation score {share:.1} %: {noticed} of {matter} deletions that matter are noticed");
+    let _ = writeln!(
+        page,
+        "mutation score {share:.1} %: {noticed} of {matter} deletions that matter are noticed"
+    );
     page
 }

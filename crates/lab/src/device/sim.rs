@@ -1,5 +1,7 @@
 //! The simulator: the same compiled kernels, run on this machine's processor by ptxsan, which watches every access.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use evosdpa_core::{Problem, inputs::Inputs};
 use evosdpa_cuda::Builder;
 use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant};
@@ -19,12 +21,15 @@ pub struct Sim {
     builder: Builder,
     registry: Registry,
     target: Target,
+    /// Kernels loaded so far: each starts with another schedule, so that a sweep goes through all of them.
+    loads: AtomicUsize,
 }
 
 impl Sim {
     /// Finds the compiler; nothing else is needed.
     pub fn open(registry: Registry) -> Result<Self, Error> {
-        Ok(Self { builder: Builder::new()?, registry, target: Target::nominal(ARCH) })
+        let loads = AtomicUsize::new(0);
+        Ok(Self { builder: Builder::new()?, registry, target: Target::nominal(ARCH), loads })
     }
 
     /// The kernels it knows, and the mutants.
@@ -89,7 +94,8 @@ impl Device for Sim {
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        Ok(Box::new(LoadedSim { inputs, simulation: self.simulation(kernel, problem)?, runs: 0 }))
+        let runs = self.loads.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(LoadedSim { inputs, simulation: self.simulation(kernel, problem)?, runs }))
     }
 }
 
@@ -108,7 +114,7 @@ impl Loaded for LoadedSim<'_> {
         let (output, outcome) = self.simulation.run(&self.inputs[set], &options)?;
         if !outcome.is_clean() {
             return Err(Error::Findings {
-                kernel: self.simulation.label(),
+                kernel: format!("{} under schedule {}", self.simulation.label(), schedule.name()),
                 findings: outcome.findings.iter().map(ToString::to_string).collect(),
             });
         }

@@ -68,7 +68,8 @@ impl Simulation {
             }
         }
         let o = device.upload("O", output.o.bytes())?;
-        let lse = output.lse.as_ref().map(|lse| device.upload("LSE", bytemuck::cast_slice(lse))).transpose()?;
+        let lse =
+            output.lse.as_ref().map(|lse| device.upload("LSE", bytemuck::cast_slice(lse))).transpose()?;
         let addresses = [q, k, v, o.address()];
         let mut params = arguments::params(&self.problem, &views, addresses, lse.map(|lse| lse.address()));
         [params.q_scale, params.k_scale, params.v_scale] = scales;

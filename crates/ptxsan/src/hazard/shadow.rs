@@ -80,7 +80,7 @@ pub(crate) struct Conflict {
 }
 
 impl Accessor<'_> {
-    #[inline]
+    #[inline(always)]
     fn ordered(&self, who: u32, time: u32) -> bool {
         if let Some((lane, waited)) = self.alone {
             if who == self.lanes_base + lane {
@@ -100,6 +100,7 @@ impl Accessor<'_> {
         both && (near || (self.pc | pc) & BLOCK_SCOPE == 0)
     }
 
+    #[inline]
     fn all_ordered(&self, readers: &Readers) -> bool {
         if self.known.knows_all(self.numbering, readers.base, readers.mask, readers.time) {
             return true;
@@ -244,7 +245,7 @@ fn new_list(lists: &mut Vec<Vec<Readers>>, free: &mut Vec<u32>, items: &[Readers
     }
 }
 
-#[inline]
+#[inline(always)]
 fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> {
     if cell.write_time == 0
         || by.ordered(cell.writer, cell.write_time)
@@ -257,6 +258,7 @@ fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> {
     Some(Conflict { who: cell.writer, pc: cell.write_pc & PC_MASK, is_write: true, same_instruction })
 }
 
+#[inline]
 fn read_cell(
     cell: &mut Cell,
     by: &Accessor<'_>,
@@ -293,6 +295,7 @@ fn read_cell(
     conflict
 }
 
+#[inline]
 fn write_cell(
     cell: &mut Cell,
     by: &Accessor<'_>,

@@ -184,8 +184,8 @@ impl Warp {
                 let (data, at) = (&data[..bytes], addresses[lane]);
                 if let Some(conflict) = conflict {
                     // Lanes that store the same value to one place in one instruction agree, whoever is last.
-                    let agrees = conflict.same_instruction
-                        && warp.bytes(cx, space, at, request.bytes, lane) == data;
+                    let agrees =
+                        conflict.same_instruction && warp.bytes(cx, space, at, request.bytes, lane) == data;
                     if !agrees {
                         warp.report_race(cx, space, at, 1 << lane, &request, conflict);
                     }

@@ -31,8 +31,9 @@ impl Warp {
     }
 
     /// The words of registers that hold 32 or 64 bits, low words first.
-    fn words(&self, registers: &[Register]) -> Vec<Lanes> {
-        let mut out = Vec::with_capacity(registers.len());
+    fn words<'r>(&self, registers: impl IntoIterator<Item = &'r Register>) -> Vec<Lanes> {
+        let registers = registers.into_iter();
+        let mut out = Vec::with_capacity(registers.size_hint().0);
         for register in registers {
             match register.bank {
                 Bank::B64 => {
@@ -62,10 +63,15 @@ impl Warp {
     }
 
     fn multiply(&mut self, cx: &mut Context<'_, '_>, lanes: u32, m: &MatrixMultiply) {
-        let (a, b, c) = (self.words(&m.a), self.words(&m.b), self.words(&m.c));
+        let words = self.words(m.a.iter().chain(&m.b).chain(&m.c));
+        let (of_a, of_b) = (m.contraction.a().registers(), m.contraction.b().registers());
         let mut d = vec![[0; 32]; m.contraction.d().registers()];
         // The decoder gave every operand as many registers as its fragment has.
-        if m.contraction.execute(&a, &b, &c, &mut d, cx.options.accumulate).is_ok() {
+        let (Some((a, rest)), true) = (words.split_at_checked(of_a), words.len() >= of_a + of_b) else {
+            return;
+        };
+        let (b, c) = rest.split_at(of_b);
+        if m.contraction.execute(a, b, c, &mut d, cx.options.accumulate).is_ok() {
             self.set_words(&m.d, &d, lanes);
         }
     }
@@ -190,6 +196,9 @@ impl Warp {
         let request = Request::read(pc, 16);
         // Bounds are the naming lane's, the reads are those of the lanes that receive the row.
         let good = self.check_bounds(cx, Space::Shared, &rows, naming, &request);
+        let receivers = |lane: usize| if transposed { lanes } else { (0xf << (4 * (lane % 8))) & lanes };
+        let named = (0..32).filter(|lane| good >> lane & 1 == 1);
+        self.order_together(cx, named.map(|lane| (rows[lane], receivers(lane))), &request);
         for (m, register) in registers.iter().enumerate() {
             let mut tile = [0u32; 32];
             for r in 0..8 {
@@ -197,8 +206,6 @@ impl Warp {
                 if good >> lane & 1 == 0 {
                     continue;
                 }
-                let receivers = if transposed { u32::MAX } else { 0xf << (4 * r) };
-                self.order_together(cx, Space::Shared, rows[lane], receivers & lanes, &request);
                 let words = self.bytes(cx, Space::Shared, rows[lane], 16, lane).chunks_exact(4);
                 for (word, bytes) in tile[4 * r..4 * r + 4].iter_mut().zip(words) {
                     *word = little_endian(bytes) as u32;

@@ -64,33 +64,28 @@ impl Warp {
         }
     }
 
-    /// Orders a read of one place by several lanes: as one if they know the same, else one by one.
+    /// Orders reads of places in shared memory by several lanes each: as one if they know the same, else one by one.
     pub(super) fn order_together(
         &mut self,
         cx: &mut Context<'_, '_>,
-        space: Space,
-        address: u64,
-        lanes: u32,
+        places: impl Iterator<Item = (u64, u32)> + Clone,
         request: &Request,
     ) {
-        if !cx.options.check_races || !matches!(space, Space::Shared | Space::Global) {
-            return;
-        }
-        let mut rest = lanes;
-        while rest != 0 {
+        let mut rest = places.clone().fold(0, |all, (_, lanes)| all | lanes);
+        while rest != 0 && cx.options.check_races {
             let first = rest.trailing_zeros() as usize;
             let known = Rc::clone(&self.known[first]);
             let mut alike = 0;
             for_lanes(rest, |lane| alike |= u32::from(Rc::ptr_eq(&self.known[lane], &known)) << lane);
             rest &= !alike;
             let mut by = self.accessor(cx, request, &known);
-            by.mask = alike;
-            by.alone = (alike & (alike - 1) == 0).then(|| (first as u32, self.waited_group[first]));
-            if request.agent_groups {
-                by.time = self.open_group[first];
-            }
-            if let Some(conflict) = self.record(cx, space, address, request, &by) {
-                self.report_race(cx, space, address, alike, request, conflict);
+            for (address, lanes) in places.clone().filter(|(_, lanes)| lanes & alike != 0) {
+                by.mask = lanes & alike;
+                let one = by.mask.trailing_zeros();
+                by.alone = by.mask.is_power_of_two().then(|| (one, self.waited_group[one as usize]));
+                if let Some(conflict) = self.record(cx, Space::Shared, address, request, &by) {
+                    self.report_race(cx, Space::Shared, address, by.mask, request, conflict);
+                }
             }
         }
     }

@@ -204,11 +204,17 @@ impl Contraction {
     }
 }
 
-/// Writes the values of a fragment to a matrix by rows. The type is looked at once, not per element.
+/// Writes the values of a fragment to a matrix by rows. The type is looked at once, not per element, and 32 values are
+/// converted at a time.
 fn decode(fragment: &Fragment, element: Element, registers: &[Lanes], matrix: &mut [f64]) {
     fn with(fragment: &Fragment, registers: &[Lanes], matrix: &mut [f64], value: impl Fn(u32) -> f32) {
         let cols = fragment.cols();
-        fragment.for_each(registers, |row, col, code| matrix[row * cols + col] = f64::from(value(code as u32)));
+        fragment.for_each_row_of_lanes(registers, |codes, places| {
+            let values = codes.map(|code| f64::from(value(code)));
+            for (value, &(row, col)) in values.iter().zip(places) {
+                matrix[usize::from(row) * cols + usize::from(col)] = *value;
+            }
+        });
     }
     match element {
         Element::F16 => with(fragment, registers, matrix, |code| Half::F16.widen(code as u16)),
