@@ -27,7 +27,7 @@ pub(crate) enum Command {
     Check(Check),
     /// Compile CUDA kernels and hold them against the resource limits of their manifests
     Build(Build),
-    /// Run CUDA kernels under compute-sanitizer
+    /// Run CUDA kernels under compute-sanitizer, or under ptxsan on this machine's processor
     Sanitize(Sanitize),
     /// List kernels with their lineage
     Kernels(Kernels),
@@ -111,7 +111,8 @@ pub(crate) struct Bench {
 #[command(after_help = "Examples:
   evosdpa check
   evosdpa check --quick --dtype bf16 --kernels cpu_flash
-  evosdpa check --shapes b1h4/2s33/65d40:causal-br --seeds 3")]
+  evosdpa check --shapes b1h4/2s33/65d40:causal-br --seeds 3
+  evosdpa check --device cuda --kernels sdpa_fp8_stage_c --all-variants")]
 pub(crate) struct Check {
     #[command(flatten)]
     pub(crate) common: Common,
@@ -121,7 +122,8 @@ pub(crate) struct Check {
     /// Kernels, separated by commas [default: all of the device]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,
-    /// Element types, separated by commas: f32, f16, bf16, and u8, e4m3 for CUDA kernels [default: f32,f16,bf16 on a CPU, f16,bf16 for CUDA kernels]
+    /// Element types, separated by commas: f32, f16, bf16, and u8, e4m3 for CUDA kernels [default: those that each
+    /// kernel takes]
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
     /// Seeds of the acceptance set
@@ -130,12 +132,21 @@ pub(crate) struct Check {
     /// Leave out the long acceptance shapes, and use one seed
     #[arg(long, conflicts_with_all = ["shapes", "seeds"])]
     pub(crate) quick: bool,
-    /// Check every variant of each kernel, up to this many
+    /// Check every variant of each kernel, up to this many, on a few cases made for that
     #[arg(long, value_name = "MOST", num_args = 0..=1, default_missing_value = "4096")]
     pub(crate) all_variants: Option<usize>,
     /// Only run each case once and look at nothing: for tools that watch the program run
     #[arg(long, requires = "shapes")]
     pub(crate) once: bool,
+    /// Seconds one launch on a GPU may take before the kernel counts as hung [default: 20]
+    #[arg(long, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) time_limit: Option<f64>,
+    /// Compilations at once, each in a process of its own [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) workers: Option<u32>,
+    /// Let known-bad kernels be chosen too: `sanitize --mutants` does
+    #[arg(long, hide = true)]
+    pub(crate) mutants: bool,
     /// Put a wrong answer in place of every kernel's output, to see the gate fail: zeros, copy-of-v, mean-of-v,
     /// previous-output or another-mask
     #[arg(long, value_name = "CONTROL")]
@@ -173,7 +184,8 @@ pub(crate) struct Build {
     /// With --all-variants: build at most this many of each kernel, architecture and type
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_variants: u32,
-    /// A GPU to compare with the driver's numbers: auto (if there is one), none, cuda or cuda:N (build for it alone)
+    /// A GPU to compare with the driver's numbers: auto (if there is one), none, cuda or cuda:N (build for it alone), or
+    /// sim (build for the simulator, and see that it understands every instruction)
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: String,
     /// Compilations at once, each in a process of its own
@@ -193,7 +205,9 @@ pub(crate) struct Build {
 #[derive(Args)]
 #[command(after_help = "Examples:
   evosdpa sanitize
-  evosdpa sanitize --kernels sdpa_v2b --shapes b1h4/2s33/65d64:causal --tools racecheck,synccheck")]
+  evosdpa sanitize --kernels sdpa_v2b --shapes b1h4/2s33/65d64:causal --tools racecheck,synccheck
+  evosdpa sanitize --device sim
+  evosdpa sanitize --mutants --device sim")]
 pub(crate) struct Sanitize {
     /// Kernels, separated by commas [default: those of --kernel-path, else all CUDA kernels]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
@@ -207,14 +221,20 @@ pub(crate) struct Sanitize {
     /// Input types, separated by commas [default: the first of each kernel's manifest]
     #[arg(long, value_delimiter = ',', value_name = "TYPES")]
     pub(crate) dtype: Vec<InputType>,
-    /// Tools, separated by commas
+    /// Tools of compute-sanitizer, separated by commas
     #[arg(long, default_value = "memcheck,racecheck,initcheck,synccheck", value_delimiter = ',')]
     pub(crate) tools: Vec<Tool>,
     /// On the simulator: delete each barrier, wait, fence and warp synchronisation of the kernels in turn, and say which
     /// deletions are noticed and why the others are redundant
     #[arg(long, conflicts_with_all = ["shapes", "dtype", "tools", "sanitizer"])]
     pub(crate) mutation_score: bool,
-    /// The GPU to run on: cuda or cuda:N
+    /// Try the gates on the known-bad kernels instead, each with its mistake and with the mistake repaired
+    #[arg(long, conflicts_with_all = ["kernels", "kernel_path", "shapes", "dtype"])]
+    pub(crate) mutants: bool,
+    /// Runs at once
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) workers: u32,
+    /// Where kernels run: cuda or cuda:N under compute-sanitizer, or sim under ptxsan
     #[arg(long, default_value = "cuda", value_name = "DEVICE")]
     pub(crate) device: String,
     /// compute-sanitizer [default: the one on PATH or in a CUDA toolkit]

@@ -180,7 +180,7 @@ fn wrong_use_exits_2_and_says_what_is_allowed() {
         (&["--dtype", "fp16"], "did you mean `f16`"),
         (&["--kernels", "my_spda"], "did you mean `my_sdpa`"),
         (&["--problem", "misson"], "did you mean `mission`"),
-        (&["--device", "gpu"], "auto, none, cuda, cuda:N"),
+        (&["--device", "gpu"], "auto, none, cuda, cuda:N, sim"),
         (&["--kernel-path", "/nowhere"], "cannot read /nowhere"),
         (&["--kernel-path", EXAMPLE], "defined twice"),
         (&["--max-variants", "0"], "0 is not in 1.."),
@@ -285,7 +285,7 @@ fn kernels_of_both_devices_are_listed_with_their_line() {
 fn stand_in(folder: &Path, summary: &str) -> String {
     let path = folder.join("sanitizer");
     let script = format!(
-        "#!/bin/sh\necho \"$@\" >> {}\nprintf '========= COMPUTE-SANITIZER\\n%s\\n' '{summary}' > \"$4\"\necho '{{\"rows\": []}}'\n",
+        "#!/bin/sh\necho \"$@\" >> {}\nprintf '========= COMPUTE-SANITIZER\\n%s\\n' '{summary}' > \"$4\"\necho '{{\"rows\": [{{\"gates\": [{{\"verdict\": \"PASS\", \"detail\": \"\"}}]}}]}}'\n",
         folder.join("called").display()
     );
     fs::write(&path, script).unwrap();
@@ -299,6 +299,7 @@ fn sanitize_runs_each_tool_and_exits_by_what_it_finds() {
     let run = |summary: &str, more: &[&str]| {
         let sanitizer = stand_in(home.path(), summary);
         let base = ["sanitize", "--kernel-path", EXAMPLE, "--shapes", "tiny", "--sanitizer", &sanitizer];
+        let base = [&base[..], &["--workers", "1"]].concat();
         evosdpa(home.path(), &[&base[..], more].concat())
     };
     let clean = run("========= ERROR SUMMARY: 0 errors", &[]);
@@ -324,4 +325,92 @@ fn sanitize_runs_each_tool_and_exits_by_what_it_finds() {
     let wrong = run("", &["--tools", "racechek"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("did you mean `racecheck`"));
+}
+
+#[test]
+fn once_prints_one_row_for_each_launch() {
+    let home = tempfile::tempdir().unwrap();
+    let base =
+        ["check", "--device", "sim", "--kernel-path", EXAMPLE, "--kernels", "my_sdpa", "--once", "--json"];
+    let more = ["--shapes", "b1h1s5d16,b1h1s3d300", "--seeds", "2", "--dtype", "f16"];
+    let output = evosdpa(home.path(), &[&base[..], &more].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document = json(&output);
+    let words: Vec<(&str, &str)> = document["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| (row["gates"][0]["gate"].as_str().unwrap(), row["gates"][0]["verdict"].as_str().unwrap()))
+        .collect();
+    // A problem that the kernel does not take is no launch, and says so.
+    assert_eq!(
+        words,
+        [("launch", "PASS"), ("launch", "PASS"), ("launch", "UNAVAILABLE"), ("launch", "UNAVAILABLE")]
+    );
+}
+
+#[test]
+fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
+    let home = tempfile::tempdir().unwrap();
+    let base = ["--kernel-path", EXAMPLE, "--device", "sim"];
+    let clean = evosdpa(
+        home.path(),
+        &[&["sanitize", "--shapes", "b1h2s5/9d40:causal-br", "--json"], &base[..]].concat(),
+    );
+    assert!(clean.status.success(), "{}{}", text(&clean.stdout), text(&clean.stderr));
+    let document = json(&clean);
+    assert_eq!(document["rows"].as_array().unwrap().len(), 1);
+    assert_eq!(document["rows"][0]["tool"], "ptxsan");
+    let stray = changed(home.path(), &same, &|text| text.replace("o[column] =", "o[column + (1 << 20)] ="));
+    let dirty =
+        evosdpa(home.path(), &["sanitize", "--shapes", "tiny", "--device", "sim", "--kernel-path", &stray]);
+    assert_eq!(dirty.status.code(), Some(1), "{}{}", text(&dirty.stdout), text(&dirty.stderr));
+    assert!(text(&dirty.stdout).contains("my_sdpa.cu:74"), "{}", text(&dirty.stdout));
+
+    let built = json(&evosdpa(home.path(), &[&["build", "--json"], &base[..]].concat()));
+    for row in built["rows"].as_array().unwrap() {
+        assert_eq!(row["arch"], "sm_89");
+        assert_eq!(
+            (&row["gates"][2]["gate"], &row["gates"][2]["verdict"]),
+            (&"sim".into(), &"PASS".into()),
+            "{row}"
+        );
+    }
+
+    let output = evosdpa(home.path(), &["sanitize", "--mutants", "--device", "sim", "--json"]);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    let document = json(&output);
+    let rows = document["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 12);
+    for row in rows {
+        assert_eq!(row["gates"][0]["verdict"], "PASS", "{row}");
+        assert_eq!(row["caught_by"][0], row["expected"], "{row}");
+        assert!(row["repair"].as_array().unwrap().iter().all(|gate| gate["verdict"] == "PASS"), "{row}");
+    }
+    let hung = rows.iter().find(|row| row["mutant"] == "nobody_begins").unwrap();
+    assert!(hung["mistake"].to_string().contains("deadlock"), "{hung}");
+}
+
+#[test]
+fn without_a_gpu_every_command_that_needs_one_says_so_and_exits_2() {
+    let home = tempfile::tempdir().unwrap();
+    if Command::new("nvidia-smi").output().is_ok_and(|output| output.status.success()) {
+        // With a GPU, the one that is not there.
+        let output = evosdpa(home.path(), &["check", "--device", "cuda:99", "--quick"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("no device cuda:99"), "{}", text(&output.stderr));
+        return;
+    }
+    for args in [
+        &["check", "--device", "cuda", "--shapes", "tiny"][..],
+        &["bench", "--device", "cuda:1", "--shapes", "tiny", "--no-peers"],
+        &["build", "--device", "cuda", "--kernel-path", EXAMPLE],
+        &["sanitize", "--mutants"],
+    ] {
+        let output = evosdpa(home.path(), args);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains("driver") || message.contains("compute-sanitizer"), "{args:?}: {message}");
+        assert!(output.stdout.is_empty(), "{args:?}: {}", text(&output.stdout));
+    }
 }

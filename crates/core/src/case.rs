@@ -19,9 +19,10 @@ pub enum Control {
     CopyOfV,
     /// Every row is the mean of V: a softmax that ignores its scores.
     MeanOfV,
-    /// What the call before this one left in the buffer.
+    /// What a call before this one left in the buffer: the answer to other inputs of the same family. With several heads it
+    /// is the answer of each one's neighbour.
     PreviousOutput,
-    /// The right answer to the question with another mask.
+    /// In the first head the right answer to the question with another mask; in the others nothing is wrong.
     AnotherMask,
 }
 
@@ -126,14 +127,14 @@ impl Case {
         match control {
             Control::Zeros => make(&|_| 0.0),
             Control::CopyOfV => {
-                let v = unpacked(&self.inputs.dequantized().v);
+                let v = self.inputs.dequantized().v.view().values_f64();
                 make(&|[b, h, s, d]| {
                     let head = b * sizes.heads_kv + h / problem.group();
                     v[(head * sizes.seq_kv + s % sizes.seq_kv) * sizes.dim_v + d]
                 })
             }
             Control::MeanOfV => {
-                let v = unpacked(&self.inputs.dequantized().v);
+                let v = self.inputs.dequantized().v.view().values_f64();
                 let heads = sizes.batch * sizes.heads_kv;
                 let mut mean = vec![0.0; heads * sizes.dim_v];
                 for (i, x) in v.iter().enumerate() {
@@ -141,6 +142,11 @@ impl Case {
                     mean[head * sizes.dim_v + d] += x / sizes.seq_kv as f64;
                 }
                 make(&|[b, h, _, d]| mean[(b * sizes.heads_kv + h / problem.group()) * sizes.dim_v + d])
+            }
+            Control::PreviousOutput if sizes.batch * sizes.heads_q > 1 => {
+                let o = &self.truth.reference.o;
+                let next_head = |index: [usize; 4]| (row_of(index) + sizes.seq_q) % problem.rows();
+                make(&|index| o[next_head(index) * sizes.dim_v + index[3]])
             }
             Control::PreviousOutput => {
                 let before = Inputs::generate(problem, self.family, self.seed.wrapping_add(1));
@@ -155,8 +161,13 @@ impl Case {
                 };
                 let values = self.inputs.dequantized();
                 let (q, k, v) = (values.q.view(), values.k.view(), values.v.view());
-                let o = oracle::solve_roughly(&problem.with_mask(other), &q, &k, &v);
-                make(&|index| o[row_of(index) * sizes.dim_v + index[3]])
+                let (q, k, v) = (q.first_head(), k.first_head(), v.first_head());
+                let first = oracle::solve_roughly(&problem.with_mask(other).of_one_head(), &q, &k, &v);
+                let rest = &self.truth.reference.o;
+                make(&|index| {
+                    let at = row_of(index) * sizes.dim_v + index[3];
+                    first.get(at).copied().unwrap_or_else(|| rest[at])
+                })
             }
         }
     }
@@ -191,19 +202,6 @@ impl Case {
             })
         })
     }
-}
-
-/// A tensor's elements in logical order.
-fn unpacked(tensor: &Tensor) -> Vec<f64> {
-    let view = tensor.view();
-    let [batch, heads, seq, dim] = view.shape();
-    let mut all = Vec::with_capacity(batch * heads * seq * dim);
-    let mut row = Vec::new();
-    for r in 0..batch * heads * seq {
-        view.row_f64(r / (heads * seq), r / seq % heads, r % seq, &mut row);
-        all.extend_from_slice(&row);
-    }
-    all
 }
 
 #[cfg(test)]

@@ -51,6 +51,11 @@ impl Problem {
         Self { shape: self.shape.with_mask(mask), ..self }
     }
 
+    /// The same for one head alone.
+    pub(crate) fn of_one_head(self) -> Self {
+        Self { shape: self.shape.of_one_head(), ..self }
+    }
+
     /// Sizes and mask.
     pub fn shape(&self) -> Shape {
         self.shape

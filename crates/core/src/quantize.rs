@@ -46,20 +46,14 @@ pub fn quantize(tensor: &TensorView<'_>, dtype: DType, layout: Layout) -> Result
 
 /// Quantises finite elements into `codes`, a tensor of the same shape and of an 8-bit dtype.
 pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor) -> Quantized {
-    let [batch, heads, seq, dim] = tensor.shape();
-    let mut scales = Vec::with_capacity(batch * heads);
-    let mut values = Vec::with_capacity(batch * heads * seq * dim);
-    let mut row = Vec::new();
-    for head in 0..batch * heads {
-        let first = values.len();
-        for s in 0..seq {
-            tensor.row_f64(head / heads, head % heads, s, &mut row);
-            values.extend_from_slice(&row);
-        }
-        let absmax = values[first..].iter().fold(0.0f64, |max, x| max.max(x.abs()));
+    let [_, heads, seq, dim] = tensor.shape();
+    let values = tensor.values_f64();
+    let scale_of = |head: &[f64]| {
+        let absmax = head.iter().fold(0.0f64, |max, x| max.max(x.abs()));
         let scale = (absmax / CODE_MAX) as f32;
-        scales.push(if scale == 0.0 { 1.0 } else { scale });
-    }
+        if scale == 0.0 { 1.0 } else { scale }
+    };
+    let scales: Vec<f32> = values.chunks((seq * dim).max(1)).map(scale_of).collect();
     codes.fill_with(|[b, h, s, d]| {
         let head = b * heads + h;
         values[(head * seq + s) * dim + d] / f64::from(scales[head])
@@ -70,15 +64,11 @@ pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor) -> Quant
 /// The f32 values that codes stand for, packed.
 pub(crate) fn dequantize(codes: &Tensor, scales: &[f32], layout: Layout) -> Tensor {
     let view = codes.view();
-    let [batch, heads, seq, dim] = view.shape();
-    let mut values = Vec::with_capacity(batch * heads * seq * dim);
-    let mut row = Vec::new();
-    for r in 0..batch * heads * seq {
-        view.row_f64(r / (heads * seq), r / seq % heads, r % seq, &mut row);
-        values.extend(row.iter().map(|x| x * f64::from(scales[r / seq])));
-    }
+    let [_, heads, seq, dim] = view.shape();
+    let values = view.values_f64();
     Tensor::from_fn(view.shape(), DType::F32, layout, |[b, h, s, d]| {
-        values[((b * heads + h) * seq + s) * dim + d]
+        let head = b * heads + h;
+        values[(head * seq + s) * dim + d] * f64::from(scales[head])
     })
 }
 

@@ -95,6 +95,11 @@ impl Shape {
         self.mask
     }
 
+    /// The same for one head alone.
+    pub(crate) fn of_one_head(self) -> Self {
+        Self { sizes: Sizes { batch: 1, heads_q: 1, heads_kv: 1, ..self.sizes }, ..self }
+    }
+
     /// The same sizes under another mask.
     pub fn with_mask(self, mask: Mask) -> Self {
         Self { mask, ..self }

@@ -2,6 +2,9 @@
 
 use crate::{DType, E4M3Code, Element, Error, Layout, U8Code};
 
+/// Rows that one thread works on before another may help: less is not worth the handing over.
+const ROWS_AT_ONCE: usize = 128;
+
 /// A cache line: the unit in which tensors are allocated, so that their data is aligned for any vector width.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
@@ -89,20 +92,27 @@ impl Tensor {
     fn fill_typed<T: Element>(&mut self, value: impl Fn([usize; 4]) -> f64 + Sync) {
         use rayon::prelude::*;
 
-        let (shape, strides, layout_len) = (self.shape, self.strides, self.len);
+        let ([_, heads, seq, dim], strides) = (self.shape, self.strides);
+        // Both layouts lay rows of one pitch one after the other, so rows split safely.
+        let pitch = strides[1].min(strides[2]).max(1);
+        let heads_outside = seq == 1 || (heads > 1 && strides[1] > strides[2]);
         let data: &mut [T] = bytemuck::cast_slice_mut(self.bytes_mut());
-        debug_assert_eq!(data.len(), layout_len);
-        // Both layouts keep a batch entry contiguous, so batches (and, for one batch, the whole) split safely.
-        data.par_chunks_mut(strides[0].max(1)).enumerate().take(shape[0]).for_each(|(b, batch)| {
-            for h in 0..shape[1] {
-                for s in 0..shape[2] {
-                    let row = h * strides[1] + s * strides[2];
-                    for d in 0..shape[3] {
-                        batch[row + d] = T::from_f64(value([b, h, s, d]));
-                    }
-                }
+        let fill = |(row, elements): (usize, &mut [T])| {
+            let (b, inside) = (row * pitch / strides[0], row * pitch % strides[0]);
+            let (h, s) = if heads_outside {
+                (inside / strides[1], inside % strides[1] / strides[2])
+            } else {
+                (inside % strides[2] / strides[1], inside / strides[2])
+            };
+            for (d, element) in elements[..dim].iter_mut().enumerate() {
+                *element = T::from_f64(value([b, h, s, d]));
             }
-        });
+        };
+        if data.len() <= ROWS_AT_ONCE * pitch {
+            data.chunks_mut(pitch).enumerate().for_each(fill);
+        } else {
+            data.par_chunks_mut(pitch).enumerate().with_min_len(ROWS_AT_ONCE).for_each(fill);
+        }
     }
 }
 
@@ -156,6 +166,32 @@ impl<'a> TensorView<'a> {
     /// The buffer as elements; `None` when `T` is not the view's element type.
     pub fn elements<T: Element>(&self) -> Option<&'a [T]> {
         (T::DTYPE == self.dtype).then(|| bytemuck::cast_slice(self.bytes))
+    }
+
+    /// Every element in logical order, widened as [`TensorView::row_f64`] does.
+    pub(crate) fn values_f64(&self) -> Vec<f64> {
+        use rayon::prelude::*;
+
+        let [batch, heads, seq, dim] = self.shape;
+        let mut all = vec![0.0; batch * heads * seq * dim];
+        let widen = |row: &mut Vec<f64>, (r, out): (usize, &mut [f64])| {
+            self.row_f64(r / (heads * seq), r / seq % heads, r % seq, row);
+            out.copy_from_slice(row);
+        };
+        if batch * heads * seq <= ROWS_AT_ONCE {
+            let mut row = Vec::new();
+            all.chunks_mut(dim.max(1)).enumerate().for_each(|one| widen(&mut row, one));
+        } else {
+            let rows = all.par_chunks_mut(dim.max(1)).enumerate().with_min_len(ROWS_AT_ONCE);
+            rows.for_each_init(Vec::new, widen);
+        }
+        all
+    }
+
+    /// The first head of the first batch entry alone.
+    pub(crate) fn first_head(&self) -> Self {
+        let [.., seq, dim] = self.shape;
+        Self { shape: [1, 1, seq, dim], ..*self }
     }
 
     /// One row (the head dimension) widened to f64. For 8-bit codes these are the values at scale one, within ±448: a
@@ -293,6 +329,19 @@ mod tests {
             let mut row = Vec::new();
             tensor.view().row_f64(1, 2, 3, &mut row);
             assert_eq!(row, [1230.0, 1231.0, 1232.0, 1233.0, 1234.0]);
+            // Rows are told apart by their strides, of which some coincide when a size is one.
+            for shape @ [batch, heads, seq, dim] in [[2, 1, 4, 3], [2, 3, 1, 3], [1, 1, 1, 3], [3, 2, 200, 1]]
+            {
+                let mut tensor = Tensor::poisoned_gaps(shape, DType::F32, layout, 2);
+                tensor.fill_with(value);
+                for (b, h, s) in
+                    (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..seq).map(move |s| (b, h, s))))
+                {
+                    tensor.view().row_f64(b, h, s, &mut row);
+                    let expected: Vec<f64> = (0..dim).map(|d| value([b, h, s, d])).collect();
+                    assert_eq!(row, expected, "{shape:?} {layout} {:?}", (b, h, s));
+                }
+            }
         }
     }
 

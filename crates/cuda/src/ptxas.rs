@@ -78,6 +78,8 @@ pub enum AdvisoryKind {
     LocalMemory,
     /// Registers are spilled.
     Spill,
+    /// A WMMA fragment is loaded from or stored to a thread's local memory: the front end warns, and the code traps.
+    WmmaOnLocalMemory,
     /// Anything else.
     Other,
 }
@@ -91,6 +93,22 @@ pub struct Advisory {
     pub code: Option<String>,
     /// The text.
     pub text: String,
+}
+
+impl Advisory {
+    /// Whether the compiler has given up on the source's meaning, so that the kernel cannot be right.
+    pub fn fails(&self) -> bool {
+        self.kind == AdvisoryKind::WmmaOnLocalMemory
+    }
+
+    /// `ptxas C7510: …`, or what the front end said of which line.
+    pub fn describe(&self) -> String {
+        match (&self.code, self.kind) {
+            (Some(code), _) => format!("ptxas {code}: {}", self.text),
+            (None, AdvisoryKind::WmmaOnLocalMemory) => format!("{}; its result is undefined", self.text),
+            (None, _) => format!("ptxas: {}", self.text),
+        }
+    }
 }
 
 impl Entry {
@@ -155,7 +173,13 @@ impl Reader {
                 Ok(())
             }
             Some(Line::Continued(text)) => self.properties(text),
-            None => Ok(()),
+            None => {
+                // Of what the front end says, the one warning that means a kernel cannot work.
+                if advisory_kind(line) == AdvisoryKind::WmmaOnLocalMemory {
+                    self.advise(&without_folders(line));
+                }
+                Ok(())
+            }
         }
     }
 
@@ -286,6 +310,13 @@ fn split_field<'a>(field: &'a str, line: &str) -> Result<(u32, &'a str), String>
     Ok((total, what.trim()))
 }
 
+/// `warning: /a/b/mma.hpp(474): Warning: cannot …` → `mma.hpp(474): cannot …`.
+fn without_folders(line: &str) -> String {
+    let (place, what) = line.rsplit_once("arning: ").unwrap_or(("", line));
+    let place = place.rsplit(['/', ' ']).find(|part| part.contains('(')).unwrap_or_default();
+    format!("{place} {}", what.trim()).trim().to_owned()
+}
+
 fn is_noise(text: &str) -> bool {
     text.starts_with("Compile time") || text.contains("bytes gmem")
 }
@@ -301,6 +332,8 @@ fn advisory_kind(text: &str) -> AdvisoryKind {
         AdvisoryKind::LocalMemory
     } else if text.contains("registers are spilled") {
         AdvisoryKind::Spill
+    } else if text.contains("wmma load or store on local memory") {
+        AdvisoryKind::WmmaOnLocalMemory
     } else {
         AdvisoryKind::Other
     }

@@ -89,13 +89,12 @@ pub fn gate(artifact: &Artifact, variant: &Variant, target: &Target) -> Result<R
         )));
     }
     cross_check_cubin(&mut findings, entry, &CubinFacts::read(&artifact.code)?);
-    findings.extend(report.advisories.iter().map(|advisory| Finding {
-        fails: false,
-        text: match &advisory.code {
-            Some(code) => format!("ptxas {code}: {}", advisory.text),
-            None => format!("ptxas: {}", advisory.text),
-        },
-    }));
+    findings.extend(
+        report
+            .advisories
+            .iter()
+            .map(|advisory| Finding { fails: advisory.fails(), text: advisory.describe() }),
+    );
     Ok(ResourceReport {
         label: variant.label(),
         entry: entry.clone(),

@@ -44,11 +44,13 @@ fn every_known_mistake_is_kept_and_none_can_be_chosen() {
         [
             "causal_off_by_one",
             "flag_without_fence",
+            "fragment_in_array",
             "fragment_in_local_memory",
             "missing_barrier",
             "missing_wait",
             "narrow_cp_async",
             "narrow_index",
+            "nobody_begins",
             "producer_owns_rows",
             "racing_rows",
             "shared_memory_past_limit",
@@ -131,6 +133,19 @@ fn shared_memory_past_a_limit_is_named_with_both_numbers() {
     // Where it fits it is a kernel like any other.
     let report = gate(&variant(&mutant, "tiny".parse().unwrap(), DType::F16, Arch::Sm89, 1)).unwrap();
     assert!(report.passed() && report.smem_bytes == 9216, "{report:?}");
+}
+
+/// Nothing else gives it away: it has no stack, and uses next to nothing, because the compiler leaves out what has no
+/// meaning.
+#[test]
+fn a_fragment_in_an_array_is_stopped_by_the_compilers_warning_alone() {
+    let mutant = named("fragment_in_array");
+    for arch in ARCHS {
+        let report = gate(&variant(&mutant, about(&mutant).shape, DType::BF16, arch, 1)).unwrap();
+        let text = failures(&report);
+        assert!(text.contains("cannot perform wmma load or store on local memory"), "{arch}: {text}");
+        assert!(report.findings.iter().filter(|finding| finding.fails).count() == 1, "{arch}: {text}");
+    }
 }
 
 /// The limit of 0 bytes of stack that the kernels of the line have would catch this one before it runs.

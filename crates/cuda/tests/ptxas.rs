@@ -63,6 +63,25 @@ fn advisories_are_told_by_their_text() {
 }
 
 #[test]
+fn the_front_ends_warning_about_wmma_is_an_advisory_that_fails() {
+    let rest = "ptxas info    : Compiling entry function 'k' for 'sm_89'\nptxas info    : Used 4 registers\n";
+    let said = "Warning: cannot perform wmma load or store on local memory";
+    // As NVRTC and as nvcc write it.
+    for prefix in ["warning: /a (b)/crt/mma.hpp(474): ", "/a (b)/crt/mma.hpp(474): "] {
+        let report = Report::parse(&format!("{prefix}{said}\n{prefix}{said}\n{rest}")).unwrap();
+        let [advisory] = &report.advisories[..] else { panic!("{:?}", report.advisories) };
+        assert_eq!(advisory.kind, AdvisoryKind::WmmaOnLocalMemory);
+        assert!(advisory.fails() && advisory.describe().starts_with("mma.hpp(474): cannot"), "{advisory:?}");
+    }
+    // Other warnings of the front end are about the source's style.
+    let other = format!("k.cu(3): warning #177-D: variable \"x\" was declared but never referenced\n{rest}");
+    assert!(Report::parse(&other).unwrap().advisories.is_empty());
+    let spilled =
+        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized";
+    assert!(!Report::parse(&format!("{rest}{spilled}\n")).unwrap().advisories[0].fails());
+}
+
+#[test]
 fn nvrtc_marks_continued_lines_instead_of_indenting_them() {
     let log = "ptxas info    : 0 bytes gmem\n\
                ptxas info    : Compiling entry function 'k' for 'sm_90a'\n\

@@ -162,6 +162,12 @@ impl Registry {
         self.mutants.values()
     }
 
+    /// With the known-bad kernels among those that can be chosen: for a program that tries the gates on them.
+    pub fn with_mutants(mut self) -> Self {
+        self.kernels.append(&mut self.mutants);
+        self
+    }
+
     /// The kernel of this name; mutants are not among them.
     pub fn kernel(&self, name: &str) -> Result<&Kernel> {
         self.kernels.get(name).ok_or_else(|| Error::UnknownKernel {

@@ -91,6 +91,8 @@ impl Error {
     /// Whether a kernel did this while it ran.
     pub fn is_the_kernels_fault(&self) -> bool {
         match self {
+            // A source that does not compile is no better than one that computes something else.
+            Self::Cuda(evosdpa_cuda::Error::Compile(_)) => true,
             Self::Cuda(error) => error.is_the_kernels_fault(),
             Self::Findings { .. } => true,
             _ => false,
@@ -99,7 +101,12 @@ impl Error {
 
     /// Whether a kernel was refused before anything ran, because tensors or device do not suit it.
     pub fn is_a_refusal(&self) -> bool {
-        matches!(self, Self::Cuda(error) if error.is_a_refusal())
+        match self {
+            // Given up after another kernel hung: this one has not been tried.
+            Self::Cuda(evosdpa_cuda::Error::DeviceLost) => true,
+            Self::Cuda(error) => error.is_a_refusal(),
+            _ => false,
+        }
     }
 }
 

@@ -5,8 +5,9 @@ use std::{fmt::Write, path::Path, time::Duration};
 use evosdpa_cuda::{ArtifactKind, Builder, Device, loader, toolkit::Toolkit, worker::CompilePool};
 use evosdpa_kernels::Target;
 use evosdpa_lab::{
+    device::Sim,
     gate::{
-        Verdict,
+        GateResult, Verdict,
         resources::{self, ResourceRow, Usage},
     },
     machine::Environment,
@@ -24,12 +25,20 @@ pub(crate) fn run(args: Build) -> anyhow::Result<Found> {
     if let Some(log) = &args.parse {
         return parse(log, &args);
     }
-    let gpu = open_gpu(&args.device)?;
-    let selection = select(&args, gpu.as_ref())?;
     // Known before anything is started, and with what to install.
+    let sim =
+        (args.device == "sim").then(|| Sim::open(registry(&args.kernel_path)?).map_err(anyhow::Error::from));
+    let sim = sim.transpose()?;
+    let gpu = if sim.is_some() { None } else { open_gpu(&args.device)? };
+    let only = match (&sim, &gpu) {
+        (Some(sim), _) => Some(sim.target()),
+        (None, Some(gpu)) if gpu.asked_for => Some(gpu.target),
+        (None, _) => None,
+    };
+    let selection = select(&args, only)?;
     Toolkit::find()?;
     interrupt::listen();
-    let mut rows = build(&args, &selection.jobs, gpu.as_ref())?;
+    let mut rows = build(&args, &selection.jobs, gpu.as_ref(), sim.as_ref())?;
     rows.extend(selection.refused.into_iter().map(ResourceRow::from));
 
     if args.json {
@@ -80,15 +89,14 @@ fn open_gpu(name: &str) -> anyhow::Result<Option<Gpu>> {
         // A GPU that cannot be used is no reason not to compile.
         ("auto", _) => Ok(loader::driver().ok().and_then(|_| open(0, false).ok())),
         (_, Some(ordinal)) => open(ordinal, true).map(Some),
-        _ => Err(unknown_device(name, &["auto", "none", "cuda", "cuda:N"])),
+        _ => Err(unknown_device(name, &["auto", "none", "cuda", "cuda:N", "sim"])),
     }
 }
 
-fn select(args: &Build, gpu: Option<&Gpu>) -> anyhow::Result<Selection> {
+/// With `only`, for that target unless architectures were named.
+fn select(args: &Build, only: Option<Target>) -> anyhow::Result<Selection> {
     let mut targets: Vec<Target> = args.arch.iter().map(|arch| Target::nominal(*arch)).collect();
-    if let Some(gpu) = gpu.filter(|gpu| gpu.asked_for && args.arch.is_empty()) {
-        targets.push(gpu.target);
-    }
+    targets.extend(only.filter(|_| args.arch.is_empty()));
     let default_problem = "mission".parse()?;
     let request = Request {
         targets,
@@ -106,7 +114,12 @@ fn select(args: &Build, gpu: Option<&Gpu>) -> anyhow::Result<Selection> {
     Ok(selection)
 }
 
-fn build(args: &Build, jobs: &[Job], gpu: Option<&Gpu>) -> anyhow::Result<Vec<ResourceRow>> {
+fn build(
+    args: &Build,
+    jobs: &[Job],
+    gpu: Option<&Gpu>,
+    sim: Option<&Sim>,
+) -> anyhow::Result<Vec<ResourceRow>> {
     let pool = CompilePool::new(args.workers as usize, Duration::from_secs_f64(args.compile_timeout))?;
     let builder = Builder::new()?.with_pool(pool);
     let variants: Vec<_> = jobs.iter().map(|job| job.variant.clone()).collect();
@@ -122,7 +135,14 @@ fn build(args: &Build, jobs: &[Job], gpu: Option<&Gpu>) -> anyhow::Result<Vec<Re
         // What Ctrl-C kept from being begun has no row.
         let Some(built) = built else { continue };
         let device = gpu.filter(|gpu| gpu.target.arch == job.target.arch).map(|gpu| &gpu.device);
-        rows.push(resources::check(job, built, device)?);
+        let mut row = resources::check(job, built, device)?;
+        if let Some(sim) = sim.filter(|_| row.verdict().is_pass()) {
+            row.gates.push(match sim.understands(&job.variant) {
+                Ok(()) => GateResult::pass("sim", "the simulator understands every instruction"),
+                Err(error) => GateResult::fail("sim", error.to_string()),
+            });
+        }
+        rows.push(row);
     }
     Ok(rows)
 }

@@ -1,19 +1,28 @@
 //! `evosdpa check`: is every kernel right?
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::{collections::BTreeMap, fmt::Write, time::Duration};
 
-use evosdpa_core::{Case, DType, Problem, inputs::Family};
+use evosdpa_core::{
+    Case, Control, DType, Problem,
+    inputs::{Family, Inputs},
+};
 use evosdpa_lab::{
     device::Device,
     gate::{
-        GateResult, Verdict, correctness,
+        GateResult, Verdict,
+        correctness::{self, CaseResult},
         suite::{self, CaseSpec, Group},
     },
     machine::{self, Environment},
 };
 use serde::Serialize;
 
-use crate::{Found, args::Check, command::chosen_kernels, interrupt, output, progress};
+use crate::{
+    Found,
+    args::Check,
+    command::{chosen_kernels, registry},
+    interrupt, output, progress,
+};
 
 #[derive(Serialize)]
 struct CheckRow {
@@ -28,30 +37,31 @@ struct CheckRow {
 }
 
 pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
-    let device = args.common.open()?;
+    let mut known = registry(&args.common.kernel_path)?;
+    if args.mutants {
+        known = known.with_mutants();
+    }
+    let device = args.common.open_with(known, args.time_limit.map(Duration::from_secs_f64))?;
     let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
-    let specs = specs(&args, &device.name())?;
-    for spec in &specs {
+    let work = work(&args, device.as_ref(), &kernels)?;
+    for (spec, _) in &work {
         machine::refuse_what_does_not_fit(&spec.problem, 1)?;
     }
     interrupt::listen();
+    compile_ahead(&args, device.as_ref(), &work)?;
 
-    let bar = progress::bar(specs.len() as u64);
+    let bar = progress::bar(work.len() as u64);
     let mut rows = Vec::new();
-    for spec in &specs {
+    for (spec, kernels) in work {
         if interrupt::asked() {
             break;
         }
         progress::say(&bar, spec.label());
-        let case = spec.build();
-        for kernel in expanded(device.as_ref(), &kernels, spec, args.all_variants)? {
-            if args.once {
-                run_once(device.as_ref(), &kernel, &case)?;
-                continue;
-            }
-            let result = correctness::check(device.as_ref(), &kernel, &case, args.force)?;
-            let gate =
-                GateResult { gate: "correctness".into(), verdict: result.verdict, detail: result.detail };
+        // The answer is worked out once, whatever the number of kernels and variants.
+        let mut ask = if args.once { Ask::once(&spec) } else { Ask::check(&spec, args.force) };
+        for kernel in kernels {
+            let (gate, result) = ask.of(device.as_ref(), &kernel)?;
+            let max_error = result.max_error;
             rows.push(CheckRow {
                 kernel,
                 device: device.name(),
@@ -59,8 +69,8 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
                 group: spec.group.name(),
                 family: spec.family.name(),
                 seed: spec.seed,
-                max_error: result.max_error,
-                gates: vec![gate],
+                max_error,
+                gates: vec![result.gate(gate)],
             });
         }
         bar.inc(1);
@@ -68,7 +78,9 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
     bar.finish_and_clear();
 
     if args.common.json {
-        output::print_json("check", &Environment::look(args.common.thread_count()), &rows)?;
+        let mut environment = Environment::look(args.common.thread_count());
+        environment.accelerator = device.accelerator();
+        output::print_json("check", &environment, &rows)?;
     } else {
         output::print(&page(&rows))?;
     }
@@ -79,6 +91,73 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
     } else {
         Found::NothingWrong
     })
+}
+
+/// What is asked of each kernel about one case.
+enum Ask {
+    Check(Box<Case>, Option<Control>),
+    Once(Box<(Problem, [Inputs; 1])>),
+}
+
+impl Ask {
+    fn check(spec: &CaseSpec, forced: Option<Control>) -> Self {
+        Self::Check(Box::new(spec.build()), forced)
+    }
+
+    fn once(spec: &CaseSpec) -> Self {
+        Self::Once(Box::new((spec.problem, [spec.inputs()])))
+    }
+
+    /// The gate's name, and what it says.
+    fn of(&mut self, device: &dyn Device, kernel: &str) -> anyhow::Result<(&'static str, CaseResult)> {
+        Ok(match self {
+            Self::Check(case, forced) => ("correctness", correctness::check(device, kernel, case, *forced)?),
+            Self::Once(data) => ("launch", correctness::launch(device, kernel, &data.0, &data.1, 1)?),
+        })
+    }
+}
+
+/// Every case with the kernels, or variants of kernels, that it is put to.
+fn work(
+    args: &Check,
+    device: &dyn Device,
+    kernels: &[String],
+) -> anyhow::Result<Vec<(CaseSpec, Vec<String>)>> {
+    let dtypes: Vec<DType> = if args.dtype.is_empty() {
+        let taken = |dtype: &DType| kernels.iter().any(|kernel| device.takes(kernel, *dtype));
+        DType::ALL.into_iter().chain(DType::EIGHT_BIT).filter(taken).collect()
+    } else {
+        args.dtype.clone()
+    };
+    let mut work = Vec::new();
+    for spec in specs(args, &device.name(), &dtypes)? {
+        // A type that was not asked for by name is only for those who take it.
+        let takes = |kernel: &&String| !args.dtype.is_empty() || device.takes(kernel, spec.problem.dtype());
+        let kernels: Vec<String> = kernels.iter().filter(takes).cloned().collect();
+        let kernels = expanded(device, &kernels, &spec, args.all_variants)?;
+        work.push((spec, kernels));
+    }
+    Ok(work)
+}
+
+fn compile_ahead(args: &Check, device: &dyn Device, work: &[(CaseSpec, Vec<String>)]) -> anyhow::Result<()> {
+    let pairs: Vec<(String, Problem)> = work
+        .iter()
+        .flat_map(|(spec, kernels)| kernels.iter().map(|kernel| (kernel.clone(), spec.problem)))
+        .collect();
+    let workers = match args.workers {
+        Some(workers) => workers as usize,
+        None => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    let bar = progress::bar(0);
+    device.prepare(&pairs, workers, &|begun, of| {
+        bar.set_length(of as u64);
+        bar.set_position(begun as u64);
+        progress::say(&bar, "compiling".to_owned());
+        !interrupt::asked()
+    })?;
+    bar.finish_and_clear();
+    Ok(())
 }
 
 /// Each kernel or, when asked for, each of its variants for this problem.
@@ -100,22 +179,14 @@ fn expanded(
     Ok(all)
 }
 
-fn run_once(device: &dyn Device, kernel: &str, case: &Case) -> anyhow::Result<()> {
-    let inputs = [case.inputs.clone()];
-    if device.refuses(kernel, &case.problem).is_none() {
-        device.load(kernel, &case.problem, &inputs)?.run(0)?;
-    }
-    Ok(())
-}
-
-fn specs(args: &Check, device: &str) -> anyhow::Result<Vec<CaseSpec>> {
+fn specs(args: &Check, device: &str, dtypes: &[DType]) -> anyhow::Result<Vec<CaseSpec>> {
     let mut specs = Vec::new();
-    let dtypes = match args.dtype.as_slice() {
-        [] if device == "cpu" => &DType::ALL[..],
-        [] => &[DType::F16, DType::BF16],
-        given => given,
-    };
     for &dtype in dtypes {
+        if args.shapes.is_empty() && args.all_variants.is_some() {
+            let short = |spec: &CaseSpec| spec.problem.sizes().seq_q < 512;
+            specs.extend(suite::variants(dtype)?.into_iter().filter(|spec| !args.quick || short(spec)));
+            continue;
+        }
         if args.shapes.is_empty() && device == "sim" {
             specs.extend(suite::simulated(dtype)?);
             continue;

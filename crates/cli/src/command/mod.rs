@@ -12,7 +12,7 @@ mod mutation;
 pub(crate) mod runs;
 pub(crate) mod sanitize;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
 use evosdpa::Isa;
@@ -25,22 +25,30 @@ use crate::args::Common;
 impl Common {
     /// The device that was meant.
     fn open(&self) -> anyhow::Result<Box<dyn Device>> {
+        self.open_with(registry(&self.kernel_path)?, None)
+    }
+
+    /// The same with these CUDA kernels, and another time limit for a launch on a GPU.
+    fn open_with(&self, kernels: Registry, time_limit: Option<Duration>) -> anyhow::Result<Box<dyn Device>> {
         let isa = self.isa.as_deref().map(parse_isa).transpose()?;
         let cpu = || Box::new(Cpu { threads: self.thread_count(), isa });
+        let open_cuda = |ordinal: usize| -> anyhow::Result<Cuda> {
+            let cuda = Cuda::open(ordinal, kernels.clone())?;
+            Ok(match time_limit {
+                Some(limit) => cuda.with_limit(limit),
+                None => cuda,
+            })
+        };
         match self.device.as_str() {
             "cpu" => Ok(cpu()),
             // A machine without a GPU, or without a compiler for it, still has a CPU.
-            "auto" => Ok(self.open_cuda(0).map_or_else(|_| cpu() as Box<dyn Device>, |cuda| Box::new(cuda))),
-            "sim" => Ok(Box::new(Sim::open(registry(&self.kernel_path)?)?)),
+            "auto" => Ok(open_cuda(0).map_or_else(|_| cpu() as Box<dyn Device>, |cuda| Box::new(cuda))),
+            "sim" => Ok(Box::new(Sim::open(kernels)?)),
             other => match cuda_ordinal(other) {
-                Some(ordinal) => Ok(Box::new(self.open_cuda(ordinal)?)),
+                Some(ordinal) => Ok(Box::new(open_cuda(ordinal)?)),
                 None => Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N", "sim"])),
             },
         }
-    }
-
-    fn open_cuda(&self, ordinal: usize) -> anyhow::Result<Cuda> {
-        Ok(Cuda::open(ordinal, registry(&self.kernel_path)?)?)
     }
 
     fn thread_count(&self) -> Option<usize> {

@@ -1,14 +1,28 @@
-//! `evosdpa sanitize`: is every kernel clean under compute-sanitizer?
+//! `evosdpa sanitize`: is every kernel clean under compute-sanitizer, or under ptxsan?
 
-use std::{fmt::Write, path::PathBuf, time::Duration};
+mod mutants;
+
+use std::{
+    fmt::Write,
+    path::PathBuf,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::Context;
-use evosdpa_core::{DType, Problem, Shape};
+use evosdpa_core::{
+    DType, Problem, Shape,
+    inputs::{Family, Inputs},
+};
 use evosdpa_cuda::Device;
 use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
 use evosdpa_lab::{
+    device::{Device as _, SCHEDULES, Sim},
     gate::{
-        GateResult, Verdict,
+        GateResult, Verdict, correctness,
         sanitizer::{Checked, Tool},
     },
     machine::Environment,
@@ -28,17 +42,20 @@ struct SanitizeRow {
     kernel: String,
     shape: Shape,
     dtype: String,
-    tool: Tool,
+    tool: &'static str,
     gates: Vec<GateResult>,
 }
+
+/// The simulator's name where compute-sanitizer's tools have theirs: it looks for what all four of them look for.
+const PTXSAN: &str = "ptxsan";
 
 pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
     if args.mutation_score {
         return super::mutation::run(&args);
     }
-    let Some(ordinal) = cuda_ordinal(&args.device) else {
-        return Err(unknown_device(&args.device, &["cuda", "cuda:N"]));
-    };
+    if args.mutants {
+        return mutants::run(&args);
+    }
     let registry = registry(&args.kernel_path)?;
     let mut work: Vec<Work<'_>> = Vec::new();
     for (name, kernel) in named_kernels(&registry, &args.kernels)? {
@@ -47,43 +64,23 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
             work.extend(dtypes.iter().map(|dtype| Work { name: name.clone(), kernel, shape, dtype: *dtype }));
         }
     }
-    let ready = ready(&args, ordinal);
-    let program =
-        std::env::current_exe().context("cannot find this program to run it under the sanitizer")?;
     interrupt::listen();
-
-    let bar = progress::bar((work.len() * args.tools.len()) as u64);
-    let mut rows = Vec::new();
-    for work in work {
-        let can_run = match &ready {
-            Ok(ready) => work.supported(&ready.target)?.map(|()| &ready.sanitizer),
-            Err(why) => Err(why.clone()),
+    let mut environment = Environment::look(None);
+    let rows = if args.device == "sim" {
+        let sim = Sim::open(registry.clone())?;
+        environment.accelerator = sim.accelerator();
+        under_ptxsan(&sim, &work)?
+    } else {
+        let Some(ordinal) = cuda_ordinal(&args.device) else {
+            return Err(unknown_device(&args.device, &["cuda", "cuda:N", "sim"]));
         };
-        for &tool in &args.tools {
-            if interrupt::asked() {
-                break;
-            }
-            let Work { name, shape, dtype, .. } = &work;
-            progress::say(&bar, format!("{name} {shape} {dtype} {tool}"));
-            let gate = match &can_run {
-                Ok(sanitizer) => Checked {
-                    sanitizer,
-                    program: &program,
-                    arguments: &work.check_arguments(&args),
-                    limit: Duration::from_secs_f64(args.timeout),
-                }
-                .under(tool)?,
-                Err(why) => GateResult::unavailable(tool.name(), why.clone()),
-            };
-            let (kernel, dtype) = (name.clone(), dtype.name().to_owned());
-            rows.push(SanitizeRow { kernel, shape: *shape, dtype, tool, gates: vec![gate] });
-            bar.inc(1);
-        }
-    }
-    bar.finish_and_clear();
+        let ready = ready(&args, ordinal);
+        environment.accelerator = ready.as_ref().ok().and_then(|ready| ready.accelerator.clone());
+        under_sanitizer(&args, ready, &work)?
+    };
 
     if args.json {
-        output::print_json("sanitize", &Environment::look(None), &rows)?;
+        output::print_json("sanitize", &environment, &rows)?;
     } else {
         output::print(&page(&rows))?;
     }
@@ -97,6 +94,91 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
     } else {
         Found::Unavailable
     })
+}
+
+/// Each kernel on each problem, as often as there are orders of warps to try.
+fn under_ptxsan(sim: &Sim, work: &[Work<'_>]) -> anyhow::Result<Vec<SanitizeRow>> {
+    let bar = progress::bar(work.len() as u64);
+    let mut rows = Vec::new();
+    for work in work {
+        if interrupt::asked() {
+            break;
+        }
+        progress::say(&bar, work.name.clone());
+        let problem = Problem::new(work.shape, work.dtype.name().parse::<DType>()?)?.with_lse(true);
+        let inputs = [Inputs::with_poisoned_gaps(&problem, Family::Normal, 0, 8)];
+        let result = correctness::launch(sim, &work.name, &problem, &inputs, SCHEDULES)?;
+        rows.push(work.row(PTXSAN, result.gate(PTXSAN)));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(rows)
+}
+
+/// Each kernel on each problem under each tool, several at once.
+fn under_sanitizer(
+    args: &Sanitize,
+    ready: Result<Ready, String>,
+    work: &[Work<'_>],
+) -> anyhow::Result<Vec<SanitizeRow>> {
+    let program = program()?;
+    let mut jobs: Vec<(&Work<'_>, Tool, Result<&PathBuf, String>)> = Vec::new();
+    for work in work {
+        let can_run = match &ready {
+            Ok(ready) => work.supported(&ready.target)?.map(|()| &ready.sanitizer),
+            Err(why) => Err(why.clone()),
+        };
+        jobs.extend(args.tools.iter().map(|tool| (work, *tool, can_run.clone())));
+    }
+    let bar = progress::bar(jobs.len() as u64);
+    let rows = in_parallel(&jobs, args.workers as usize, |(work, tool, can_run)| {
+        progress::say(&bar, format!("{} {} {} {tool}", work.name, work.shape, work.dtype));
+        let gate = match can_run {
+            Ok(sanitizer) => Checked {
+                sanitizer,
+                program: &program,
+                arguments: &work.check_arguments(args),
+                limit: Duration::from_secs_f64(args.timeout),
+            }
+            .under(*tool)?,
+            Err(why) => GateResult::unavailable(tool.name(), why.clone()),
+        };
+        bar.inc(1);
+        Ok(work.row(tool.name(), gate))
+    });
+    bar.finish_and_clear();
+    rows.into_iter().flatten().collect()
+}
+
+fn program() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program to run it again")
+}
+
+/// Works on the items in order, several at once; what Ctrl-C kept from being begun is `None`.
+fn in_parallel<T: Sync, R: Send>(
+    items: &[T],
+    workers: usize,
+    work: impl Fn(&T) -> R + Sync,
+) -> Vec<Option<R>> {
+    let next = AtomicUsize::new(0);
+    let results: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..workers.min(items.len()) {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(item) = items.get(i).filter(|_| !interrupt::asked()) else { break };
+                    let result = work(item);
+                    // Each slot is locked by the one thread that fills it, and nothing panics under the lock.
+                    *results[i].lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(result);
+                }
+            });
+        }
+    });
+    results
+        .into_iter()
+        .map(|slot| slot.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
+        .collect()
 }
 
 /// The kernels that were asked for under the names they were asked by, which may set tunables: `sdpa_v2c[STAGES=3]`.
@@ -113,18 +195,24 @@ struct Ready {
     sanitizer: PathBuf,
     /// The GPU it would run on; a nominal one when the sanitizer was named and there is none.
     target: Target,
+    /// Its name.
+    accelerator: Option<String>,
 }
 
 /// The sanitizer, when there is one and a GPU to use it on; else why not.
 fn ready(args: &Sanitize, ordinal: usize) -> Result<Ready, String> {
-    let target = || Device::open(ordinal).and_then(|device| device.target());
+    let open = || -> evosdpa_cuda::Result<(Target, Option<String>)> {
+        let device = Device::open(ordinal)?;
+        Ok((device.target()?, Some(device.info().name.clone())))
+    };
     if let Some(sanitizer) = &args.sanitizer {
         // A sanitizer that was named is used as it is; whether it finds a GPU is then its own to say.
-        let target = target().unwrap_or(Target::nominal(Arch::Sm90a));
-        return Ok(Ready { sanitizer: sanitizer.clone(), target });
+        let (target, accelerator) = open().unwrap_or((Target::nominal(Arch::Sm90a), None));
+        return Ok(Ready { sanitizer: sanitizer.clone(), target, accelerator });
     }
     let sanitizer = CudaTool::ComputeSanitizer.find()?;
-    Ok(Ready { sanitizer, target: target().map_err(|error| error.to_string())? })
+    let (target, accelerator) = open().map_err(|error| error.to_string())?;
+    Ok(Ready { sanitizer, target, accelerator })
 }
 
 /// A kernel on a problem.
@@ -136,6 +224,11 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
+    fn row(&self, tool: &'static str, gate: GateResult) -> SanitizeRow {
+        let (kernel, dtype) = (self.name.clone(), self.dtype.name().to_owned());
+        SanitizeRow { kernel, shape: self.shape, dtype, tool, gates: vec![gate] }
+    }
+
     /// Whether the kernel takes the problem: one that does not is not launched, and would look clean.
     fn supported(&self, target: &Target) -> anyhow::Result<Result<(), String>> {
         let mut facts = ProblemFacts::try_from(&Problem::new(self.shape, DType::F16)?)?;
@@ -159,7 +252,7 @@ impl Work<'_> {
 
 /// A line for each kernel and problem with a word for each tool, then what was found.
 fn page(rows: &[SanitizeRow]) -> String {
-    let mut tools: Vec<Tool> = Vec::new();
+    let mut tools: Vec<&str> = Vec::new();
     for row in rows {
         if !tools.contains(&row.tool) {
             tools.push(row.tool);
@@ -179,7 +272,7 @@ fn page(rows: &[SanitizeRow]) -> String {
         })
         .collect();
     let mut header = vec!["kernel", "shape", "type"];
-    header.extend(tools.iter().map(|tool| tool.name()));
+    header.extend(&tools);
     let mut page = output::table(&header, 9, table_rows);
     let mut said: Vec<&str> = Vec::new();
     for row in rows {

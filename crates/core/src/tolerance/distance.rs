@@ -59,6 +59,19 @@ impl Distances {
         Some(error)
     }
 
+    /// Adds what another part of the same output has shown. Parts are merged in order: of equal errors the first counts.
+    pub(super) fn merge(&mut self, other: Self) {
+        self.count += other.count;
+        self.bad += other.bad;
+        self.sum += other.sum;
+        self.sum_squares += other.sum_squares;
+        self.reference_squares += other.reference_squares;
+        self.wrongly_finite += other.wrongly_finite;
+        if other.max > self.max {
+            (self.max, self.worst_at) = (other.max, other.worst_at);
+        }
+    }
+
     pub(super) fn errors(&self) -> Errors {
         let count = self.count.max(1) as f64;
         Errors {

@@ -10,7 +10,9 @@
 //! There the exact answer to the quantised inputs breaks the rule, so every right kernel would; the rule then says that it
 //! does not apply, with that answer's numbers, and the dequantised rule stands alone.
 
-use super::{Judgement, Rule, Standard, Truth, distance::Distances, finite_rule, judge_lse};
+use super::{
+    Judgement, Rule, Standard, Tally, Truth, distance::Distances, finite_rule, judge_lse, over_elements,
+};
 use crate::{Float, Problem, TensorView};
 
 /// Limit of the kernel's own error, absolute (for V ~ N(0, 1)) and relative alike. It must be kept below, not at.
@@ -76,6 +78,20 @@ fn add_end_to_end(
     }
 }
 
+/// How far an output, or a part of it, is from the answer to the dequantised and to the original inputs.
+#[derive(Default)]
+struct Seen {
+    own: Distances,
+    whole: Distances,
+}
+
+impl Tally for Seen {
+    fn merge(&mut self, other: Self) {
+        self.own.merge(other.own);
+        self.whole.merge(other.whole);
+    }
+}
+
 /// Judges the output of an 8-bit kernel.
 pub(super) fn judge(
     problem: &Problem,
@@ -86,12 +102,11 @@ pub(super) fn judge(
     lse: Option<&[f32]>,
 ) -> Judgement {
     let (reference, value_scale, output) = (&truth.reference, truth.value_scale, problem.output_float());
-    let (mut own, mut whole) = (Distances::default(), Distances::default());
-    super::for_each_element(problem, o, |index, at, got| {
-        if let Some(error) = own.add(got, reference.o[index], output, at) {
-            own.bad += usize::from(error >= DEQUANTISED * value_scale);
+    let Seen { own, whole } = over_elements(problem, o, |seen: &mut Seen, index, at, got| {
+        if let Some(error) = seen.own.add(got, reference.o[index], output, at) {
+            seen.own.bad += usize::from(error >= DEQUANTISED * value_scale);
         }
-        add_end_to_end(&mut whole, got, original[index], output, value_scale, at);
+        add_end_to_end(&mut seen.whole, got, original[index], output, value_scale, at);
     });
     let errors = own.errors();
     let mut rules = vec![

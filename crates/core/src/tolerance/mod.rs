@@ -15,6 +15,7 @@
 mod distance;
 pub mod eight_bit;
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::{DType, Problem, TensorView, oracle::Reference};
@@ -136,22 +137,20 @@ fn judge_float(
 ) -> Judgement {
     let output = problem.output_float();
     let reference = &truth.reference;
-    let mut distances = Distances::default();
-    let (mut past_absolute, mut past_bound) = (Past::default(), Past::default());
-    let mut largest_rounding = 0.0f64;
-    for_each_element(problem, o, |index, at, got| {
-        let want = reference.o[index];
-        if let Some(error) = distances.add(got, want, output, at) {
-            let rounding = output.rounding_error(want);
-            let bound = error_bound(problem, reference, index / reference.dim_v, index % reference.dim_v);
-            let past = past_bound.add(error, bound)
-                | past_absolute.add(error, ABSOLUTE * truth.value_scale + rounding);
-            // f32 is held to the bound alone.
-            let bad = if naive_max_error.is_some() { past } else { error > bound };
-            distances.bad += usize::from(bad);
-            largest_rounding = largest_rounding.max(rounding);
-        }
-    });
+    let Seen { distances, past_absolute, past_bound, largest_rounding } =
+        over_elements(problem, o, |seen: &mut Seen, index, at, got| {
+            let want = reference.o[index];
+            if let Some(error) = seen.distances.add(got, want, output, at) {
+                let rounding = output.rounding_error(want);
+                let bound = error_bound(problem, reference, index / reference.dim_v, index % reference.dim_v);
+                let past = seen.past_bound.add(error, bound)
+                    | seen.past_absolute.add(error, ABSOLUTE * truth.value_scale + rounding);
+                // f32 is held to the bound alone.
+                let bad = if naive_max_error.is_some() { past } else { error > bound };
+                seen.distances.bad += usize::from(bad);
+                seen.largest_rounding = seen.largest_rounding.max(rounding);
+            }
+        });
     let errors = distances.errors();
     let element_rule = |name: &str, past: &Past| Rule {
         name: name.to_owned(),
@@ -183,6 +182,24 @@ fn judge_float(
     Judgement { errors, rules }
 }
 
+/// What the elements of a floating-point output, or of a part of it, have shown.
+#[derive(Default)]
+struct Seen {
+    distances: Distances,
+    past_absolute: Past,
+    past_bound: Past,
+    largest_rounding: f64,
+}
+
+impl Tally for Seen {
+    fn merge(&mut self, other: Self) {
+        self.distances.merge(other.distances);
+        self.past_absolute.merge(other.past_absolute);
+        self.past_bound.merge(other.past_bound);
+        self.largest_rounding = self.largest_rounding.max(other.largest_rounding);
+    }
+}
+
 /// Elements past a tolerance of their own, and the worst of them in units of it.
 #[derive(Default)]
 struct Past {
@@ -196,20 +213,55 @@ impl Past {
         self.worst = self.worst.max(error / tolerance);
         error > tolerance
     }
+
+    fn merge(&mut self, other: Self) {
+        self.count += other.count;
+        self.worst = self.worst.max(other.worst);
+    }
 }
 
-/// Calls `each(index in logical order, [batch, head, query, column], value)` for every element of an output.
-fn for_each_element(problem: &Problem, o: &TensorView<'_>, mut each: impl FnMut(usize, [usize; 4], f64)) {
+/// Sums that are made of parts of an output and then put together.
+trait Tally: Default + Send {
+    /// Adds the part that comes next.
+    fn merge(&mut self, other: Self);
+}
+
+/// Rows of one part: few enough that small outputs have several, and never a matter of how many threads there are, so
+/// that sums come out the same everywhere.
+const PART_ROWS: usize = 128;
+
+/// Calls `each(tally, index in logical order, [batch, head, query, column], value)` for every element of an output, parts
+/// of it in parallel.
+fn over_elements<T: Tally>(
+    problem: &Problem,
+    o: &TensorView<'_>,
+    each: impl Fn(&mut T, usize, [usize; 4], f64) + Sync,
+) -> T {
     let sizes = problem.sizes();
-    let mut row = Vec::with_capacity(sizes.dim_v);
-    for r in 0..problem.rows() {
-        let (head, s) = (r / sizes.seq_q, r % sizes.seq_q);
-        let (b, h) = (head / sizes.heads_q, head % sizes.heads_q);
-        o.row_f64(b, h, s, &mut row);
-        for (d, &got) in row.iter().enumerate() {
-            each(r * sizes.dim_v + d, [b, h, s, d], got);
+    let part = |first: usize| {
+        let mut tally = T::default();
+        let mut row = Vec::with_capacity(sizes.dim_v);
+        for r in first..problem.rows().min(first + PART_ROWS) {
+            let (head, s) = (r / sizes.seq_q, r % sizes.seq_q);
+            let (b, h) = (head / sizes.heads_q, head % sizes.heads_q);
+            o.row_f64(b, h, s, &mut row);
+            for (d, &got) in row.iter().enumerate() {
+                each(&mut tally, r * sizes.dim_v + d, [b, h, s, d], got);
+            }
         }
-    }
+        tally
+    };
+    let starts: Vec<usize> = (0..problem.rows()).step_by(PART_ROWS).collect();
+    // Waking threads for a small output takes longer than looking at it.
+    let parts: Vec<T> = if starts.len() <= 8 {
+        starts.into_iter().map(part).collect()
+    } else {
+        starts.into_par_iter().map(part).collect()
+    };
+    parts.into_iter().fold(T::default(), |mut whole, part| {
+        whole.merge(part);
+        whole
+    })
 }
 
 fn finite_rule(errors: &Errors) -> Rule {

@@ -27,17 +27,20 @@
 #ifndef Q_IN_REGS
 #define Q_IN_REGS 1
 #endif
-#ifndef HEADS_FIRST  // CTA order: 1 = all heads of the longest rows first, 0 = all rows of one head first
-#define HEADS_FIRST 0
+#ifndef HEAD_GROUP  // heads that start together, the longest rows of all of them first
+#define HEAD_GROUP 1
 #endif
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
-#define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
+#define PRECISE_KEYS (DTYPE_BF16 ? 256 : 0)
 #endif
 #ifndef SKIP_RESCALE  // 1: O is left alone when no row of the warp has a new maximum
 #define SKIP_RESCALE 1
 #endif
 #ifndef SPLIT_LOOP  // 1: a separate loop for the few row blocks whose P is kept precise
 #define SPLIT_LOOP 1
+#endif
+#ifndef SPLIT_MASK  // 1: a separate loop for the tiles at the end that need a mask
+#define SPLIT_MASK 0
 #endif
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
@@ -91,6 +94,13 @@ struct Source {
   bool aligned;
 };
 
+// The same value, of which the compiler knows nothing: what is computed from it is computed where it is needed, instead
+// of once before the loop and then kept in registers that are not there.
+__device__ __forceinline__ u32 opaque(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // Copies rows [row0, row0 + ROWS) to shared memory; whatever lies past `row_end` or past `dim` becomes zero.
 template <typename Tile, int ROWS>
 __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0, int row_end) {
@@ -98,8 +108,7 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
   const half_type* tile = src.base + row0 * src.stride;
   const int rows = row_end - row0;
   // Opaque, so that the compiler recomputes the addresses here instead of keeping them in registers over the loop.
-  int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));
+  const int thread = opaque(threadIdx.x);
   if (src.aligned && THREADS % CHUNKS == 0) {
     // Every thread keeps its chunk column and steps down the rows.
     constexpr int ROW_STEP = THREADS / CHUNKS > 0 ? THREADS / CHUNKS : 1;
@@ -140,34 +149,42 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
   }
 }
 
-// O += P · V for this warp's keys, or, REST, O += (what the 16-bit rounding of P left over) · V.
-template <bool REST>
+// O += A · V for 16 keys, from the block16-th on.
+__device__ __forceinline__ void multiply_values(float (&o)[M_TILES][O_TILES][4], const u32 (&a)[M_TILES][4], u32 v_lane,
+                                                int block16) {
+#pragma unroll
+  for (int c = 0; c < O_TILES / 2; ++c) {
+    u32 b[4];
+    ldmatrix_x4_trans(b, VTile::advance(v_lane, c, block16));
+#pragma unroll
+    for (int mt = 0; mt < M_TILES; ++mt) {
+      mma_m16n8k16(o[mt][2 * c], a[mt], b[0], b[1]);
+      mma_m16n8k16(o[mt][2 * c + 1], a[mt], b[2], b[3]);
+    }
+  }
+}
+
+// O += P · V for this warp's keys; PRECISE, with what the 16-bit rounding of P leaves over in a second product. Both are
+// done for 16 keys before the next: their P is then no longer needed.
+template <bool PRECISE>
 __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], const float (&p)[M_TILES][N_TILES][4],
                                               u32 v_lane) {
 #pragma unroll
   for (int k = 0; k < WARP_KEYS / 16; ++k) {
-    u32 a[M_TILES][4];
+    u32 a[M_TILES][4], rest[M_TILES][4];
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const float* pair = &p[mt][2 * k + r / 2][(r % 2) * 2];
         a[mt][r] = pack_pair(pair[0], pair[1]);
-        if (REST) {
+        if (PRECISE) {
           const float2 kept = unpack_pair(a[mt][r]);
-          a[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
+          rest[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
         }
       }
-#pragma unroll
-    for (int c = 0; c < O_TILES / 2; ++c) {
-      u32 b[4];
-      ldmatrix_x4_trans(b, VTile::advance(v_lane, c, k));
-#pragma unroll
-      for (int mt = 0; mt < M_TILES; ++mt) {
-        mma_m16n8k16(o[mt][2 * c], a[mt], b[0], b[1]);
-        mma_m16n8k16(o[mt][2 * c + 1], a[mt], b[2], b[3]);
-      }
-    }
+    multiply_values(o, a, v_lane, k);
+    if (PRECISE) multiply_values(o, rest, v_lane, k);
   }
 }
 
@@ -181,11 +198,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
   const int warp_m = warp % WARPS_M;
   const int warp_n = warp / WARPS_M;
 
-  // Which rows: the last (under a causal mask the longest) row blocks start first.
+  // Which rows: HEAD_GROUP heads at a time, few enough for their K and V to stay in the L2 cache; among them the last
+  // (under a causal mask the longest) row blocks start first, so that short ones fill the gaps at the end.
   const int m_blocks = (p.seq_q + BLOCK_M - 1) / BLOCK_M;
-  const int heads = p.heads_q * p.batch;
-  const int m_block = m_blocks - 1 - int(HEADS_FIRST ? blockIdx.x / heads : blockIdx.x % m_blocks);
-  const int head_index = HEADS_FIRST ? blockIdx.x % heads : blockIdx.x / m_blocks;
+  const int group_first = int(blockIdx.x) / (HEAD_GROUP * m_blocks) * HEAD_GROUP;
+  const int group_heads = min(HEAD_GROUP, p.heads_q * p.batch - group_first);
+  const int in_group = int(blockIdx.x) - group_first * m_blocks;
+  const int m_block = m_blocks - 1 - in_group / group_heads;
+  const int head_index = group_first + in_group % group_heads;
   const int head = head_index % p.heads_q;
   const int batch = head_index / p.heads_q;
   const int head_kv = head / (p.heads_q / p.heads_kv);
@@ -240,26 +260,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
   const u32 q_lane = smem + QTile::offset(warp_row + (lane & 15), lane >> 4);
   const u32 k_lane = smem + K_OFFSET + KTile::offset(warp_key + (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
   const u32 v_lane = smem + V_OFFSET + VTile::offset(warp_key + (lane & 15), lane >> 4);
-  auto load_q = [&](int step, u32 (&frag)[M_TILES][4]) {
+  auto load_q = [&](u32 lane_address, int step, u32 (&frag)[M_TILES][4]) {
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt)
-      ldmatrix_x4(frag[mt], QTile::advance(q_lane, step, mt));
+      ldmatrix_x4(frag[mt], QTile::advance(lane_address, step, mt));
   };
 
-#if SPLIT_LOOP
-  auto visit_keys = [&](bool precise_rows) __attribute__((always_inline)) {
-#else
-  const bool precise_rows = PRECISE_KEYS > 0 && precise;
-#endif
-  for (int tile = 0; tile < tiles; ++tile) {
+  // Inlined once for each choice below: what a loop never needs is not in its code.
+  auto visit_keys = [&](int tile_begin, int tile_end, bool may_need_mask, bool precise_rows)
+                        __attribute__((always_inline)) {
+  for (int tile = tile_begin; tile < tile_end; ++tile) {
     const int n0 = (tile_first + tile) * BLOCK_N;
     const int slot = tile % STAGES;
+    const u32 q_here = opaque(q_lane);
+    const u32 k_here = opaque(k_lane + slot * KTile::BYTES);
+    const u32 v_here = opaque(v_lane + slot * VTile::BYTES);
 
     cp_async_wait<2 * STAGES - 2>();
     __syncthreads();
     if (Q_IN_REGS && tile == 0) {
 #pragma unroll
-      for (int step = 0; step < K_STEPS; ++step) load_q(step, q_frag[Q_IN_REGS ? step : 0]);
+      for (int step = 0; step < K_STEPS; ++step) load_q(q_here, step, q_frag[Q_IN_REGS ? step : 0]);
     }
     issue_load(2 * tile + 2 * STAGES - 1);
 
@@ -267,12 +288,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
     float s[M_TILES][N_TILES][4] = {};
 #pragma unroll
     for (int step = 0; step < K_STEPS; ++step) {
-      if (!Q_IN_REGS) load_q(step, q_frag[0]);
+      if (!Q_IN_REGS) load_q(q_here, step, q_frag[0]);
       u32(&a)[M_TILES][4] = q_frag[Q_IN_REGS ? step : 0];
 #pragma unroll
       for (int n = 0; n < N_TILES / 2; ++n) {
         u32 b[4];
-        ldmatrix_x4(b, KTile::advance(k_lane + slot * KTile::BYTES, step, n));
+        ldmatrix_x4(b, KTile::advance(k_here, step, n));
 #pragma unroll
         for (int mt = 0; mt < M_TILES; ++mt) {
           mma_m16n8k16(s[mt][2 * n], a[mt], b[0], b[1]);
@@ -287,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
     issue_load(2 * tile + 2 * STAGES);
 
     // Mask, only where the band's edge or the end of the keys crosses this tile.
-    if (tile_needs_mask(p, m0, m_last, n0, BLOCK_N)) {
+    if (may_need_mask && tile_needs_mask(p, m0, m_last, n0, BLOCK_N)) {
 #pragma unroll
       for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll
@@ -357,16 +378,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
       }
     }
 
-    accumulate_pv<false>(o, s, v_lane + slot * VTile::BYTES);
-    if (precise_rows) accumulate_pv<true>(o, s, v_lane + slot * VTile::BYTES);
+    if (precise_rows)
+      accumulate_pv<(PRECISE_KEYS > 0)>(o, s, v_here);
+    else
+      accumulate_pv<false>(o, s, v_here);
   }
-#if SPLIT_LOOP
   };
-  if (PRECISE_KEYS > 0 && precise)
-    visit_keys(PRECISE_KEYS > 0);
-  else
-    visit_keys(false);
-#endif
+  // Tiles before the band's right edge need no mask, unless the band has a left one.
+  const int before_edge = (min(m0 + p.band_hi, p.seq_kv - 1) + 1) / BLOCK_N - tile_first;
+  const int unmasked = p.band_lo > SDPA_BAND_UNBOUNDED_LO ? 0 : min(max(before_edge, 0), tiles);
+  if (SPLIT_LOOP && PRECISE_KEYS > 0 && precise) {
+    visit_keys(0, tiles, true, true);
+  } else {
+    const bool precise_rows = !SPLIT_LOOP && PRECISE_KEYS > 0 && precise;
+    if (SPLIT_MASK) visit_keys(0, unmasked, false, precise_rows);
+    visit_keys(SPLIT_MASK ? unmasked : 0, tiles, true, precise_rows);
+  }
   cp_async_wait<0>();
 
 #pragma unroll

@@ -10,36 +10,12 @@
 // a pointer comes from, as between separately compiled files.
 //
 // MISTAKE = 0 keeps the Q tile in shared memory.
-#include <mma.h>
-
-#include "owned_row.cuh"
-
-namespace wmma = nvcuda::wmma;
-
-constexpr int FRAG = 16;
-constexpr int ROWS = FRAG;  // one warp, one WMMA tile of rows
-constexpr int SCORE_PITCH = TILE_KEYS + 4;
+#include "wmma_scores.cuh"
 
 // The same pointer, with its origin out of the compiler's sight.
 __device__ __forceinline__ const element* of_unknown_origin(const element* pointer) {
   asm volatile("" : "+l"(pointer)::"memory");
   return pointer;
-}
-
-// scores[16][32] = Q x K^T for one tile of keys
-__device__ __forceinline__ void score_tile(const element* q_tile, const element* k_tile, float* scores) {
-  for (int key = 0; key < TILE_KEYS; key += FRAG) {
-    wmma::fragment<wmma::accumulator, FRAG, FRAG, FRAG, float> sum;
-    wmma::fill_fragment(sum, 0.0f);
-    for (int dim = 0; dim < HEAD_DIM; dim += FRAG) {
-      wmma::fragment<wmma::matrix_a, FRAG, FRAG, FRAG, element, wmma::row_major> q;
-      wmma::fragment<wmma::matrix_b, FRAG, FRAG, FRAG, element, wmma::col_major> k;
-      wmma::load_matrix_sync(q, q_tile + dim, PITCH);
-      wmma::load_matrix_sync(k, k_tile + key * PITCH + dim, PITCH);
-      wmma::mma_sync(sum, q, k, sum);
-    }
-    wmma::store_matrix_sync(scores + key, sum, SCORE_PITCH, wmma::mem_row_major);
-  }
 }
 
 extern "C" __global__ void __launch_bounds__(LANES)
@@ -59,13 +35,7 @@ extern "C" __global__ void __launch_bounds__(LANES)
   const int first_row = blockIdx.x * ROWS;
   const KeyRange tiles = tiles_of_rows(p, first_row, ROWS);
 
-  for (int i = first; i < ROWS * HEAD_DIM; i += step) {
-    const int row = i / HEAD_DIM, col = i % HEAD_DIM;
-    const bool exists = first_row + row < p.seq_q && col < p.dim_qk;
-    q_tile[row * PITCH + col] =
-        exists ? head.q[(first_row + row) * p.q_stride[2] + col] : from_float<element>(0.0f);
-  }
-
+  fill_q(p, head, first_row, q_tile, first, step);
   OwnedRow rows[ROWS];
   for (int tile = tiles.begin; tile < tiles.end; ++tile) {
     copy_kv<LANES>(p, head, tile, k_tile, v_tile, lane);

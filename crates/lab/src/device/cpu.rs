@@ -1,7 +1,7 @@
 //! The machine's own processor.
 
 use evosdpa::{Attention, CpuKernel, Isa, Options};
-use evosdpa_core::{Problem, inputs::Inputs};
+use evosdpa_core::{DType, Problem, inputs::Inputs};
 
 use super::{Device, KernelInfo, Loaded, Output, fresh_output};
 use crate::Error;
@@ -56,6 +56,10 @@ impl Device for Cpu {
     fn refuses(&self, _kernel: &str, problem: &Problem) -> Option<String> {
         let dtype = problem.dtype();
         dtype.is_eight_bit().then(|| format!("no CPU kernel for {dtype}; use f32, f16 or bf16"))
+    }
+
+    fn takes(&self, _kernel: &str, dtype: DType) -> bool {
+        !dtype.is_eight_bit()
     }
 
     fn input_sets(&self, problem: &Problem) -> usize {

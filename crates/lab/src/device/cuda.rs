@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use evosdpa::{DeviceScales, gpu};
-use evosdpa_core::{Problem, inputs::Inputs};
-use evosdpa_cuda::{Builder, DeviceBuffer, Event, Graph, GuardedBuffer, PreparedLaunch, Stream, TensorMap};
+use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_cuda::{
+    ArtifactKind, Builder, DeviceBuffer, Event, Graph, GuardedBuffer, PreparedLaunch, Stream, TensorMap,
+};
 use evosdpa_kernels::{ProblemFacts, Registry, SdpaParams, Target, Variant};
 
-use super::{Device, KernelInfo, Loaded, Output, arguments, fresh_output};
+use super::{Device, KernelInfo, Loaded, Output, ahead, arguments, fresh_output};
 use crate::Error;
 
-/// No launch of ours takes this long; one that does hangs.
+/// No launch of ours takes this long; one that does hangs. The device can be given another limit.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A timed graph holds launches for about this long, so that the clock's grain does not show.
@@ -29,6 +31,7 @@ pub struct Cuda {
     stream: Stream,
     builder: Builder,
     registry: Registry,
+    limit: Duration,
 }
 
 impl Cuda {
@@ -37,7 +40,12 @@ impl Cuda {
         let device = evosdpa_cuda::Device::open(ordinal)?;
         let target = device.target()?;
         let stream = device.stream()?;
-        Ok(Self { device, target, stream, builder: Builder::new()?, registry })
+        Ok(Self { device, target, stream, builder: Builder::new()?, registry, limit: LIMIT })
+    }
+
+    /// With another limit for one launch, or for one replay of a graph of them.
+    pub fn with_limit(self, limit: Duration) -> Self {
+        Self { limit, ..self }
     }
 
     fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
@@ -121,6 +129,20 @@ impl Device for Cuda {
         self.variant(kernel, problem).err().map(|error| error.to_string())
     }
 
+    fn takes(&self, kernel: &str, dtype: DType) -> bool {
+        ahead::reads(&self.registry, kernel, dtype)
+    }
+
+    fn prepare(
+        &self,
+        work: &[(String, Problem)],
+        workers: usize,
+        go_on: &(dyn Fn(usize, usize) -> bool + Sync),
+    ) -> Result<(), Error> {
+        let variants = work.iter().filter_map(|(kernel, problem)| self.variant(kernel, problem).ok());
+        ahead::compile(variants, ArtifactKind::Cubin, workers, go_on)
+    }
+
     fn variants(&self, kernel: &str, problem: &Problem, cap: usize) -> Result<Vec<String>, Error> {
         variant_names(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target, cap)
     }
@@ -142,7 +164,8 @@ impl Device for Cuda {
             .iter()
             .map(|inputs| Set::upload(&self.device, problem, inputs, &variant))
             .collect::<Result<Vec<_>, _>>()?;
-        Ok(Box::new(LoadedCuda { problem: *problem, stream: &self.stream, prepared, sets, timed: None }))
+        let (stream, limit) = (&self.stream, self.limit);
+        Ok(Box::new(LoadedCuda { problem: *problem, stream, prepared, sets, timed: None, limit }))
     }
 }
 
@@ -216,6 +239,7 @@ struct LoadedCuda<'a> {
     prepared: PreparedLaunch,
     sets: Vec<Set>,
     timed: Option<TimedGraph>,
+    limit: Duration,
 }
 
 /// Several launches over all input sets, replayed at once.
@@ -237,7 +261,7 @@ impl LoadedCuda<'_> {
         start.record(self.stream)?;
         work()?;
         end.record(self.stream)?;
-        end.wait(LIMIT, &self.prepared.describe())?;
+        end.wait(self.limit, &self.prepared.describe())?;
         Ok(end.elapsed_us(&start)?)
     }
 

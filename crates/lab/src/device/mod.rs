@@ -1,5 +1,6 @@
 //! Devices: where kernels run. One set of gates and measurements works on all of them.
 
+mod ahead;
 mod arguments;
 mod cpu;
 mod cuda;
@@ -8,10 +9,10 @@ mod simulation;
 
 pub use cpu::Cpu;
 pub use cuda::Cuda;
-pub use sim::Sim;
+pub use sim::{SCHEDULES, Sim};
 pub use simulation::Simulation;
 
-use evosdpa_core::{Problem, Tensor, inputs::Inputs};
+use evosdpa_core::{DType, Problem, Tensor, inputs::Inputs};
 
 use crate::Error;
 
@@ -43,6 +44,24 @@ pub trait Device {
 
     /// Why a kernel cannot solve a problem, if it cannot.
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String>;
+
+    /// Whether a kernel reads elements of this type at all.
+    fn takes(&self, kernel: &str, dtype: DType) -> bool {
+        let _ = (kernel, dtype);
+        true
+    }
+
+    /// Compiles ahead what [`Device::load`] will be asked for, as many at once as there are workers. What does not compile
+    /// says so when it is loaded. `go_on` is asked before each with how many were begun, and of how many.
+    fn prepare(
+        &self,
+        work: &[(String, Problem)],
+        workers: usize,
+        go_on: &(dyn Fn(usize, usize) -> bool + Sync),
+    ) -> Result<(), Error> {
+        let _ = (work, workers, go_on);
+        Ok(())
+    }
 
     /// Every variant of a kernel for a problem, as names that [`Device::load`] takes; at most `cap`.
     fn variants(&self, kernel: &str, problem: &Problem, cap: usize) -> Result<Vec<String>, Error> {

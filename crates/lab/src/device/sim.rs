@@ -2,19 +2,22 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evosdpa_core::{Problem, inputs::Inputs};
-use evosdpa_cuda::Builder;
+use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_cuda::{ArtifactKind, Builder};
 use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant};
-use ptxsan::{Options, Schedule};
+use ptxsan::{Module, Options, Schedule};
 
 use super::{
-    Device, KernelInfo, Loaded, Output, Simulation,
+    Device, KernelInfo, Loaded, Output, Simulation, ahead,
     cuda::{listed, variant, variant_names},
 };
 use crate::Error;
 
 /// The machine that is simulated: everything up to asynchronous copies and `mma.sync`.
 const ARCH: Arch = Arch::Sm89;
+
+/// In how many orders warps are run: as many launches as that see all of them.
+pub const SCHEDULES: usize = Schedule::ALL.len();
 
 /// Kernels compiled to PTX and run by ptxsan.
 pub struct Sim {
@@ -58,6 +61,18 @@ impl Sim {
         Simulation::new(*problem, variant, artifact.ptx())
     }
 
+    /// What is simulated.
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
+    /// Whether the simulator understands every instruction of a variant.
+    pub fn understands(&self, variant: &Variant) -> Result<(), Error> {
+        let module = Module::parse(self.builder.ptx(variant)?.ptx())?;
+        ptxsan::Device::new().load(&module)?;
+        Ok(())
+    }
+
     fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
         variant(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target)
     }
@@ -78,6 +93,20 @@ impl Device for Sim {
 
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
         self.variant(kernel, problem).err().map(|error| error.to_string())
+    }
+
+    fn takes(&self, kernel: &str, dtype: DType) -> bool {
+        ahead::reads(&self.registry, kernel, dtype)
+    }
+
+    fn prepare(
+        &self,
+        work: &[(String, Problem)],
+        workers: usize,
+        go_on: &(dyn Fn(usize, usize) -> bool + Sync),
+    ) -> Result<(), Error> {
+        let variants = work.iter().filter_map(|(kernel, problem)| self.variant(kernel, problem).ok());
+        ahead::compile(variants, ArtifactKind::Ptx, workers, go_on)
     }
 
     fn variants(&self, kernel: &str, problem: &Problem, cap: usize) -> Result<Vec<String>, Error> {

@@ -4,12 +4,12 @@
 //! order: do wrong answers fail (the negative controls, on the very data of this case)? is the output right? are the
 //! canaries and the inputs untouched? is a second run bit-identical?
 
-use evosdpa_core::{Case, Control, Tensor, TensorView, inputs::Inputs};
+use evosdpa_core::{Case, Control, Problem, Tensor, TensorView, inputs::Inputs};
 
 use crate::{
     Error,
-    device::{Device, Output},
-    gate::Verdict,
+    device::{Device, Loaded, Output},
+    gate::{GateResult, Verdict},
 };
 
 /// What a kernel showed on one case.
@@ -24,6 +24,11 @@ pub struct CaseResult {
 }
 
 impl CaseResult {
+    /// The same as a gate's result, under this name.
+    pub fn gate(self, name: &str) -> GateResult {
+        GateResult { gate: name.to_owned(), verdict: self.verdict, detail: self.detail }
+    }
+
     fn unavailable(why: String) -> Self {
         Self { detail: why.clone(), verdict: Verdict::Unavailable(why), max_error: None }
     }
@@ -36,32 +41,59 @@ pub fn check(
     case: &Case,
     forced: Option<Control>,
 ) -> Result<CaseResult, Error> {
-    if let Some(why) = device.refuses(kernel, &case.problem) {
-        return Ok(CaseResult { detail: why.clone(), verdict: Verdict::Unavailable(why), max_error: None });
-    }
     let inputs = [case.inputs.clone()];
-    let mut loaded = match device.load(kernel, &case.problem, &inputs) {
-        Ok(loaded) => loaded,
-        Err(error) if error.is_a_refusal() => {
-            return Ok(CaseResult::unavailable(error.to_string()));
-        }
-        Err(error) => return Err(error),
-    };
-    let (mut output, again) = match loaded.run(0).and_then(|first| Ok((first, loaded.run(0)?))) {
+    let outputs = run(device, kernel, &case.problem, &inputs, |loaded| Ok((loaded.run(0)?, loaded.run(0)?)))?;
+    let (mut output, again) = match outputs {
         Ok(outputs) => outputs,
-        // What the kernel itself did wrong is its failure; everything else stops the check.
-        Err(error) if error.is_the_kernels_fault() => {
-            let why = error.to_string();
-            return Ok(CaseResult { verdict: Verdict::Fail(why.clone()), detail: why, max_error: None });
-        }
-        Err(error) => return Err(error),
+        Err(ended) => return Ok(ended),
     };
-    drop(loaded);
     let [given] = inputs;
     if let Some(control) = forced {
         output.o = case.control_output(control);
     }
     Ok(judge(case, &output, &again, &given, forced.is_some()))
+}
+
+/// Only launches a kernel, as often as asked: for tools that watch it, and for devices that do. Nobody looks at the answer.
+pub fn launch(
+    device: &dyn Device,
+    kernel: &str,
+    problem: &Problem,
+    inputs: &[Inputs],
+    times: usize,
+) -> Result<CaseResult, Error> {
+    let launched =
+        run(device, kernel, problem, inputs, |loaded| (0..times).try_for_each(|_| loaded.run(0).map(drop)))?;
+    let passed = |()| CaseResult {
+        verdict: Verdict::Pass,
+        detail: format!("launched {times}×; nobody looked at the answer"),
+        max_error: None,
+    };
+    Ok(launched.map_or_else(|ended| ended, passed))
+}
+
+/// Loads a kernel and works with it. What the kernel itself did wrong is its failure, and what it does not take is said; an
+/// error is about the device and stops the check.
+fn run<T>(
+    device: &dyn Device,
+    kernel: &str,
+    problem: &Problem,
+    inputs: &[Inputs],
+    work: impl FnOnce(&mut dyn Loaded) -> Result<T, Error>,
+) -> Result<Result<T, CaseResult>, Error> {
+    if let Some(why) = device.refuses(kernel, problem) {
+        return Ok(Err(CaseResult::unavailable(why)));
+    }
+    let worked = device.load(kernel, problem, inputs).and_then(|mut loaded| work(loaded.as_mut()));
+    match worked {
+        Ok(value) => Ok(Ok(value)),
+        Err(error) if error.is_a_refusal() => Ok(Err(CaseResult::unavailable(error.to_string()))),
+        Err(error) if error.is_the_kernels_fault() => {
+            let why = error.to_string();
+            Ok(Err(CaseResult { verdict: Verdict::Fail(why.clone()), detail: why, max_error: None }))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn judge(case: &Case, output: &Output, again: &Output, given: &Inputs, forced: bool) -> CaseResult {
@@ -103,19 +135,14 @@ fn judge(case: &Case, output: &Output, again: &Output, given: &Inputs, forced: b
 /// The first byte in the gaps between rows that is no longer the poison it was.
 fn first_broken_canary(tensor: &Tensor) -> Option<usize> {
     let view: TensorView<'_> = tensor.view();
-    let ([batch, heads, seq, dim], [sb, sh, ss, _], size) =
-        (view.shape(), view.strides(), view.dtype().bytes());
-    let mut is_element = vec![false; tensor.bytes().len() / size];
-    for b in 0..batch {
-        for h in 0..heads {
-            for s in 0..seq {
-                let start = b * sb + h * sh + s * ss;
-                is_element[start..start + dim].fill(true);
-            }
-        }
-    }
-    let gaps = tensor.bytes().iter().enumerate().filter(|(at, _)| !is_element[at / size]);
-    gaps.into_iter().find(|(_, byte)| **byte != 0xFF).map(|(at, _)| at)
+    let ([.., dim], [_, head, row, _], size) = (view.shape(), view.strides(), view.dtype().bytes());
+    // Rows of one pitch lie one after the other, whatever the order of heads and queries; the gap is behind each.
+    let (pitch, used) = (head.min(row) * size, dim * size);
+    let broken = |(at, row): (usize, &[u8])| {
+        let gap = row[used..].iter().position(|byte| *byte != 0xFF);
+        gap.map(|inside| at * pitch + used + inside)
+    };
+    tensor.bytes().chunks(pitch.max(1)).enumerate().find_map(broken)
 }
 
 fn same_bits(a: Option<&[f32]>, b: Option<&[f32]>) -> bool {
@@ -127,10 +154,10 @@ fn same_bits(a: Option<&[f32]>, b: Option<&[f32]>) -> bool {
 mod tests {
     use std::cell::Cell;
 
-    use evosdpa_core::{DType, Problem, inputs::Family};
+    use evosdpa_core::{DType, Layout, inputs::Family};
 
     use super::*;
-    use crate::device::{Cpu, KernelInfo, Loaded};
+    use crate::device::{Cpu, KernelInfo, fresh_output};
 
     fn case() -> Case {
         let problem = Problem::new("tiny:causal".parse().unwrap(), DType::F32).unwrap().with_lse(true);
@@ -209,6 +236,35 @@ mod tests {
         assert!(word(|o, _| floats(o)[64] = 0.0).contains("outside the output"));
         assert!(word(|o, call| floats(o)[3] *= 1.0 + 1e-6 * call as f32).contains("two runs"));
         assert!(word(|o, _| o.lse.as_mut().unwrap()[0] += 0.01).contains("lse"));
+    }
+
+    #[test]
+    fn a_canary_is_named_by_its_byte_in_every_layout() {
+        let rows = 2 * 3 * 5;
+        for layout in Layout::ALL {
+            let problem = Problem::new("b2h3s5d8".parse().unwrap(), DType::F16).unwrap().with_layout(layout);
+            let mut output = fresh_output(&problem);
+            output.o.fill_with(|_| 1.0);
+            assert_eq!(first_broken_canary(&output.o), None);
+            // 8 elements of a row, then 16 of gap: the last byte of the last gap, then the first of an inner one.
+            for (row, inside) in [(rows - 1, 47), (7, 16)] {
+                let at = row * 48 + inside;
+                output.o.bytes_mut()[at] = 0;
+                assert_eq!(first_broken_canary(&output.o), Some(at), "{layout}");
+            }
+        }
+    }
+
+    #[test]
+    fn launching_is_not_checking() {
+        let case = case();
+        let wrong = Spoiled(|o, _| floats(o)[3] = 0.5);
+        let result = launch(&wrong, "cpu_flash", &case.problem, &[case.inputs.clone()], 2).unwrap();
+        assert!(result.verdict.is_pass() && result.detail.contains("nobody looked"), "{result:?}");
+        let problem = Problem::new("tiny".parse().unwrap(), DType::U8).unwrap();
+        let inputs = [Inputs::generate(&problem, Family::Normal, 1)];
+        let refused = launch(&CPU, "cpu_flash", &problem, &inputs, 1).unwrap();
+        assert!(matches!(refused.verdict, Verdict::Unavailable(_)), "{refused:?}");
     }
 
     #[test]

@@ -247,14 +247,14 @@ pub fn from_log(path: &Path, registry: &Registry) -> Result<Vec<ResourceRow>, Er
     }
     let mut rows: Vec<ResourceRow> = report.entries.iter().map(|entry| log_row(entry, registry)).collect();
     for advisory in &report.advisories {
-        let note = match &advisory.code {
-            Some(code) => format!("ptxas {code}: {}", advisory.text),
-            None => format!("ptxas: {}", advisory.text),
-        };
         // An advisory belongs to the entry point it names; one that names none may be about any of them.
         let names = |row: &ResourceRow| advisory.text.contains(&format!("'{}'", row.kernel));
         let about = rows.iter().position(names).unwrap_or(0);
-        rows[about].notes.push(note);
+        if advisory.fails() {
+            rows[about].gates.insert(0, GateResult::fail(RESOURCES, advisory.describe()));
+        } else {
+            rows[about].notes.push(advisory.describe());
+        }
     }
     Ok(rows)
 }
@@ -361,6 +361,20 @@ mod tests {
         assert_eq!(why, "41 registers, the limit is 40");
         let elsewhere = read(&log(40).replace("sm_89", "sm_75")).unwrap();
         assert!(matches!(elsewhere[0].verdict(), Verdict::Unavailable(_)));
+    }
+
+    #[test]
+    fn a_fragment_in_local_memory_fails_whatever_the_numbers_are() {
+        let log = "warning: /cuda/include/crt/mma.hpp(474): Warning: cannot perform wmma load or store on local memory\n\
+                   ptxas info    : Compiling entry function 'k' for 'sm_89'\n\
+                   ptxas info    : Used 4 registers, used 0 barriers\n";
+        let rows = read(log).unwrap();
+        let Verdict::Fail(why) = rows[0].verdict() else { panic!("{rows:?}") };
+        assert_eq!(
+            why,
+            "mma.hpp(474): cannot perform wmma load or store on local memory; its result is undefined"
+        );
+        assert!(rows[0].notes.is_empty());
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The cases that every kernel is put through.
 
-use evosdpa_core::{Alignment, Case, DType, Error, Layout, Mask, Problem, Shape, Sizes, inputs::Family};
+use evosdpa_core::{
+    Alignment, Case, DType, Error, Layout, Mask, Problem, Shape, Sizes,
+    inputs::{Family, Inputs},
+};
 
 /// What a group of cases is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,10 +22,12 @@ pub enum Group {
     HeadsAndLayouts,
     /// Small cases for the simulator.
     Simulated,
+    /// Few cases that between them reach every branch of a kernel, for putting every variant through.
+    Variants,
 }
 
 impl Group {
-    /// The groups of the whole suite, in the order they run; the simulator has its own.
+    /// The groups of the whole suite, in the order they run; the simulator and variants have their own.
     pub const ALL: [Self; 6] =
         [Self::Families, Self::Lengths, Self::HeadDims, Self::Masks, Self::HeadsAndLayouts, Self::Acceptance];
 
@@ -36,6 +41,7 @@ impl Group {
             Self::Masks => "masks",
             Self::HeadsAndLayouts => "heads, layouts",
             Self::Simulated => "simulated",
+            Self::Variants => "variants",
         }
     }
 }
@@ -59,6 +65,14 @@ impl CaseSpec {
     /// Draws the inputs and solves the problem.
     pub fn build(&self) -> Case {
         Case::new(self.problem, self.family, self.seed, self.row_gap)
+    }
+
+    /// Draws the inputs alone.
+    pub fn inputs(&self) -> Inputs {
+        match self.row_gap {
+            None => Inputs::generate(&self.problem, self.family, self.seed),
+            Some(gap) => Inputs::with_poisoned_gaps(&self.problem, self.family, self.seed, gap),
+        }
     }
 
     /// How the case is called in reports.
@@ -116,6 +130,7 @@ pub fn cases(groups: &[Group], dtype: DType, seeds: u64) -> Result<Vec<CaseSpec>
             Group::Masks => masks(dtype, &mut all)?,
             Group::HeadsAndLayouts => heads_and_layouts(dtype, &mut all)?,
             Group::Simulated => all.extend(simulated(dtype)?),
+            Group::Variants => all.extend(variants(dtype)?),
         }
     }
     // The log-sum-exp is checked wherever there is one.
@@ -136,9 +151,34 @@ pub fn simulated(dtype: DType) -> Result<Vec<CaseSpec>, Error> {
     ];
     let case = |text: &&str| {
         let problem = Problem::new(text.parse()?, dtype)?.with_lse(true);
-        Ok(CaseSpec { group: Group::Simulated, problem, family: Family::Normal, seed: 1, row_gap: Some(8) })
+        // In one of them rows start where no wide copy may.
+        let row_gap = if text.contains("window") { 5 } else { 8 };
+        Ok(CaseSpec {
+            group: Group::Simulated,
+            problem,
+            family: Family::Normal,
+            seed: 1,
+            row_gap: Some(row_gap),
+        })
     };
     texts.iter().map(case).collect()
+}
+
+/// Cases for kernels with a thousand variants: ragged and whole tiles, shared heads, a window and a causal mask, scores of
+/// every size, dimensions 64 and 128, rows that may and rows that may not be copied 16 bytes at a time.
+pub fn variants(dtype: DType) -> Result<Vec<CaseSpec>, Error> {
+    let cases = [
+        ("mission", Family::Normal, None),
+        ("mission:causal", Family::Normal, None),
+        ("b1h4/2s77/130d64:causal-br", Family::Normal, Some(16)),
+        ("b1h2s130/77d40:window=31/3", Family::LargeLogits, Some(5)),
+        ("b1h2s70/77d128:causal", Family::Normal, Some(16)),
+    ];
+    let case = |(text, family, row_gap): (&str, Family, Option<usize>)| {
+        let problem = Problem::new(text.parse()?, dtype)?.with_lse(true);
+        Ok(CaseSpec { group: Group::Variants, problem, family, seed: 6, row_gap })
+    };
+    cases.into_iter().map(case).collect()
 }
 
 fn acceptance(dtype: DType, seeds: u64, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
@@ -253,7 +293,14 @@ mod tests {
     /// The rules of 8-bit kernels are wider than the others': no case may be so mild that a wrong answer keeps them.
     #[test]
     fn no_eight_bit_case_accepts_a_control() {
-        let groups = [Group::Families, Group::Lengths, Group::HeadDims, Group::Masks, Group::HeadsAndLayouts];
+        let groups = [
+            Group::Families,
+            Group::Lengths,
+            Group::HeadDims,
+            Group::Masks,
+            Group::HeadsAndLayouts,
+            Group::Variants,
+        ];
         for dtype in DType::EIGHT_BIT {
             // The longest add time and nothing that shorter ones do not show.
             let small =

@@ -1,4 +1,4 @@
-//! Running a program under compute-sanitizer.
+//! Running a program under compute-sanitizer, or on its own where it must not take this process with it.
 
 use std::{
     fs::{self, File},
@@ -32,8 +32,6 @@ impl Checked<'_> {
     pub fn under(&self, tool: Tool) -> Result<GateResult, Error> {
         let folder = Scratch::create()?;
         let log_path = folder.file("sanitizer.log");
-        let (said, complained) = (folder.file("stdout"), folder.file("stderr"));
-        let create = |path: &Path| File::create(path).doing("write", path, "is the temporary folder full?");
         let mut command = Command::new(self.sanitizer);
         command
             .args(["--tool", tool.name(), "--log-file"])
@@ -43,33 +41,47 @@ impl Checked<'_> {
             // A wrong answer ends the program with 1, which is not a finding of the tool.
             .args(["--check-exit-code", "no", "--error-exitcode", "1"])
             .arg(self.program)
-            .args(self.arguments)
-            .stdin(Stdio::null())
-            .stdout(create(&said)?)
-            .stderr(create(&complained)?);
-        let Some(status) = self.wait(command)? else {
-            let limit = self.limit.as_secs_f64();
-            return Ok(GateResult::fail(
-                tool.name(),
-                format!("did not finish within {limit} s and was ended"),
-            ));
+            .args(self.arguments);
+        let Some(ran) = self.finish(&folder, command, self.sanitizer)? else {
+            return Ok(GateResult::fail(tool.name(), self.too_long()));
         };
-        // Absent files are empty: a tool that did not get as far as opening its log has said nothing.
-        let read = |path: &Path| {
-            fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
-        };
-        let ran = ran(&read(&said), &read(&complained), status);
         Ok(Log::read(&read(&log_path)).verdict(tool, &ran))
     }
 
+    /// Runs the program on its own: its word alone is the verdict, and whatever the kernel does to its GPU, this process
+    /// and its own GPU are not touched.
+    pub fn alone(&self, gate: &str) -> Result<GateResult, Error> {
+        let mut command = Command::new(self.program);
+        command.args(self.arguments);
+        Ok(match self.finish(&Scratch::create()?, command, self.program)? {
+            None => GateResult::fail(gate, self.too_long()),
+            Some(Ran::Yes) => GateResult::pass(gate, "right, and the same twice"),
+            Some(Ran::Wrong(why)) => GateResult::fail(gate, why),
+            Some(Ran::No(why)) => GateResult::unavailable(gate, why),
+        })
+    }
+
+    fn too_long(&self) -> String {
+        format!("did not finish within {} s and was ended", self.limit.as_secs_f64())
+    }
+
+    /// The program's word; `None` when the limit was reached.
+    fn finish(&self, folder: &Scratch, mut command: Command, started: &Path) -> Result<Option<Ran>, Error> {
+        let (said, complained) = (folder.file("stdout"), folder.file("stderr"));
+        let create = |path: &Path| File::create(path).doing("write", path, "is the temporary folder full?");
+        command.stdin(Stdio::null()).stdout(create(&said)?).stderr(create(&complained)?);
+        let status = self.wait(command, started)?;
+        Ok(status.map(|status| ran(&read(&said), &read(&complained), status)))
+    }
+
     /// The exit status, or `None` when the limit was reached and the process and its children were ended.
-    fn wait(&self, mut command: Command) -> Result<Option<ExitStatus>, Error> {
+    fn wait(&self, mut command: Command, started: &Path) -> Result<Option<ExitStatus>, Error> {
         use std::os::unix::process::CommandExt;
         let hint = "name another with --sanitizer";
-        let mut child = command.process_group(0).spawn().doing("start", self.sanitizer, hint)?;
+        let mut child = command.process_group(0).spawn().doing("start", started, hint)?;
         let deadline = Instant::now() + self.limit;
         loop {
-            match child.try_wait().doing("wait for", self.sanitizer, hint)? {
+            match child.try_wait().doing("wait for", started, hint)? {
                 Some(status) => return Ok(Some(status)),
                 None if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
                 None => {
@@ -84,6 +96,11 @@ impl Checked<'_> {
     }
 }
 
+/// Absent files are empty: a tool that did not get as far as opening its log has said nothing.
+fn read(path: &Path) -> String {
+    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}
+
 /// What `evosdpa check --json` says of the one kernel it was asked about.
 fn ran(said: &str, complained: &str, status: ExitStatus) -> Ran {
     let document: Option<Value> = serde_json::from_str(said).ok();
@@ -91,14 +108,6 @@ fn ran(said: &str, complained: &str, status: ExitStatus) -> Ran {
         let last = complained.trim().lines().last().unwrap_or("it said nothing");
         return Ran::No(format!("the checked program ended with {status}: {last}"));
     };
-    if rows.is_empty() {
-        // With `--once` nobody looks at the answer, and a launch that fails is an error.
-        return if status.success() {
-            Ran::Yes
-        } else {
-            Ran::No(format!("the checked program ended with {status}"))
-        };
-    }
     let gates = rows.iter().flat_map(|row| row["gates"].as_array().into_iter().flatten());
     let of = |word: &str| {
         let mut gates = gates.clone().filter(|gate| gate["verdict"] == word);
@@ -108,7 +117,7 @@ fn ran(said: &str, complained: &str, status: ExitStatus) -> Ran {
         (Some(why), ..) => Ran::Wrong(why),
         (None, Some(_), _) => Ran::Yes,
         (None, None, Some(why)) => Ran::No(why),
-        (None, None, None) => Ran::No("the checked program names no verdict".to_owned()),
+        (None, None, None) => Ran::No("the checked program launched nothing".to_owned()),
     }
 }
 
@@ -180,11 +189,28 @@ mod tests {
         assert_eq!(verdict, Verdict::Unavailable("the kernel did not run: why".to_owned()));
         let dirty = CLEAN.replace("0 errors", "1 error");
         assert!(under(&dirty, &answer("PASS"), SECOND).verdict.is_fail());
-        let once = r#"echo '{"rows": []}'"#;
-        assert!(under(CLEAN, once, SECOND).verdict.is_pass());
-        assert!(!under(CLEAN, &format!("{once}; exit 2"), SECOND).verdict.is_pass());
+        let nothing = under(CLEAN, r#"echo '{"rows": []}'"#, SECOND);
+        assert!(!nothing.verdict.is_pass() && nothing.detail.contains("launched nothing"), "{nothing:?}");
         let dead = under("", "echo 'no CUDA driver' >&2; exit 2", SECOND);
         assert!(dead.detail.contains("no CUDA driver") && !dead.verdict.is_fail(), "{dead:?}");
+    }
+
+    #[test]
+    fn a_program_alone_is_judged_by_its_own_word() {
+        let alone = |then: &str, limit| {
+            let folder = tempfile::tempdir().unwrap();
+            let program = stand_in(folder.path(), "", then);
+            let arguments: Vec<String> =
+                ["--tool", "none", "--log-file", "/dev/null"].map(str::to_owned).to_vec();
+            let checked =
+                Checked { sanitizer: Path::new("/none"), program: &program, arguments: &arguments, limit };
+            checked.alone("correctness").unwrap().verdict
+        };
+        assert!(alone(&answer("PASS"), SECOND).is_pass());
+        assert_eq!(alone(&answer("FAIL"), SECOND), Verdict::Fail("why".to_owned()));
+        let crashed = alone("echo 'no CUDA driver' >&2; exit 2", SECOND);
+        assert!(matches!(&crashed, Verdict::Unavailable(why) if why.contains("no CUDA driver")), "{crashed}");
+        assert!(alone("sleep 60", Duration::from_millis(300)).is_fail());
     }
 
     #[test]

@@ -1,0 +1,168 @@
+//! `evosdpa sanitize --mutants`: do the gates stop what is known to be wrong, and nothing else?
+
+use std::{fmt::Write, path::Path, time::Duration};
+
+use evosdpa_kernels::{Kernel, Mutant, Target};
+use evosdpa_lab::{
+    device::{Device as _, Sim},
+    gate::{
+        GateResult, Verdict,
+        mutants::{self, MutantRow, variant_name},
+        sanitizer::{Checked, Tool},
+    },
+    machine::Environment,
+};
+
+use super::{Ready, in_parallel, program, ready};
+use crate::{
+    Found,
+    args::Sanitize,
+    command::{cuda_ordinal, registry, unknown_device},
+    interrupt, output, progress,
+};
+
+/// A launch that takes longer hangs: none of the mutants' problems takes a millisecond.
+const LAUNCH_SECONDS: &str = "3";
+
+pub(super) fn run(args: &Sanitize) -> anyhow::Result<Found> {
+    let registry = registry(&[])?;
+    // Every mutant says what is wrong with it: that is what makes it one.
+    let known: Vec<(&Kernel, &Mutant)> =
+        registry.mutants().filter_map(|kernel| Some((kernel, kernel.manifest.mutant.as_ref()?))).collect();
+    interrupt::listen();
+    let bar = progress::bar(known.len() as u64);
+    let mut environment = Environment::look(None);
+    let rows: Vec<MutantRow> = if args.device == "sim" {
+        let sim = Sim::open(registry.clone().with_mutants())?;
+        environment.accelerator = sim.accelerator();
+        let mut rows = Vec::new();
+        for (kernel, about) in known {
+            if interrupt::asked() {
+                break;
+            }
+            progress::say(&bar, kernel.name().to_owned());
+            rows.push(mutants::on_sim(&sim, kernel, about)?);
+            bar.inc(1);
+        }
+        rows
+    } else {
+        let Some(ordinal) = cuda_ordinal(&args.device) else {
+            return Err(unknown_device(&args.device, &["cuda", "cuda:N", "sim"]));
+        };
+        let ready = ready(args, ordinal).map_err(|why| anyhow::anyhow!("{why}; or use --device sim"))?;
+        environment.accelerator = ready.accelerator.clone();
+        let program = program()?;
+        let trial = Trial { args, ready: &ready, program: &program };
+        let rows = in_parallel(&known, args.workers as usize, |(kernel, about)| {
+            let row = trial.of(kernel, about);
+            bar.inc(1);
+            row
+        });
+        rows.into_iter().flatten().collect::<anyhow::Result<_>>()?
+    };
+    bar.finish_and_clear();
+
+    if args.json {
+        output::print_json("sanitize.mutants", &environment, &rows)?;
+    } else {
+        output::print(&page(&rows))?;
+    }
+    let verdicts: Vec<&Verdict> = rows.iter().map(|row| &row.gates[0].verdict).collect();
+    Ok(if interrupt::asked() {
+        Found::Interrupted
+    } else if verdicts.iter().any(|verdict| verdict.is_fail()) {
+        Found::Failure
+    } else if verdicts.iter().all(|verdict| verdict.is_pass()) {
+        Found::NothingWrong
+    } else {
+        Found::Unavailable
+    })
+}
+
+/// Mutants on a GPU: each run is a process of its own, because a mutant may hang it or break its context.
+struct Trial<'a> {
+    args: &'a Sanitize,
+    ready: &'a Ready,
+    program: &'a Path,
+}
+
+impl Trial<'_> {
+    fn of(&self, kernel: &Kernel, about: &Mutant) -> anyhow::Result<MutantRow> {
+        let mistake = self.gates(kernel, about, true)?;
+        let repair = self.gates(kernel, about, false)?;
+        Ok(MutantRow::new(kernel, about, mistake, repair))
+    }
+
+    fn gates(&self, kernel: &Kernel, about: &Mutant, mistake: bool) -> anyhow::Result<Vec<GateResult>> {
+        let target: Target = self.ready.target;
+        let mut gates = mutants::built(kernel, about, mistake, target)?;
+        if gates.iter().any(|gate| gate.verdict.is_fail()) {
+            return Ok(gates);
+        }
+        let checked = |arguments: &[String]| -> anyhow::Result<GateResult> {
+            Ok(self.checked(arguments).alone("correctness")?)
+        };
+        let plain = checked(&self.arguments(kernel, about, mistake, false))?;
+        let hangs = plain.detail.contains("did not finish");
+        gates.push(plain);
+        // A tool has nothing to add to a hang but the time it takes to see it.
+        if !hangs {
+            let once = self.arguments(kernel, about, mistake, true);
+            for tool in Tool::ALL.into_iter().filter(|tool| self.args.tools.contains(tool)) {
+                gates.push(self.checked(&once).under(tool)?);
+            }
+        }
+        Ok(gates)
+    }
+
+    fn checked<'a>(&'a self, arguments: &'a [String]) -> Checked<'a> {
+        Checked {
+            sanitizer: &self.ready.sanitizer,
+            program: self.program,
+            arguments,
+            limit: Duration::from_secs_f64(self.args.timeout),
+        }
+    }
+
+    fn arguments(&self, kernel: &Kernel, about: &Mutant, mistake: bool, once: bool) -> Vec<String> {
+        let shape = about.shape.to_string();
+        let name = variant_name(kernel, mistake);
+        let fixed = ["check", "--mutants", "--device", &self.args.device, "--seeds", "1", "--json"];
+        let work = ["--shapes", &shape, "--kernels", &name, "--dtype", "f16"];
+        let limits = ["--time-limit", LAUNCH_SECONDS];
+        let parts = fixed.into_iter().chain(work).chain(limits).chain(once.then_some("--once"));
+        parts.map(str::to_owned).collect()
+    }
+}
+
+/// A line for each mutant, then what stopped it in words.
+fn page(rows: &[MutantRow]) -> String {
+    let table_rows = rows
+        .iter()
+        .map(|row| {
+            let caught =
+                if row.caught_by.is_empty() { "nothing".to_owned() } else { row.caught_by.join(", ") };
+            vec![
+                row.mutant.clone(),
+                row.gates[0].verdict.word().to_owned(),
+                row.expected.to_owned(),
+                caught,
+                row.problem.clone(),
+            ]
+        })
+        .collect();
+    let header = ["mutant", "verdict", "first expected", "caught by", "problem"];
+    let mut page = output::table(&header, 9, table_rows);
+    for row in rows {
+        let word = output::coloured(&row.gates[0].verdict);
+        let _ = writeln!(page, "\n{word} {}: {}", row.mutant, row.breaks);
+        if !row.gates[0].verdict.is_pass() {
+            let _ = writeln!(page, "  {}", row.gates[0].detail);
+        }
+        if let Some(evidence) = row.evidence() {
+            let first: Vec<&str> = evidence.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+            let _ = writeln!(page, "  {}", first.iter().take(3).copied().collect::<Vec<_>>().join("\n  "));
+        }
+    }
+    page
+}
