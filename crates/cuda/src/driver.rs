@@ -49,6 +49,7 @@ pub(crate) const USED_FUNCTIONS: &[&str] = &[
     "cuStreamEndCapture",
     "cuStreamSynchronize",
     "cuTensorMapEncodeTiled",
+    "cuTensorMapReplaceAddress",
     "cuThreadExchangeStreamCaptureMode",
 ];
 

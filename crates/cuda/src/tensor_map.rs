@@ -82,6 +82,18 @@ impl TensorMap {
         Ok(Self(map))
     }
 
+    /// The same map of a tensor that lies elsewhere: a fraction of the cost of a new one. `name` is what errors call it.
+    pub fn moved_to(&self, entered: &Entered<'_>, name: &str, address: u64) -> Result<Self> {
+        // The proof is only there so that the driver is.
+        let _ = entered;
+        check_address(address).map_err(|problem| Error::TensorMap { tensor: name.to_owned(), problem })?;
+        let mut map = self.0;
+        // SAFETY: the map was made by the driver, which writes it; the address is only stored.
+        let code = unsafe { sys::cuTensorMapReplaceAddress(&mut map, address as *mut _) };
+        check("cuTensorMapReplaceAddress", code, || format!("{name} at {address:#x}"))?;
+        Ok(Self(map))
+    }
+
     pub(crate) fn as_ptr(&self) -> *const sys::CUtensorMap {
         &self.0
     }
@@ -95,9 +107,7 @@ impl TensorMapRequest<'_> {
 
     fn broken_rule(&self) -> Result<(), String> {
         let bytes = u64::from(self.dtype.bytes());
-        if self.address == 0 || !self.address.is_multiple_of(16) {
-            return Err(format!("its address {:#x} is not a multiple of 16 bytes", self.address));
-        }
+        check_address(self.address)?;
         for (name, size) in ["head dimension", "sequence", "heads", "batch"].iter().zip(self.sizes) {
             if size == 0 || size > 1 << 32 {
                 return Err(format!("its {name} is {size}; 1 to 2^32 are possible"));
@@ -127,6 +137,13 @@ impl TensorMapRequest<'_> {
         }
         Ok(())
     }
+}
+
+fn check_address(address: u64) -> Result<(), String> {
+    if address == 0 || !address.is_multiple_of(16) {
+        return Err(format!("its address {address:#x} is not a multiple of 16 bytes"));
+    }
+    Ok(())
 }
 
 fn data_type(dtype: InputType) -> DataType {

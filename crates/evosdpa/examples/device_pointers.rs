@@ -387,7 +387,7 @@ fn parts_of_a_call(gpu: &Gpu) -> Result<Value, Error> {
         maps.collect()
     };
     let maps = encode()?;
-    let (mut launch_us, mut encode_us) = (Vec::new(), Vec::new());
+    let (mut launch_us, mut encode_us, mut move_us) = (Vec::new(), Vec::new(), Vec::new());
     while launch_us.len() < CALLS {
         for _ in 0..CALLS_AT_ONCE {
             let start = Instant::now();
@@ -397,13 +397,19 @@ fn parts_of_a_call(gpu: &Gpu) -> Result<Value, Error> {
             let start = Instant::now();
             std::hint::black_box(encode()?);
             encode_us.push(start.elapsed().as_secs_f64() * 1e6);
+            let start = Instant::now();
+            for map in &maps {
+                std::hint::black_box(map.moved_to(&entered, "Q", params.q)?);
+            }
+            move_us.push(start.elapsed().as_secs_f64() * 1e6);
         }
         wait(&stream, "launches alone")?;
     }
     Ok(json!({
         "what": "parts of a call",
         "driver_launch": quantiles(launch_us),
-        "all_tensor_maps": quantiles(encode_us),
+        "tensor_maps_made": quantiles(encode_us),
+        "tensor_maps_moved": quantiles(move_us),
         "tensor_maps": maps.len(),
         "passed": true,
     }))

@@ -1,7 +1,7 @@
 //! Attention on an NVIDIA GPU: device pointers and a stream in, a launch out.
 //!
 //! The first call for a problem plans it: it chooses a kernel, compiles it or takes it from the cache on disk, loads it
-//! and raises its limits. Every later call fills in the parameters, encodes the tensor maps for its pointers and launches:
+//! and raises its limits. Every later call fills in the parameters, moves the tensor maps to its pointers and launches:
 //! no allocation, no synchronisation, a few microseconds of the host's time. Calls may come from any thread and may be
 //! captured into CUDA graphs.
 

@@ -7,7 +7,7 @@ use std::{
 
 use evosdpa_core::Problem;
 use evosdpa_cuda::{Builder, Device, Function, PreparedLaunch, RawStream, RelaxedCapture, TensorMap};
-use evosdpa_kernels::{ProblemFacts, Registry, Target, TensorMapUse, Variant};
+use evosdpa_kernels::{ProblemFacts, Registry, Target, TensorName, Variant};
 
 use crate::{
     DeviceTensors, Error,
@@ -48,6 +48,8 @@ pub struct Gpu {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     facts: ProblemFacts,
+    /// Of Q, K, V and O: tensor maps hold them.
+    strides: [[i64; 3]; 4],
     /// See [`DeviceTensors::alignment_class`].
     alignment: u8,
 }
@@ -63,7 +65,8 @@ struct Code {
 #[derive(Debug)]
 struct Plan {
     planned: Planned,
-    tensor_maps: Vec<TensorMapUse>,
+    /// For the tensors it was planned with; a call moves them to its own.
+    tensor_maps: Vec<(TensorName, TensorMap)>,
     prepared: PreparedLaunch,
 }
 
@@ -140,21 +143,23 @@ impl Gpu {
         let plan = self.plan(problem, tensors)?;
         let params = tensors.params(problem);
         let entered = self.device.enter()?;
-        let wanted = &plan.tensor_maps;
         let mut maps = [TensorMap::EMPTY; PreparedLaunch::TENSOR_MAPS_MAX];
-        for (map, wanted) in maps.iter_mut().zip(wanted) {
-            *map = TensorMap::encode_in(&entered, &tensors.tensor_map(problem, wanted)?)?;
+        for (map, (tensor, planned)) in maps.iter_mut().zip(&plan.tensor_maps) {
+            let (name, tensor) = tensors.named(*tensor);
+            *map = planned.moved_to(&entered, name, tensor.address)?;
         }
         // SAFETY: parameters and maps describe the caller's memory and stream, which this function's contract covers; the
         // kernel takes as many maps as its manifest lists, and the plan has made sure that they fit.
-        unsafe { plan.prepared.launch_on(&entered, stream, &params, &maps[..wanted.len()]) }?;
+        unsafe { plan.prepared.launch_on(&entered, stream, &params, &maps[..plan.tensor_maps.len()]) }?;
         Ok(())
     }
 
     fn plan(&self, problem: &Problem, tensors: &DeviceTensors) -> Result<Arc<Plan>, Error> {
         let mut facts = ProblemFacts::try_from(problem)?;
         facts.lse = tensors.lse.is_some();
-        let key = Key { facts, alignment: tensors.alignment_class(problem) };
+        let DeviceTensors { q, k, v, o, .. } = tensors;
+        let strides = [q.strides, k.strides, v.strides, o.strides];
+        let key = Key { facts, strides, alignment: tensors.alignment_class(problem) };
         let known = self.plans.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         match known {
             Some(plan) => Ok(plan),
@@ -166,8 +171,16 @@ impl Gpu {
     fn make_plan(&self, key: Key, problem: &Problem, tensors: &DeviceTensors) -> Result<Arc<Plan>, Error> {
         let Choice { variant, origin, .. } = self.planner.choose_quickly(&self.question(problem, tensors))?;
         let prepared = self.prepared(&variant)?;
+        let tensor_maps = variant
+            .tensor_maps
+            .iter()
+            .map(|wanted| {
+                let request = tensors.tensor_map(problem, wanted)?;
+                Ok((wanted.tensor, TensorMap::encode(&self.device, &request)?))
+            })
+            .collect::<Result<_, Error>>()?;
         let planned = Planned { label: variant.label(), kernel: variant.kernel, origin };
-        let plan = Arc::new(Plan { planned, tensor_maps: variant.tensor_maps, prepared });
+        let plan = Arc::new(Plan { planned, tensor_maps, prepared });
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= PLANS_MAX {
             plans.clear();

@@ -157,11 +157,12 @@ impl DeviceTensors {
         problem: &Problem,
         wanted: &TensorMapUse,
     ) -> evosdpa_kernels::Result<TensorMapRequest<'static>> {
-        let (name, tensor, shape) = match wanted.tensor {
-            TensorName::Q => ("Q", &self.q, problem.q_shape()),
-            TensorName::K => ("K", &self.k, problem.k_shape()),
-            TensorName::V => ("V", &self.v, problem.v_shape()),
-            TensorName::O => ("O", &self.o, problem.o_shape()),
+        let (name, tensor) = self.named(wanted.tensor);
+        let shape = match wanted.tensor {
+            TensorName::Q => problem.q_shape(),
+            TensorName::K => problem.k_shape(),
+            TensorName::V => problem.v_shape(),
+            TensorName::O => problem.o_shape(),
         };
         let dtype = if wanted.tensor == TensorName::O { problem.output_dtype() } else { problem.dtype() };
         let dtype: InputType = dtype.name().parse()?;
@@ -181,6 +182,16 @@ impl DeviceTensors {
             box_sizes: wanted.box_sizes,
             swizzle: wanted.swizzle,
         })
+    }
+
+    /// A tensor by its name, and what errors call it.
+    pub(crate) fn named(&self, name: TensorName) -> (&'static str, &DeviceTensor) {
+        match name {
+            TensorName::Q => ("Q", &self.q),
+            TensorName::K => ("K", &self.k),
+            TensorName::V => ("V", &self.v),
+            TensorName::O => ("O", &self.o),
+        }
     }
 
     /// Which of Q, K, V and O the copy engine could reach, as four bits: what the choice of a kernel depends on.
