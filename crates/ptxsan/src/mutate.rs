@@ -12,12 +12,15 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One way to run a module: a problem, say. Gives the outcome and the bytes of the result.
+/// Runs a module: the outcome, and the bytes of the result.
+pub type Run<'a, E> = dyn Fn(&Module, &Options) -> Result<(Outcome, Vec<u8>), E> + 'a;
+
+/// One way to run a module: a problem, say.
 pub struct Scene<'a, E> {
     /// What it is called in a report.
     pub name: String,
     /// Runs a module.
-    pub run: Box<dyn Fn(&Module, &Options) -> Result<(Outcome, Vec<u8>), E> + 'a>,
+    pub run: Box<Run<'a, E>>,
 }
 
 /// What became of one deletion.
