@@ -58,20 +58,34 @@ fn run_all(sim: &Sim, runs: impl IntoIterator<Item = Run>) -> usize {
     count
 }
 
+/// Variants of one kernel, type and case to choose from, about.
+const POOL: usize = 2000;
+
+#[derive(Clone, Copy)]
+enum Offer {
+    EverySchedule,
+    OneEach,
+}
+
 /// A kernel's variants on these cases, in a choice that shows every pair of settings, types, cases and schedules.
-fn pairs(sim: &Sim, kernel: &str, shapes: &[&'static str], dtypes: &[DType], pool: usize) -> Vec<Run> {
+fn pairs(sim: &Sim, kernel: &str, shapes: &[&'static str], dtypes: &[DType], offer: Offer) -> Vec<Run> {
     let mut all: Vec<Run> = Vec::new();
     let mut settings: Vec<Vec<String>> = Vec::new();
+    let mut turn = 0;
     for &shape in shapes {
         for &dtype in dtypes {
             let names = sim.variants(kernel, &spec(shape, dtype).problem, usize::MAX).unwrap();
             // A huge space is thinned out first, by a step that hits every value.
-            let step = names.len().div_ceil(pool) | 1;
+            let step = names.len().div_ceil(POOL) | 1;
+            turn += 1;
             for (at, name) in names.into_iter().step_by(step).enumerate() {
                 let inside = name.split_once('[').map_or("", |(_, rest)| rest.trim_end_matches(']'));
                 let tunables: Vec<String> = inside.split_whitespace().map(str::to_owned).collect();
-                // Small spaces are offered under every schedule, large ones under each in turn.
-                let schedules = if step == 1 { &Schedule::ALL[..] } else { &Schedule::ALL[at % 6..][..1] };
+                // Where a run is short every schedule is offered, else each in turn.
+                let schedules = match offer {
+                    Offer::EverySchedule => &Schedule::ALL[..],
+                    Offer::OneEach => &Schedule::ALL[(at + turn) % Schedule::ALL.len()..][..1],
+                };
                 for &schedule in schedules {
                     let mut values = tunables.clone();
                     values.extend([shape.to_owned(), dtype.name().to_owned(), schedule.name().to_owned()]);
@@ -121,16 +135,16 @@ fn every_kernel_is_right_and_free_of_races_under_every_schedule() {
 fn variants_of_the_small_spaces_are_right() {
     let sim = sim();
     for kernel in ["sdpa_v1", "sdpa_v2b", "sdpa_v2c"] {
-        run_all(&sim, pairs(&sim, kernel, &SMALL, &HALF, 4096));
+        run_all(&sim, pairs(&sim, kernel, &SMALL, &HALF, Offer::EverySchedule));
     }
-    run_all(&sim, pairs(&sim, "fa_s512_v3", &LONG, &HALF, 4096));
+    run_all(&sim, pairs(&sim, "fa_s512_v3", &LONG, &HALF, Offer::OneEach));
 }
 
 #[test]
 fn toggles_of_the_eight_bit_kernel_are_right() {
     let sim = sim();
     let shapes = ["tiny:causal", "b1h1s40/33d64:causal-br", "b1h1s33/70d64"];
-    let runs = pairs(&sim, "sdpa_fp8_stage_c", &shapes, &DType::EIGHT_BIT, 4096);
+    let runs = pairs(&sim, "sdpa_fp8_stage_c", &shapes, &DType::EIGHT_BIT, Offer::EverySchedule);
     assert!(runs.len() >= 18, "{} runs", runs.len());
     run_all(&sim, runs);
 }
@@ -139,7 +153,7 @@ fn toggles_of_the_eight_bit_kernel_are_right() {
 fn variants_of_the_portable_kernel_are_right() {
     let sim = sim();
     let shapes = ["tiny:causal", "b1h2/1s33/65d64:causal-br", "b1h1s40/70d40"];
-    let runs = pairs(&sim, "ampere_fwd", &shapes, &HALF, 2000);
+    let runs = pairs(&sim, "ampere_fwd", &shapes, &HALF, Offer::OneEach);
     assert!(runs.len() >= 24, "{} runs", runs.len());
     run_all(&sim, runs);
 }

@@ -12,12 +12,15 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One way to run a module: a problem, say. Gives the outcome and the bytes of the result.
+/// Runs a module: the outcome, and the bytes of the result.
+pub type Run<'a, E> = dyn Fn(&Module, &Options) -> Result<(Outcome, Vec<u8>), E> + 'a;
+
+/// One way to run a module: a problem, say.
 pub struct Scene<'a, E> {
     /// What it is called in a report.
     pub name: String,
     /// Runs a module.
-    pub run: Box<dyn Fn(&Module, &Options) -> Result<(Outcome, Vec<u8>), E> + 'a>,
+    pub run: Box<Run<'a, E>>,
 }
 
 /// What became of one deletion.
@@ -94,8 +97,8 @@ impl Score {
     }
 }
 
-/// What every synchronisation did over all runs, by instruction.
-type Work = BTreeMap<u32, (u64, u64)>;
+/// What every synchronisation did in one run, by instruction.
+type Work = BTreeMap<u32, SyncWork>;
 
 /// Deletes each synchronisation of an entry in turn and runs all scenes under all schedules until it is noticed.
 pub fn score<E: From<Error>>(
@@ -105,26 +108,28 @@ pub fn score<E: From<Error>>(
     schedules: &[Schedule],
 ) -> Result<Score, E> {
     let mut score = Score { entry: entry.to_owned(), unmutated_findings: Vec::new(), deletions: Vec::new() };
-    let mut results = Vec::new();
-    let mut work = Work::new();
+    let points = module.sync_points(entry)?;
+    let (mut results, mut work) = (Vec::new(), Vec::new());
     for (scene, schedule) in pairs(scenes, schedules) {
-        let (outcome, result) = (scene.run)(module, &explained(schedule))?;
+        // Where there is nothing to delete there is nothing to explain.
+        let options = Options { schedule, explain: !points.is_empty(), ..Options::default() };
+        let (outcome, result) = (scene.run)(module, &options)?;
         score.unmutated_findings.extend(outcome.findings.iter().map(|f| f.to_string()));
-        add(&mut work, &outcome.sync_work);
+        work.push(by_id(&outcome));
         results.push(result);
     }
     if !score.unmutated_findings.is_empty() {
         return Ok(score);
     }
-    for point in module.sync_points(entry)? {
-        let (executed, done) = work.get(&point.id).copied().unwrap_or_default();
-        let fate = if executed == 0 {
+    for point in points {
+        let ran = |work: &Work| work.get(&point.id).is_some_and(|work| work.executed > 0);
+        let fate = if !work.iter().any(ran) {
             Fate::NotReached
         } else {
             let mutant = module.without(point.id)?;
             match noticed(&mutant, scenes, schedules, &results)? {
                 Some(fate) => fate,
-                None => explain(module, entry, &mutant, &point, done, &work, scenes, schedules)?,
+                None => explain(module, entry, &mutant, &point, &work, scenes, schedules)?,
             }
         };
         score.deletions.push(Deletion { point, fate });
@@ -132,23 +137,15 @@ pub fn score<E: From<Error>>(
     Ok(score)
 }
 
+fn by_id(outcome: &Outcome) -> Work {
+    outcome.sync_work.iter().map(|work| (work.id, *work)).collect()
+}
+
 fn pairs<'s, 'a, E>(
     scenes: &'s [Scene<'a, E>],
     schedules: &'s [Schedule],
 ) -> impl Iterator<Item = (&'s Scene<'a, E>, Schedule)> {
     scenes.iter().flat_map(move |scene| schedules.iter().map(move |schedule| (scene, *schedule)))
-}
-
-fn explained(schedule: Schedule) -> Options {
-    Options { schedule, explain: true, ..Options::default() }
-}
-
-fn add(work: &mut Work, more: &[SyncWork]) {
-    for one in more {
-        let entry = work.entry(one.id).or_default();
-        entry.0 += one.executed;
-        entry.1 += one.work;
-    }
 }
 
 fn noticed<E>(
@@ -172,26 +169,25 @@ fn noticed<E>(
     Ok(None)
 }
 
-/// Why nobody missed a synchronisation: it did nothing, or others do what it did.
-fn explain<E>(
+/// Why nobody missed a synchronisation: it did nothing, or others do what it did. That they do in every run is what the
+/// runs without it have shown; who they are is looked up in the first run in which it did something.
+fn explain<E: From<Error>>(
     module: &Module,
     entry: &str,
     mutant: &Module,
     point: &SyncPoint,
-    done: u64,
-    before: &Work,
+    before: &[Work],
     scenes: &[Scene<'_, E>],
     schedules: &[Schedule],
-) -> Result<Fate, E>
-where
-    E: From<Error>,
-{
+) -> Result<Fate, E> {
     let is = |part: &str| point.opcode.contains(part);
     if is("fence") || is("membar") {
         // What a fence releases is learnt elsewhere: its own work says nothing.
         return Ok(Fate::Missed);
     }
-    if done == 0 {
+    let work_in = |work: &Work, id: u32| work.get(&id).map_or(0, |work| work.work);
+    let mut worked = pairs(scenes, schedules).zip(before).filter(|(_, before)| work_in(before, point.id) > 0);
+    let Some(((scene, schedule), before)) = worked.next() else {
         let reason = if is("commit_group") {
             "every group that it closes is empty"
         } else if is("cp.async") {
@@ -200,18 +196,15 @@ where
             "it orders no two conflicting accesses that were not ordered before"
         };
         return Ok(Fate::Redundant { reason: reason.to_owned() });
-    }
-    let mut after = Work::new();
-    for (scene, schedule) in pairs(scenes, schedules) {
-        add(&mut after, &(scene.run)(mutant, &explained(schedule))?.0.sync_work);
-    }
-    let mut stands_in: Vec<String> = Vec::new();
-    for other in module.sync_points(entry)? {
-        let work = |all: &Work| all.get(&other.id).map_or(0, |(_, work)| *work);
-        if other.id != point.id && work(&after) > work(before) {
-            stands_in.push(other.to_string());
-        }
-    }
+    };
+    let options = Options { schedule, explain: true, ..Options::default() };
+    let after = by_id(&(scene.run)(mutant, &options)?.0);
+    let stands_in: Vec<String> = module
+        .sync_points(entry)?
+        .into_iter()
+        .filter(|other| other.id != point.id && work_in(&after, other.id) > work_in(before, other.id))
+        .map(|other| other.to_string())
+        .collect();
     if stands_in.is_empty() {
         return Ok(Fate::Missed);
     }
