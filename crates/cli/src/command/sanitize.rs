@@ -53,6 +53,9 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
     if args.mutants {
         return mutants::run(&args);
     }
+    if args.mutation_score {
+        return super::mutation::run(&args);
+    }
     let registry = registry(&args.kernel_path)?;
     let mut work: Vec<Work<'_>> = Vec::new();
     for (name, kernel) in named_kernels(&registry, &args.kernels)? {

@@ -5,10 +5,12 @@ mod arguments;
 mod cpu;
 mod cuda;
 mod sim;
+mod simulation;
 
 pub use cpu::Cpu;
 pub use cuda::Cuda;
 pub use sim::{SCHEDULES, Sim};
+pub use simulation::Simulation;
 
 use evosdpa_core::{DType, Problem, Tensor, inputs::Inputs};
 

@@ -160,6 +160,27 @@ impl Shadow {
         found
     }
 
+    /// Who made earlier accesses that one to these bytes would conflict with, and when.
+    pub(crate) fn earlier(&self, offset: usize, bytes: u32, write: bool) -> Vec<(u32, u32)> {
+        let mut found = Vec::new();
+        let Some(Some(chunk)) = self.chunks.get(offset >> CHUNK_SHIFT) else { return found };
+        let inside = offset & (CHUNK_BYTES - 1);
+        let range = inside >> chunk.shift..=(inside + bytes as usize - 1) >> chunk.shift;
+        for cell in &chunk.cells[range] {
+            if cell.write_time != 0 {
+                found.push((cell.writer, cell.write_time));
+            }
+            if write {
+                let more = cell.more.checked_sub(1).map(|list| &self.lists[list as usize]);
+                for readers in more.into_iter().flatten().chain([&cell.readers]) {
+                    let lanes = (0..32).filter(|lane| readers.mask >> lane & 1 == 1);
+                    found.extend(lanes.map(|lane| (readers.base + lane, readers.time)));
+                }
+            }
+        }
+        found
+    }
+
     /// Every cell that was touched: offset, bytes, the last writer and a reader with their instructions.
     pub(crate) fn touched(&self) -> impl Iterator<Item = Touched> + '_ {
         self.chunks.iter().enumerate().filter_map(|(i, c)| c.as_ref().map(|c| (i, c))).flat_map(
