@@ -215,8 +215,8 @@ pub(crate) struct Sanitize {
     /// A folder with kernels of your own, each a .cu and a .toml; may be given several times
     #[arg(long, value_name = "FOLDER")]
     pub(crate) kernel_path: Vec<PathBuf>,
-    /// Shapes, separated by commas
-    #[arg(long, default_value = "tiny,b1h4s77d64:causal", value_delimiter = ',')]
+    /// Shapes, separated by commas: small, ragged, and the one length that some kernels are made for
+    #[arg(long, default_value = "tiny,b1h4s77d64:causal,b1h1s512d64:causal", value_delimiter = ',')]
     pub(crate) shapes: Vec<Shape>,
     /// Input types, separated by commas [default: the first of each kernel's manifest]
     #[arg(long, value_delimiter = ',', value_name = "TYPES")]
@@ -226,7 +226,7 @@ pub(crate) struct Sanitize {
     pub(crate) tools: Vec<Tool>,
     /// On the simulator: delete each barrier, wait, fence and warp synchronisation of the kernels in turn, and say which
     /// deletions are noticed and why the others are redundant
-    #[arg(long, conflicts_with_all = ["shapes", "dtype", "tools", "sanitizer"])]
+    #[arg(long, conflicts_with_all = ["shapes", "dtype", "tools", "sanitizer", "mutants"])]
     pub(crate) mutation_score: bool,
     /// Try the gates on the known-bad kernels instead, each with its mistake and with the mistake repaired
     #[arg(long, conflicts_with_all = ["kernels", "kernel_path", "shapes", "dtype"])]

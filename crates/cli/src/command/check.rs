@@ -58,7 +58,7 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
         }
         progress::say(&bar, spec.label());
         // The answer is worked out once, whatever the number of kernels and variants.
-        let mut ask = if args.once { Ask::once(&spec) } else { Ask::check(&spec, args.force) };
+        let ask = if args.once { Ask::once(&spec) } else { Ask::check(&spec, args.force) };
         for kernel in kernels {
             let (gate, result) = ask.of(device.as_ref(), &kernel)?;
             let max_error = result.max_error;
@@ -109,7 +109,7 @@ impl Ask {
     }
 
     /// The gate's name, and what it says.
-    fn of(&mut self, device: &dyn Device, kernel: &str) -> anyhow::Result<(&'static str, CaseResult)> {
+    fn of(&self, device: &dyn Device, kernel: &str) -> anyhow::Result<(&'static str, CaseResult)> {
         Ok(match self {
             Self::Check(case, forced) => ("correctness", correctness::check(device, kernel, case, *forced)?),
             Self::Once(data) => ("launch", correctness::launch(device, kernel, &data.0, &data.1, 1)?),

@@ -54,6 +54,8 @@ constexpr int WARP_KEYS = BLOCK_N / WARPS_N;       // keys of a tile that one wa
 constexpr int N_TILES = WARP_KEYS / 8;
 constexpr int K_STEPS = HEAD_DIM / 16;
 constexpr int O_TILES = VALUE_DIM / 8;
+// Whether the accumulators of O and of the scores leave none for addresses that are worth keeping over the loop.
+constexpr bool REGISTERS_ARE_FULL = M_TILES * 4 * (O_TILES + N_TILES) > 160;
 static_assert(BLOCK_M % (16 * WARPS_M) == 0 && WARP_KEYS % 16 == 0, "tiles must divide evenly");
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0, "head dimensions are padded to 16");
 
@@ -202,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
   // (under a causal mask the longest) row blocks start first, so that short ones fill the gaps at the end.
   const int m_blocks = (p.seq_q + BLOCK_M - 1) / BLOCK_M;
   const int group_first = int(blockIdx.x) / (HEAD_GROUP * m_blocks) * HEAD_GROUP;
-  const int group_heads = min(HEAD_GROUP, p.heads_q * p.batch - group_first);
+  const int group_heads = HEAD_GROUP == 1 ? 1 : min(HEAD_GROUP, p.heads_q * p.batch - group_first);
   const int in_group = int(blockIdx.x) - group_first * m_blocks;
   const int m_block = m_blocks - 1 - in_group / group_heads;
   const int head_index = group_first + in_group % group_heads;
@@ -272,9 +274,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
   for (int tile = tile_begin; tile < tile_end; ++tile) {
     const int n0 = (tile_first + tile) * BLOCK_N;
     const int slot = tile % STAGES;
-    const u32 q_here = opaque(q_lane);
-    const u32 k_here = opaque(k_lane + slot * KTile::BYTES);
-    const u32 v_here = opaque(v_lane + slot * VTile::BYTES);
+    const u32 q_here = REGISTERS_ARE_FULL ? opaque(q_lane) : q_lane;
+    const u32 k_here = REGISTERS_ARE_FULL ? opaque(k_lane + slot * KTile::BYTES) : k_lane + slot * KTile::BYTES;
+    const u32 v_here = REGISTERS_ARE_FULL ? opaque(v_lane + slot * VTile::BYTES) : v_lane + slot * VTile::BYTES;
 
     cp_async_wait<2 * STAGES - 2>();
     __syncthreads();

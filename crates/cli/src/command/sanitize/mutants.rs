@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, path::Path, time::Duration};
 
-use evosdpa_kernels::{Kernel, Mutant, Target};
+use evosdpa_kernels::{Kernel, Mutant};
 use evosdpa_lab::{
     device::{Device as _, Sim},
     gate::{
@@ -24,6 +24,9 @@ use crate::{
 /// A launch that takes longer hangs: none of the mutants' problems takes a millisecond.
 const LAUNCH_SECONDS: &str = "3";
 
+/// The correctness gate, where the GPU gives the answer.
+const GPU: &str = "correctness on the GPU";
+
 pub(super) fn run(args: &Sanitize) -> anyhow::Result<Found> {
     let registry = registry(&[])?;
     // Every mutant says what is wrong with it: that is what makes it one.
@@ -32,8 +35,8 @@ pub(super) fn run(args: &Sanitize) -> anyhow::Result<Found> {
     interrupt::listen();
     let bar = progress::bar(known.len() as u64);
     let mut environment = Environment::look(None);
+    let sim = Sim::open(registry.clone().with_mutants())?;
     let rows: Vec<MutantRow> = if args.device == "sim" {
-        let sim = Sim::open(registry.clone().with_mutants())?;
         environment.accelerator = sim.accelerator();
         let mut rows = Vec::new();
         for (kernel, about) in known {
@@ -52,7 +55,7 @@ pub(super) fn run(args: &Sanitize) -> anyhow::Result<Found> {
         let ready = ready(args, ordinal).map_err(|why| anyhow::anyhow!("{why}; or use --device sim"))?;
         environment.accelerator = ready.accelerator.clone();
         let program = program()?;
-        let trial = Trial { args, ready: &ready, program: &program };
+        let trial = Trial { args, sim: &sim, ready: &ready, program: &program };
         let rows = in_parallel(&known, args.workers as usize, |(kernel, about)| {
             let row = trial.of(kernel, about);
             bar.inc(1);
@@ -82,6 +85,7 @@ pub(super) fn run(args: &Sanitize) -> anyhow::Result<Found> {
 /// Mutants on a GPU: each run is a process of its own, because a mutant may hang it or break its context.
 struct Trial<'a> {
     args: &'a Sanitize,
+    sim: &'a Sim,
     ready: &'a Ready,
     program: &'a Path,
 }
@@ -94,15 +98,14 @@ impl Trial<'_> {
     }
 
     fn gates(&self, kernel: &Kernel, about: &Mutant, mistake: bool) -> anyhow::Result<Vec<GateResult>> {
-        let target: Target = self.ready.target;
-        let mut gates = mutants::built(kernel, about, mistake, target)?;
-        if gates.iter().any(|gate| gate.verdict.is_fail()) {
-            return Ok(gates);
+        let built = mutants::built(kernel, about, mistake, self.ready.target)?;
+        if built.iter().any(|gate| gate.verdict.is_fail()) {
+            return Ok(built);
         }
-        let checked = |arguments: &[String]| -> anyhow::Result<GateResult> {
-            Ok(self.checked(arguments).alone("correctness")?)
-        };
-        let plain = checked(&self.arguments(kernel, about, mistake, false))?;
+        // The simulator comes before the GPU, as in every line of gates; what it stops is tried on the GPU all the same, to
+        // see who else notices.
+        let mut gates = mutants::without_gpu(self.sim, kernel, about, mistake)?;
+        let plain = self.checked(&self.arguments(kernel, about, mistake, false)).alone(GPU)?;
         let hangs = plain.detail.contains("did not finish");
         gates.push(plain);
         // A tool has nothing to add to a hang but the time it takes to see it.
