@@ -192,7 +192,8 @@ fn a_kernel_that_hangs_is_given_up_and_the_process_goes_on() {
 #[test]
 fn shared_memory_past_the_limit_is_refused_before_a_launch() {
     // Compiled here: the compiler has no business in a process with a fake driver.
-    let cubin = Builder::default().build(&common::variant(Arch::Sm90a)).unwrap_or_else(|error| panic!("{error}"));
+    let cubin =
+        Builder::default().build(&common::variant(Arch::Sm90a)).unwrap_or_else(|error| panic!("{error}"));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cubin");
     std::fs::write(&path, &cubin.code).unwrap();

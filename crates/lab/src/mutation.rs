@@ -96,7 +96,8 @@ pub fn subjects(sim: &Sim, asked: &[String]) -> Result<Vec<Subject>, Error> {
             subjects.extend(relatives.into_iter().map(of));
             continue;
         }
-        let (dtype, shapes) = relatives.first().map_or((DType::F16, SHAPES), |(_, dtype, shapes)| (*dtype, *shapes));
+        let (dtype, shapes) =
+            relatives.first().map_or((DType::F16, SHAPES), |(_, dtype, shapes)| (*dtype, *shapes));
         subjects.push(Subject { kernel: name.clone(), dtype, shapes });
     }
     Ok(subjects)

@@ -29,9 +29,10 @@ fn conflict_share(counters: &Counters) -> f64 {
 #[test]
 fn row_padding_keeps_bank_conflicts_away() {
     let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
-    for (kernel, padding, most) in
-        [("sdpa_v2b", "constexpr int ROW_PADDING = 8;", 0.10), ("sdpa_v2c", "constexpr int PADDING = 8;", 0.25)]
-    {
+    for (kernel, padding, most) in [
+        ("sdpa_v2b", "constexpr int ROW_PADDING = 8;", 0.10),
+        ("sdpa_v2c", "constexpr int PADDING = 8;", 0.25),
+    ] {
         let padded = count(&sim, kernel, str::to_owned, Schedule::RoundRobin);
         let share = conflict_share(&padded);
         assert!(share < most, "{kernel}: {:.1} % of wavefronts are conflicts\n{padded}", 100.0 * share);
@@ -63,7 +64,8 @@ fn counts_are_exact_and_the_same_under_every_schedule() {
         assert_eq!(count(&sim, "ampere_fwd", str::to_owned, schedule), first);
     }
     // Line by line they add up, and they survive being written down.
-    let sum = |of: fn(&ptxsan::count::Counts) -> u64| first.lines.iter().map(|line| of(&line.counts)).sum::<u64>();
+    let sum =
+        |of: fn(&ptxsan::count::Counts) -> u64| first.lines.iter().map(|line| of(&line.counts)).sum::<u64>();
     assert_eq!(sum(|counts| counts.instructions()), first.instructions());
     assert_eq!(sum(|counts| counts.global_sectors), first.global_sectors);
     assert!(first.warp_instructions[&Class::Tensor] > 0 && first.barrier_waits > 0 && first.flops > 0);

@@ -33,7 +33,8 @@ fn variant(kernel: &str, dtype: DType) -> Variant {
 
 /// One to four changes: lines dropped, doubled, swapped or mixed; words taken from elsewhere; numbers made absurd.
 fn changed(lines: &[&str], random: &mut Random) -> String {
-    const NUMBERS: [&str; 8] = ["0", "-1", "33", "4294967295", "18446744073709551615", "0f7F800000", "999999999", "7"];
+    const NUMBERS: [&str; 8] =
+        ["0", "-1", "33", "4294967295", "18446744073709551615", "0f7F800000", "999999999", "7"];
     let mut text: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
     // The instructions are what is interesting, and they are not at the start.
     let body = text.len() / 8;
@@ -61,7 +62,11 @@ fn changed(lines: &[&str], random: &mut Random) -> String {
                 let words: Vec<&str> = text[b].split_whitespace().collect();
                 if let Some(word) = words.get(random.below(words.len())) {
                     let (first, rest) = text[a].split_once(char::is_whitespace).unwrap_or((&text[a], ""));
-                    text[a] = if random.below(2) == 0 { format!("{word} {rest}") } else { format!("{first} {word}") };
+                    text[a] = if random.below(2) == 0 {
+                        format!("{word} {rest}")
+                    } else {
+                        format!("{first} {word}")
+                    };
                 }
             }
             _ => text[a] = text[a].replace(".shared", ".global").replace("%rd", "%r").replace(".u32", ".f64"),

@@ -63,7 +63,8 @@ fn the_simulator_says_what_is_wrong_and_where() {
             let (_, outcome) = under(&bad, &case, schedule);
             let right = |finding: &&Finding| {
                 let blamed = blamed(kernel, finding);
-                kinds.contains(&finding.kind) && lines.iter().any(|line| blamed.iter().any(|b| b.contains(line)))
+                kinds.contains(&finding.kind)
+                    && lines.iter().any(|line| blamed.iter().any(|b| b.contains(line)))
             };
             assert!(
                 outcome.findings.iter().any(|finding| right(&finding)),

@@ -83,7 +83,9 @@ fn pairs(sim: &Sim, kernel: &str, shapes: &[&'static str], dtypes: &[DType], poo
     }
     let chosen = pairwise(&settings);
     // The choice is only as good as what it was made from.
-    let values = |rows: &mut dyn Iterator<Item = &Vec<String>>| -> BTreeSet<String> { rows.flatten().cloned().collect() };
+    let values = |rows: &mut dyn Iterator<Item = &Vec<String>>| -> BTreeSet<String> {
+        rows.flatten().cloned().collect()
+    };
     assert_eq!(values(&mut chosen.iter().map(|at| &settings[*at])), values(&mut settings.iter()));
     chosen.into_iter().map(|at| all[at].clone()).collect()
 }
