@@ -138,6 +138,7 @@ fn shared_memory() {
         block: [32, 1, 1],
         cluster: [1; 3],
         dynamic_smem_bytes: bytes,
+        programmatic: false,
     };
     // The fake says 1,024 bytes are static and one block may have 65,536.
     assert!(PreparedLaunch::new(&function, geometry(64512)).is_ok());
