@@ -138,6 +138,7 @@ fn shared_memory() {
         block: [32, 1, 1],
         cluster: [1; 3],
         dynamic_smem_bytes: bytes,
+        programmatic: false,
     };
     // The fake says 1,024 bytes are static and one block may have 65,536.
     assert!(PreparedLaunch::new(&function, geometry(64512)).is_ok());
@@ -192,7 +193,8 @@ fn a_kernel_that_hangs_is_given_up_and_the_process_goes_on() {
 #[test]
 fn shared_memory_past_the_limit_is_refused_before_a_launch() {
     // Compiled here: the compiler has no business in a process with a fake driver.
-    let cubin = Builder::default().build(&common::variant(Arch::Sm90a)).unwrap_or_else(|error| panic!("{error}"));
+    let cubin =
+        Builder::default().build(&common::variant(Arch::Sm90a)).unwrap_or_else(|error| panic!("{error}"));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cubin");
     std::fs::write(&path, &cubin.code).unwrap();

@@ -11,11 +11,7 @@ use super::{
     GateResult, Verdict, correctness, resources,
     suite::{CaseSpec, Group},
 };
-use crate::{
-    Error,
-    device::Sim,
-    variants::Job,
-};
+use crate::{Error, device::Sim, variants::Job};
 
 /// The tunable of every mutant that switches its mistake on (1) or off (0).
 pub const SWITCH: &str = "MISTAKE";
