@@ -8,6 +8,8 @@ pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod kernels;
+pub(crate) mod profile;
+pub(crate) mod report;
 pub(crate) mod runs;
 pub(crate) mod sanitize;
 

@@ -1,18 +1,21 @@
 //! Running a program under compute-sanitizer.
 
 use std::{
-    fs::{self, File},
-    path::{Path, PathBuf},
+    fs::File,
+    path::Path,
     process::{Command, ExitStatus, Stdio},
-    sync::atomic::{AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::Value;
 
 use super::{Log, Ran, Tool};
-use crate::{Error, error::IoContext, gate::GateResult};
+use crate::{
+    Error,
+    error::IoContext,
+    gate::GateResult,
+    process::{Scratch, run_within, text_of},
+};
 
 /// A program to check: `evosdpa check … --json` on one kernel and one problem.
 #[derive(Clone, Debug)]
@@ -30,7 +33,7 @@ pub struct Checked<'a> {
 impl Checked<'_> {
     /// Runs the program under a tool. An error is about files and processes of this machine.
     pub fn under(&self, tool: Tool) -> Result<GateResult, Error> {
-        let folder = Scratch::create()?;
+        let folder = Scratch::create("sanitize")?;
         let log_path = folder.file("sanitizer.log");
         let (said, complained) = (folder.file("stdout"), folder.file("stderr"));
         let create = |path: &Path| File::create(path).doing("write", path, "is the temporary folder full?");
@@ -47,40 +50,16 @@ impl Checked<'_> {
             .stdin(Stdio::null())
             .stdout(create(&said)?)
             .stderr(create(&complained)?);
-        let Some(status) = self.wait(command)? else {
+        let hint = "name another with --sanitizer";
+        let Some(status) = run_within(command, self.limit).doing("run", self.sanitizer, hint)? else {
             let limit = self.limit.as_secs_f64();
             return Ok(GateResult::fail(
                 tool.name(),
                 format!("did not finish within {limit} s and was ended"),
             ));
         };
-        // Absent files are empty: a tool that did not get as far as opening its log has said nothing.
-        let read = |path: &Path| {
-            fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
-        };
-        let ran = ran(&read(&said), &read(&complained), status);
-        Ok(Log::read(&read(&log_path)).verdict(tool, &ran))
-    }
-
-    /// The exit status, or `None` when the limit was reached and the process and its children were ended.
-    fn wait(&self, mut command: Command) -> Result<Option<ExitStatus>, Error> {
-        use std::os::unix::process::CommandExt;
-        let hint = "name another with --sanitizer";
-        let mut child = command.process_group(0).spawn().doing("start", self.sanitizer, hint)?;
-        let deadline = Instant::now() + self.limit;
-        loop {
-            match child.try_wait().doing("wait for", self.sanitizer, hint)? {
-                Some(status) => return Ok(Some(status)),
-                None if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
-                None => {
-                    // The group, because the tool's child is the one that hangs.
-                    let group = format!("-{}", child.id());
-                    let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
-                    let _ = child.wait();
-                    return Ok(None);
-                }
-            }
-        }
+        let ran = ran(&text_of(&said), &text_of(&complained), status);
+        Ok(Log::read(&text_of(&log_path)).verdict(tool, &ran))
     }
 }
 
@@ -112,37 +91,9 @@ fn ran(said: &str, complained: &str, status: ExitStatus) -> Ran {
     }
 }
 
-/// A folder for one run's files, removed at the end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn create() -> Result<Self, Error> {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("evosdpa-sanitize-{}-{count}", std::process::id()));
-        fs::create_dir_all(&folder).doing(
-            "make",
-            &folder,
-            "set TMPDIR to a folder that can be written to",
-        )?;
-        Ok(Self(folder))
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // Left-overs in a temporary folder harm nobody.
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Instant};
 
     use super::*;
     use crate::gate::Verdict;
