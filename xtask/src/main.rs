@@ -2,6 +2,8 @@
 //!
 //! `cargo xtask test` is what a contributor runs before a commit and what CI runs on a fresh clone.
 
+mod browser;
+
 use std::{
     env,
     process::{Command, ExitCode},
@@ -14,6 +16,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
 
   setup         install what tests need and this machine lacks: the CUDA compiler (needs python3 with pip, no GPU)
   test          everything CI checks: format, lints, documentation, tests, licences
+  browser       the HTML report in headless Chromium; pictures go to target/report
   fuzz [SECS]   run the fuzz targets for SECS seconds each (needs cargo-fuzz and a nightly toolchain)
 ";
 
@@ -22,6 +25,7 @@ fn main() -> ExitCode {
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["setup"] => setup(),
         ["test"] => test(),
+        ["browser"] => browser::check(true),
         ["fuzz"] => fuzz("60"),
         ["fuzz", seconds] => fuzz(seconds),
         _ => {
@@ -50,6 +54,7 @@ fn test() -> anyhow::Result<()> {
     let strict_docs = [("RUSTDOCFLAGS", "-D warnings")];
     step("documentation", &["doc", "--quiet", "--workspace", "--no-deps"], &strict_docs)?;
     step("tests", &["test", "--workspace"], &[])?;
+    browser::check(false)?;
     // The policy is kept in deny.toml; the tool itself takes minutes to build, so it is used where it is installed.
     if tool_is_there("deny") {
         step("licences and advisories", &["deny", "check"], &[])?;

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use evosdpa_core::{Control, DType, Shape};
 use evosdpa_kernels::{Arch, InputType};
-use evosdpa_lab::gate::sanitizer::Tool;
+use evosdpa_lab::{gate::sanitizer::Tool, report::Format};
 
 /// A laboratory for fused attention kernels: check them, time them, compare them.
 #[derive(Parser)]
@@ -29,6 +29,10 @@ pub(crate) enum Command {
     Build(Build),
     /// Run CUDA kernels under compute-sanitizer, or under ptxsan on this machine's processor
     Sanitize(Sanitize),
+    /// Say what holds a kernel back, from Nsight Compute's counters or the simulator's
+    Profile(Profile),
+    /// Make a page, or another tool's file, of recorded runs
+    Report(Report),
     /// List kernels with their lineage
     Kernels(Kernels),
     /// List recorded runs
@@ -246,6 +250,74 @@ pub(crate) struct Sanitize {
     /// Print one JSON document instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa profile --shape mission --kernels sdpa_v2c
+  evosdpa profile --shape long --kernels sdpa_fp8_stage_c --variant 'STAGES=3 USE_KV_LUT=1'
+  evosdpa profile --shape tiny --kernels sdpa_v2b --device sim
+  evosdpa profile --import launch.csv --shape mission")]
+pub(crate) struct Profile {
+    /// Shapes, separated by commas [default: mission]; with --import, the problem of the capture
+    #[arg(long, alias = "shapes", value_delimiter = ',', value_name = "SHAPE")]
+    pub(crate) shape: Vec<Shape>,
+    /// Kernels, separated by commas
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub(crate) kernels: Vec<String>,
+    /// Tunables of the kernel, such as 'STAGES=3 BLOCK_N=64'
+    #[arg(long, value_name = "TUNABLES")]
+    pub(crate) variant: Option<String>,
+    /// Input type [default: bf16, or the first the kernel reads]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) dtype: Option<InputType>,
+    /// Where it runs: cuda or cuda:N, or sim to count without a GPU
+    #[arg(long, default_value = "cuda", value_name = "DEVICE")]
+    pub(crate) device: String,
+    /// Read a saved CSV of ncu, or its .ncu-rep, instead of profiling
+    #[arg(long, value_name = "FILE")]
+    pub(crate) import: Option<PathBuf>,
+    /// The architecture of an imported capture that does not say [default: what the capture says]
+    #[arg(long, value_name = "ARCH")]
+    pub(crate) arch: Option<Arch>,
+    /// A folder with CUDA kernels of your own, each a .cu and a .toml; may be given several times
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Vec<PathBuf>,
+    /// Nsight Compute [default: the one on PATH or in a CUDA toolkit]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ncu: Option<PathBuf>,
+    /// Seconds one kernel on one shape may take under the profiler
+    #[arg(long, default_value_t = 120.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) timeout: f64,
+    /// Folder for records
+    #[arg(long, default_value = "runs", value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// Only launch each kernel once: what the profiler runs
+    #[arg(long, hide = true)]
+    pub(crate) launch: bool,
+    /// Print one JSON document instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa report latest
+  evosdpa report 3f9a1c results/h200/bench-named-shapes.json --out report.html
+  evosdpa report latest --format md")]
+pub(crate) struct Report {
+    /// Runs: a folder, a name or the end of one, latest, a --json document, or a tune's folder
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) inputs: Vec<String>,
+    /// Where to write , or - for standard output [default: report.html, report.md, report.csv, t4.json or trace.json in the first run's folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// html, md, csv, t4 (Kernel Tuner's results) or perfetto (a timeline for ui.perfetto.dev)
+    #[arg(long, default_value = "html", value_name = "FORMAT")]
+    pub(crate) format: Format,
+    /// Folder of the records
+    #[arg(long, default_value = "runs", value_name = "FOLDER")]
+    pub(crate) runs: PathBuf,
 }
 
 #[derive(Args)]

@@ -46,6 +46,8 @@ fn run(cli: Cli) -> anyhow::Result<Found> {
         Command::Check(args) => command::check::run(args),
         Command::Build(args) => command::build::run(args),
         Command::Sanitize(args) => command::sanitize::run(args),
+        Command::Profile(args) => command::profile::run(args),
+        Command::Report(args) => command::report::run(args),
         Command::Cache(args) => command::cache::run(args),
         Command::Kernels(args) => command::kernels::run(args),
         Command::Runs(args) => command::runs::run(args),

@@ -77,6 +77,37 @@ pub enum Error {
         /// The second run.
         b: String,
     },
+    /// A profiler's capture cannot be read.
+    #[error(
+        "{source_name} is not a capture of ncu that can be read: {why}. Expected what `ncu --csv --page raw` prints"
+    )]
+    Capture {
+        /// The file.
+        source_name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A capture lacks metrics that the diagnosis needs.
+    #[error(
+        "the capture of {kernel} lacks {} of the metrics that {arch} needs: {}. Capture again with `evosdpa profile`, or export \
+         all with `ncu --import FILE.ncu-rep --csv --page raw`",
+        missing.len(),
+        missing.join(", ")
+    )]
+    MetricsMissing {
+        /// The launch.
+        kernel: String,
+        /// Whose metrics were looked for.
+        arch: evosdpa_kernels::Arch,
+        /// Names, with `(n/a)` where there is a column without a value.
+        missing: Vec<String>,
+    },
+    /// A report cannot be made.
+    #[error("cannot make the report: {why}")]
+    Report {
+        /// What is wrong.
+        why: String,
+    },
     /// A peer program did not do its part.
     #[error("{peer}: {why}")]
     Peer {

@@ -1,7 +1,7 @@
 //! The lab: takes a kernel from source to proof.
 //!
 //! Data flows one way: a kernel and a problem go through the [`gate`]s, then are [`measure`]d beside their [`peer`]s, and
-//! everything seen goes into a [`record`], from which tables and comparisons are made.
+//! everything seen goes into a [`record`], from which tables, comparisons and [`report`]s are made. A [`profile`] says why.
 
 pub mod bench;
 pub mod covering;
@@ -12,7 +12,10 @@ pub mod machine;
 pub mod measure;
 pub mod mutation;
 pub mod peer;
+mod process;
+pub mod profile;
 pub mod record;
+pub mod report;
 pub mod tool;
 pub mod variants;
 

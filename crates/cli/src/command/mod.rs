@@ -9,6 +9,8 @@ pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod kernels;
 mod mutation;
+pub(crate) mod profile;
+pub(crate) mod report;
 pub(crate) mod runs;
 pub(crate) mod sanitize;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use evosdpa_core::{DType, Problem, inputs::Inputs};
 use evosdpa_cuda::{ArtifactKind, Builder};
 use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant};
-use ptxsan::{Module, Options, Schedule};
+use ptxsan::{Module, Options, Schedule, count::Counters};
 
 use super::{
     Device, KernelInfo, Loaded, Output, Simulation, ahead,
@@ -71,6 +71,13 @@ impl Sim {
         let module = Module::parse(self.builder.ptx(variant)?.ptx())?;
         ptxsan::Device::new().load(&module)?;
         Ok(())
+    }
+
+    /// What a kernel executes on a problem: exact counts, whoever runs them. What a kernel does wrong is the hazard
+    /// gate's to say; what it executed is counted all the same.
+    pub fn count(&self, kernel: &str, problem: &Problem, inputs: &Inputs) -> Result<Counters, Error> {
+        let (_, outcome) = self.simulation(kernel, problem)?.run(inputs, &Options::default())?;
+        Ok(outcome.counters)
     }
 
     fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {

@@ -7,7 +7,7 @@ use crate::{Error, error::IoContext};
 const HINT: &str = "choose another folder with --out, or free some space";
 
 /// Writes to a temporary name beside `path`, flushes it to the disk and renames it.
-pub(super) fn write(path: &Path, contents: &[u8]) -> Result<(), Error> {
+pub(crate) fn write(path: &Path, contents: &[u8]) -> Result<(), Error> {
     let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
     let written = File::create(&temporary)
         .and_then(|mut file| file.write_all(contents).and_then(|()| file.sync_all()))

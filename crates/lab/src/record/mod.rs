@@ -10,5 +10,6 @@ pub mod markdown;
 pub mod row;
 pub mod run;
 
+pub(crate) use atomic::write as write_whole;
 pub use row::Row;
 pub use run::{Run, Status};

@@ -1,18 +1,21 @@
 //! Running a program under compute-sanitizer, or on its own where it must not take this process with it.
 
 use std::{
-    fs::{self, File},
-    path::{Path, PathBuf},
+    fs::File,
+    path::Path,
     process::{Command, ExitStatus, Stdio},
-    sync::atomic::{AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::Value;
 
 use super::{Log, Ran, Tool};
-use crate::{Error, error::IoContext, gate::GateResult};
+use crate::{
+    Error,
+    error::IoContext,
+    gate::GateResult,
+    process::{Scratch, run_within, text_of},
+};
 
 /// A program to check: `evosdpa check … --json` on one kernel and one problem.
 #[derive(Clone, Debug)]
@@ -30,7 +33,7 @@ pub struct Checked<'a> {
 impl Checked<'_> {
     /// Runs the program under a tool. An error is about files and processes of this machine.
     pub fn under(&self, tool: Tool) -> Result<GateResult, Error> {
-        let folder = Scratch::create()?;
+        let folder = Scratch::create("sanitize")?;
         let log_path = folder.file("sanitizer.log");
         let mut command = Command::new(self.sanitizer);
         command
@@ -45,7 +48,7 @@ impl Checked<'_> {
         let Some(ran) = self.finish(&folder, command, self.sanitizer)? else {
             return Ok(GateResult::fail(tool.name(), self.too_long()));
         };
-        Ok(Log::read(&read(&log_path)).verdict(tool, &ran))
+        Ok(Log::read(&text_of(&log_path)).verdict(tool, &ran))
     }
 
     /// Runs the program on its own: its word alone is the verdict, and whatever the kernel does to its GPU, this process
@@ -53,7 +56,7 @@ impl Checked<'_> {
     pub fn alone(&self, gate: &str) -> Result<GateResult, Error> {
         let mut command = Command::new(self.program);
         command.args(self.arguments);
-        Ok(match self.finish(&Scratch::create()?, command, self.program)? {
+        Ok(match self.finish(&Scratch::create("sanitize")?, command, self.program)? {
             None => GateResult::fail(gate, self.too_long()),
             Some(Ran::Yes) => GateResult::pass(gate, "right, and the same twice"),
             Some(Ran::Wrong(why)) => GateResult::fail(gate, why),
@@ -70,35 +73,10 @@ impl Checked<'_> {
         let (said, complained) = (folder.file("stdout"), folder.file("stderr"));
         let create = |path: &Path| File::create(path).doing("write", path, "is the temporary folder full?");
         command.stdin(Stdio::null()).stdout(create(&said)?).stderr(create(&complained)?);
-        let status = self.wait(command, started)?;
-        Ok(status.map(|status| ran(&read(&said), &read(&complained), status)))
-    }
-
-    /// The exit status, or `None` when the limit was reached and the process and its children were ended.
-    fn wait(&self, mut command: Command, started: &Path) -> Result<Option<ExitStatus>, Error> {
-        use std::os::unix::process::CommandExt;
         let hint = "name another with --sanitizer";
-        let mut child = command.process_group(0).spawn().doing("start", started, hint)?;
-        let deadline = Instant::now() + self.limit;
-        loop {
-            match child.try_wait().doing("wait for", started, hint)? {
-                Some(status) => return Ok(Some(status)),
-                None if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
-                None => {
-                    // The group, because the tool's child is the one that hangs.
-                    let group = format!("-{}", child.id());
-                    let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
-                    let _ = child.wait();
-                    return Ok(None);
-                }
-            }
-        }
+        let status = run_within(command, self.limit).doing("run", started, hint)?;
+        Ok(status.map(|status| ran(&text_of(&said), &text_of(&complained), status)))
     }
-}
-
-/// Absent files are empty: a tool that did not get as far as opening its log has said nothing.
-fn read(path: &Path) -> String {
-    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
 /// What `evosdpa check --json` says of the one kernel it was asked about.
@@ -121,37 +99,9 @@ fn ran(said: &str, complained: &str, status: ExitStatus) -> Ran {
     }
 }
 
-/// A folder for one run's files, removed at the end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn create() -> Result<Self, Error> {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("evosdpa-sanitize-{}-{count}", std::process::id()));
-        fs::create_dir_all(&folder).doing(
-            "make",
-            &folder,
-            "set TMPDIR to a folder that can be written to",
-        )?;
-        Ok(Self(folder))
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // Left-overs in a temporary folder harm nobody.
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Instant};
 
     use super::*;
     use crate::gate::Verdict;

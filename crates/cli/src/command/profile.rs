@@ -1,0 +1,497 @@
+//! `evosdpa profile`: what holds a kernel back, argued from counters.
+
+use std::{
+    fmt::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Context;
+use evosdpa_core::{
+    DType, Problem, Shape,
+    inputs::{Family, Inputs},
+};
+use evosdpa_cuda::Device as Gpu;
+use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
+use evosdpa_lab::{
+    device::{Cuda, Device, Sim},
+    gate::Verdict,
+    machine::Environment,
+    profile::{
+        self, Capture, Collected, Launch, Ncu, ProfileRow, Registry as Metrics, Request, Unprofiled, Work,
+        simulated::Counted, statics,
+    },
+    record::{Row, Run, Status},
+    variants,
+};
+
+use crate::{Found, args::Profile, command, interrupt, output, progress};
+
+/// Where there is no GPU, counts are made on this many rows and keys: enough for every line of a kernel to be reached.
+const COUNTED_SEQUENCE: usize = 64;
+
+pub(crate) fn run(args: Profile) -> anyhow::Result<Found> {
+    let registry = command::registry(&args.kernel_path)?;
+    if let Some(file) = &args.import {
+        return import(&args, file, &registry);
+    }
+    let work = works(&args, &registry)?;
+    if args.launch {
+        return launch(&args, &work, registry);
+    }
+    interrupt::listen();
+    let mut environment = Environment::look(None);
+    let session = Session::open(&args, registry)?;
+    environment.accelerator = session.accelerator();
+    let command: Vec<String> = std::env::args().skip(1).collect();
+    let mut record = Run::create(&args.out, &command.join(" "), &environment)?;
+    let bar = progress::bar(work.len() as u64);
+    let mut rows = Vec::new();
+    for work in &work {
+        if interrupt::asked() {
+            break;
+        }
+        progress::say(&bar, work.label());
+        let row = session.profile(&args, work, record.folder())?;
+        let mut summary = Row::new(&row.kernel, false, &row.device, &work.problem.to_string());
+        summary.gates.clone_from(&row.gates);
+        record.add(&work.stem(), &[summary], &[row.sentence()])?;
+        rows.push(row);
+        // After each, so that what was profiled is there whatever comes next.
+        profile::save(record.folder(), &environment, &rows)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let status = if interrupt::asked() { Status::Interrupted } else { Status::Complete };
+    record.finish(status)?;
+    print(&args, &environment, &rows, Some(record.folder()))?;
+    Ok(if interrupt::asked() { Found::Interrupted } else { found(&rows, args.device == "sim") })
+}
+
+/// A kernel on a problem.
+struct Subject {
+    kernel: String,
+    name: String,
+    problem: Problem,
+    dtype: InputType,
+}
+
+impl Subject {
+    fn label(&self) -> String {
+        format!("{} on {}", self.name, self.problem)
+    }
+
+    /// Part of the names of its files.
+    fn stem(&self) -> String {
+        let text = format!("{}_{}_{}", self.name, self.problem.shape(), self.dtype);
+        text.chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '.' })
+            .collect()
+    }
+}
+
+fn works(args: &Profile, registry: &Registry) -> anyhow::Result<Vec<Subject>> {
+    anyhow::ensure!(
+        !args.kernels.is_empty(),
+        "--kernels names what to profile; `evosdpa kernels` lists them"
+    );
+    let shapes = if args.shape.is_empty() { vec!["mission".parse::<Shape>()?] } else { args.shape.clone() };
+    let mut works = Vec::new();
+    for name in &args.kernels {
+        let plain = name.split('[').next().unwrap_or(name);
+        let kernel = registry.kernel(plain)?;
+        let name = match &args.variant {
+            Some(variant) => format!("{plain}[{variant}]"),
+            None => name.clone(),
+        };
+        for &shape in &shapes {
+            let dtype = args.dtype.unwrap_or_else(|| usual_dtype(kernel));
+            let problem = Problem::new(shape, dtype.name().parse::<DType>()?)?;
+            works.push(Subject { kernel: plain.to_owned(), name: name.clone(), problem, dtype });
+        }
+    }
+    Ok(works)
+}
+
+/// bf16 as in `bench`, else the first the kernel reads.
+fn usual_dtype(kernel: &Kernel) -> InputType {
+    let dtypes = &kernel.manifest.dtypes;
+    // A manifest without a type is refused when it is read.
+    dtypes.iter().copied().find(|dtype| dtype.name() == "bf16").unwrap_or(dtypes[0])
+}
+
+/// What the profiler runs: each kernel once, and nobody looks at the answer.
+fn launch(args: &Profile, work: &[Subject], registry: Registry) -> anyhow::Result<Found> {
+    let device = Cuda::open(ordinal(args)?, registry)?;
+    for work in work {
+        let inputs = [Inputs::generate(&work.problem, Family::Normal, 0)];
+        device.load(&work.name, &work.problem, &inputs)?.run(0)?;
+    }
+    Ok(Found::NothingWrong)
+}
+
+fn ordinal(args: &Profile) -> anyhow::Result<usize> {
+    let allowed = ["cuda", "cuda:N", "sim"];
+    command::cuda_ordinal(&args.device).ok_or_else(|| command::unknown_device(&args.device, &allowed))
+}
+
+/// What there is to profile with.
+struct Session {
+    registry: Registry,
+    target: Target,
+    gpu: Option<String>,
+    /// The profiler and this program, or why there is no profiling here.
+    ncu: Result<(Ncu, PathBuf), Unprofiled>,
+    sim: Result<Sim, String>,
+}
+
+impl Session {
+    fn open(args: &Profile, registry: Registry) -> anyhow::Result<Self> {
+        let sim = Sim::open(registry.clone()).map_err(|error| error.to_string());
+        let nominal = Target::nominal(args.arch.unwrap_or(Arch::Sm90a));
+        if args.device == "sim" {
+            let why = "the simulator counts and has no clock; --device cuda profiles".to_owned();
+            return Ok(Self { registry, target: nominal, gpu: None, ncu: Err(Unprofiled(why)), sim });
+        }
+        let opened = Gpu::open(ordinal(args)?).and_then(|gpu| Ok((gpu.target()?, gpu.info().name.clone())));
+        let (target, gpu, no_gpu) = match opened {
+            Ok((target, name)) => (target, Some(name), None),
+            Err(error) => (nominal, None, Some(Unprofiled(error.to_string()))),
+        };
+        let program = std::env::current_exe().context("cannot find this program to run it under ncu")?;
+        let ncu = match (no_gpu, &args.ncu) {
+            // A profiler that was named is used as it is; whether it finds a GPU is then its own to say.
+            (Some(why), None) => Err(why),
+            (_, named) => Ncu::find(named.as_deref()).map(|ncu| (ncu, program)),
+        };
+        Ok(Self { registry, target, gpu, ncu, sim })
+    }
+
+    fn accelerator(&self) -> Option<String> {
+        self.gpu.clone()
+    }
+
+    fn profile(&self, args: &Profile, work: &Subject, folder: &Path) -> anyhow::Result<ProfileRow> {
+        let kernel = self.registry.kernel(&work.kernel)?;
+        let arch = self.target.arch;
+        let device = if args.device == "sim" { "sim" } else { "cuda" };
+        let mut row = ProfileRow::new(&work.name, Some(work.problem.to_string()), device, arch.name());
+        let mut facts = ProblemFacts::try_from(&work.problem)?;
+        facts.dtype = work.dtype;
+        if let Err(refusal) = kernel.supports(&facts, &self.target)
+            && args.device != "sim"
+        {
+            row.unavailable(&refusal.to_string());
+            return Ok(row);
+        }
+        match self.statics(work)? {
+            Ok(statics) => row.statics = Some(statics),
+            Err(why) => row.rules.push(format!("no static view: {why}")),
+        }
+        let has: Vec<String> = kernel.manifest.tunables.iter().map(|tunable| tunable.name.clone()).collect();
+        let metrics = Metrics::of(arch);
+        let collected = match &self.ncu {
+            Ok((ncu, program)) => {
+                row.ncu = Some(ncu.version.clone());
+                let arguments = launch_arguments(args, work);
+                let request = Request {
+                    program,
+                    arguments: &arguments,
+                    entry: &kernel.manifest.entry,
+                    registry: &metrics,
+                    limit: Duration::from_secs_f64(args.timeout),
+                };
+                ncu.collect(&request)?
+            }
+            Err(why) => Err(why.clone()),
+        };
+        match collected {
+            Ok(collected) => {
+                row.files = keep(folder, &work.stem(), &collected)?;
+                let launch = joined(&collected)?;
+                row.profiled(&launch, &metrics, Some(&Work::from(&work.problem)), &has)?;
+            }
+            Err(Unprofiled(why)) => {
+                row.unavailable(&why);
+                self.count(args, work, &mut row, &has);
+            }
+        }
+        Ok(row)
+    }
+
+    fn statics(&self, work: &Subject) -> anyhow::Result<Result<statics::Statics, String>> {
+        let set = match work.name.split_once('[') {
+            Some((_, rest)) => rest
+                .trim_end_matches(']')
+                .split_whitespace()
+                .filter_map(|pair| pair.split_once('='))
+                .map(|(name, value)| Ok((name.to_owned(), value.parse()?)))
+                .collect::<anyhow::Result<Vec<_>>>()
+                .with_context(|| format!("cannot read the tunables of `{}`", work.name))?,
+            None => Vec::new(),
+        };
+        let request = variants::Request {
+            targets: Vec::new(),
+            dtypes: vec![work.dtype],
+            shape: work.problem.shape(),
+            adapt: false,
+            set,
+            all_variants: None,
+        };
+        Ok(statics::look(&self.registry, &request, &work.kernel, &self.target)?)
+    }
+
+    /// The simulator's counts, on the problem itself where that was asked for, else on a corner of it.
+    fn count(&self, args: &Profile, work: &Subject, row: &mut ProfileRow, has: &[String]) {
+        let problem = if args.device == "sim" { Some(work.problem) } else { corner(&work.problem) };
+        let counted = self.sim.as_ref().map_err(Clone::clone).and_then(|sim| match &problem {
+            Some(problem) => Counted::of(sim, &work.name, problem).map_err(|error| error.to_string()),
+            None => Err("there is no smaller problem of its kind".to_owned()),
+        });
+        match counted {
+            Ok(counted) => {
+                row.insights = counted.insights(has);
+                row.simulated = Some(counted);
+            }
+            Err(why) => row.rules.push(format!("no simulated counts: {why}")),
+        }
+    }
+}
+
+/// One head and a few rows of a problem, same head dimension and mask.
+fn corner(problem: &Problem) -> Option<Problem> {
+    let sizes = problem.sizes();
+    let shape = problem.shape().to_string();
+    let mask = shape.split_once(':').map_or(String::new(), |(_, mask)| format!(":{mask}"));
+    let (q, kv) = (sizes.seq_q.min(COUNTED_SEQUENCE), sizes.seq_kv.min(COUNTED_SEQUENCE));
+    let text = format!("b1h1s{q}/{kv}d{}/{}{mask}", sizes.dim_qk, sizes.dim_v);
+    Problem::new(text.parse().ok()?, problem.dtype()).ok()
+}
+
+fn launch_arguments(args: &Profile, work: &Subject) -> Vec<String> {
+    let shape = work.problem.shape().to_string();
+    let fixed = ["profile", "--launch", "--device", &args.device, "--dtype", work.dtype.name()];
+    let what = ["--shape", &shape, "--kernels", &work.name];
+    let mut arguments: Vec<String> = fixed.into_iter().chain(what).map(str::to_owned).collect();
+    for folder in &args.kernel_path {
+        arguments.extend(["--kernel-path".to_owned(), folder.display().to_string()]);
+    }
+    arguments
+}
+
+fn keep(folder: &Path, stem: &str, collected: &Collected) -> anyhow::Result<Vec<String>> {
+    let files = [
+        ("csv", collected.wide.as_bytes()),
+        ("details.csv", collected.long.as_bytes()),
+        ("log", collected.log.as_bytes()),
+        ("ncu-rep", collected.report.as_slice()),
+    ];
+    let mut names = Vec::new();
+    for (ending, contents) in files {
+        let name = format!("profile_{stem}.{ending}");
+        let path = folder.join(&name);
+        std::fs::write(&path, contents).with_context(|| format!("cannot write {}", path.display()))?;
+        names.push(name);
+    }
+    Ok(names)
+}
+
+/// The one launch of a profile: numbers of the wide form, rules of the long one.
+fn joined(collected: &Collected) -> anyhow::Result<Launch> {
+    let mut launch = first_launch(Capture::parse(&collected.wide, "ncu's raw page")?);
+    let details = first_launch(Capture::parse(&collected.long, "ncu's details page")?);
+    launch.rules = details.rules;
+    Ok(launch)
+}
+
+fn first_launch(capture: Capture) -> Launch {
+    // A capture without launches is refused when it is read.
+    capture.launches.into_iter().next().unwrap_or_default()
+}
+
+fn import(args: &Profile, file: &Path, registry: &Registry) -> anyhow::Result<Found> {
+    let is_report = file.extension().is_some_and(|ending| ending == "ncu-rep");
+    let text = if is_report {
+        let ncu = Ncu::find(args.ncu.as_deref()).map_err(|Unprofiled(why)| anyhow::anyhow!("{why}"))?;
+        ncu.import(file)?.map_err(|Unprofiled(why)| anyhow::anyhow!("{}: {why}", file.display()))?
+    } else {
+        let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let capture = Capture::parse(&text, &file.display().to_string())?;
+    let wanted = |launch: &&Launch| {
+        args.kernels.is_empty()
+            || args.kernels.iter().any(|name| launch.kernel == name.split('[').next().unwrap_or(name))
+    };
+    let mut rows = Vec::new();
+    for launch in capture.launches.iter().filter(wanted) {
+        let arch = arch_of(launch, args.arch)?;
+        let kernel = registry.kernels().find(|kernel| kernel.manifest.entry == launch.kernel);
+        let has: Vec<String> = kernel
+            .map(|kernel| kernel.manifest.tunables.iter().map(|tunable| tunable.name.clone()).collect())
+            .unwrap_or_default();
+        let problem = match (args.shape.as_slice(), kernel) {
+            ([], _) => None,
+            (shapes, kernel) => {
+                let dtype = args.dtype.or_else(|| kernel.map(usual_dtype)).map_or("bf16", InputType::name);
+                Some(Problem::new(shapes[0], dtype.parse()?)?)
+            }
+        };
+        let name = problem.as_ref().map(ToString::to_string);
+        let mut row = ProfileRow::new(&launch.kernel, name, "import", arch.name());
+        row.profiled(launch, &Metrics::of(arch), problem.as_ref().map(Work::from).as_ref(), &has)?;
+        rows.push(row);
+    }
+    anyhow::ensure!(!rows.is_empty(), "{} has no launch of {}", file.display(), args.kernels.join(", "));
+    print(args, &Environment::look(None), &rows, None)?;
+    Ok(found(&rows, false))
+}
+
+fn arch_of(launch: &Launch, given: Option<Arch>) -> anyhow::Result<Arch> {
+    if let Some(arch) = given {
+        return Ok(arch);
+    }
+    let Some(capability) = &launch.capability else {
+        anyhow::bail!("the capture does not say which GPU it is of: add --arch, such as --arch sm_90a");
+    };
+    let numbers = capability.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    numbers
+        .and_then(|(major, minor)| Arch::of_device(major, minor))
+        .with_context(|| format!("no metrics are known for compute capability {capability}"))
+}
+
+fn found(rows: &[ProfileRow], counting: bool) -> Found {
+    let verdicts: Vec<&Verdict> = rows.iter().map(ProfileRow::verdict).collect();
+    if verdicts.iter().any(|verdict| verdict.is_fail()) {
+        Found::Failure
+    } else if verdicts.iter().any(|verdict| verdict.is_pass())
+        || (counting && rows.iter().any(|row| row.simulated.is_some()))
+    {
+        Found::NothingWrong
+    } else {
+        Found::Unavailable
+    }
+}
+
+fn print(
+    args: &Profile,
+    environment: &Environment,
+    rows: &[ProfileRow],
+    folder: Option<&Path>,
+) -> anyhow::Result<()> {
+    if args.json {
+        return output::print_json("profile", environment, &rows);
+    }
+    let mut page = String::new();
+    // Writing to a string cannot fail.
+    let _ = rows.iter().try_for_each(|row| write_row(&mut page, row));
+    if let Some(folder) = folder {
+        let _ = writeln!(page, "recorded in {}", folder.display());
+    }
+    output::print(&page)
+}
+
+fn write_row(out: &mut String, row: &ProfileRow) -> std::fmt::Result {
+    writeln!(out, "{}\n", row.sentence())?;
+    for gate in &row.gates {
+        writeln!(out, "{} {}: {}", output::coloured(&gate.verdict), gate.gate, gate.detail)?;
+    }
+    if let Some(rule) = &row.rule {
+        writeln!(out, "by tensor pipe and DRAM alone: {rule}")?;
+    }
+    if let Some(roof) = &row.roofline {
+        let memory = roof.dram_peak_gbps.map_or(String::new(), |gbps| format!(", memory {gbps:.0} GB/s"));
+        writeln!(
+            out,
+            "roofline: {:.1} of {:.0} TFLOP/s under the roof at {:.0} FLOP/byte ({:.1} %); tensor peak {:.0} TFLOP/s{memory}; \
+             {:.2} MB moved, {:.2} MB had to",
+            roof.achieved_tflops,
+            roof.roof_tflops,
+            roof.intensity,
+            100.0 * roof.of_roof,
+            roof.tensor_peak_tflops,
+            roof.dram_bytes / 1e6,
+            roof.compulsory_bytes / 1e6,
+        )?;
+    }
+    if let Some(statics) = &row.statics {
+        writeln!(
+            out,
+            "{}: {} registers, {} bytes of shared memory, {} of stack, {} of spills; {} blocks of {} threads per multiprocessor \
+             ({:.0} %), limited by {}",
+            statics.arch,
+            statics.registers,
+            statics.smem_bytes,
+            statics.stack_bytes,
+            statics.spill_bytes,
+            statics.blocks_per_sm,
+            statics.threads_per_block,
+            100.0 * statics.occupancy,
+            statics.limited_by
+        )?;
+    }
+    if let Some(counted) = &row.simulated {
+        write_counted(out, counted)?;
+    }
+    for (rank, insight) in row.insights.iter().enumerate() {
+        writeln!(
+            out,
+            "\n{}. {} ({}, confidence {:.2}): {}",
+            rank + 1,
+            insight.bottleneck,
+            insight.id,
+            insight.confidence,
+            insight.suggestion
+        )?;
+        for evidence in &insight.evidence {
+            let unit = if evidence.unit.is_empty() { String::new() } else { format!(" {}", evidence.unit) };
+            writeln!(out, "   {} {}{unit}: {}", evidence.metric, short(evidence.value), evidence.says)?;
+        }
+        if !insight.tunables.is_empty() {
+            let arrow = |hint: &profile::Hint| match hint.direction {
+                profile::Direction::Up => format!("{}↑", hint.name),
+                profile::Direction::Down => format!("{}↓", hint.name),
+            };
+            let hints: Vec<String> = insight.tunables.iter().map(arrow).collect();
+            writeln!(out, "   try: {}", hints.join(" "))?;
+        }
+    }
+    for note in row.rules.iter().filter(|rule| rule.starts_with("no ")) {
+        writeln!(out, "{note}")?;
+    }
+    writeln!(out)
+}
+
+fn write_counted(out: &mut String, counted: &Counted) -> std::fmt::Result {
+    let total: u64 = counted.warp_instructions.values().sum();
+    let mut mix: Vec<(&String, &u64)> = counted.warp_instructions.iter().collect();
+    mix.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let share = |count: u64| 100.0 * count as f64 / (total as f64).max(1.0);
+    let mix: Vec<String> =
+        mix.iter().take(8).map(|(class, count)| format!("{class} {:.0} %", share(**count))).collect();
+    writeln!(out, "simulated on {}: {total} warp instructions ({})", counted.problem, mix.join(", "))?;
+    writeln!(
+        out,
+        "  global memory: {} bytes in {} sectors ({:.0} % used); shared memory: {} passes, {} of them conflicts; {} barrier waits",
+        counted.global_bytes,
+        counted.global_sectors,
+        100.0 * counted.sector_use(),
+        counted.shared_wavefronts,
+        counted.shared_conflicts,
+        counted.barrier_waits
+    )?;
+    for line in &counted.conflict_lines {
+        writeln!(out, "  {}: {} of {} passes are conflicts", line.source, line.conflicts, line.wavefronts)?;
+    }
+    Ok(())
+}
+
+/// Enough digits to argue with.
+fn short(value: f64) -> String {
+    match value.abs() {
+        x if x >= 1e6 => format!("{value:.3e}"),
+        x if x >= 100.0 => format!("{value:.0}"),
+        x if x >= 1.0 || x == 0.0 => format!("{value:.1}"),
+        _ => format!("{value:.3}"),
+    }
+}

@@ -1,0 +1,42 @@
+//! `evosdpa report`: stored runs as a page, or as another tool's file.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use evosdpa_lab::{record::catalogue, report::Document};
+
+use crate::{Found, args::Report, output};
+
+pub(crate) fn run(args: Report) -> anyhow::Result<Found> {
+    let document = Document::load(&args.runs, &args.inputs)?;
+    let text = args.format.render(&document)?;
+    let path = match &args.out {
+        Some(path) if path == Path::new("-") => {
+            output::print(&text)?;
+            return Ok(Found::NothingWrong);
+        }
+        Some(path) => path.clone(),
+        None => beside_the_run(&args)?,
+    };
+    std::fs::write(&path, &text)
+        .with_context(|| format!("cannot write {}; choose another with --out", path.display()))?;
+    let (word, why) = document.verdict();
+    output::print(&format!(
+        "{word}: {why}\nwritten to {} ({} KB)\n",
+        path.display(),
+        text.len().div_ceil(1024)
+    ))?;
+    Ok(Found::NothingWrong)
+}
+
+/// In the first run's folder; beside the current folder's files when the first is a file.
+fn beside_the_run(args: &Report) -> anyhow::Result<PathBuf> {
+    let name = args.format.file_name();
+    let first = Path::new(&args.inputs[0]);
+    if first.is_file() {
+        return Ok(PathBuf::from(name));
+    }
+    let folder =
+        if first.is_dir() { first.to_owned() } else { catalogue::find(&args.runs, &args.inputs[0])? };
+    Ok(folder.join(name))
+}
