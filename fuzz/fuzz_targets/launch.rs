@@ -3,7 +3,10 @@
 
 use std::sync::LazyLock;
 
-use libfuzzer_sys::{arbitrary::Arbitrary, fuzz_target};
+use libfuzzer_sys::{
+    arbitrary::{self, Arbitrary},
+    fuzz_target,
+};
 use ptxsan::{Arg, Device, Launch, Module, Schedule};
 
 static MODULES: LazyLock<[Module; 3]> = LazyLock::new(|| {
