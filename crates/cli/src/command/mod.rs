@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub(crate) mod apply;
 pub(crate) mod bench;
 pub(crate) mod build;
 pub(crate) mod cache;
@@ -8,6 +9,7 @@ pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod kernels;
+pub(crate) mod plan;
 pub(crate) mod runs;
 pub(crate) mod sanitize;
 
