@@ -35,6 +35,10 @@ pub(crate) enum Command {
     Report(Report),
     /// List kernels with their lineage
     Kernels(Kernels),
+    /// Say which kernel the library takes for a problem, and why
+    Plan(Plan),
+    /// Put the winners of a tune into your tuned table, which the library plans with
+    Apply(Apply),
     /// List recorded runs
     Runs(Runs),
     /// Say row by row whether run B is faster or slower than run A
@@ -339,6 +343,58 @@ pub(crate) struct Kernels {
     #[arg(long, value_name = "FOLDER")]
     pub(crate) kernel_path: Vec<PathBuf>,
     /// Print one JSON document instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa plan mission,long:causal
+  evosdpa plan --explain b2h32/8s4096d128:causal --arch sm_90a")]
+pub(crate) struct Plan {
+    /// Shapes, separated by commas
+    #[arg(required = true, value_delimiter = ',')]
+    pub(crate) shapes: Vec<Shape>,
+    /// Show the evidence, the launch, and every other candidate with why it was not taken
+    #[arg(long)]
+    pub(crate) explain: bool,
+    /// Where it is to run: auto (a GPU if there is one), cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: String,
+    /// Plan for an architecture instead, GPU or not: sm_80, sm_86, sm_89, sm_90a
+    #[arg(long, value_name = "ARCH", conflicts_with = "device")]
+    pub(crate) arch: Option<Arch>,
+    /// The element type: f32, f16, bf16, u8, e4m3 [default: f32 on a CPU, bf16 on a GPU]
+    #[arg(long)]
+    pub(crate) dtype: Option<DType>,
+    /// The log-sum-exp is wanted too
+    #[arg(long)]
+    pub(crate) lse: bool,
+    /// A folder with CUDA kernels of your own; a row of your table may name them
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Vec<PathBuf>,
+    /// Print one JSON document instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa apply runs/tune-20261115/elite.json
+  evosdpa apply elite.json --dry-run")]
+pub(crate) struct Apply {
+    /// The winners: elite.json of a tune
+    pub(crate) elite: PathBuf,
+    /// The table to change [default: $EVOSDPA_TUNED, else evosdpa/tuned.toml in the config folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) table: Option<PathBuf>,
+    /// Say what would change, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// A folder with CUDA kernels of your own, if a winner is one
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Vec<PathBuf>,
+    /// Print one JSON document instead of text
     #[arg(long)]
     pub(crate) json: bool,
 }

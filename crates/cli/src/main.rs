@@ -50,6 +50,8 @@ fn run(cli: Cli) -> anyhow::Result<Found> {
         Command::Report(args) => command::report::run(args),
         Command::Cache(args) => command::cache::run(args),
         Command::Kernels(args) => command::kernels::run(args),
+        Command::Plan(args) => command::plan::run(args),
+        Command::Apply(args) => command::apply::run(args),
         Command::Runs(args) => command::runs::run(args),
         Command::Compare(args) => command::compare::run(args),
         Command::Doctor(args) => command::doctor::run(args),

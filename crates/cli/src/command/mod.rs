@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub(crate) mod apply;
 pub(crate) mod bench;
 pub(crate) mod build;
 pub(crate) mod cache;
@@ -9,6 +10,7 @@ pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod kernels;
 mod mutation;
+pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod report;
 pub(crate) mod runs;

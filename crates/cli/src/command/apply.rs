@@ -1,0 +1,72 @@
+//! `evosdpa apply`: winners of a tune become rows of the user's tuned table.
+
+use std::{fmt::Write, fs};
+
+use anyhow::Context;
+use evosdpa::tuned::{Elites, LeftOut, Merged, read_table, update_table, user_table_path};
+use evosdpa_lab::machine::Environment;
+use serde::Serialize;
+
+use crate::{Found, args::Apply, command::registry, output};
+
+#[derive(Serialize)]
+struct ApplyRow {
+    table: String,
+    written: bool,
+    device: Option<String>,
+    arch: String,
+    merged: Vec<Merged>,
+    left_out: Vec<LeftOut>,
+}
+
+pub(crate) fn run(args: Apply) -> anyhow::Result<Found> {
+    let registry = registry(&args.kernel_path)?;
+    let file = args.elite.display().to_string();
+    let text = fs::read_to_string(&args.elite).with_context(|| format!("cannot read {file}"))?;
+    let elites = Elites::parse(&text, &file, &registry)?;
+    let path = args.table.or_else(user_table_path).context(
+        "there is no place for the user's table: EVOSDPA_TUNED is empty, or HOME is not set; use --table FILE",
+    )?;
+    let merged = if args.dry_run {
+        elites.merge_into(&mut read_table(&path)?.unwrap_or_default())
+    } else {
+        update_table(&path, |table| Ok(elites.merge_into(table)))?
+    };
+    let row = ApplyRow {
+        table: path.display().to_string(),
+        written: !args.dry_run,
+        device: elites.device,
+        arch: elites.arch.to_string(),
+        merged,
+        left_out: elites.left_out,
+    };
+    if args.json {
+        output::print_json("apply", &Environment::look(None), &[row])?;
+    } else {
+        output::print(&page(&row))?;
+    }
+    Ok(Found::NothingWrong)
+}
+
+fn page(row: &ApplyRow) -> String {
+    let mut page = String::new();
+    for merged in &row.merged {
+        let dtypes =
+            if merged.dtypes.is_empty() { String::new() } else { format!(" {}", merged.dtypes.join(",")) };
+        let tunables: Vec<String> =
+            merged.tunables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let replaced = match &merged.replaced {
+            Some(before) => format!(", in place of {before}"),
+            None => String::new(),
+        };
+        let _ =
+            writeln!(page, "{}{dtypes}: {}[{}]{replaced}", merged.shape, merged.kernel, tunables.join(" "));
+    }
+    for left in &row.left_out {
+        let _ = writeln!(page, "{}: not {}: {}", left.shape, left.kernel, left.why);
+    }
+    let done = if row.written { "in" } else { "would be in" };
+    let device = row.device.as_deref().unwrap_or("any device");
+    let _ = writeln!(page, "{} rows for {device} ({}) {done} {}", row.merged.len(), row.arch, row.table);
+    page
+}

@@ -1,0 +1,206 @@
+//! `evosdpa plan`: which kernel the library takes for a problem, and why.
+
+use std::{collections::BTreeMap, fmt::Write};
+
+use evosdpa::{
+    Attention, CpuKernel, DType, Isa, Problem,
+    planner::{Choice, Origin, Planner, Question, assumed_tensors},
+};
+use evosdpa_cuda::{Device, loader};
+use evosdpa_kernels::{Registry, Target};
+use evosdpa_lab::machine::Environment;
+use serde::Serialize;
+
+use crate::{
+    Found,
+    args::Plan,
+    command::{cuda_ordinal, registry, unknown_device},
+    output,
+};
+
+/// One problem and its answer.
+#[derive(Serialize)]
+struct PlanRow {
+    problem: String,
+    device: String,
+    arch: Option<String>,
+    kernel: String,
+    /// Every tunable's value.
+    tunables: BTreeMap<String, i64>,
+    from: String,
+    why: Option<String>,
+    /// What the row says was measured.
+    p50_us: Option<f64>,
+    grid: Option<[u32; 3]>,
+    block: Option<[u32; 3]>,
+    cluster: Option<[u32; 3]>,
+    dynamic_smem_bytes: Option<u32>,
+    programmatic: Option<bool>,
+    others: Vec<OtherRow>,
+}
+
+#[derive(Serialize)]
+struct OtherRow {
+    kernel: String,
+    tunables: BTreeMap<String, i64>,
+    from: String,
+    why_not: String,
+}
+
+/// Where a plan is for.
+enum Place {
+    Cpu,
+    Gpu { target: Target, name: Option<String> },
+}
+
+pub(crate) fn run(args: Plan) -> anyhow::Result<Found> {
+    let place = place(&args)?;
+    let registry = registry(&args.kernel_path)?;
+    let mut rows = Vec::new();
+    for shape in &args.shapes {
+        let dtype = args.dtype.unwrap_or(match place {
+            Place::Cpu => DType::F32,
+            Place::Gpu { .. } => DType::BF16,
+        });
+        let problem = Problem::new(*shape, dtype)?.with_lse(args.lse);
+        rows.push(match &place {
+            Place::Cpu => on_cpu(problem)?,
+            Place::Gpu { target, name } => on_gpu(&registry, &problem, target, name.as_deref())?,
+        });
+    }
+    if args.json {
+        output::print_json("plan", &Environment::look(None), &rows)?;
+    } else {
+        let pages: Vec<String> = rows.iter().map(|row| page(row, args.explain)).collect();
+        output::print(&pages.join("\n"))?;
+    }
+    Ok(Found::NothingWrong)
+}
+
+/// The device that was meant. An architecture needs no GPU.
+fn place(args: &Plan) -> anyhow::Result<Place> {
+    if let Some(arch) = args.arch {
+        return Ok(Place::Gpu { target: Target::nominal(arch), name: None });
+    }
+    let open = |ordinal: usize| -> anyhow::Result<Place> {
+        let device = Device::open(ordinal)?;
+        Ok(Place::Gpu { target: device.target()?, name: Some(device.info().name.clone()) })
+    };
+    match (args.device.as_str(), cuda_ordinal(&args.device)) {
+        ("cpu", _) => Ok(Place::Cpu),
+        ("auto", _) => Ok(loader::driver().ok().and_then(|_| open(0).ok()).unwrap_or(Place::Cpu)),
+        (_, Some(ordinal)) => open(ordinal),
+        (other, None) => Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N"])),
+    }
+}
+
+fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
+    let chosen = Attention::plan(problem)?.kernel();
+    let isa = Isa::available().last().map_or("portable", |isa| isa.name());
+    let others =
+        [CpuKernel::Flash, CpuKernel::Naive].map(CpuKernel::name).into_iter().filter(|name| *name != chosen);
+    Ok(PlanRow {
+        problem: problem.to_string(),
+        device: format!("cpu ({isa})"),
+        arch: None,
+        kernel: chosen.to_owned(),
+        tunables: BTreeMap::new(),
+        from: "rule: the streaming kernel is the fastest on a CPU".to_owned(),
+        why: None,
+        p50_us: None,
+        grid: None,
+        block: None,
+        cluster: None,
+        dynamic_smem_bytes: None,
+        programmatic: None,
+        others: others
+            .map(|name| OtherRow {
+                kernel: name.to_owned(),
+                tunables: BTreeMap::new(),
+                from: "rule: baselines to compare with".to_owned(),
+                why_not: "something better is there".to_owned(),
+            })
+            .collect(),
+    })
+}
+
+fn on_gpu(
+    registry: &Registry,
+    problem: &Problem,
+    target: &Target,
+    device: Option<&str>,
+) -> anyhow::Result<PlanRow> {
+    let planner = Planner::with_tables(registry.clone())?;
+    let tensors = assumed_tensors(problem);
+    let Choice { variant, origin, others } =
+        planner.choose(&Question { problem, tensors: &tensors, target, device })?;
+    let (why, p50_us) = match &origin {
+        Origin::Row { why, p50_us, .. } => (why.clone(), *p50_us),
+        _ => (None, None),
+    };
+    let launch = variant.launch;
+    Ok(PlanRow {
+        problem: problem.to_string(),
+        device: device.map_or_else(|| target.arch.to_string(), |name| format!("{name} ({})", target.arch)),
+        arch: Some(target.arch.to_string()),
+        kernel: variant.kernel.clone(),
+        tunables: variant.tunables.iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        from: origin.to_string(),
+        why,
+        p50_us,
+        grid: Some(launch.grid),
+        block: Some(launch.block),
+        cluster: Some(launch.cluster),
+        dynamic_smem_bytes: Some(launch.dynamic_smem_bytes),
+        programmatic: Some(launch.programmatic),
+        others: others
+            .into_iter()
+            .map(|other| OtherRow {
+                kernel: other.kernel,
+                tunables: other.tunables,
+                from: other.origin.to_string(),
+                why_not: other.why,
+            })
+            .collect(),
+    })
+}
+
+fn page(row: &PlanRow, explain: bool) -> String {
+    let mut page = format!("{} on {}: {}\n", row.problem, row.device, row.kernel);
+    if !row.tunables.is_empty() {
+        let _ = writeln!(page, "  tunables  {}", set(&row.tunables));
+    }
+    let _ = writeln!(page, "  from      {}", row.from);
+    if !explain {
+        return page;
+    }
+    if let Some(why) = &row.why {
+        let _ = writeln!(page, "  why       {why}");
+    }
+    if let Some(p50_us) = row.p50_us {
+        let _ = writeln!(page, "  measured  {}", output::time(p50_us));
+    }
+    if let (Some(grid), Some(block), Some(cluster), Some(smem_bytes)) =
+        (row.grid, row.block, row.cluster, row.dynamic_smem_bytes)
+    {
+        let sizes = |[x, y, z]: [u32; 3]| format!("{x}x{y}x{z}");
+        let cluster = if cluster == [1; 3] { String::new() } else { format!(", cluster {}", sizes(cluster)) };
+        let programmatic = if row.programmatic == Some(true) { ", programmatic" } else { "" };
+        let _ = writeln!(
+            page,
+            "  launch    grid {}, block {}{cluster}{programmatic}, {smem_bytes} bytes of shared memory",
+            sizes(grid),
+            sizes(block)
+        );
+    }
+    for other in &row.others {
+        let tunables =
+            if other.tunables.is_empty() { String::new() } else { format!("[{}]", set(&other.tunables)) };
+        let _ = writeln!(page, "  not {}{tunables}: {}\n      ({})", other.kernel, other.why_not, other.from);
+    }
+    page
+}
+
+fn set(tunables: &BTreeMap<String, i64>) -> String {
+    tunables.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+}
