@@ -42,11 +42,14 @@ fn insights(values: &[(Metric, f64)]) -> Vec<Insight> {
     diagnose(&Values::of(&launch, &Registry::of(Arch::Sm90a)).unwrap(), Some(&work), &has, &[])
 }
 
+/// The leaf's id, what it says, and the counters that lead there.
+type Case = (&'static str, Bottleneck, Vec<(Metric, f64)>);
+
 #[test]
 fn every_leaf_has_counters_that_lead_to_it() {
     use Metric as M;
     let stall = |stall: Stall, warps: f64| (M::Stall(stall), warps);
-    let cases: &[(&str, Bottleneck, Vec<(Metric, f64)>)] = &[
+    let cases: &[Case] = &[
         (
             "0-resources",
             Bottleneck::Resources,

@@ -261,7 +261,7 @@ impl Seen<'_> {
             (Metric::XuPipe, self.value(Metric::XuPipe)),
             (Metric::LsuPipe, self.value(Metric::LsuPipe)),
         ];
-        // Five pipes, so there is a busiest.
+        // Four pipes, so there is a busiest.
         let (busiest, percent) = pipes.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
         let evidence = self.several(&[
             (Metric::SmThroughput, "busiest unit of the multiprocessors"),
@@ -284,18 +284,7 @@ impl Seen<'_> {
                 text,
                 &[Knob::Overlap, Knob::MoreKeys],
             )
-        } else if busiest == Metric::LsuPipe {
-            self.shared(confidence)
-        } else if tensor < 1.0 {
-            let text =
-                "Products are computed by the arithmetic pipes: move both of them to the tensor cores.";
-            self.insight("3c-scalar", Bottleneck::Math, confidence, evidence, text, &[Knob::TensorCores])
-        } else if percent >= tensor {
-            let text = "Softmax and conversions keep the arithmetic pipes busier than products keep the tensor cores: cheaper \
-                        exponentials, fewer rescales, fewer conversions, wider tiles.";
-            let knobs = [Knob::CheaperSoftmax, Knob::MoreKeys, Knob::Overlap];
-            self.insight("3b-softmax", Bottleneck::Softmax, confidence, evidence, text, &knobs)
-        } else {
+        } else if tensor > percent {
             let text = "Schedulers issue most of the time: fewer instructions per product (larger instructions, fewer \
                         address computations, unrolled loops).";
             self.insight(
@@ -306,6 +295,17 @@ impl Seen<'_> {
                 text,
                 &[Knob::MoreKeys, Knob::TensorCores],
             )
+        } else if busiest == Metric::LsuPipe {
+            self.shared(confidence)
+        } else if tensor < 1.0 {
+            let text =
+                "Products are computed by the arithmetic pipes: move both of them to the tensor cores.";
+            self.insight("3c-scalar", Bottleneck::Math, confidence, evidence, text, &[Knob::TensorCores])
+        } else {
+            let text = "Softmax and conversions keep the arithmetic pipes busier than products keep the tensor cores: cheaper \
+                        exponentials, fewer rescales, fewer conversions, wider tiles.";
+            let knobs = [Knob::CheaperSoftmax, Knob::MoreKeys, Knob::Overlap];
+            self.insight("3b-softmax", Bottleneck::Softmax, confidence, evidence, text, &knobs)
         })
     }
 

@@ -160,13 +160,16 @@ impl Document {
         }
     }
 
-    /// For each problem, the fastest kernel against the fastest peer; else what the runs said themselves.
+    /// For each problem, the fastest kernel against the fastest peer or, without one, against the baseline; else what the runs
+    /// said themselves.
     pub fn headlines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for problem in self.problems() {
             let time = |row: &&&Row| row.p50_us.unwrap_or(f64::INFINITY);
             let ours = problem.rows.iter().filter(|row| !row.peer).min_by(|a, b| time(a).total_cmp(&time(b)));
-            if let Some((row, (peer, comparison))) = ours.and_then(|row| Some((row, row.fastest_peer()?))) {
+            if let Some((row, (peer, comparison))) =
+                ours.and_then(|row| Some((row, row.fastest_peer().or_else(|| row.speedup.iter().next())?)))
+            {
                 lines.push(format!("{}: {}", problem.name, comparison.sentence(&row.kernel, peer)));
             }
         }

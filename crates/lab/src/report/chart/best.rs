@@ -24,7 +24,7 @@ pub(crate) fn chart(id: &str, evolution: &Evolution) -> Option<Chart> {
     }
     for tick in y.ticks(5) {
         canvas.line([X[0], y.place(tick)], [X[1], y.place(tick)], "grid");
-        canvas.text(X[0] - 6.0, y.place(tick) + 4.0, "tick end", &short(tick));
+        canvas.text(X[0] - 6.0, y.place(tick) + 4.0, "tick end", &format!("{tick:.3}"));
     }
     canvas.text((X[0] + X[1]) / 2.0, HEIGHT - 8.0, "axis middle", "evaluations");
     let mut path = String::new();
