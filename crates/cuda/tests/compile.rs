@@ -1,10 +1,13 @@
 //! Compiling for real: these need NVRTC and fail, saying how to install it, where it is missing.
 
 mod common;
+#[path = "common/source.rs"]
+mod source;
 
 use std::{fs, time::Instant};
 
-use common::{variant, with_source};
+use common::variant;
+use source::with_source;
 use evosdpa_cuda::{
     ArtifactKind, Builder, Cache, CompileRequest, Compiler, Error, cubin::CubinFacts, resources,
 };

@@ -2,6 +2,8 @@
 //! has its own `main`.
 
 mod common;
+#[path = "common/source.rs"]
+mod source;
 
 use std::{
     env,
@@ -10,7 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{variant, with_source};
+use common::variant;
+use source::with_source;
 use evosdpa_cuda::{
     ArtifactKind, Builder, Cache, CompileRequest, Error,
     worker::{self, CompilePool},

@@ -30,8 +30,3 @@ pub(crate) fn facts() -> ProblemFacts {
 pub(crate) fn variant(arch: Arch) -> Variant {
     fixture().default_variant(&facts(), &Target::nominal(arch)).unwrap()
 }
-
-/// The fixture's variant with another source.
-pub(crate) fn with_source(arch: Arch, source: &str) -> Variant {
-    Variant { source: source.to_owned(), ..variant(arch) }
-}

@@ -245,7 +245,8 @@ extern "C" __global__ void __maxnreg__(MAX_REGISTERS)
                 PITCH, state, output);
   }
 
-  cp_async_wait<0>();  // a CTA without visible keys still has its Q copy in flight
+  cp_async_commit();   // a CTA without visible keys has its Q copy in no group yet,
+  cp_async_wait<0>();  // and a wait is for groups alone
   __syncthreads();     // nobody needs the tiles any more: partial results may take their place
   output.write(o_rows(warp), O_PITCH);
   write_state(state_of_rows(warp), lane, state);
