@@ -10,7 +10,9 @@ pub(crate) const SUCCESS: sys::CUresult = sys::CUresult::CUDA_SUCCESS;
 
 /// Every driver function this crate calls; the guard looks for each, because a missing one would panic when called.
 pub(crate) const USED_FUNCTIONS: &[&str] = &[
+    "cuCtxResetPersistingL2Cache",
     "cuCtxSetCurrent",
+    "cuCtxSetLimit",
     "cuCtxSynchronize",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -33,6 +35,7 @@ pub(crate) const USED_FUNCTIONS: &[&str] = &[
     "cuLaunchKernelEx",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
+    "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoH_v2",
     "cuMemcpyHtoD_v2",
     "cuMemsetD8Async",
