@@ -46,6 +46,7 @@ fn run(cli: Cli) -> anyhow::Result<Found> {
         Command::Check(args) => command::check::run(args),
         Command::Build(args) => command::build::run(args),
         Command::Sanitize(args) => command::sanitize::run(args),
+        Command::Tune(args) => command::tune::run(args),
         Command::Cache(args) => command::cache::run(args),
         Command::Kernels(args) => command::kernels::run(args),
         Command::Runs(args) => command::runs::run(args),

@@ -6,11 +6,13 @@
 pub mod bench;
 pub mod device;
 mod error;
+pub mod evolve;
 pub mod gate;
 pub mod machine;
 pub mod measure;
 pub mod peer;
 pub mod record;
+pub mod self_test;
 pub mod tool;
 pub mod variants;
 

@@ -10,6 +10,7 @@ pub(crate) mod doctor;
 pub(crate) mod kernels;
 pub(crate) mod runs;
 pub(crate) mod sanitize;
+pub(crate) mod tune;
 
 use std::path::PathBuf;
 

@@ -25,7 +25,12 @@ pub struct Sim {
 impl Sim {
     /// Finds the compiler; nothing else is needed.
     pub fn open(registry: Registry) -> Result<Self, Error> {
-        Ok(Self { builder: Builder::new()?, registry, target: Target::nominal(ARCH) })
+        Ok(Self::with_builder(registry, Builder::new()?))
+    }
+
+    /// With a builder of the caller's.
+    pub fn with_builder(registry: Registry, builder: Builder) -> Self {
+        Self { builder, registry, target: Target::nominal(ARCH) }
     }
 
     fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
@@ -90,10 +95,6 @@ impl Loaded for LoadedSim<'_> {
     }
 
     fn time_us(&mut self, _set: usize) -> Result<f64, Error> {
-        Err(Error::NoClock)
-    }
-
-    fn timed_output(&mut self, _set: usize) -> Result<Output, Error> {
         Err(Error::NoClock)
     }
 }

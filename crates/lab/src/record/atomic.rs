@@ -7,7 +7,7 @@ use crate::{Error, error::IoContext};
 const HINT: &str = "choose another folder with --out, or free some space";
 
 /// Writes to a temporary name beside `path`, flushes it to the disk and renames it.
-pub(super) fn write(path: &Path, contents: &[u8]) -> Result<(), Error> {
+pub(crate) fn write(path: &Path, contents: &[u8]) -> Result<(), Error> {
     let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
     let written = File::create(&temporary)
         .and_then(|mut file| file.write_all(contents).and_then(|()| file.sync_all()))
@@ -20,7 +20,7 @@ pub(super) fn write(path: &Path, contents: &[u8]) -> Result<(), Error> {
 }
 
 /// Makes a folder that must not exist yet, with all above it.
-pub(super) fn create_folder(path: &Path) -> Result<(), Error> {
+pub(crate) fn create_folder(path: &Path) -> Result<(), Error> {
     let parent = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).and_then(|()| std::fs::create_dir(path)).doing("create", path, HINT)
 }
