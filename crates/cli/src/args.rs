@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use evosdpa_core::{Control, DType, Shape};
 use evosdpa_kernels::{Arch, InputType};
-use evosdpa_lab::{gate::sanitizer::Tool, report::Format};
+use evosdpa_lab::{device::Timing, gate::sanitizer::Tool, report::Format};
 
 /// A laboratory for fused attention kernels: check them, time them, compare them.
 #[derive(Parser)]
@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Profile(Profile),
     /// Make a page, or another tool's file, of recorded runs
     Report(Report),
+    /// Search a kernel's tunables for the fastest variant that passes every gate
+    Tune(Tune),
     /// List kernels with their lineage
     Kernels(Kernels),
     /// Say which kernel the library takes for a problem, and why
@@ -75,7 +77,9 @@ pub(crate) struct Common {
 #[command(after_help = "Examples:
   evosdpa bench
   evosdpa bench --shapes mission,long:causal --dtype bf16 --iters 50
-  evosdpa bench --shapes b1h32/8s1/8192d128 --json > decode.json")]
+  evosdpa bench --shapes b1h32/8s1/8192d128 --json > decode.json
+  evosdpa bench --shapes mission --timing cold --no-peers
+  evosdpa bench --shapes tiny --kernels cpu_flash --self-test 200")]
 pub(crate) struct Bench {
     #[command(flatten)]
     pub(crate) common: Common,
@@ -98,6 +102,17 @@ pub(crate) struct Bench {
     /// Seconds a problem may take; its rows then have fewer samples than asked for
     #[arg(long, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
     pub(crate) budget: Option<f64>,
+    /// How calls are timed: graph (replay over rotated inputs), warm (one set of inputs), single (launch by launch) or
+    /// cold (launch by launch, inputs driven out of the caches)
+    #[arg(long, default_value = "graph", value_name = "WAY")]
+    pub(crate) timing: Timing,
+    /// Differences below this share do not matter: FAST and SLOW are shown to be beyond it
+    #[arg(long, default_value_t = evosdpa_lab::measure::duel::MARGIN, value_name = "SHARE", value_parser = margin)]
+    pub(crate) margin: f64,
+    /// Instead of comparing: let each kernel run against itself this many times, and count how often the rule sees a
+    /// difference that is not there
+    #[arg(long, value_name = "DUELS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) self_test: Option<u32>,
     /// Seed of the inputs
     #[arg(long, default_value_t = 0, value_name = "SEED")]
     pub(crate) seed: u64,
@@ -322,6 +337,74 @@ pub(crate) struct Report {
     /// Folder of the records
     #[arg(long, default_value = "runs", value_name = "FOLDER")]
     pub(crate) runs: PathBuf,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa tune --device cpu --shapes tiny,b1h2s64d64 --evaluations 20 --out tunes/small
+  evosdpa tune --device cpu --shapes tiny,b1h2s64d64 --evaluations 40 --out tunes/small --resume
+  evosdpa tune --kernel sdpa_fp8_stage_c --dtype u8 --shapes mission,mission:causal --minutes 10
+  evosdpa tune --simulate tunes/small/log.jsonl --evaluations 15")]
+pub(crate) struct Tune {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// The kernel [default: cpu_flash on a CPU]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) kernel: Option<String>,
+    /// Shapes to be fast at, separated by commas; the first decides early who is hopeless
+    #[arg(long, default_value = "mission,small", value_delimiter = ',')]
+    pub(crate) shapes: Vec<Shape>,
+    /// Element type [default: f32 on a CPU, the first of the kernel's manifest on a GPU]
+    #[arg(long)]
+    pub(crate) dtype: Option<DType>,
+    /// Evaluations at most, those before a --resume included
+    #[arg(long, default_value_t = 45, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) evaluations: u32,
+    /// Minutes at most, counted from now
+    #[arg(long, value_name = "MINUTES", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) minutes: Option<f64>,
+    /// How to search: evo, random, grid or hill-climb [default: evo; with --simulate, all of them]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) strategy: Option<String>,
+    /// Elites to keep
+    #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) top: u32,
+    /// Seed of what chance decides
+    #[arg(long, default_value_t = 0, value_name = "SEED")]
+    pub(crate) seed: u64,
+    /// The tune's folder [default: tunes/KERNEL]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: Option<PathBuf>,
+    /// Go on with the tune in the folder
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// A program that proposes candidates: reads and writes lines of JSON (see docs/tuning.md)
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) proposer: Option<String>,
+    /// Seconds the proposer may take for an answer
+    #[arg(long, default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) proposer_timeout: f64,
+    /// The insights.json of an earlier tune: what has helped before is tried more often
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prior: Option<PathBuf>,
+    /// Blocks of four readings at most, for one candidate on one shape
+    #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) blocks: u32,
+    /// Sets of inputs to rotate through [default: as many as the device needs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) sets: Option<u32>,
+    /// Compilations at once, each in a process of its own [default: the number of cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) workers: Option<u32>,
+    /// Leave out the simulator's look at each CUDA candidate
+    #[arg(long)]
+    pub(crate) no_sim: bool,
+    /// Replay the log of a finished tune to compare strategies; needs no device
+    #[arg(long, value_name = "LOG", conflicts_with_all = ["kernel", "shapes", "dtype", "minutes", "out", "resume", "proposer", "prior"])]
+    pub(crate) simulate: Option<PathBuf>,
+    /// With --simulate: replays of each strategy
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) replays: u32,
 }
 
 #[derive(Args)]

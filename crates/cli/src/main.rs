@@ -48,6 +48,7 @@ fn run(cli: Cli) -> anyhow::Result<Found> {
         Command::Sanitize(args) => command::sanitize::run(args),
         Command::Profile(args) => command::profile::run(args),
         Command::Report(args) => command::report::run(args),
+        Command::Tune(args) => command::tune::run(args),
         Command::Cache(args) => command::cache::run(args),
         Command::Kernels(args) => command::kernels::run(args),
         Command::Plan(args) => command::plan::run(args),

@@ -50,6 +50,16 @@ impl DeviceBuffer {
         check("cuMemsetD8Async", code, plain)
     }
 
+    /// Copies another buffer of the same size here, in the stream's order.
+    pub fn copy_within_device(&self, from: &Self, stream: &Stream) -> Result<()> {
+        self.check_size(from.bytes)?;
+        self.context.bind()?;
+        // SAFETY: both are ours, alive and of one size; the caller keeps them until the stream has got there, because
+        // freeing waits for the device.
+        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(self.address, from.address, self.bytes, stream.raw()) };
+        check("cuMemcpyDtoDAsync", code, plain)
+    }
+
     /// Copies the whole buffer from the host and waits for it.
     pub fn copy_from<T: Pod>(&mut self, host: &[T]) -> Result<()> {
         let host: &[u8] = bytemuck::cast_slice(host);

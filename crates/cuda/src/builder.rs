@@ -1,6 +1,6 @@
 //! Variants to artifacts: from the cache, or compiled and put there.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use evosdpa_kernels::Variant;
 
@@ -10,10 +10,10 @@ use crate::{
 };
 
 /// Builds variants. Needs no GPU and no driver.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Builder {
     cache: Option<Cache>,
-    pool: Option<CompilePool>,
+    pool: Option<Arc<CompilePool>>,
 }
 
 impl Builder {
@@ -30,7 +30,7 @@ impl Builder {
 
     /// Compiling in worker processes, several at once and each under a time limit.
     pub fn with_pool(mut self, pool: CompilePool) -> Self {
-        self.pool = Some(pool);
+        self.pool = Some(Arc::new(pool));
         self
     }
 
@@ -63,7 +63,7 @@ impl Builder {
         kind: ArtifactKind,
         go_on: impl Fn(usize) -> bool + Sync,
     ) -> Vec<Option<Result<Artifact>>> {
-        let threads = self.pool.as_ref().map_or(1, CompilePool::workers).min(variants.len()).max(1);
+        let threads = self.pool.as_ref().map_or(1, |pool| pool.workers()).min(variants.len()).max(1);
         let next = std::sync::atomic::AtomicUsize::new(0);
         let mut results: Vec<Option<Result<Artifact>>> = variants.iter().map(|_| None).collect();
         let slots = std::sync::Mutex::new(&mut results);

@@ -11,7 +11,9 @@ pub(crate) const SUCCESS: sys::CUresult = sys::CUresult::CUDA_SUCCESS;
 /// Every driver function this crate calls; the guard looks for each, because a missing one would panic when called.
 pub(crate) const USED_FUNCTIONS: &[&str] = &[
     "cuCtxGetCurrent",
+    "cuCtxResetPersistingL2Cache",
     "cuCtxSetCurrent",
+    "cuCtxSetLimit",
     "cuCtxSynchronize",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -35,6 +37,7 @@ pub(crate) const USED_FUNCTIONS: &[&str] = &[
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemGetInfo_v2",
+    "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoH_v2",
     "cuMemcpyHtoD_v2",
     "cuMemsetD8Async",

@@ -1,8 +1,14 @@
-//! Timing primitives: each launch by events, many launches by graph replay, with cold or warm caches.
+//! Timing primitives: each launch by events, many launches by graph replay, with cold or warm caches, and what the
+//! clock itself costs.
 
 use std::time::Duration;
 
-use crate::{Device, DeviceBuffer, Event, Graph, Result, Stream};
+use cudarc::driver::sys;
+
+use crate::{
+    Device, DeviceBuffer, Event, Graph, Result, Stream,
+    driver::{check, plain},
+};
 
 /// Times `repeats` runs of `work`, each between two events. `before` runs before each, outside the time: it flushes the
 /// cache or rotates the inputs, and gets the number of the run.
@@ -43,9 +49,46 @@ pub fn time_graph_us(
     Ok(times.into_iter().map(|time_us| time_us / launches.max(1) as f64).collect())
 }
 
+/// What two events with nothing between them say: the median of a hundred pairs. Every sample holds this much.
+pub fn event_overhead_us(stream: &Stream, limit: Duration) -> Result<f64> {
+    let mut times = time_each_us(stream, 100, limit, "empty event pairs", |_| Ok(()), |_| Ok(()))?;
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+/// Bytes per nanosecond that copying a buffer of this size within the device moves, read and written: the best of several.
+pub fn copy_gbps(device: &Device, stream: &Stream, bytes: usize, limit: Duration) -> Result<f64> {
+    let (from, to) = (device.alloc(bytes)?, device.alloc(bytes)?);
+    from.fill(0x3c, stream)?;
+    let times = time_each_us(
+        stream,
+        20,
+        limit,
+        "copy within the device",
+        |_| Ok(()),
+        |_| to.copy_within_device(&from, stream),
+    )?;
+    let best_us = times.into_iter().fold(f64::INFINITY, f64::min);
+    Ok(2.0 * bytes as f64 / best_us / 1e3)
+}
+
+impl Device {
+    /// Gives every persisting line of the second-level cache back and lets none be set aside again: a kernel that keeps
+    /// its inputs there would look as if it read nothing.
+    pub fn reset_persisting_l2(&self) -> Result<()> {
+        self.context.bind()?;
+        let limit = sys::CUlimit::CU_LIMIT_PERSISTING_L2_CACHE_SIZE;
+        // SAFETY: the context is current.
+        check("cuCtxSetLimit", unsafe { sys::cuCtxSetLimit(limit, 0) }, plain)?;
+        // SAFETY: the context is current.
+        check("cuCtxResetPersistingL2Cache", unsafe { sys::cuCtxResetPersistingL2Cache() }, plain)
+    }
+}
+
 /// A buffer twice the size of the second-level cache; writing it drives everything else out.
 #[derive(Debug)]
 pub struct L2Flush {
+    device: Device,
     buffer: DeviceBuffer,
 }
 
@@ -53,11 +96,12 @@ impl L2Flush {
     /// Allocates the buffer.
     pub fn new(device: &Device) -> Result<Self> {
         let bytes = usize::try_from(2 * device.info().l2_bytes).unwrap_or(usize::MAX);
-        Ok(Self { buffer: device.alloc(bytes)? })
+        Ok(Self { device: device.clone(), buffer: device.alloc(bytes)? })
     }
 
-    /// Drives everything else out of the cache, in the stream's order.
+    /// Drives everything else out of the cache, persisting lines included, in the stream's order.
     pub fn flush(&self, stream: &Stream) -> Result<()> {
+        self.device.reset_persisting_l2()?;
         self.buffer.fill(0, stream)
     }
 }

@@ -112,6 +112,28 @@ impl Registry {
         self.add(&own, &all, &display, &Origin::Folder(path.to_owned()))
     }
 
+    /// Adds a kernel that is another one with a new source: same manifest, its headers found in the same places.
+    pub fn adopt(&mut self, of: &str, name: &str, source: &str) -> Result<()> {
+        let parent = self.kernel(of)?.clone();
+        if let Some(first) = self.kernels.get(name) {
+            return Err(Error::DuplicateKernel {
+                name: name.to_owned(),
+                first: first.manifest_file.clone(),
+                second: parent.manifest_file,
+            });
+        }
+        let mut all = embedded::files();
+        // Headers of a user's own folder are known by the names they were found under.
+        all.extend(parent.headers.iter().map(|header| (header.name.clone(), header.text.clone())));
+        let mut kernel = parent;
+        kernel.headers = headers(&kernel.source_file, source, &all);
+        kernel.source = source.to_owned();
+        kernel.manifest.parent = Some(of.to_owned());
+        kernel.manifest.name = name.to_owned();
+        self.kernels.insert(name.to_owned(), kernel);
+        Ok(())
+    }
+
     fn add(
         &mut self,
         own: &Files,

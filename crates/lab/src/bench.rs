@@ -9,12 +9,18 @@ use evosdpa_core::{
 
 use crate::{
     Error,
-    device::{Device, Loaded},
+    device::{Device, Timing},
     gate::{GateResult, Verdict, correctness},
     machine,
     measure::{
+        Reading,
+        audit::{Audited, Finding},
         compare::{Comparison, MARGIN, Word},
+        dice::Dice,
+        duel::{Arm, Rule, duel},
+        floor::Ceilings,
         interleave::{Contestant, Plan, Times, interleave},
+        samples::median,
     },
     peer::torch::{self, Torch},
     record::Row,
@@ -35,6 +41,12 @@ pub struct Request {
     pub budget: Option<Duration>,
     /// Measured peak, to compare with.
     pub peak_gflops: Option<f64>,
+    /// How calls are timed.
+    pub timing: Timing,
+    /// The most the device can do, where the device itself does not say.
+    pub ceilings: Option<Ceilings>,
+    /// Differences below this share do not matter.
+    pub margin: f64,
 }
 
 /// What a problem gave.
@@ -58,6 +70,14 @@ pub enum Step<'a> {
     Timing(f64),
 }
 
+/// The gate that timed calls pass.
+pub const AUDIT: &str = "audit";
+/// The gate that holds times against what is possible.
+pub const FLOOR: &str = "floor";
+
+/// Idle time before each reading when thread pools of two programs take turns.
+const SETTLE: Duration = Duration::from_millis(3);
+
 /// Takes every kernel and peer through the gates and times those that pass. `torch` is PyTorch or the reason it is not
 /// there. `proceed` is told of each step and stops the measurement by answering no.
 pub fn measure(
@@ -68,36 +88,68 @@ pub fn measure(
     mut proceed: impl FnMut(Step<'_>) -> bool,
 ) -> Result<Outcome, Error> {
     let sets = device.input_sets(problem);
-    machine::refuse_what_does_not_fit(problem, sets)?;
+    machine::refuse_what_does_not_fit(problem, 2 * sets)?;
     let mut interrupted = !proceed(Step::Solving);
-    let case = Case::new(*problem, Family::Normal, request.seed, None);
-    let mut inputs = vec![case.inputs.clone()];
-    inputs.extend((1..sets).map(|i| Inputs::generate(problem, Family::Normal, request.seed + i as u64)));
+    // The second is for the audits, and nobody knows it beforehand.
+    let audit_seed = Dice::entropy();
+    let cases = [request.seed, audit_seed].map(|seed| Case::new(*problem, Family::Normal, seed, None));
+    let inputs: Vec<Inputs> = (0..sets).map(|set| cases[set % cases.len()].inputs.clone()).collect();
 
     let mut entries = Vec::new();
     for kernel in &request.kernels {
         interrupted = interrupted || !proceed(Step::Checking(kernel));
         let mut row = Row::new(kernel, false, &device.name(), &problem.to_string());
-        row.gates.push(correctness_gate(device, kernel, &case)?);
+        row.timing = request.timing.to_string();
+        row.gates.push(correctness_gate(device, kernel, &cases[0])?);
         let contestant = match row.gates[0].verdict {
-            Verdict::Pass => Some(Timed::Kernel(device.load(kernel, problem, &inputs)?)),
+            Verdict::Pass => {
+                let seed = Dice::of_series(audit_seed, entries.len() as u64).below(usize::MAX >> 1) as u64;
+                let mut audited = Audited::load(device, kernel, problem, &inputs, &cases, seed)?;
+                audited.loaded.set_timing(request.timing)?;
+                Some(Timed::Kernel(Box::new(audited)))
+            }
             _ => None,
         };
         entries.push(Entry { row, contestant });
     }
-    entries.extend(peers(device, &case, &inputs, torch));
+    let torch = if request.timing == Timing::Graph {
+        torch
+    } else {
+        Err("peers are timed by graph replay over rotated inputs only: use --timing graph")
+    };
+    entries.extend(peers(device, &cases[0], &inputs, torch));
 
-    let plan = Plan { iters: request.iters, warmup: request.warmup, sets, budget: request.budget };
+    let plan = Plan {
+        iters: request.iters,
+        warmup: request.warmup,
+        sets,
+        budget: request.budget,
+        seed: audit_seed.rotate_left(17),
+    };
     let times = if interrupted {
         Vec::new()
     } else {
         time_all(&mut entries, &plan, |done| {
-            interrupted |= !proceed(Step::Timing(done));
+            interrupted |= !proceed(Step::Timing(done * 0.7));
             !interrupted
         })
     };
-    let mut rows = collect(entries, times, problem, request, &case)?;
-    compare(&mut rows);
+    let ceilings = match device.ceilings(problem)? {
+        Some(ceilings) => Some(ceilings),
+        None => request.ceilings.clone(),
+    };
+    take_in(&mut entries, times, problem, request, ceilings.as_ref());
+    let overhead_us = device.clock_overhead_us()?;
+    for entry in entries.iter_mut().filter(|entry| !entry.row.peer) {
+        entry.row.clock_overhead_us = overhead_us;
+    }
+    let mut duels = 0.0;
+    compare(device, &mut entries, request, audit_seed, || {
+        duels += 1.0;
+        interrupted |= !proceed(Step::Timing(1.0 - 0.3 / duels));
+        !interrupted
+    });
+    let rows: Vec<Row> = entries.into_iter().map(|entry| entry.row).collect();
     let words = rows.iter().filter(|row| !row.peer).flat_map(words).collect();
     Ok(Outcome { rows, words, interrupted })
 }
@@ -109,16 +161,79 @@ struct Entry<'a> {
 }
 
 enum Timed<'a> {
-    Kernel(Box<dyn Loaded + 'a>),
+    Kernel(Box<Audited<'a>>),
     Peer(torch::Timed<'a>),
 }
 
 impl Contestant for Timed<'_> {
     fn time_us(&mut self, set: usize) -> Result<f64, Error> {
         match self {
-            Self::Kernel(loaded) => loaded.time_us(set),
+            Self::Kernel(kernel) => kernel.loaded.time_us(set),
             Self::Peer(peer) => peer.time_us(set),
         }
+    }
+
+    fn audit(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Kernel(kernel) => kernel.audit(),
+            Self::Peer(_) => Ok(()),
+        }
+    }
+
+    fn final_audit(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Kernel(kernel) => kernel.final_audit(),
+            Self::Peer(_) => Ok(()),
+        }
+    }
+}
+
+/// A contestant in a duel: a reading is the median of a few calls.
+struct InDuel<'a, 'b> {
+    timed: &'a mut Timed<'b>,
+    calls: usize,
+    sets: usize,
+    next: usize,
+}
+
+/// A reading lasts about this long, and is of at most so many calls.
+const READING_US: f64 = 200.0;
+const READING_CALLS_MAX: usize = 32;
+
+impl<'a, 'b> InDuel<'a, 'b> {
+    fn new(timed: &'a mut Timed<'b>, p50_us: f64, sets: usize, on_cpu: bool) -> Self {
+        // A sample of a GPU already is of many launches.
+        let calls =
+            if on_cpu { ((READING_US / p50_us.max(0.1)) as usize).clamp(1, READING_CALLS_MAX) } else { 1 };
+        Self { timed, calls, sets, next: 0 }
+    }
+}
+
+impl Arm for InDuel<'_, '_> {
+    fn read(&mut self) -> Result<Reading, Error> {
+        let mut times = Vec::with_capacity(self.calls);
+        let mut clock_ghz = None;
+        for _ in 0..self.calls {
+            self.next = (self.next + 1) % self.sets;
+            let reading = match &mut self.timed {
+                Timed::Kernel(kernel) => kernel.loaded.read(self.next)?,
+                Timed::Peer(peer) => Reading { time_us: peer.time_us(self.next)?, clock_ghz: None },
+            };
+            times.push(reading.time_us);
+            clock_ghz = reading.clock_ghz;
+        }
+        Ok(Reading { time_us: median(&times), clock_ghz })
+    }
+
+    fn relocate(&mut self) -> Result<(), Error> {
+        match &mut self.timed {
+            Timed::Kernel(kernel) => kernel.loaded.relocate(),
+            Timed::Peer(_) => Ok(()),
+        }
+    }
+
+    fn audit(&mut self) -> Result<(), Error> {
+        Contestant::audit(self.timed)
     }
 }
 
@@ -179,58 +294,141 @@ fn time_all(
     interleave(&mut contestants, plan, proceed)
 }
 
-/// Puts the times into their rows, and looks once more at what the timed calls computed.
-fn collect(
-    entries: Vec<Entry<'_>>,
+/// Puts the times into their rows. What an audit caught, or what is faster than possible, is out of the race.
+fn take_in(
+    entries: &mut [Entry<'_>],
     times: Vec<Result<Times, Error>>,
     problem: &Problem,
     request: &Request,
-    case: &Case,
-) -> Result<Vec<Row>, Error> {
+    ceilings: Option<&Ceilings>,
+) {
     let mut times = times.into_iter();
-    let mut rows = Vec::new();
-    for Entry { mut row, contestant } in entries {
-        if let Some(contestant) = contestant {
-            match times.next() {
-                Some(Ok(times)) => {
-                    row.measured(&times.rounds, problem.flops(), problem.bytes(), request.peak_gflops);
-                }
-                Some(Err(error)) => row.gates.push(GateResult::unavailable("performance", error.to_string())),
-                None => {}
-            }
-            if let (Timed::Kernel(mut loaded), false) = (contestant, row.samples_us.is_empty()) {
-                let output = loaded.timed_output(0)?;
-                let judgement = case.judge(&output.o.view(), output.lse.as_deref());
-                row.gates.push(if judgement.passed() {
-                    GateResult::pass("timed output", "the timed calls computed the same answer")
-                } else {
-                    GateResult::fail("timed output", judgement.summary())
-                });
-                if row.failed() {
-                    row.forget_times();
+    for Entry { row, contestant } in entries {
+        let Some(timed) = contestant else { continue };
+        let audits = match timed {
+            Timed::Kernel(kernel) => Some(kernel.auditor.audits()),
+            Timed::Peer(_) => None,
+        };
+        match times.next() {
+            Some(Ok(times)) => {
+                row.measured(&times.rounds, problem.flops(), problem.bytes(), request.peak_gflops);
+                if let Some(audits) = audits.filter(|_| !row.samples_us.is_empty()) {
+                    let detail = format!("{audits} audits between timed calls found nothing");
+                    row.gates.push(GateResult::pass(AUDIT, detail));
+                    let floor = ceilings.map(|ceilings| floor_gate(row, problem, ceilings));
+                    row.gates.extend(floor);
                 }
             }
+            Some(Err(error @ Error::Caught { .. })) => {
+                row.gates.push(GateResult::fail(AUDIT, error.to_string()))
+            }
+            Some(Err(error)) => row.gates.push(GateResult::unavailable("performance", error.to_string())),
+            None => {}
         }
-        rows.push(row);
+        if row.failed() || row.samples_us.is_empty() {
+            row.forget_times();
+            *contestant = None;
+        }
     }
-    Ok(rows)
 }
 
-/// Each kernel against every peer, and against the first kernel as the baseline.
-fn compare(rows: &mut [Row]) {
-    let rounds: Vec<Vec<Vec<f64>>> = rows.iter().map(by_round).collect();
-    for i in 0..rows.len() {
-        if rows[i].peer {
-            continue;
-        }
-        for j in 0..rows.len() {
-            let is_reference = rows[j].peer || (j == 0 && i != 0);
-            if !is_reference {
+/// No sample may be shorter than what bytes and operations take at the device's best.
+fn floor_gate(row: &mut Row, problem: &Problem, ceilings: &Ceilings) -> GateResult {
+    let floor_us = ceilings.floor_us(problem);
+    row.floor_us = Some(floor_us);
+    let least_us = row.samples_us.iter().copied().fold(f64::INFINITY, f64::min);
+    if least_us >= floor_us {
+        return GateResult::pass(
+            FLOOR,
+            format!("at least {least_us:.3} µs; possible are {floor_us:.3} µs ({})", ceilings.source),
+        );
+    }
+    let ns = |us: f64| (us * 1e3).round() as u64;
+    let finding = Finding::TooFast { time_ns: ns(least_us), floor_ns: ns(floor_us) };
+    GateResult::fail(FLOOR, format!("{finding} ({})", ceilings.source))
+}
+
+/// Each kernel against the fastest peer and against the first kernel, in duels.
+fn compare(
+    device: &dyn Device,
+    entries: &mut [Entry<'_>],
+    request: &Request,
+    seed: u64,
+    mut proceed: impl FnMut() -> bool,
+) {
+    let p50 = |entry: &Entry<'_>| entry.contestant.as_ref().and(entry.row.p50_us);
+    let fastest_peer =
+        (0..entries.len()).filter(|&i| entries[i].row.peer && p50(&entries[i]).is_some()).min_by(|&a, &b| {
+            p50(&entries[a]).unwrap_or(f64::MAX).total_cmp(&p50(&entries[b]).unwrap_or(f64::MAX))
+        });
+    let mut pairs = Vec::new();
+    for i in 0..entries.len() {
+        let others = [fastest_peer, Some(0).filter(|_| i != 0)].into_iter().flatten();
+        pairs.extend(others.filter(|_| !entries[i].row.peer).map(|j| (i, j)));
+    }
+    // The other peers are compared by the rounds that all were timed in.
+    for i in 0..entries.len() {
+        for j in 0..entries.len() {
+            if !entries[j].row.peer || Some(j) == fastest_peer {
                 continue;
             }
-            if let Some(comparison) = Comparison::paired(&rounds[i], &rounds[j], MARGIN) {
-                let name = rows[j].kernel.clone();
-                rows[i].speedup.insert(name, comparison);
+            let rounds = [i, j].map(|entry| by_round(&entries[entry].row));
+            let compared =
+                Comparison::paired(&rounds[0], &rounds[1], MARGIN).filter(|_| !entries[i].row.peer);
+            if let Some(comparison) = compared {
+                let name = entries[j].row.kernel.clone();
+                entries[i].row.speedup.insert(name, comparison);
+            }
+        }
+    }
+    let on_cpu = device.name() == "cpu";
+    let share = request.budget.map(|budget| budget / (2 * pairs.len().max(1)) as u32);
+    for (number, (i, j)) in pairs.into_iter().enumerate() {
+        let (Some(own_us), Some(other_us)) = (p50(&entries[i]), p50(&entries[j])) else { continue };
+        let sets = if let Timed::Kernel(kernel) =
+            entries[i].contestant.as_ref().unwrap_or_else(|| unreachable!("p50 asked"))
+        {
+            kernel.auditor.sets()
+        } else {
+            1
+        };
+        let rule = Rule {
+            most_blocks: request.iters.clamp(4, 120),
+            margin: request.margin,
+            limit: share,
+            settle: if entries[j].row.peer && on_cpu { SETTLE } else { Duration::ZERO },
+            ..Rule::default()
+        };
+        let seed = Dice::of_series(seed, number as u64).below(usize::MAX >> 1) as u64;
+        let Some((candidate, other)) = two(entries, i, j) else { continue };
+        let outcome = {
+            let mut candidate = InDuel::new(candidate, own_us, sets, on_cpu);
+            let mut other = InDuel::new(other, other_us, sets, on_cpu);
+            duel(&mut candidate, &mut other, &rule, seed, &mut proceed)
+        };
+        match outcome {
+            Ok(Some(duel)) => {
+                let clocks: Vec<f64> = duel
+                    .blocks
+                    .iter()
+                    .flat_map(|block| block.readings.iter().filter_map(|r| r.clock_ghz))
+                    .collect();
+                let name = entries[j].row.kernel.clone();
+                let row = &mut entries[i].row;
+                if !clocks.is_empty() {
+                    row.clock_ghz = Some(median(&clocks));
+                }
+                row.speedup.insert(name, duel.comparison());
+            }
+            Ok(None) => {}
+            Err(error @ Error::Caught { .. }) => {
+                let Entry { row, contestant } = &mut entries[i];
+                row.gates.push(GateResult::fail(AUDIT, error.to_string()));
+                row.forget_times();
+                *contestant = None;
+            }
+            Err(error) => {
+                entries[i].row.gates.push(GateResult::unavailable("comparison", error.to_string()));
             }
         }
     }
@@ -246,6 +444,16 @@ fn by_round(row: &Row) -> Vec<Vec<f64>> {
             round.to_vec()
         })
         .collect()
+}
+
+/// Two different contestants that are both in the race.
+fn two<'a, 'b>(
+    entries: &'a mut [Entry<'b>],
+    i: usize,
+    j: usize,
+) -> Option<(&'a mut Timed<'b>, &'a mut Timed<'b>)> {
+    let [a, b] = entries.get_disjoint_mut([i, j]).ok()?;
+    Some((a.contestant.as_mut()?, b.contestant.as_mut()?))
 }
 
 /// A kernel's result in plain words: what stopped it, or how it compares with the fastest peer and with the baseline.

@@ -49,6 +49,17 @@ pub enum Error {
         /// The text as given.
         text: String,
     },
+    /// An audit caught a kernel.
+    #[error("{kernel} does not do its work under the clock: {finding}")]
+    Caught {
+        /// The kernel.
+        kernel: String,
+        /// At what.
+        finding: crate::measure::audit::Finding,
+    },
+    /// A tune could not begin or go on.
+    #[error("{0}")]
+    Tune(String),
     /// A file or folder could not be read or written.
     #[error("cannot {doing} {}: {source}; {hint}", path.display())]
     Io {
@@ -125,7 +136,7 @@ impl Error {
             // A source that does not compile is no better than one that computes something else.
             Self::Cuda(evosdpa_cuda::Error::Compile(_)) => true,
             Self::Cuda(error) => error.is_the_kernels_fault(),
-            Self::Findings { .. } => true,
+            Self::Findings { .. } | Self::Caught { .. } => true,
             _ => false,
         }
     }

@@ -7,6 +7,7 @@ pub mod bench;
 pub mod covering;
 pub mod device;
 mod error;
+pub mod evolve;
 pub mod gate;
 pub mod machine;
 pub mod measure;
@@ -16,6 +17,7 @@ mod process;
 pub mod profile;
 pub mod record;
 pub mod report;
+pub mod self_test;
 pub mod tool;
 pub mod variants;
 

@@ -6,10 +6,13 @@ use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
     bench::{self, Request, Step},
+    device::Device,
+    evolve::gates::DeviceLock,
     machine::Environment,
-    measure::interleave,
+    measure::{duel::Rule, floor::Ceilings, interleave},
     peer::torch::Torch,
     record::{Row, Run, Status},
+    self_test::{self, SelfTest},
 };
 
 use crate::{
@@ -45,6 +48,9 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
     if on_cpu {
         environment.measure_peaks();
     }
+    if let Some(duels) = args.self_test {
+        return self_test(&args, device.as_ref(), &kernels, &problems, &environment, duels as usize);
+    }
     let torch = start_torch(&args, environment.threads);
     environment.torch = torch.as_ref().ok().map(|torch| torch.version().to_owned());
     let torch = torch.map(RefCell::new);
@@ -63,6 +69,9 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
         seed: args.seed,
         budget,
         peak_gflops: environment.fma_peak_gflops,
+        timing: args.timing,
+        margin: args.margin,
+        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_peak_gflops, environment.memory_gbps)),
     };
     let steps = problems.iter().flatten().count() as u64;
     let bar = progress::bar(steps * 100);
@@ -85,6 +94,8 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
                 !interrupt::asked()
             };
             let peers = torch.as_ref().map_err(String::as_str);
+            // One measurement at a time on a GPU.
+            let _lock = DeviceLock::wait(&device.name())?;
             let outcome = bench::measure(device.as_ref(), problem, &request, peers, proceed)?;
             if outcome.interrupted {
                 status = Status::Interrupted;
@@ -119,6 +130,48 @@ fn problems(shapes: &[Shape], dtypes: &[DType]) -> anyhow::Result<Vec<Vec<Proble
         dtypes.iter().map(|&dtype| Problem::new(*shape, dtype)).collect::<Result<Vec<_>, _>>()
     };
     shapes.iter().map(of_shape).collect::<Result<Vec<_>, _>>().context("--shapes")
+}
+
+/// Each kernel against itself, on every problem it takes.
+fn self_test(
+    args: &Bench,
+    device: &dyn Device,
+    kernels: &[String],
+    problems: &[Vec<Problem>],
+    environment: &Environment,
+    duels: usize,
+) -> anyhow::Result<Found> {
+    let rule =
+        Rule { most_blocks: args.iters.unwrap_or(40) as usize, margin: args.margin, ..Rule::default() };
+    let mut rows: Vec<SelfTest> = Vec::new();
+    for problem in problems.iter().flatten() {
+        for kernel in kernels.iter().filter(|kernel| device.refuses(kernel, problem).is_none()) {
+            let _lock = DeviceLock::wait(&device.name())?;
+            let proceed = |_| !interrupt::asked();
+            rows.push(self_test::against_itself(device, kernel, problem, duels, &rule, proceed)?);
+        }
+    }
+    if args.common.json {
+        output::print_json("self-test", environment, &rows)?;
+    } else {
+        let shown = |test: &SelfTest| {
+            let counts = [test.duels, test.fast, test.slow, test.same, test.ambiguous].map(|n| n.to_string());
+            let mut row = vec![test.problem.clone(), test.kernel.clone()];
+            row.extend(counts);
+            row.push(format!("{:.2} %", 100.0 * test.false_positives()));
+            row.push(format!("{} of {}", test.throttled + test.unsteady, test.blocks));
+            row
+        };
+        let header =
+            ["problem", "kernel", "duels", "FAST", "SLOW", "SAME", "AMBIGUOUS", "false", "blocks set aside"];
+        output::print(&output::table(&header, 2, rows.iter().map(shown).collect()))?;
+    }
+    let kept = rows.iter().all(|test| test.false_positives() <= test.alpha);
+    Ok(match () {
+        () if interrupt::asked() => Found::Interrupted,
+        () if kept => Found::NothingWrong,
+        () => Found::Failure,
+    })
 }
 
 /// Torch, or why it is not there and how to get it.

@@ -15,6 +15,7 @@ pub(crate) mod profile;
 pub(crate) mod report;
 pub(crate) mod runs;
 pub(crate) mod sanitize;
+pub(crate) mod tune;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -53,6 +54,11 @@ impl Common {
                 None => Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N", "sim"])),
             },
         }
+    }
+
+    /// The GPU of that number.
+    fn open_cuda(&self, ordinal: usize) -> anyhow::Result<Cuda> {
+        Ok(Cuda::open(ordinal, registry(&self.kernel_path)?)?)
     }
 
     fn thread_count(&self) -> Option<usize> {

@@ -1,13 +1,20 @@
 //! The machine's own processor.
 
-use evosdpa::{Attention, CpuKernel, Isa, Options};
+use evosdpa::{Attention, CpuKernel, FlashTiles, Isa, Options};
 use evosdpa_core::{DType, Problem, inputs::Inputs};
 
-use super::{Device, KernelInfo, Loaded, Output, fresh_output};
-use crate::Error;
+use super::{Device, KernelInfo, Loaded, Output, Timing, fresh_output};
+use crate::{Error, measure::dice::Dice};
 
 /// Inputs below this size fit a last-level cache, so two sets of them take turns.
 const ROTATE_BELOW_BYTES: u64 = 32 << 20;
+
+/// Tensors below this size are moved before each block of a duel: which lines of the first two caches they share is worth
+/// several per cent there, and is chance.
+const RELOCATE_BELOW_BYTES: u64 = 1 << 20;
+
+/// Writing this much drives everything else out of the caches of most machines.
+const FLUSH_BYTES: usize = 128 << 20;
 
 /// The machine's own processor.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,6 +27,35 @@ pub struct Cpu {
 
 impl Cpu {
     const KERNELS: [CpuKernel; 2] = [CpuKernel::Naive, CpuKernel::Flash];
+
+    /// A kernel by its name, with what the name sets: `cpu_flash[BLOCK_KV=128 BLOCK_Q=192 THREADS=1]`.
+    fn options(&self, name: &str) -> Result<Options, Error> {
+        let (plain, tunables) = super::cuda::split_name(name)?;
+        let Some(kernel) = Self::KERNELS.into_iter().find(|known| known.name() == plain) else {
+            return Err(crate::unknown_kernel(self, plain));
+        };
+        let mut options =
+            Options { kernel: Some(kernel), threads: self.threads, isa: self.isa, ..Options::default() };
+        let (mut block_q, mut block_kv) = (None, None);
+        for (tunable, value) in tunables {
+            let value = usize::try_from(value).map_err(|_| Error::Tunables { text: name.to_owned() })?;
+            match tunable {
+                // 0 leaves the choice to the kernel.
+                _ if value == 0 => {}
+                "BLOCK_Q" if kernel == CpuKernel::Flash => block_q = Some(value),
+                "BLOCK_KV" if kernel == CpuKernel::Flash => block_kv = Some(value),
+                "THREADS" => options.threads = Some(value.min(self.threads.unwrap_or(usize::MAX))),
+                _ => return Err(Error::Tunables { text: name.to_owned() }),
+            }
+        }
+        options.tiles = match (block_q, block_kv) {
+            (Some(block_q), Some(block_kv)) => Some(FlashTiles { block_q, block_kv }),
+            (None, None) => None,
+            // One without the other would leave half of a choice to the head dimensions.
+            _ => return Err(Error::Tunables { text: name.to_owned() }),
+        };
+        Ok(options)
+    }
 }
 
 fn describe(kernel: CpuKernel) -> KernelInfo {
@@ -53,9 +89,18 @@ impl Device for Cpu {
         Self::KERNELS.map(describe).to_vec()
     }
 
-    fn refuses(&self, _kernel: &str, problem: &Problem) -> Option<String> {
+    fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
         let dtype = problem.dtype();
-        dtype.is_eight_bit().then(|| format!("no CPU kernel for {dtype}; use f32, f16 or bf16"))
+        if dtype.is_eight_bit() {
+            return Some(format!("no CPU kernel for {dtype}; use f32, f16 or bf16"));
+        }
+        let options = match self.options(kernel) {
+            Ok(options) => options,
+            // An unknown kernel is wrong use, which loading it reports.
+            Err(Error::Problem(_)) => return None,
+            Err(error) => return Some(error.to_string()),
+        };
+        Attention::plan_with(*problem, options).err().map(|error| error.to_string())
     }
 
     fn takes(&self, _kernel: &str, dtype: DType) -> bool {
@@ -72,40 +117,140 @@ impl Device for Cpu {
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        let Some(kernel) = Self::KERNELS.into_iter().find(|known| known.name() == kernel) else {
-            return Err(crate::unknown_kernel(self, kernel));
-        };
-        let options = Options { kernel: Some(kernel), threads: self.threads, isa: self.isa, tiles: None };
-        let attention = Attention::plan_with(*problem, options)?;
-        let outputs = inputs.iter().map(|_| fresh_output(problem)).collect();
-        Ok(Box::new(LoadedCpu { attention, inputs, outputs }))
+        let attention = Attention::plan_with(*problem, self.options(kernel)?)?;
+        let body: Body = Box::new(move |Inputs { q, k, v, .. }, output| {
+            Ok(attention.run(q.view(), k.view(), v.view(), output.o.view_mut(), output.lse.as_deref_mut())?)
+        });
+        Ok(Box::new(LoadedCpu::new(problem, inputs, body)))
     }
 }
 
-struct LoadedCpu<'a> {
-    attention: Attention,
-    inputs: &'a [Inputs],
+/// What a call does. It gets the memory itself, as a function in any language would: nothing but audits keeps it from
+/// changing its inputs.
+pub type Body = Box<dyn FnMut(&mut Inputs, &mut Output) -> Result<(), Error>>;
+
+/// A function on inputs and outputs of its own.
+pub struct LoadedCpu {
+    problem: Problem,
+    /// What was put there, to see whether it is still so.
+    given: Vec<Inputs>,
+    inputs: Vec<Inputs>,
     outputs: Vec<Output>,
+    body: Body,
+    timing: Timing,
+    flush: Vec<u8>,
+    dice: Dice,
+    /// Memory that only keeps the tensors from lying where they lay before.
+    between: Vec<Vec<u8>>,
 }
 
-impl Loaded for LoadedCpu<'_> {
+impl LoadedCpu {
+    /// Copies the inputs, so that their memory can be given others.
+    pub fn new(problem: &Problem, inputs: &[Inputs], body: Body) -> Self {
+        Self {
+            problem: *problem,
+            given: inputs.to_vec(),
+            inputs: inputs.to_vec(),
+            outputs: inputs.iter().map(|_| fresh_output(problem)).collect(),
+            body,
+            timing: Timing::Graph,
+            flush: Vec::new(),
+            dice: Dice::new(Dice::entropy()),
+            between: Vec::new(),
+        }
+    }
+
+    fn set_of(&self, set: usize) -> usize {
+        if self.timing == Timing::Warm { 0 } else { set }
+    }
+}
+
+impl Loaded for LoadedCpu {
     fn run(&mut self, set: usize) -> Result<Output, Error> {
-        let mut output = fresh_output(self.attention.problem());
-        call(&self.attention, &self.inputs[set], &mut output)?;
+        let mut output = fresh_output(&self.problem);
+        (self.body)(&mut self.inputs[set], &mut output)?;
         Ok(output)
     }
 
     fn time_us(&mut self, set: usize) -> Result<f64, Error> {
+        let set = self.set_of(set);
+        if self.timing == Timing::Cold {
+            let next = self.flush.first().map_or(1, |byte| byte.wrapping_add(1));
+            self.flush.resize(FLUSH_BYTES, 0);
+            self.flush.fill(next);
+            std::hint::black_box(&mut self.flush);
+        }
         let start = std::time::Instant::now();
-        call(&self.attention, &self.inputs[set], &mut self.outputs[set])?;
+        (self.body)(&mut self.inputs[set], &mut self.outputs[set])?;
         Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
-    fn timed_output(&mut self, set: usize) -> Result<Output, Error> {
-        Ok(self.outputs[set].clone())
+    fn set_timing(&mut self, timing: Timing) -> Result<(), Error> {
+        self.timing = timing;
+        Ok(())
     }
-}
 
-fn call(attention: &Attention, Inputs { q, k, v, .. }: &Inputs, output: &mut Output) -> Result<(), Error> {
-    Ok(attention.run(q.view(), k.view(), v.view(), output.o.view_mut(), output.lse.as_deref_mut())?)
+    fn relocate(&mut self) -> Result<(), Error> {
+        if self.problem.bytes() >= RELOCATE_BELOW_BYTES {
+            return Ok(());
+        }
+        self.between.clear();
+        for set in 0..self.inputs.len() {
+            let Inputs { q, k, v, scales } = self.inputs[set].clone();
+            for tensor in [q, k, v].into_iter().enumerate() {
+                self.between.push(vec![1; 64 * (1 + self.dice.below(255))]);
+                let own = &mut self.inputs[set];
+                match tensor {
+                    (0, q) => own.q = q.clone(),
+                    (1, k) => own.k = k.clone(),
+                    (_, v) => own.v = v.clone(),
+                }
+            }
+            self.inputs[set].scales = scales;
+            self.between.push(vec![1; 64 * (1 + self.dice.below(255))]);
+            self.outputs[set] = self.outputs[set].clone();
+        }
+        for set in 0..self.inputs.len() {
+            (self.body)(&mut self.inputs[set], &mut self.outputs[set])?;
+        }
+        Ok(())
+    }
+
+    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error> {
+        let own = &mut self.inputs[set];
+        for (own, new) in [(&mut own.q, &inputs.q), (&mut own.k, &inputs.k), (&mut own.v, &inputs.v)] {
+            own.bytes_mut().copy_from_slice(new.bytes());
+        }
+        own.scales.clone_from(&inputs.scales);
+        self.given[set].clone_from(inputs);
+        Ok(())
+    }
+
+    fn poison(&mut self) -> Result<(), Error> {
+        for output in &mut self.outputs {
+            output.o.bytes_mut().fill(0xFF);
+            if let Some(lse) = &mut output.lse {
+                lse.fill(f32::NAN);
+            }
+        }
+        Ok(())
+    }
+
+    fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error> {
+        let set = self.set_of(set);
+        Ok(vec![(set, self.outputs[set].clone())])
+    }
+
+    fn changed_input(&mut self) -> Result<Option<String>, Error> {
+        for (given, now) in self.given.iter().zip(&self.inputs) {
+            for (name, given, now) in
+                [("Q", &given.q, &now.q), ("K", &given.k, &now.k), ("V", &given.v, &now.v)]
+            {
+                if given.bytes() != now.bytes() {
+                    return Ok(Some(name.to_owned()));
+                }
+            }
+        }
+        Ok(None)
+    }
 }

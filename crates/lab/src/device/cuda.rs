@@ -1,24 +1,22 @@
-//! An NVIDIA GPU: kernels are compiled for it on demand, run between canaries and timed by graph replay.
+//! An NVIDIA GPU: kernels are compiled for it on demand and run between canaries. How they are timed is in `timed`.
 
-use std::time::Duration;
+use std::{
+    cell::{OnceCell, RefCell},
+    time::Duration,
+};
 
 use evosdpa::{DeviceScales, gpu};
 use evosdpa_core::{DType, Problem, inputs::Inputs};
 use evosdpa_cuda::{
-    ArtifactKind, Builder, DeviceBuffer, Event, Graph, GuardedBuffer, PreparedLaunch, Stream, TensorMap,
+    ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffer, L2Flush, PreparedLaunch, Stream, TensorMap,
 };
 use evosdpa_kernels::{ProblemFacts, Registry, SdpaParams, Target, Variant};
 
-use super::{Device, KernelInfo, Loaded, Output, ahead, arguments, fresh_output};
-use crate::Error;
+use super::{Device, KernelInfo, Loaded, Output, ahead, arguments, fresh_output, timed::LoadedCuda};
+use crate::{Error, measure::floor::Ceilings};
 
 /// No launch of ours takes this long; one that does hangs. The device can be given another limit.
 const LIMIT: Duration = Duration::from_secs(20);
-
-/// A timed graph holds launches for about this long, so that the clock's grain does not show.
-const GRAPH_US: f64 = 400.0;
-/// And no more launches than this.
-const GRAPH_LAUNCHES_MAX: usize = 40;
 
 /// Small problems rotate through as many sets of inputs; large ones drive each other out of the cache anyway.
 const INPUT_SETS: usize = 8;
@@ -30,7 +28,9 @@ pub struct Cuda {
     target: Target,
     stream: Stream,
     builder: Builder,
-    registry: Registry,
+    registry: RefCell<Registry>,
+    probe: ClockProbe,
+    flush: OnceCell<L2Flush>,
     limit: Duration,
 }
 
@@ -40,7 +40,11 @@ impl Cuda {
         let device = evosdpa_cuda::Device::open(ordinal)?;
         let target = device.target()?;
         let stream = device.stream()?;
-        Ok(Self { device, target, stream, builder: Builder::new()?, registry, limit: LIMIT })
+        let probe = ClockProbe::new(&device)?;
+        let builder = Builder::new()?;
+        let registry = RefCell::new(registry);
+        let flush = OnceCell::new();
+        Ok(Self { device, target, stream, builder, registry, probe, flush, limit: LIMIT })
     }
 
     /// With another limit for one launch, or for one replay of a graph of them.
@@ -48,9 +52,57 @@ impl Cuda {
         Self { limit, ..self }
     }
 
-    fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
-        variant(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target)
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
     }
+
+    /// The kernels it has.
+    pub fn registry(&self) -> Registry {
+        self.registry.borrow().clone()
+    }
+
+    /// What is compiled for.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The device itself.
+    pub fn handle(&self) -> &evosdpa_cuda::Device {
+        &self.device
+    }
+
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    pub(super) fn probe(&self) -> &ClockProbe {
+        &self.probe
+    }
+
+    /// What drives everything out of the second-level cache, made when first needed.
+    pub(super) fn flush(&self) -> Result<&L2Flush, Error> {
+        if self.flush.get().is_none() {
+            // Set twice only by two threads, and this is not shared between threads.
+            let _ = self.flush.set(L2Flush::new(&self.device)?);
+        }
+        self.flush.get().ok_or(Error::NoClock)
+    }
+
+    /// The variant that a name means for a problem.
+    pub fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
+        variant(&self.registry.borrow(), kernel, &ProblemFacts::try_from(problem)?, &self.target)
+    }
+}
+
+/// A kernel's name and the tunables that follow it: `sdpa_v2c[STAGES=3]`.
+pub(crate) fn split_name(name: &str) -> Result<(&str, Vec<(&str, i64)>), Error> {
+    let Some((kernel, rest)) = name.split_once('[') else { return Ok((name, Vec::new())) };
+    let unreadable = || Error::Tunables { text: name.to_owned() };
+    let pairs = rest.strip_suffix(']').ok_or_else(unreadable)?.split_whitespace().map(|pair| {
+        let (tunable, value) = pair.split_once('=')?;
+        Some((tunable, value.parse().ok()?))
+    });
+    Ok((kernel, pairs.collect::<Option<Vec<(&str, i64)>>>().ok_or_else(unreadable)?))
 }
 
 /// The variant that a name means: `sdpa_v2c` with its defaults, or `sdpa_v2c[STAGES=3]`.
@@ -60,20 +112,10 @@ pub(super) fn variant(
     facts: &ProblemFacts,
     target: &Target,
 ) -> Result<Variant, Error> {
-    let Some((kernel, rest)) = name.split_once('[') else {
-        return Ok(registry.kernel(name)?.default_variant(facts, target)?);
-    };
-    let unreadable = || Error::Tunables { text: name.to_owned() };
-    let chosen = rest
-        .strip_suffix(']')
-        .ok_or_else(unreadable)?
-        .split_whitespace()
-        .map(|pair| {
-            let (tunable, value) = pair.split_once('=')?;
-            Some((tunable, value.parse().ok()?))
-        })
-        .collect::<Option<Vec<(&str, i64)>>>()
-        .ok_or_else(unreadable)?;
+    let (kernel, chosen) = split_name(name)?;
+    if chosen.is_empty() {
+        return Ok(registry.kernel(kernel)?.default_variant(facts, target)?);
+    }
     Ok(registry.kernel(kernel)?.variant(facts, target, chosen)?)
 }
 
@@ -122,7 +164,7 @@ impl Device for Cuda {
     }
 
     fn kernels(&self) -> Vec<KernelInfo> {
-        listed(&self.registry)
+        listed(&self.registry.borrow())
     }
 
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
@@ -130,7 +172,7 @@ impl Device for Cuda {
     }
 
     fn takes(&self, kernel: &str, dtype: DType) -> bool {
-        ahead::reads(&self.registry, kernel, dtype)
+        ahead::reads(&self.registry.borrow(), kernel, dtype)
     }
 
     fn prepare(
@@ -144,7 +186,7 @@ impl Device for Cuda {
     }
 
     fn variants(&self, kernel: &str, problem: &Problem, cap: usize) -> Result<Vec<String>, Error> {
-        variant_names(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target, cap)
+        variant_names(&self.registry.borrow(), kernel, &ProblemFacts::try_from(problem)?, &self.target, cap)
     }
 
     fn input_sets(&self, problem: &Problem) -> usize {
@@ -160,68 +202,119 @@ impl Device for Cuda {
         let variant = self.variant(kernel, problem)?;
         let function = gpu::load(&self.device, &self.builder, &variant)?;
         let prepared = PreparedLaunch::new(&function, variant.launch)?;
-        let sets = inputs
-            .iter()
-            .map(|inputs| Set::upload(&self.device, problem, inputs, &variant))
-            .collect::<Result<Vec<_>, _>>()?;
-        let (stream, limit) = (&self.stream, self.limit);
-        Ok(Box::new(LoadedCuda { problem: *problem, stream, prepared, sets, timed: None, limit }))
+        Ok(Box::new(LoadedCuda::new(self, problem, inputs, variant, prepared)?))
+    }
+
+    fn adopt(&self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+        Ok(self.registry.borrow_mut().adopt(of, name, source)?)
+    }
+
+    fn ceilings(&self, problem: &Problem) -> Result<Option<Ceilings>, Error> {
+        // Inputs that fit the cache are read from there.
+        let info = self.device.info();
+        let bytes = (problem.bytes() * INPUT_SETS as u64).clamp(4 << 20, info.l2_bytes.max(4 << 20) / 4);
+        let gbps = evosdpa_cuda::copy_gbps(&self.device, &self.stream, bytes as usize, self.limit)?;
+        Ok(Some(Ceilings::of_gpu(self.target.arch, info.sm_count, info.clock_khz, Some(gbps))))
+    }
+
+    fn clock_overhead_us(&self) -> Result<Option<f64>, Error> {
+        Ok(Some(evosdpa_cuda::event_overhead_us(&self.stream, self.limit)?))
     }
 }
 
-/// One set of tensors on the GPU, with the arguments that describe them.
-struct Set {
-    // Q, K, V and their scales: held for as long as the arguments point at them.
-    _inputs: Vec<DeviceBuffer>,
-    o: GuardedBuffer,
-    lse: Option<GuardedBuffer>,
-    params: SdpaParams,
-    maps: Vec<TensorMap>,
+/// One set of inputs on the GPU, and what was put there.
+pub(super) struct Set {
+    given: Inputs,
+    // Q, K, V and their scales.
+    buffers: Vec<DeviceBuffer>,
 }
 
+const BUFFER_NAMES: [&str; 6] = ["Q", "K", "V", "the scales of Q", "the scales of K", "the scales of V"];
+
 impl Set {
-    fn upload(
+    pub(super) fn upload(device: &evosdpa_cuda::Device, inputs: &Inputs) -> Result<Self, Error> {
+        let buffers = bytes_of(inputs)
+            .into_iter()
+            .map(|bytes| {
+                let mut buffer = device.alloc(bytes.len())?;
+                buffer.copy_from(bytes)?;
+                Ok(buffer)
+            })
+            .collect::<Result<Vec<_>, Error>>()?;
+        Ok(Self { given: inputs.clone(), buffers })
+    }
+
+    pub(super) fn refill(&mut self, inputs: &Inputs) -> Result<(), Error> {
+        for (buffer, bytes) in self.buffers.iter_mut().zip(bytes_of(inputs)) {
+            buffer.copy_from(bytes)?;
+        }
+        self.given.clone_from(inputs);
+        Ok(())
+    }
+
+    pub(super) fn changed(&self) -> Result<Option<String>, Error> {
+        for ((buffer, given), name) in self.buffers.iter().zip(bytes_of(&self.given)).zip(BUFFER_NAMES) {
+            let mut now = vec![0_u8; given.len()];
+            buffer.copy_to(&mut now)?;
+            if now != given {
+                return Ok(Some(name.to_owned()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn bytes_of(inputs: &Inputs) -> Vec<&[u8]> {
+    let mut all = vec![inputs.q.bytes(), inputs.k.bytes(), inputs.v.bytes()];
+    if let Some(scales) = &inputs.scales {
+        all.extend([&scales.q, &scales.k, &scales.v].map(|scales| bytemuck::cast_slice(scales.as_slice())));
+    }
+    all
+}
+
+/// One launch: outputs of its own between canaries, and the arguments that describe them and a set's inputs.
+pub(super) struct Slot {
+    pub(super) set: usize,
+    o: GuardedBuffer,
+    lse: Option<GuardedBuffer>,
+    pub(super) params: SdpaParams,
+    pub(super) maps: Vec<TensorMap>,
+}
+
+impl Slot {
+    pub(super) fn new(
         device: &evosdpa_cuda::Device,
         problem: &Problem,
-        inputs: &Inputs,
         variant: &Variant,
+        sets: &[Set],
+        set: usize,
     ) -> Result<Self, Error> {
-        let upload = |bytes: &[u8]| -> Result<DeviceBuffer, Error> {
-            let mut buffer = device.alloc(bytes.len())?;
-            buffer.copy_from(bytes)?;
-            Ok(buffer)
-        };
-        let mut held = [&inputs.q, &inputs.k, &inputs.v]
-            .into_iter()
-            .map(|tensor| upload(tensor.bytes()))
-            .collect::<Result<Vec<_>, _>>()?;
+        let Set { given, buffers } = &sets[set];
         let fresh = fresh_output(problem);
         let o = GuardedBuffer::new(device, "O", fresh.o.bytes().len())?;
         let lse = fresh.lse.map(|lse| GuardedBuffer::new(device, "LSE", lse.len() * 4)).transpose()?;
-        let views = [inputs.q.view(), inputs.k.view(), inputs.v.view(), fresh.o.view()];
-        let addresses = [held[0].address(), held[1].address(), held[2].address(), o.address()];
+        let views = [given.q.view(), given.k.view(), given.v.view(), fresh.o.view()];
+        let addresses = [buffers[0].address(), buffers[1].address(), buffers[2].address(), o.address()];
         let mut tensors =
             arguments::tensors(problem, &views, addresses, lse.as_ref().map(GuardedBuffer::address));
-        if let Some(scales) = &inputs.scales {
-            let mut on_device = |scales: &[f32]| -> Result<u64, Error> {
-                held.push(upload(bytemuck::cast_slice(scales))?);
-                Ok(held[held.len() - 1].address())
-            };
-            tensors.scales = Some(DeviceScales {
-                q: on_device(&scales.q)?,
-                k: on_device(&scales.k)?,
-                v: on_device(&scales.v)?,
-            });
+        if let [_, _, _, q, k, v] = buffers.as_slice() {
+            tensors.scales = Some(DeviceScales { q: q.address(), k: k.address(), v: v.address() });
         }
         let maps = variant
             .tensor_maps
             .iter()
             .map(|wanted| Ok(TensorMap::encode(device, &tensors.tensor_map(problem, wanted)?)?))
             .collect::<Result<_, Error>>()?;
-        Ok(Self { _inputs: held, o, lse, params: tensors.params(problem), maps })
+        Ok(Self { set, o, lse, params: tensors.params(problem), maps })
     }
 
-    fn download(&self, problem: &Problem) -> Result<Output, Error> {
+    pub(super) fn poison(&mut self) -> Result<(), Error> {
+        self.o.poison()?;
+        self.lse.as_mut().map(GuardedBuffer::poison).transpose()?;
+        Ok(())
+    }
+
+    pub(super) fn download(&self, problem: &Problem) -> Result<Output, Error> {
         let mut output = fresh_output(problem);
         self.o.check()?;
         self.o.copy_to(output.o.bytes_mut())?;
@@ -231,74 +324,8 @@ impl Set {
         }
         Ok(output)
     }
-}
 
-struct LoadedCuda<'a> {
-    problem: Problem,
-    stream: &'a Stream,
-    prepared: PreparedLaunch,
-    sets: Vec<Set>,
-    timed: Option<TimedGraph>,
-    limit: Duration,
-}
-
-/// Several launches over all input sets, replayed at once.
-struct TimedGraph {
-    graph: Graph,
-    launches: usize,
-}
-
-impl LoadedCuda<'_> {
-    fn launch(&self, set: usize) -> Result<(), evosdpa_cuda::Error> {
-        let Set { params, maps, .. } = &self.sets[set];
-        // SAFETY: parameters and maps describe the buffers of this set, which live as long as `self`, and `LoadedCuda`
-        // waits for every launch before it returns.
-        unsafe { self.prepared.launch(self.stream, params, maps) }
-    }
-
-    fn elapsed_us(&self, work: impl FnOnce() -> Result<(), evosdpa_cuda::Error>) -> Result<f64, Error> {
-        let (start, end) = (Event::new(self.stream)?, Event::new(self.stream)?);
-        start.record(self.stream)?;
-        work()?;
-        end.record(self.stream)?;
-        end.wait(self.limit, &self.prepared.describe())?;
-        Ok(end.elapsed_us(&start)?)
-    }
-
-    fn capture(&self) -> Result<TimedGraph, Error> {
-        self.elapsed_us(|| self.launch(0))?;
-        let once_us = self.elapsed_us(|| self.launch(0))?;
-        let launches = ((GRAPH_US / once_us.max(1.0)) as usize).clamp(1, GRAPH_LAUNCHES_MAX);
-        // Whole turns through the sets, so that every set is used equally often.
-        let launches = launches.next_multiple_of(self.sets.len());
-        let graph = Graph::capture(self.stream, || {
-            (0..launches).try_for_each(|launch| self.launch(launch % self.sets.len()))
-        })?;
-        Ok(TimedGraph { graph, launches })
-    }
-}
-
-impl Loaded for LoadedCuda<'_> {
-    fn run(&mut self, set: usize) -> Result<Output, Error> {
-        let buffers = &mut self.sets[set];
-        buffers.o.poison()?;
-        buffers.lse.as_mut().map(GuardedBuffer::poison).transpose()?;
-        self.elapsed_us(|| self.launch(set))?;
-        self.sets[set].download(&self.problem)
-    }
-
-    /// One launch's share of a graph replay over all sets.
-    fn time_us(&mut self, _set: usize) -> Result<f64, Error> {
-        if self.timed.is_none() {
-            self.timed = Some(self.capture()?);
-        }
-        // Just put there.
-        let Some(TimedGraph { graph, launches }) = &self.timed else { unreachable!("captured above") };
-        let total_us = self.elapsed_us(|| graph.launch(self.stream))?;
-        Ok(total_us / *launches as f64)
-    }
-
-    fn timed_output(&mut self, set: usize) -> Result<Output, Error> {
-        self.sets[set].download(&self.problem)
+    pub(super) fn output_bytes(&self) -> usize {
+        self.o.bytes()
     }
 }

@@ -6,15 +6,23 @@ mod cpu;
 mod cuda;
 mod sim;
 mod simulation;
+mod timed;
 
-pub use cpu::Cpu;
+pub use cpu::{Body, Cpu, LoadedCpu};
 pub use cuda::Cuda;
 pub use sim::{SCHEDULES, Sim};
 pub use simulation::Simulation;
 
+pub(crate) use cuda::split_name;
+
+use std::{fmt, str::FromStr};
+
 use evosdpa_core::{DType, Problem, Tensor, inputs::Inputs};
 
-use crate::Error;
+use crate::{
+    Error,
+    measure::{Reading, floor::Ceilings},
+};
 
 /// A kernel as `evosdpa kernels` lists it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -72,6 +80,25 @@ pub trait Device {
     /// How many sets of inputs to rotate through, so that no call finds its data in a cache by accident.
     fn input_sets(&self, problem: &Problem) -> usize;
 
+    /// The most the device can do with a problem's bytes and operations, where that is known without the caller's help.
+    fn ceilings(&self, problem: &Problem) -> Result<Option<Ceilings>, Error> {
+        let _ = problem;
+        Ok(None)
+    }
+
+    /// What two clock readings with nothing between them say, where that is not nothing.
+    fn clock_overhead_us(&self) -> Result<Option<f64>, Error> {
+        Ok(None)
+    }
+
+    /// Takes in another source for a kernel, under a name of its own; everything else stays as its manifest says.
+    fn adopt(&self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+        let _ = (name, source);
+        Err(Error::Tune(format!(
+            "{of} is part of the program: only CUDA kernels can be given another source"
+        )))
+    }
+
     /// Prepares a kernel for a problem, with several sets of inputs to rotate through.
     fn load<'a>(
         &'a self,
@@ -81,7 +108,57 @@ pub trait Device {
     ) -> Result<Box<dyn Loaded + 'a>, Error>;
 }
 
-/// A kernel ready to run on its inputs.
+/// How calls are timed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Timing {
+    /// On a GPU, one launch's share of a graph replay that rotates through all sets of inputs; on a CPU, one call.
+    #[default]
+    Graph,
+    /// The same with one set of inputs, which is then in the caches.
+    Warm,
+    /// Each launch by itself between two clock readings, rotating through all sets.
+    Single,
+    /// Each launch by itself, its inputs driven out of the caches before.
+    Cold,
+}
+
+impl Timing {
+    /// Every way.
+    pub const ALL: [Self; 4] = [Self::Graph, Self::Warm, Self::Single, Self::Cold];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Graph => "graph",
+            Self::Warm => "warm",
+            Self::Single => "single",
+            Self::Cold => "cold",
+        }
+    }
+}
+
+impl fmt::Display for Timing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Timing {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|timing| timing.name() == text).ok_or_else(|| {
+            Error::Problem(evosdpa_core::Error::UnknownName {
+                kind: "timing",
+                name: text.to_owned(),
+                nearest: evosdpa_core::error::nearest(text, Self::ALL.iter().map(|timing| timing.name())),
+                allowed: Self::ALL.map(Self::name).join(", "),
+            })
+        })
+    }
+}
+
+/// A kernel ready to run on its inputs. What is only needed to time and audit it is refused where there is no clock.
 pub trait Loaded {
     /// Runs once on input set `set` into a buffer poisoned with NaN.
     fn run(&mut self, set: usize) -> Result<Output, Error>;
@@ -89,8 +166,43 @@ pub trait Loaded {
     /// Runs once on input set `set` and says how long the call took, in microseconds.
     fn time_us(&mut self, set: usize) -> Result<f64, Error>;
 
-    /// What the last timed call on `set` left in its buffer.
-    fn timed_output(&mut self, set: usize) -> Result<Output, Error>;
+    /// As [`Loaded::time_us`], with the device's clock around it where that can be read.
+    fn read(&mut self, set: usize) -> Result<Reading, Error> {
+        Ok(Reading { time_us: self.time_us(set)?, clock_ghz: None })
+    }
+
+    /// Chooses how calls are timed from now on.
+    fn set_timing(&mut self, timing: Timing) -> Result<(), Error> {
+        let _ = timing;
+        Err(Error::NoClock)
+    }
+
+    /// Moves its tensors to other addresses, where that is cheap, and makes a call there.
+    fn relocate(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Puts other inputs where those of a set are. Outputs stay as they are.
+    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error> {
+        let _ = (set, inputs);
+        Err(Error::NoClock)
+    }
+
+    /// Fills every output that timed calls write with NaN.
+    fn poison(&mut self) -> Result<(), Error> {
+        Err(Error::NoClock)
+    }
+
+    /// What lies in the outputs that a timed call on `set` writes, each with the set it belongs to.
+    fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error> {
+        let _ = set;
+        Err(Error::NoClock)
+    }
+
+    /// The first input, by name, that is not what was put there.
+    fn changed_input(&mut self) -> Result<Option<String>, Error> {
+        Err(Error::NoClock)
+    }
 }
 
 /// What a run left behind.

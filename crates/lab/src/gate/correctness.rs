@@ -10,6 +10,7 @@ use crate::{
     Error,
     device::{Device, Loaded, Output},
     gate::{GateResult, Verdict},
+    measure::audit,
 };
 
 /// What a kernel showed on one case.
@@ -111,7 +112,11 @@ fn judge(case: &Case, output: &Output, again: &Output, given: &Inputs, forced: b
         return fail(format!("the gate is broken: it accepts {}", names.join(", ")));
     }
     if !judgement.passed() {
-        return fail(judgement.summary());
+        let named = audit::describe(output).filter(|_| !forced);
+        return fail(
+            named
+                .map_or_else(|| judgement.summary(), |finding| format!("{finding}; {}", judgement.summary())),
+        );
     }
     // A forced control is a packed tensor of its own, with neither canaries nor a second run.
     if !forced {
@@ -119,7 +124,9 @@ fn judge(case: &Case, output: &Output, again: &Output, given: &Inputs, forced: b
             return fail(format!("wrote outside the output: byte {at} of the buffer's gaps changed"));
         }
         if output.o.bytes() != again.o.bytes() || !same_bits(output.lse.as_deref(), again.lse.as_deref()) {
-            return fail("two runs on the same input differ".to_owned());
+            let named =
+                audit::describe(again).map_or(String::new(), |finding| format!(", the second: {finding}"));
+            return fail(format!("two runs on the same input differ{named}"));
         }
     }
     for (name, before, after) in
@@ -133,7 +140,7 @@ fn judge(case: &Case, output: &Output, again: &Output, given: &Inputs, forced: b
 }
 
 /// The first byte in the gaps between rows that is no longer the poison it was.
-fn first_broken_canary(tensor: &Tensor) -> Option<usize> {
+pub(crate) fn first_broken_canary(tensor: &Tensor) -> Option<usize> {
     let view: TensorView<'_> = tensor.view();
     let ([.., dim], [_, head, row, _], size) = (view.shape(), view.strides(), view.dtype().bytes());
     // Rows of one pitch lie one after the other, whatever the order of heads and queries; the gap is behind each.
@@ -213,10 +220,6 @@ mod tests {
 
         fn time_us(&mut self, set: usize) -> Result<f64, Error> {
             self.right.time_us(set)
-        }
-
-        fn timed_output(&mut self, set: usize) -> Result<Output, Error> {
-            self.right.timed_output(set)
         }
     }
 

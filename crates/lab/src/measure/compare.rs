@@ -59,6 +59,15 @@ pub struct Comparison {
     pub rounds: usize,
     /// The verdict.
     pub verdict: Word,
+    /// What is not excluded by a duel, however often it was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<[f64; 2]>,
+    /// 95 % bootstrap interval of the ratio in cycles, where the device's clock can be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cycles: Option<[f64; 2]>,
+    /// Blocks set aside because the clock sank or moved.
+    #[serde(default)]
+    pub discarded: usize,
 }
 
 impl Comparison {
@@ -95,7 +104,15 @@ impl Comparison {
             () if high < 0.0 && log < -within => Word::Slow,
             () => Word::Ambiguous,
         };
-        Self { ratio: log.exp(), interval: [low.exp(), high.exp()], rounds, verdict }
+        Self {
+            ratio: log.exp(),
+            interval: [low.exp(), high.exp()],
+            rounds,
+            verdict,
+            sequence: None,
+            cycles: None,
+            discarded: 0,
+        }
     }
 
     /// The comparison in plain words.

@@ -5,12 +5,23 @@
 
 use std::time::{Duration, Instant};
 
+use super::dice::Dice;
 use crate::Error;
 
 /// Something that can be timed.
 pub trait Contestant {
     /// Runs once on an input set and says how long it took.
     fn time_us(&mut self, set: usize) -> Result<f64, Error>;
+
+    /// Called once in every turn, at a moment that nobody can foresee: a contestant that can be checked is checked now.
+    fn audit(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Called after the last round.
+    fn final_audit(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// How much is timed.
@@ -24,6 +35,8 @@ pub struct Plan {
     pub sets: usize,
     /// Time after which no new round starts; contestants then have fewer samples than asked for.
     pub budget: Option<Duration>,
+    /// Decides the moments of audits.
+    pub seed: u64,
 }
 
 /// Rounds that the calls are spread over.
@@ -54,6 +67,7 @@ pub fn interleave(
     mut proceed: impl FnMut(f64) -> bool,
 ) -> Vec<Result<Times, Error>> {
     let mut results: Vec<Result<Times, Error>> = contestants.iter().map(|_| Ok(Times::default())).collect();
+    let mut dice = Dice::new(plan.seed);
     let start = Instant::now();
     let share = plan.budget.map(|budget| budget / (ROUNDS * contestants.len().max(1)) as u32);
     let mut per_turn = vec![plan.iters.div_ceil(ROUNDS).max(1); contestants.len()];
@@ -84,10 +98,17 @@ pub fn interleave(
             std::thread::sleep(SETTLE);
             let done: usize = times.rounds.iter().map(Vec::len).sum();
             let calls = per_turn[i].min(plan.iters.saturating_sub(done));
-            match turn_of(contestants[i], calls, done, plan.sets) {
+            match turn_of(contestants[i], calls, done, plan.sets, &mut dice) {
                 Ok(round) => times.rounds.push(round),
                 Err(error) => results[i] = Err(error),
             }
+        }
+    }
+    for (result, contestant) in results.iter_mut().zip(contestants) {
+        if result.is_ok()
+            && let Err(error) = contestant.final_audit()
+        {
+            *result = Err(error);
         }
     }
     results
@@ -111,13 +132,24 @@ fn turn_of(
     calls: usize,
     done: usize,
     sets: usize,
+    dice: &mut Dice,
 ) -> Result<Vec<f64>, Error> {
     if calls == 0 {
         return Ok(Vec::new());
     }
-    // Once untimed: another contestant has had the caches.
-    contestant.time_us(done % sets)?;
-    (0..calls).map(|call| contestant.time_us((done + call) % sets)).collect()
+    let audited_before = dice.below(calls);
+    let mut times = Vec::with_capacity(calls);
+    for call in 0..calls {
+        if call == audited_before {
+            contestant.audit()?;
+        }
+        if call == 0 || call == audited_before {
+            // Once untimed: another contestant or an audit has had the caches.
+            contestant.time_us((done + call) % sets)?;
+        }
+        times.push(contestant.time_us((done + call) % sets)?);
+    }
+    Ok(times)
 }
 
 #[cfg(test)]
@@ -153,10 +185,12 @@ mod tests {
 
     #[test]
     fn the_order_rotates_and_every_call_is_kept() {
-        let (log, results) = run(Plan { iters: 20, warmup: 1, sets: 2, budget: None }, false);
+        let (log, results) = run(Plan { iters: 20, warmup: 1, sets: 2, budget: None, seed: 1 }, false);
         // Warm-ups, then a round of a before b, then of b before a: one untimed and two timed calls a turn.
         assert!(log.starts_with("ab" /* warm-up */), "{log}");
-        assert!(log[2..].starts_with("aaabbbbbbaaa"), "{log}");
+        // One more untimed call follows an audit in the middle of a turn.
+        let turns = log[2..].replace("aaaa", "aaa");
+        assert!(turns.starts_with("aaab") && !log[2..].contains("aaaaaaaaa"), "{log}");
         for result in results {
             let times = result.unwrap();
             assert_eq!((times.rounds.len(), times.all().len()), (10, 20));
@@ -166,14 +200,15 @@ mod tests {
 
     #[test]
     fn one_failure_does_not_stop_the_others() {
-        let (_, results) = run(Plan { iters: 10, warmup: 1, sets: 1, budget: None }, true);
+        let (_, results) = run(Plan { iters: 10, warmup: 1, sets: 1, budget: None, seed: 1 }, true);
         assert!(results[0].is_err());
         assert_eq!(results[1].as_ref().unwrap().all().len(), 10);
     }
 
     #[test]
     fn a_budget_gives_fewer_samples_and_at_least_one() {
-        let plan = Plan { iters: 1_000_000, warmup: 1, sets: 1, budget: Some(Duration::from_millis(30)) };
+        let plan =
+            Plan { iters: 1_000_000, warmup: 1, sets: 1, budget: Some(Duration::from_millis(30)), seed: 1 };
         let (_, results) = run(plan, false);
         let count = results[0].as_ref().unwrap().all().len();
         assert!((1..1_000_000).contains(&count), "{count}");
@@ -184,7 +219,7 @@ mod tests {
         let log = Rc::new(RefCell::new(String::new()));
         let mut a = Scripted { name: 'a', log, fails: false };
         let mut turns = 0;
-        let plan = Plan { iters: 10, warmup: 1, sets: 1, budget: None };
+        let plan = Plan { iters: 10, warmup: 1, sets: 1, budget: None, seed: 1 };
         let results = interleave(&mut [&mut a], &plan, |_| {
             turns += 1;
             turns <= 3

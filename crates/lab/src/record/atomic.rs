@@ -20,7 +20,7 @@ pub(crate) fn write(path: &Path, contents: &[u8]) -> Result<(), Error> {
 }
 
 /// Makes a folder that must not exist yet, with all above it.
-pub(super) fn create_folder(path: &Path) -> Result<(), Error> {
+pub(crate) fn create_folder(path: &Path) -> Result<(), Error> {
     let parent = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).and_then(|()| std::fs::create_dir(path)).doing("create", path, HINT)
 }

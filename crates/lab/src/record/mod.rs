@@ -4,7 +4,7 @@
 //! `summary.json` (the same rows without samples) and a `run.md` to read. Each file is written under another name and then
 //! renamed, so a crash leaves the shapes finished so far and nothing half-written.
 
-mod atomic;
+pub(crate) mod atomic;
 pub mod catalogue;
 pub mod markdown;
 pub mod row;

@@ -47,6 +47,18 @@ pub struct Row {
     pub percent_of_peak: Option<f64>,
     /// How many times as fast as each peer (and as the baseline kernel).
     pub speedup: BTreeMap<String, Comparison>,
+    /// How it was timed: graph, warm, single or cold.
+    #[serde(default)]
+    pub timing: String,
+    /// Median of the device's clock during its duels, in cycles per nanosecond, where it can be read.
+    #[serde(default)]
+    pub clock_ghz: Option<f64>,
+    /// What the clock itself adds to every sample, where that is not nothing. It is not subtracted.
+    #[serde(default)]
+    pub clock_overhead_us: Option<f64>,
+    /// The least that bytes and operations allow.
+    #[serde(default)]
+    pub floor_us: Option<f64>,
 }
 
 impl Row {
@@ -69,6 +81,10 @@ impl Row {
             gbps: None,
             percent_of_peak: None,
             speedup: BTreeMap::new(),
+            timing: String::new(),
+            clock_ghz: None,
+            clock_overhead_us: None,
+            floor_us: None,
         }
     }
 

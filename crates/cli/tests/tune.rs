@@ -1,0 +1,240 @@
+//! `evosdpa tune` as its users meet it: killed, resumed, fooled by proposers, replayed.
+
+use std::{
+    collections::HashSet,
+    path::Path,
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+
+use assert_cmd::cargo::cargo_bin;
+use serde_json::Value;
+
+fn evosdpa(folder: &Path, args: &[&str]) -> Output {
+    Command::new(cargo_bin!("evosdpa")).args(args).current_dir(folder).env("NO_COLOR", "1").output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A tune of a small problem with few blocks.
+const QUICK: [&str; 11] =
+    ["tune", "--device", "cpu", "--shapes", "tiny", "--blocks", "12", "--evaluations", "14", "--out", "t"];
+
+/// The whole lines of a log.
+fn lines(folder: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(folder.join("t/log.jsonl")).unwrap_or_default();
+    text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(str::to_owned).collect()
+}
+
+fn evaluations(folder: &Path) -> Vec<Value> {
+    let parsed = lines(folder).into_iter().map(|line| serde_json::from_str::<Value>(&line).unwrap());
+    parsed.filter(|line| line["kind"] == "evaluation").collect()
+}
+
+fn elite_file(folder: &Path) -> Option<Value> {
+    let text = std::fs::read_to_string(folder.join("t/elite.json")).ok()?;
+    Some(serde_json::from_str(&text).unwrap_or_else(|error| panic!("half an elite.json: {error}")))
+}
+
+#[test]
+fn killed_at_any_moment_and_resumed_nothing_is_lost_or_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let mut seen: Vec<String> = Vec::new();
+    let mut kills = 0;
+    // Moments that no two runs share.
+    let mut moment = u64::from(std::process::id());
+    loop {
+        let resume: &[&str] = if path.join("t/log.jsonl").exists() { &["--resume"] } else { &[] };
+        let mut child = Command::new(cargo_bin!("evosdpa"))
+            .args([&QUICK[..], resume].concat())
+            .current_dir(path)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        moment = moment.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let until_killed = Duration::from_millis(500 + (moment >> 33) % 1_200);
+        let started = std::time::Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break Some(status);
+            }
+            if kills < 6 && started.elapsed() > until_killed {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        // What was on the disk is still there, in the same order.
+        let now = lines(path);
+        assert!(now.starts_with(&seen), "{} lines were {}", seen.len(), now.len());
+        seen = now;
+        let _ = elite_file(path);
+        match status {
+            None => kills += 1,
+            Some(status) => {
+                let mut message = String::new();
+                std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut message).unwrap();
+                assert!(status.success(), "{message}");
+                break;
+            }
+        }
+    }
+    let all = evaluations(path);
+    let numbers: Vec<u64> = all.iter().map(|line| line["number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (0..14).collect::<Vec<u64>>(), "after {kills} kills");
+    let points: HashSet<String> = all.iter().map(|line| line["point"].to_string()).collect();
+    assert_eq!(points.len(), 14, "a point was evaluated twice");
+    let elites = elite_file(path).unwrap();
+    assert_eq!(elites["schema"], "evosdpa.elite/1");
+    assert!((1..=3).contains(&elites["elites"].as_array().unwrap().len()));
+    // One more resume has nothing to do.
+    let output = evosdpa(path, &[&QUICK[..], &["--resume"]].concat());
+    assert!(
+        output.status.success() && text(&output.stdout).contains("(0 of them now)"),
+        "{}",
+        text(&output.stdout)
+    );
+}
+
+#[test]
+fn a_tune_beats_the_default_by_a_significant_margin() {
+    // More threads than cores, which a container that hides its limits gives by default: fewer are much faster.
+    let threads = (4 * std::thread::available_parallelism().map_or(2, |n| n.get())).to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let args = [
+        "tune",
+        "--device",
+        "cpu",
+        "--threads",
+        &threads,
+        "--shapes",
+        "b1h8s96d64",
+        "--evaluations",
+        "20",
+        "--blocks",
+        "60",
+        "--out",
+        "t",
+        "--json",
+    ];
+    let output = evosdpa(folder.path(), &args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let best = &document["rows"][0]["elites"]["elites"][0];
+    assert!(best["fitness"].as_f64().unwrap() > 1.03, "{best}");
+    // Not the luck of the draw: measured again on other inputs, the confidence sequence lies above one.
+    let confirmation = &document["rows"][0]["elites"]["confirmation"];
+    assert_eq!(confirmation["confirmed"], true, "{confirmation}");
+
+    // The log of it compares strategies without measuring anything.
+    let output = evosdpa(
+        folder.path(),
+        &["tune", "--simulate", "t/log.jsonl", "--evaluations", "10", "--replays", "20"],
+    );
+    let page = text(&output.stdout);
+    assert!(
+        output.status.success()
+            && ["evo", "random", "grid", "hill-climb"].iter().all(|name| page.contains(name)),
+        "{page}"
+    );
+}
+
+#[test]
+fn a_proposer_that_misbehaves_costs_evaluations_and_not_the_tune() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("proposer.sh");
+    // Crashes, answers junk, hangs, proposes something impossible, then something good.
+    std::fs::write(
+        &program,
+        r#"n=$(cat count 2>/dev/null || echo 0); echo $((n+1)) > count; read -r line
+case $n in
+0) exit 1;; 1) echo junk;; 2) sleep 30;; 3) echo '{"tunables":{"BLOCK_Q":7}}';; 4) echo '{"source":"int main;"}';;
+*) echo '{"tunables":{"BLOCK_Q":96,"BLOCK_KV":32},"rationale":"smaller"}'; sleep 30;;
+esac
+"#,
+    )
+    .unwrap();
+    let args = [
+        "tune",
+        "--device",
+        "cpu",
+        "--shapes",
+        "tiny",
+        "--blocks",
+        "12",
+        "--evaluations",
+        "7",
+        "--out",
+        "t",
+        "--proposer",
+        "sh proposer.sh",
+        "--proposer-timeout",
+        "0.5",
+    ];
+    let output = evosdpa(folder.path(), &args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let all = evaluations(folder.path());
+    assert_eq!(all.len(), 7);
+    for (evaluation, why) in all[1..6].iter().zip([
+        "ended without",
+        "no proposal",
+        "did not answer",
+        "BLOCK_Q is 7",
+        "part of the program",
+    ]) {
+        let detail = evaluation["gates"][0]["detail"].as_str().unwrap();
+        assert!(detail.contains(why) && evaluation["status"] == "rejected", "{why}: {detail}");
+    }
+    assert_eq!(
+        (all[6]["operator"].as_str(), all[6]["rationale"].as_str()),
+        (Some("proposer"), Some("smaller"))
+    );
+    assert!(all[6]["fitness"].is_number() || all[6]["status"] == "out", "{}", all[6]);
+}
+
+#[test]
+fn the_example_proposer_proposes() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = concat!("python3 ", env!("CARGO_MANIFEST_DIR"), "/../../examples/proposer/proposer.py");
+    let args = [&QUICK[..7], &["--evaluations", "4", "--out", "t", "--proposer", program]].concat();
+    let output = evosdpa(folder.path(), &args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let all = evaluations(folder.path());
+    assert_eq!(all.len(), 4);
+    assert!(all[1..].iter().all(|e| e["rationale"].is_string() && e["status"] != "rejected"), "{all:?}");
+}
+
+#[test]
+fn bad_input_exits_2_and_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let tune = |args: &[&str]| evosdpa(path, &[&["tune", "--device", "cpu"], args].concat());
+    std::fs::create_dir(path.join("held")).unwrap();
+    let lock = std::fs::File::create(path.join("held/lock")).unwrap();
+    lock.lock().unwrap();
+    std::fs::write(path.join("cut.jsonl"), "{\"kind\":\"head").unwrap();
+    for (args, expected) in [
+        (&["--strategy", "evoo", "--out", "a"][..], "did you mean `evo`"),
+        (&["--kernel", "cpu_naive", "--out", "a"], "nothing to tune"),
+        (&["--kernel", "cpu_flsh", "--out", "a"], "did you mean `cpu_flash`"),
+        (&["--dtype", "u8", "--out", "a"], "use f32, f16 or bf16"),
+        (&["--resume", "--out", "a"], "no tune to resume"),
+        (&["--shapes", "tiny", "--out", "held"], "another tune is at work"),
+        (&["--prior", "nothing.json", "--out", "a"], "--prior"),
+        (&["--simulate", "nothing.jsonl"], "nothing.jsonl"),
+        (&["--simulate", "cut.jsonl"], "line 1 is damaged"),
+        (&["--simulate", "x", "--kernel", "y"], "cannot be used with"),
+    ] {
+        let output = tune(args);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains(expected), "{args:?}: {message}");
+    }
+    let help = text(&evosdpa(path, &["tune", "--help"]).stdout);
+    assert!(help.contains("Examples:") && help.lines().all(|line| line.chars().count() <= 100), "{help}");
+}

@@ -1,0 +1,203 @@
+//! What can be done before the device is free: compiling, the resource gate, and the simulator at `tiny`. It runs ahead in
+//! threads of its own, so that the device never waits for a compiler.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        mpsc::{Receiver, Sender, channel},
+    },
+};
+
+use evosdpa_core::{Case, DType, Problem, inputs::Family};
+use evosdpa_cuda::{Builder, worker::CompilePool};
+use evosdpa_kernels::{ProblemFacts, Registry, Target};
+
+use super::log::Resources;
+use crate::{
+    Error,
+    device::{Sim, split_name},
+    gate::{GateResult, correctness, resources},
+    variants::Job,
+};
+
+/// What is known of a candidate before it runs.
+#[derive(Clone, Debug, Default)]
+pub struct Prepared {
+    /// Gates in the order they ran; the first that fails is the last.
+    pub gates: Vec<GateResult>,
+    /// What it uses.
+    pub resources: Option<Resources>,
+}
+
+impl Prepared {
+    /// Whether a gate failed.
+    pub fn failed(&self) -> bool {
+        self.gates.iter().any(|gate| gate.verdict.is_fail())
+    }
+}
+
+/// Something that prepares candidates.
+pub trait Ahead {
+    /// Begins.
+    fn start(&mut self, label: &str);
+
+    /// Waits until a candidate that was begun is ready.
+    fn wait(&mut self, label: &str) -> Result<Prepared, Error>;
+
+    /// Takes in a new source for a kernel, under a name of its own.
+    fn adopt(&mut self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+        let _ = (name, source);
+        Err(Error::Tune(format!(
+            "{of} is part of the program: only CUDA kernels can be given another source"
+        )))
+    }
+
+    /// A kernel's source, where it has one.
+    fn source(&self, kernel: &str) -> Option<String> {
+        let _ = kernel;
+        None
+    }
+}
+
+/// For kernels that need no preparation.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nothing;
+
+impl Ahead for Nothing {
+    fn start(&mut self, _label: &str) {}
+
+    fn wait(&mut self, _label: &str) -> Result<Prepared, Error> {
+        Ok(Prepared::default())
+    }
+}
+
+/// The gate that the simulator is.
+pub const SIM: &str = "sim";
+
+/// Compiles CUDA kernels in worker processes and looks at them.
+pub struct Compiling {
+    registry: Arc<Registry>,
+    orders: Sender<(String, Arc<Registry>)>,
+    ready: Receiver<(String, Result<Prepared, Error>)>,
+    waiting: HashMap<String, Result<Prepared, Error>>,
+}
+
+struct Desk {
+    builder: Builder,
+    target: Target,
+    problems: Vec<Problem>,
+    /// The case that the simulator runs, unless it is not wanted.
+    tiny: Option<Case>,
+}
+
+impl Compiling {
+    /// As many at once as the pool has workers. With `simulate`, each is also run at `tiny` by the simulator.
+    pub fn new(
+        registry: Registry,
+        target: Target,
+        problems: &[Problem],
+        pool: CompilePool,
+        simulate: bool,
+    ) -> Result<Self, Error> {
+        let threads = pool.workers();
+        let dtype = problems.first().map_or(DType::F16, Problem::dtype);
+        let tiny = Problem::new("tiny:causal".parse()?, dtype)?.with_lse(false);
+        let desk = Arc::new(Desk {
+            builder: Builder::new()?.with_pool(pool),
+            target,
+            problems: problems.to_vec(),
+            tiny: simulate.then(|| Case::new(tiny, Family::Normal, 7, Some(8))),
+        });
+        let (orders, queue) = channel::<(String, Arc<Registry>)>();
+        let (done, ready) = channel();
+        let queue = Arc::new(Mutex::new(queue));
+        for _ in 0..threads {
+            let (queue, desk, done) = (Arc::clone(&queue), Arc::clone(&desk), done.clone());
+            std::thread::spawn(move || {
+                loop {
+                    // Nothing can panic while the lock is held: receiving does not.
+                    let order = queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
+                    let Ok((label, registry)) = order else { break };
+                    let prepared = desk.prepare(&label, &registry);
+                    if done.send((label, prepared)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        Ok(Self { registry: Arc::new(registry), orders, ready, waiting: HashMap::new() })
+    }
+}
+
+impl Desk {
+    fn prepare(&self, label: &str, registry: &Arc<Registry>) -> Result<Prepared, Error> {
+        let mut prepared = Prepared::default();
+        let (kernel, chosen) = split_name(label)?;
+        let kernel = registry.kernel(kernel)?;
+        for problem in &self.problems {
+            let facts = ProblemFacts::try_from(problem)?;
+            let variant = kernel.variant(&facts, &self.target, chosen.iter().copied())?;
+            let built = self.builder.build(&variant);
+            let job = Job { dtype: facts.dtype, problem: facts, target: self.target, variant };
+            let row = resources::check(&job, built, None)?;
+            let failed = row.gates.iter().any(|gate| gate.verdict.is_fail());
+            if prepared.gates.is_empty() || failed {
+                prepared.gates = row.gates;
+                prepared.resources = row.usage.map(|usage| Resources {
+                    registers: usage.registers,
+                    smem_bytes: usage.smem_static_bytes + usage.smem_dynamic_bytes.unwrap_or(0),
+                    spill_bytes: usage.spill_store_bytes + usage.spill_load_bytes,
+                    occupancy: usage.occupancy.map_or(0.0, |occupancy| occupancy.fraction),
+                });
+            }
+            if failed {
+                return Ok(prepared);
+            }
+        }
+        if let Some(case) = &self.tiny {
+            prepared.gates.push(self.simulate(label, case, registry)?);
+        }
+        Ok(prepared)
+    }
+
+    fn simulate(&self, label: &str, case: &Case, registry: &Arc<Registry>) -> Result<GateResult, Error> {
+        let sim = Sim::with_builder(registry.as_ref().clone(), self.builder.clone());
+        match correctness::check(&sim, label, case, None) {
+            Ok(result) => {
+                Ok(GateResult { gate: SIM.to_owned(), verdict: result.verdict, detail: result.detail })
+            }
+            // What the simulator does not know is no fault of the kernel.
+            Err(error @ Error::Sim(_)) => Ok(GateResult::unavailable(SIM, error.to_string())),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Ahead for Compiling {
+    fn start(&mut self, label: &str) {
+        // The threads live as long as this sender.
+        let _ = self.orders.send((label.to_owned(), Arc::clone(&self.registry)));
+    }
+
+    fn wait(&mut self, label: &str) -> Result<Prepared, Error> {
+        loop {
+            if let Some(prepared) = self.waiting.remove(label) {
+                return prepared;
+            }
+            let Ok((name, prepared)) = self.ready.recv() else {
+                return Err(Error::Tune("the threads that compile have ended".to_owned()));
+            };
+            self.waiting.insert(name, prepared);
+        }
+    }
+
+    fn adopt(&mut self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+        Arc::make_mut(&mut self.registry).adopt(of, name, source)?;
+        Ok(())
+    }
+
+    fn source(&self, kernel: &str) -> Option<String> {
+        self.registry.kernel(kernel).ok().map(|kernel| kernel.source.clone())
+    }
+}

@@ -1,0 +1,362 @@
+//! What a candidate goes through on the device: right on every problem, watched by audits, and faster than the default by
+//! the rule of duels.
+
+use std::{collections::BTreeMap, fs::File, time::Duration};
+
+use evosdpa_core::{
+    Case, Problem,
+    inputs::{Family, Inputs},
+};
+
+use super::log::{ShapeResult, Status};
+use crate::{
+    Error,
+    bench::{AUDIT, FLOOR},
+    device::{Device, Timing},
+    error::IoContext,
+    gate::{GateResult, correctness},
+    machine,
+    measure::{
+        Reading,
+        audit::{Audited, Finding},
+        compare::Word,
+        dice::Dice,
+        duel::{Arm, Duel, Ended, Rule, duel},
+        floor::Ceilings,
+        samples::median,
+    },
+};
+
+/// A candidate at least this much faster over all problems is promoted.
+pub const PROMOTED_FROM: f64 = 1.03;
+/// Slower on so many problems is out.
+const SLOW_MAX: usize = 2;
+
+/// A problem with everything that is drawn and solved for it.
+pub struct Material {
+    problem: Problem,
+    cases: Vec<Case>,
+    inputs: Vec<Inputs>,
+    floor_us: f64,
+}
+
+impl Material {
+    /// Draws inputs and solves the problem twice: for the gate, and for audits.
+    pub fn draw(
+        device: &dyn Device,
+        problem: &Problem,
+        sets: usize,
+        seed: u64,
+        ceilings: Option<&Ceilings>,
+    ) -> Result<Self, Error> {
+        machine::refuse_what_does_not_fit(problem, 2 * sets)?;
+        let cases: Vec<Case> =
+            [seed, seed ^ 0x5555_5555].map(|seed| Case::new(*problem, Family::Normal, seed, None)).into();
+        let inputs = (0..sets).map(|set| cases[set % cases.len()].inputs.clone()).collect();
+        let own = device.ceilings(problem)?;
+        let floor_us = own.as_ref().or(ceilings).map_or(0.0, |ceilings| ceilings.floor_us(problem));
+        Ok(Self { problem: *problem, cases, inputs, floor_us })
+    }
+}
+
+/// A gate after the others, such as a look at a profile. Gets the candidate's name and a problem.
+pub type LastGate<'a> = Box<dyn Fn(&str, &Problem) -> GateResult + 'a>;
+
+/// Judges candidates against the default.
+pub struct Judge<'a> {
+    device: &'a dyn Device,
+    places: Vec<Place<'a>>,
+    rule: Rule,
+    dice: Dice,
+    last_gate: Option<LastGate<'a>>,
+}
+
+struct Place<'a> {
+    material: &'a Material,
+    name: String,
+    default: Audited<'a>,
+}
+
+/// What came of a candidate.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    /// The gates it went through here.
+    pub gates: Vec<GateResult>,
+    /// By problem, as far as it came.
+    pub shapes: BTreeMap<String, ShapeResult>,
+    /// Geometric mean over all problems.
+    pub fitness: Option<f64>,
+    /// What becomes of it.
+    pub status: Status,
+}
+
+impl<'a> Judge<'a> {
+    /// Loads the default on every problem. A problem that it cannot take is an error: nothing could be compared there.
+    pub fn new(
+        device: &'a dyn Device,
+        default: &str,
+        materials: &'a [Material],
+        rule: Rule,
+        seed: u64,
+    ) -> Result<Self, Error> {
+        let mut places = Vec::new();
+        for (i, material) in materials.iter().enumerate() {
+            let problem = &material.problem;
+            if let Some(why) = device.refuses(default, problem) {
+                return Err(Error::Tune(format!("{default} cannot be tuned for {problem}: {why}")));
+            }
+            let result = correctness::check(device, default, &material.cases[0], None)?;
+            if !result.verdict.is_pass() {
+                return Err(Error::Tune(format!("{default} on {problem}: correctness {}", result.verdict)));
+            }
+            let mut default = Audited::load(
+                device,
+                default,
+                problem,
+                &material.inputs,
+                &material.cases,
+                seed.wrapping_add(i as u64),
+            )?;
+            default.loaded.set_timing(Timing::Graph)?;
+            places.push(Place { material, name: problem.to_string(), default });
+        }
+        Ok(Self { device, places, rule, dice: Dice::new(seed), last_gate: None })
+    }
+
+    /// Adds a gate that accepted candidates pass last.
+    pub fn with_last_gate(mut self, gate: LastGate<'a>) -> Self {
+        self.last_gate = Some(gate);
+        self
+    }
+
+    /// The default itself: what everything is compared with.
+    pub fn default_result(&mut self) -> Result<Judged, Error> {
+        let mut shapes = BTreeMap::new();
+        for place in &mut self.places {
+            let mut arm = KernelArm::new(&mut place.default)?;
+            let times = (0..9).map(|_| Ok(arm.read()?.time_us)).collect::<Result<Vec<f64>, Error>>()?;
+            let p50_us = median(&times);
+            let shape = ShapeResult {
+                speedup: 1.0,
+                interval: [1.0; 2],
+                sequence: [1.0; 2],
+                cycles: None,
+                verdict: Word::Same,
+                p50_us,
+                default_p50_us: p50_us,
+                blocks: 0,
+                discarded: 0,
+            };
+            shapes.insert(place.name.clone(), shape);
+        }
+        let gates = vec![GateResult::pass("correctness", "the default, on every problem")];
+        Ok(Judged { gates, shapes, fitness: Some(1.0), status: Status::Kept })
+    }
+
+    /// Takes a candidate through correctness, audits, floor and duels, problem by problem. An error is about the device;
+    /// what is wrong with the candidate is in the result.
+    pub fn judge(&mut self, label: &str, mut proceed: impl FnMut() -> bool) -> Result<Judged, Error> {
+        let (mut gates, mut shapes) = (Vec::new(), BTreeMap::new());
+        let (mut slow, mut fast, mut hopeless) = (0, 0, false);
+        let slow_max = SLOW_MAX.min(self.places.len());
+        for index in 0..self.places.len() {
+            let outcome = self.on_problem(index, label, &mut gates, &mut proceed);
+            let duel = match outcome {
+                Ok(Some(duel)) => duel,
+                Ok(None) => return Ok(Judged { gates, shapes, fitness: None, status: Status::Rejected }),
+                Err(error) => {
+                    // Does the device still work? If not, going on would blame every other candidate.
+                    if self.places[index].default.loaded.time_us(0).is_err() {
+                        return Err(error);
+                    }
+                    gates.push(GateResult::fail("performance", error.to_string()));
+                    return Ok(Judged { gates, shapes, fitness: None, status: Status::Rejected });
+                }
+            };
+            slow += usize::from(duel.verdict == Word::Slow);
+            fast += usize::from(duel.verdict == Word::Fast);
+            hopeless |= duel.ended == Ended::Hopeless;
+            shapes.insert(self.places[index].name.clone(), shape_result(&duel));
+            if slow >= slow_max || hopeless {
+                break;
+            }
+        }
+        let whole = shapes.len() == self.places.len();
+        let logs: f64 = shapes.values().map(|shape: &ShapeResult| shape.speedup.ln()).sum();
+        let fitness = whole.then(|| (logs / self.places.len().max(1) as f64).exp());
+        let status = match fitness {
+            _ if slow >= slow_max || hopeless => Status::Out,
+            Some(fitness) if fast > 0 && fitness >= PROMOTED_FROM => Status::Promoted,
+            Some(fitness) if fast > 0 && fitness > 1.0 => Status::Accepted,
+            _ => Status::Kept,
+        };
+        gates.push(GateResult::pass(
+            "performance",
+            format!("{fast} FAST, {slow} SLOW of {} measured", shapes.len()),
+        ));
+        if let (Some(gate), true) = (&self.last_gate, status > Status::Kept) {
+            let result = gate(label, &self.places[0].material.problem);
+            let failed = result.verdict.is_fail();
+            gates.push(result);
+            if failed {
+                return Ok(Judged { gates, shapes, fitness, status: Status::Rejected });
+            }
+        }
+        Ok(Judged { gates, shapes, fitness, status })
+    }
+
+    /// `None` when a gate turned it away.
+    fn on_problem(
+        &mut self,
+        index: usize,
+        label: &str,
+        gates: &mut Vec<GateResult>,
+        proceed: &mut impl FnMut() -> bool,
+    ) -> Result<Option<Duel>, Error> {
+        let place = &mut self.places[index];
+        let Material { problem, cases, inputs, floor_us } = place.material;
+        let result = correctness::check(self.device, label, &cases[0], None)?;
+        let passed = result.verdict.is_pass();
+        if !passed || index == 0 {
+            let detail = format!("{problem}: {}", result.detail);
+            gates.push(GateResult { gate: "correctness".to_owned(), verdict: result.verdict, detail });
+        }
+        if !passed {
+            return Ok(None);
+        }
+        let seed = self.dice.below(usize::MAX >> 1) as u64;
+        let mut candidate = Audited::load(self.device, label, problem, inputs, cases, seed)?;
+        let outcome = {
+            let mut arm = KernelArm::new(&mut candidate)?;
+            let mut other = KernelArm::new(&mut place.default)?;
+            duel(&mut arm, &mut other, &self.rule, seed, proceed)
+        };
+        let finding = match outcome {
+            Ok(Some(duel)) => {
+                let p50_us = duel.candidate_p50_us();
+                if p50_us < *floor_us {
+                    let ns = |us: f64| (us * 1e3).round() as u64;
+                    gates.push(GateResult::fail(
+                        FLOOR,
+                        Finding::TooFast { time_ns: ns(p50_us), floor_ns: ns(*floor_us) }.to_string(),
+                    ));
+                    return Ok(None);
+                }
+                // What is slower has no reason to cheat.
+                let audited = if duel.verdict == Word::Slow { Ok(()) } else { candidate.final_audit() };
+                match audited {
+                    Ok(()) => return Ok(Some(duel)),
+                    Err(error @ Error::Caught { .. }) => error,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(None) => {
+                return Err(Error::Tune(format!("{label} on {problem}: not one block could be read")));
+            }
+            Err(error @ Error::Caught { .. }) => error,
+            Err(error) => return Err(error),
+        };
+        gates.push(GateResult::fail(AUDIT, finding.to_string()));
+        Ok(None)
+    }
+}
+
+fn shape_result(duel: &Duel) -> ShapeResult {
+    ShapeResult {
+        speedup: rounded(duel.time.ratio),
+        interval: duel.time.bootstrap.map(rounded),
+        sequence: duel.time.sequence.map(rounded),
+        cycles: duel.cycles.map(|cycles| cycles.bootstrap.map(rounded)),
+        verdict: duel.verdict,
+        p50_us: rounded(duel.candidate_p50_us()),
+        default_p50_us: rounded(duel.other_p50_us()),
+        blocks: duel.blocks.len(),
+        discarded: duel.throttled + duel.unsteady,
+    }
+}
+
+/// Six digits are more than any measurement here has, and a log has thousands of them.
+fn rounded(x: f64) -> f64 {
+    format!("{x:.5e}").parse().unwrap_or(x)
+}
+
+/// A reading lasts about this long, and is of at most so many calls.
+const READING_US: f64 = 150.0;
+const READING_CALLS_MAX: usize = 24;
+
+/// A kernel as one side of a duel: a reading is the median of a few calls, each on the next set of inputs.
+pub struct KernelArm<'a, 'b> {
+    kernel: &'a mut Audited<'b>,
+    watched: bool,
+    calls: usize,
+    next: usize,
+}
+
+impl<'a, 'b> KernelArm<'a, 'b> {
+    /// Finds out how many calls make a reading.
+    pub fn new(kernel: &'a mut Audited<'b>) -> Result<Self, Error> {
+        kernel.loaded.time_us(0)?;
+        let once_us = kernel.loaded.time_us(0)?;
+        let has_clock = kernel.loaded.read(0)?.clock_ghz.is_some();
+        // Where there is a clock, a sample already is of many launches.
+        let calls = if has_clock {
+            1
+        } else {
+            ((READING_US / once_us.max(0.1)) as usize).clamp(1, READING_CALLS_MAX)
+        };
+        Ok(Self { kernel, watched: true, calls, next: 0 })
+    }
+
+    /// Without audits.
+    pub fn unwatched(kernel: &'a mut Audited<'b>) -> Result<Self, Error> {
+        Ok(Self { watched: false, ..Self::new(kernel)? })
+    }
+}
+
+impl Arm for KernelArm<'_, '_> {
+    fn read(&mut self) -> Result<Reading, Error> {
+        let sets = self.kernel.auditor.sets();
+        let (mut times, mut clock_ghz) = (Vec::with_capacity(self.calls), None);
+        for _ in 0..self.calls {
+            self.next = (self.next + 1) % sets;
+            let reading = self.kernel.loaded.read(self.next)?;
+            times.push(reading.time_us);
+            clock_ghz = reading.clock_ghz;
+        }
+        Ok(Reading { time_us: median(&times), clock_ghz })
+    }
+
+    fn relocate(&mut self) -> Result<(), Error> {
+        self.kernel.loaded.relocate()
+    }
+
+    fn audit(&mut self) -> Result<(), Error> {
+        if self.watched { self.kernel.audit() } else { Ok(()) }
+    }
+}
+
+/// Held while a GPU is measured: one process at a time, whoever starts it.
+#[derive(Debug)]
+pub struct DeviceLock {
+    _file: File,
+}
+
+impl DeviceLock {
+    /// Waits until the device is free. A CPU is not locked: its users see each other in the load.
+    pub fn wait(device: &str) -> Result<Option<Self>, Error> {
+        if device == "cpu" {
+            return Ok(None);
+        }
+        let name: String = device.chars().filter(|c| c.is_ascii_alphanumeric()).collect();
+        let path = std::env::temp_dir().join(format!("evosdpa-{name}.lock"));
+        let hint = "make the folder of temporary files writable";
+        let file = File::options().create(true).append(true).open(&path).doing("open", &path, hint)?;
+        file.lock().doing("lock", &path, hint)?;
+        Ok(Some(Self { _file: file }))
+    }
+}
+
+/// The rule of a tune's duels.
+pub fn rule(limit: Option<Duration>) -> Rule {
+    Rule { most_blocks: 60, limit, hopeless_below: 0.85, ..Rule::default() }
+}

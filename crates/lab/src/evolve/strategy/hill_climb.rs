@@ -1,0 +1,25 @@
+//! From the best point to its neighbours; from a summit to somewhere else.
+
+use super::{Proposal, Random, Strategy, View};
+use crate::{evolve::population, measure::dice::Dice};
+
+/// Steepest ascent with restarts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HillClimb;
+
+impl Strategy for HillClimb {
+    fn name(&self) -> &'static str {
+        "hill-climb"
+    }
+
+    fn propose(&mut self, view: &View<'_>, dice: &mut Dice) -> Option<Proposal> {
+        if let Some(best) = population::elites(view.history, 1).first() {
+            let free: Vec<_> =
+                view.space.neighbours(&best.point).into_iter().filter(|point| view.is_free(point)).collect();
+            if let Some(point) = dice.pick(&free) {
+                return Some(Proposal::new(point.clone(), "climb", vec![best.number]));
+            }
+        }
+        Random.propose(view, dice)
+    }
+}

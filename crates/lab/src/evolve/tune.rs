@@ -1,0 +1,450 @@
+//! The loop: propose, prepare ahead, judge, record.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use evosdpa_core::Problem;
+
+use super::{
+    ahead::{Ahead, Prepared},
+    gates::{DeviceLock, Judge, Judged, Material},
+    insight::{self, Insight, InsightSource, Prior},
+    log::{self, Confirmation, Evaluation, Header, Log, Status},
+    population::{self, EliteFile},
+    proposer::{self, Proposer},
+    resume,
+    space::{Point, Space, label},
+    strategy::{self, Proposal, View},
+};
+use crate::{
+    Error,
+    device::Device,
+    gate::GateResult,
+    measure::{compare::Word, dice::Dice, duel::Rule, floor::Ceilings},
+};
+
+/// What is to be tuned, and for how long.
+pub struct Request<'a> {
+    /// The tune's folder.
+    pub folder: PathBuf,
+    /// The problems.
+    pub problems: Vec<Problem>,
+    /// The space.
+    pub space: Space,
+    /// Why a point breaks a constraint, if it does.
+    pub breaks: &'a dyn Fn(&Point) -> Option<String>,
+    /// The device's own name.
+    pub device_name: String,
+    /// What its kernels are compiled for.
+    pub arch: String,
+    /// The strategy's name.
+    pub strategy: String,
+    /// Seed of everything that chance decides.
+    pub seed: u64,
+    /// Evaluations in all, those before a resume included.
+    pub evaluations: usize,
+    /// Time, counted from now.
+    pub limit: Option<Duration>,
+    /// Elites to keep.
+    pub top: usize,
+    /// Whether to go on with what is in the folder.
+    pub resume: bool,
+    /// Candidates prepared ahead.
+    pub ahead: usize,
+    /// The rule of duels.
+    pub rule: Rule,
+    /// What earlier tunes learned of insights.
+    pub prior: Prior,
+    /// The most the device can do, where it does not say itself.
+    pub ceilings: Option<Ceilings>,
+    /// Sets of inputs to rotate through; the device's own number when `None`.
+    pub sets: Option<usize>,
+}
+
+/// What a tune ended with.
+pub struct Outcome {
+    /// What the log holds.
+    pub header: Header,
+    /// All evaluations.
+    pub history: Vec<Evaluation>,
+    /// What `elite.json` holds.
+    pub elites: EliteFile,
+    /// Why it ended.
+    pub ended: &'static str,
+    /// Evaluations of this run, the rest were there before.
+    pub new: usize,
+}
+
+/// Runs a tune to its end. `watch` sees every evaluation as it is recorded and ends the tune by answering no.
+pub fn tune(
+    device: &dyn Device,
+    ahead: &mut dyn Ahead,
+    source: &dyn InsightSource,
+    mut proposer: Option<Proposer>,
+    request: &Request<'_>,
+    mut watch: impl FnMut(&Evaluation) -> bool,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Outcome, Error> {
+    let start = Instant::now();
+    let mut strategy = strategy::by_name(&request.strategy)?;
+    // One that no draw and no step finds would be noticed only after everything was solved.
+    let keeps = |point: &Point| (request.breaks)(point).is_none();
+    let default = request.space.default_point();
+    if !keeps(&default) && request.space.draw(&mut Dice::new(request.seed), &keeps).is_none() {
+        return Err(Error::Tune(format!(
+            "no point of {}'s space keeps its constraints",
+            request.space.kernel
+        )));
+    }
+    let header = Header {
+        schema: log::SCHEMA.to_owned(),
+        space: request.space.clone(),
+        device: device.name(),
+        device_name: request.device_name.clone(),
+        arch: request.arch.clone(),
+        problems: request.problems.iter().map(ToString::to_string).collect(),
+        strategy: request.strategy.clone(),
+        seed: request.seed,
+    };
+    let default_label = request.space.label(&default);
+    for problem in &request.problems {
+        if let Some(why) = device.refuses(&default_label, problem) {
+            return Err(Error::Tune(format!(
+                "{} cannot be tuned for {problem}: {why}",
+                request.space.kernel
+            )));
+        }
+    }
+    let _held = resume::hold(&request.folder)?;
+    let (log, contents) = resume::begin(&request.folder, &header, request.resume)?;
+    let header = contents.header;
+    let mut state = State {
+        taken: contents.evaluations.iter().filter(|e| e.kernel.is_none()).map(|e| e.point.clone()).collect(),
+        history: contents.evaluations,
+        confirmation: contents.confirmations.into_iter().next_back(),
+        log,
+        request,
+        header,
+        insights: Vec::new(),
+    };
+    state.look(source);
+
+    let materials = state.materials(device, request.seed)?;
+    let mut judge = Judge::new(device, &default_label, &materials, request.rule, Dice::entropy())?;
+    let before = state.history.len();
+    if state.history.is_empty() {
+        let started = Instant::now();
+        let judged = judge.default_result()?;
+        let proposal =
+            Candidate::of(Proposal { point: default, operator: "default", parents: vec![], insight: None });
+        let evaluation = state.record(proposal, Prepared::default(), judged, started.elapsed())?;
+        watch(&evaluation);
+        state.look(source);
+    }
+
+    let mut queue: VecDeque<Candidate> = VecDeque::new();
+    let depth = if proposer.is_some() { 1 } else { request.ahead.max(1) };
+    let ended = loop {
+        let done = state.history.len();
+        match () {
+            () if done >= request.evaluations => break "the budget of evaluations is spent",
+            () if request.limit.is_some_and(|limit| start.elapsed() > limit) => break "the time is spent",
+            () if interrupted() => break "interrupted",
+            () => {}
+        }
+        while queue.len() < depth && done + queue.len() < request.evaluations {
+            let number = (done + queue.len()) as u64;
+            let candidate = match &mut proposer {
+                Some(proposer) => Some(state.ask(proposer, ahead, device, number)),
+                None => state.propose(strategy.as_mut(), number),
+            };
+            let Some(candidate) = candidate else { break };
+            if candidate.refused.is_none() {
+                if candidate.kernel.is_none() {
+                    state.taken.insert(candidate.point.clone());
+                }
+                ahead.start(&candidate.label(&request.space.kernel));
+            }
+            queue.push_back(candidate);
+        }
+        let Some(candidate) = queue.pop_front() else { break "every point has been evaluated" };
+        let name = candidate.label(&request.space.kernel);
+        let (prepared, judged, seconds) = match &candidate.refused {
+            Some(why) => (Prepared::default(), rejected("proposal", why), Duration::ZERO),
+            None => {
+                let prepared = match ahead.wait(&name) {
+                    Ok(prepared) => prepared,
+                    Err(error @ Error::Kernel(_)) => Prepared {
+                        gates: vec![GateResult::fail("constraints", error.to_string())],
+                        resources: None,
+                    },
+                    Err(error) => return Err(error),
+                };
+                let started = Instant::now();
+                let judged = if prepared.failed() {
+                    Judged { gates: vec![], shapes: [].into(), fitness: None, status: Status::Rejected }
+                } else {
+                    let _lock = DeviceLock::wait(&device.name())?;
+                    let judged = judge.judge(&name, || !interrupted());
+                    match judged {
+                        Ok(_) if interrupted() => break "interrupted",
+                        Ok(judged) => judged,
+                        // Recorded, so that a resume does not meet it again; then the tune ends, because the device
+                        // no longer answers.
+                        Err(error) => {
+                            state.record(
+                                candidate,
+                                prepared,
+                                rejected("performance", &error.to_string()),
+                                started.elapsed(),
+                            )?;
+                            return Err(error);
+                        }
+                    }
+                };
+                (prepared, judged, started.elapsed())
+            }
+        };
+        let evaluation = state.record(candidate, prepared, judged, seconds)?;
+        state.look(source);
+        if !watch(&evaluation) {
+            break "interrupted";
+        }
+    };
+    drop(judge);
+    if ended != "interrupted" {
+        state.confirm(device, &default_label, interrupted)?;
+    }
+    let elites = state.write_elites()?;
+    let new = state.history.len() - before;
+    Ok(Outcome { header: state.header, history: state.history, elites, ended, new })
+}
+
+fn rejected(gate: &str, why: &str) -> Judged {
+    let gates = vec![GateResult::fail(gate, why)];
+    Judged { gates, shapes: [].into(), fitness: None, status: Status::Rejected }
+}
+
+/// A candidate on its way.
+struct Candidate {
+    kernel: Option<String>,
+    point: Point,
+    operator: &'static str,
+    parents: Vec<u64>,
+    insight: Option<String>,
+    rationale: Option<String>,
+    /// Why it will not even be prepared.
+    refused: Option<String>,
+}
+
+impl Candidate {
+    fn of(proposal: Proposal) -> Self {
+        let Proposal { point, operator, parents, insight } = proposal;
+        Self { kernel: None, point, operator, parents, insight, rationale: None, refused: None }
+    }
+
+    fn label(&self, kernel: &str) -> String {
+        label(self.kernel.as_deref().unwrap_or(kernel), &self.point)
+    }
+}
+
+struct State<'a> {
+    log: Log,
+    request: &'a Request<'a>,
+    header: Header,
+    history: Vec<Evaluation>,
+    taken: HashSet<Point>,
+    insights: Vec<Insight>,
+    confirmation: Option<Confirmation>,
+}
+
+/// Evaluations that a proposer sees of the past.
+const SEEN_BY_PROPOSERS: usize = 20;
+
+impl State<'_> {
+    fn materials(&self, device: &dyn Device, seed: u64) -> Result<Vec<Material>, Error> {
+        let ceilings = self.request.ceilings.as_ref();
+        let draw = |problem: &Problem| {
+            let sets = self.request.sets.unwrap_or_else(|| device.input_sets(problem));
+            Material::draw(device, problem, sets, seed, ceilings)
+        };
+        self.request.problems.iter().map(draw).collect()
+    }
+
+    /// Looks at the best for advice.
+    fn look(&mut self, source: &dyn InsightSource) {
+        if let Some(best) = population::elites(&self.history, 1).first() {
+            self.insights = source.insights(best, &self.request.space);
+        }
+    }
+
+    fn propose(&self, strategy: &mut dyn strategy::Strategy, number: u64) -> Option<Candidate> {
+        let prior = self.request.prior.with(&self.history);
+        let keeps = |point: &Point| (self.request.breaks)(point).is_none();
+        let view = View {
+            space: &self.request.space,
+            keeps: &keeps,
+            history: &self.history,
+            taken: &self.taken,
+            insights: &self.insights,
+            prior: &prior,
+            budget: self.request.evaluations,
+        };
+        strategy.propose(&view, &mut Dice::of_series(self.header.seed, number)).map(Candidate::of)
+    }
+
+    /// Asks a proposer. Whatever it does wrong is recorded as one rejected evaluation.
+    fn ask(
+        &self,
+        proposer: &mut Proposer,
+        ahead: &mut dyn Ahead,
+        device: &dyn Device,
+        number: u64,
+    ) -> Candidate {
+        let kernel = &self.request.space.kernel;
+        let source = ahead.source(kernel);
+        let elites = population::elites(&self.history, self.request.top);
+        let sources: Vec<Option<String>> = elites
+            .iter()
+            .map(|elite| elite.kernel.as_ref().and_then(|kernel| ahead.source(kernel)))
+            .collect();
+        let seen = self.history.len().saturating_sub(SEEN_BY_PROPOSERS);
+        let asked = proposer.ask(&proposer::Request {
+            schema: proposer::SCHEMA,
+            task: &self.header,
+            number,
+            left: (self.request.evaluations as u64).saturating_sub(number),
+            source: source.as_deref(),
+            elites: elites
+                .iter()
+                .zip(&sources)
+                .map(|(evaluation, source)| proposer::EliteView { evaluation, source: source.as_deref() })
+                .collect(),
+            insights: &self.insights,
+            history: &self.history[seen..],
+        });
+        let parents = elites.first().map(|best| best.number).into_iter().collect();
+        let mut candidate =
+            Candidate::of(Proposal { point: Point::new(), operator: "proposer", parents, insight: None });
+        let answer = match asked {
+            Ok(answer) => answer,
+            Err(why) => {
+                candidate.refused = Some(why);
+                return candidate;
+            }
+        };
+        candidate.rationale = answer.rationale;
+        candidate.point = self.request.space.default_point();
+        candidate.point.extend(answer.tunables);
+        if let Some(source) = answer.source {
+            let name = format!("{kernel}-{number}");
+            let adopted =
+                ahead.adopt(kernel, &name, &source).and_then(|()| device.adopt(kernel, &name, &source));
+            candidate.kernel = Some(name);
+            candidate.refused = adopted.err().map(|error| error.to_string());
+        }
+        let space = &self.request.space;
+        let again = || {
+            let same = |e: &&Evaluation| e.kernel == candidate.kernel && e.point == candidate.point;
+            self.history.iter().find(same).map(|e| format!("it was already evaluated as number {}", e.number))
+        };
+        candidate.refused = candidate
+            .refused
+            .take()
+            .or_else(|| space.refuses(&candidate.point))
+            .or_else(|| (self.request.breaks)(&candidate.point))
+            .or_else(again);
+        candidate
+    }
+
+    /// Puts an evaluation on the disk, then everything that follows from it.
+    fn record(
+        &mut self,
+        candidate: Candidate,
+        prepared: Prepared,
+        judged: Judged,
+        took: Duration,
+    ) -> Result<Evaluation, Error> {
+        let Candidate { kernel, point, operator, parents, insight, rationale, .. } = candidate;
+        let mut gates = prepared.gates;
+        gates.extend(judged.gates);
+        let mut evaluation = Evaluation {
+            number: self.history.len() as u64,
+            kernel,
+            point,
+            operator: operator.to_owned(),
+            parents,
+            insight,
+            helped: None,
+            rationale,
+            gates,
+            resources: prepared.resources,
+            shapes: judged.shapes,
+            fitness: judged.fitness,
+            status: judged.status,
+            seconds: took.as_secs_f64(),
+        };
+        if evaluation.insight.is_some() {
+            let parent = evaluation.parents.first().and_then(|number| self.history.get(*number as usize));
+            evaluation.helped = Some(parent.is_some_and(|parent| insight::helped(&evaluation, parent)));
+        }
+        self.log.add(&evaluation)?;
+        if evaluation.kernel.is_none() {
+            self.taken.insert(evaluation.point.clone());
+        }
+        self.history.push(evaluation.clone());
+        self.write_elites()?;
+        self.request.prior.with(&self.history).write(&self.request.folder)?;
+        Ok(evaluation)
+    }
+
+    fn write_elites(&self) -> Result<EliteFile, Error> {
+        let file =
+            population::elite_file(&self.header, &self.history, self.confirmation.as_ref(), self.request.top);
+        population::write_elites(&self.request.folder, &file)?;
+        Ok(file)
+    }
+
+    /// Measures the winner once more, on inputs and in blocks that did not choose it.
+    fn confirm(
+        &mut self,
+        device: &dyn Device,
+        default: &str,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<(), Error> {
+        let Some(best) = population::elites(&self.history, 1).first().map(|best| (*best).clone()) else {
+            return Ok(());
+        };
+        let known = self.confirmation.as_ref().is_some_and(|known| known.number == best.number);
+        if known || best.number == 0 || best.status < Status::Accepted {
+            return Ok(());
+        }
+        let seed = Dice::entropy();
+        let materials = self.materials(device, seed)?;
+        // Nothing to save by giving up early, and a winner deserves more blocks.
+        let rule =
+            Rule { hopeless_below: 0.0, most_blocks: 2 * self.request.rule.most_blocks, ..self.request.rule };
+        let name = label(best.kernel.as_deref().unwrap_or(&self.request.space.kernel), &best.point);
+        let judged = {
+            let _lock = DeviceLock::wait(&device.name())?;
+            Judge::new(device, default, &materials, rule, seed)?.judge(&name, || !interrupted())?
+        };
+        if interrupted() {
+            return Ok(());
+        }
+        let confirmed = judged.status >= Status::Accepted
+            && judged.shapes.values().any(|shape| shape.verdict == Word::Fast && shape.sequence[0] > 1.0);
+        let confirmation = Confirmation {
+            number: best.number,
+            shapes: judged.shapes,
+            fitness: judged.fitness.unwrap_or(0.0),
+            confirmed,
+        };
+        self.log.confirm(&confirmation)?;
+        self.confirmation = Some(confirmation);
+        Ok(())
+    }
+}
