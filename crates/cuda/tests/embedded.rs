@@ -49,3 +49,46 @@ fn every_kernel_compiles_and_keeps_its_limits() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// The defaults of the Hopper kernels change their whole structure with the problem: one of each kind.
+#[test]
+fn hopper_defaults_of_every_kind_keep_their_limits() {
+    let problem = |[batch, heads_q, heads_kv, seq_q, seq_kv, dim]: [u32; 6], causal: bool| ProblemFacts {
+        batch,
+        heads_q,
+        heads_kv,
+        seq_q,
+        seq_kv,
+        head_dim: dim,
+        value_dim: dim,
+        dtype: InputType::BF16,
+        band_lo: None,
+        band_hi: causal.then_some(0),
+        lse: true,
+    };
+    let cases = [
+        ("hopper_fwd", problem([8, 32, 32, 2048, 2048, 64], false)), // three consumers
+        ("hopper_fwd", problem([32, 32, 32, 512, 512, 64], true)),   // three CTAs of one consumer
+        ("hopper_fwd", problem([2, 16, 16, 8192, 8192, 128], true)), // two consumers, paired row blocks
+        ("hopper_fwd", problem([32, 8, 8, 512, 512, 256], true)),    // O straight to global memory
+        ("hopper_small", problem([1, 8, 8, 512, 512, 64], true)),    // masked
+        ("hopper_small", problem([2, 8, 8, 512, 512, 64], false)),   // no cluster
+        ("hopper_small", problem([1, 32, 8, 1, 8192, 128], false)),  // decoding
+    ];
+    let registry = Registry::embedded().unwrap();
+    let target = Target::nominal(Arch::Sm90a);
+    let mut wrong = Vec::new();
+    for (name, facts) in cases {
+        let variant = registry.kernel(name).unwrap().default_variant(&facts, &target).unwrap();
+        let report =
+            resources::gate(&Builder::default().build(&variant).unwrap(), &variant, &target).unwrap();
+        wrong.extend(
+            report
+                .findings
+                .into_iter()
+                .filter(|f| f.fails)
+                .map(|f| format!("{}: {}", variant.label(), f.text)),
+        );
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -54,9 +54,6 @@ __device__ __forceinline__ void async_proxy_fence() {
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void cluster_arrive_release() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ u32 cluster_rank() {
@@ -72,13 +69,40 @@ __device__ __forceinline__ u32 cluster_address(u32 local, u32 rank) {
   return remote;
 }
 
-__device__ __forceinline__ void cluster_store(u32 address, float4 v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+// 16 bytes to another CTA's shared memory, counted on `barrier` of that CTA when they are there.
+__device__ __forceinline__ void cluster_store_async(u32 address, float4 v, u32 barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(address),
+               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
                : "memory");
+}
+
+__device__ __forceinline__ void cluster_store_async(u32 address, float2 v, u32 barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(address), "f"(v.x),
+               "f"(v.y), "r"(barrier)
+               : "memory");
+}
+
+// mbarrier_wait for what other CTAs of the cluster have written.
+__device__ __forceinline__ void mbarrier_wait_cluster(u32 barrier, u32 parity) {
+  u32 done = 0;
+  while (!done)
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
 }
 
 __device__ __forceinline__ void shared_store(u32 address, float4 v) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+__device__ __forceinline__ float2 shared_load_pair(u32 address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
 }
 
 __device__ __forceinline__ float4 shared_load(u32 address) {
@@ -86,6 +110,12 @@ __device__ __forceinline__ float4 shared_load(u32 address) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
   return v;
 }
+
+// Programmatic dependent launch. Both do nothing when the launch does not ask for it.
+// Until here a kernel may run while the one before it in the stream still does: no global memory before it.
+__device__ __forceinline__ void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next kernel in the stream may be set up as soon as every CTA has said this.
+__device__ __forceinline__ void grid_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Register reallocation between warpgroups; every warp of the group executes it.
 template <int REGISTERS>

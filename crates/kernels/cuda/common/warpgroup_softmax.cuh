@@ -59,12 +59,26 @@ __device__ __forceinline__ float exp2_fma(float x, float scale, float offset) {
   return __uint_as_float(__float_as_uint(y) + (__float_as_uint(rounded) << 23));
 }
 
+// Keeps ptxas from pulling a wait for products in flight up before arithmetic that should run under them, which it
+// otherwise does: the wait has no operands. The branch is never taken (no arithmetic gives this NaN).
+__device__ __forceinline__ void finish_before_wait(float result) {
+  if (__float_as_uint(result) == 0xffffffffu) asm volatile("nanosleep.u32 20;" ::: "memory");
+}
+
+struct NoWait {
+  __device__ __forceinline__ void operator()() const {}
+};
+
 // Turns scores into unnormalised probabilities relative to the running maximum, and gives the factor by which
 // everything accumulated so far shrinks; false: nothing shrinks. MASKED: a row may have no visible key yet.
 // LAG: the maximum is left where it is while no row of this warp outgrows it by more than 2^LAG; -1 never asks.
 // FMA_OF_8: so many of every eight exponentials are computed on the FMA pipe (never where scores are masked).
-template <int N, bool MASKED, int FMA_OF_8 = 0, int LAG = -1>
-__device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& state, float scale_log2, float (&shrink)[2]) {
+// `wait` is called after WAIT_EIGHTHS eighths of the exponentials (-1: before the maximum, as soon as ptxas likes): what comes
+// behind it may be mixed with the code that follows.
+template <int N, bool MASKED, int FMA_OF_8 = 0, int LAG = -1, int WAIT_EIGHTHS = -1, typename Wait = NoWait>
+__device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& state, float scale_log2, float (&shrink)[2],
+                                               Wait wait = Wait()) {
+  if (WAIT_EIGHTHS < 0) wait();
   float top[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -77,9 +91,9 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& stat
     top[r] = fmaxf(even, odd);
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
+  for (int lanes = 1; lanes <= 2; lanes *= 2)
 #pragma unroll
-  for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+    for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], lanes));
   bool grows = true;
   if (LAG >= 0) {
     const bool stays = (top[0] - state.max[0]) * scale_log2 <= LAG && (top[1] - state.max[1]) * scale_log2 <= LAG;
@@ -96,7 +110,12 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& stat
   }
   float sum[2][2] = {};
 #pragma unroll
-  for (int j = 0; j < N / 8; ++j)
+  for (int j = 0; j <= N / 8; ++j) {
+    if (WAIT_EIGHTHS >= 0 && j == WAIT_EIGHTHS * (N / 8) / 8) {
+      finish_before_wait(j == 0 ? shrink[0] + shrink[1] : (sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]));
+      wait();
+    }
+    if (j == N / 8) break;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll
@@ -109,6 +128,7 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& stat
           x = exp2_approx(fmaf(x, scale_log2, offset[r]));
         sum[r][e] += x;
       }
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) state.sum[r] = fmaf(state.sum[r], shrink[r], sum[r][0] + sum[r][1]);
   return grows;

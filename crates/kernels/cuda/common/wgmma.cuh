@@ -6,13 +6,16 @@
 #pragma once
 #include "tma.cuh"
 
-// Shared-memory operand with 128-byte swizzle; `panel_stride_bytes` separates 64-element panels of an
-// operand that is contiguous along N (V); it is ignored for one contiguous along K (Q, K).
-__device__ __forceinline__ u64 wgmma_descriptor(u32 smem, u32 panel_stride_bytes = 16) {
-  constexpr u64 GROUP_STRIDE = 1024 >> 4;  // eight rows of 128 bytes
-  constexpr u64 SWIZZLE_128B = 1;
-  return u64((smem & 0x3ffff) >> 4) | (u64(panel_stride_bytes >> 4) << 16) | (GROUP_STRIDE << 32) | (SWIZZLE_128B << 62);
+// The lower half of a shared-memory operand's descriptor, 128-byte swizzle; steps inside the operand are added to it in
+// units of 16 bytes. `panel_stride_bytes` separates 64-element panels of an operand that is contiguous along N (V); it is
+// ignored for one contiguous along K (Q, K). The upper half is the same for all (WG_UPPER), which keeps 64-bit sums and
+// half of the moves to uniform registers out of the loops.
+__device__ __forceinline__ u32 wgmma_descriptor(u32 smem, u32 panel_stride_bytes = 16) {
+  return ((smem & 0x3ffff) >> 4) | ((panel_stride_bytes >> 4) << 16);
 }
+
+// Stride of 1024 bytes between groups of eight rows, in units of 16; swizzle mode 1 (128 bytes) in the top two bits.
+#define WG_UPPER "0x40000040"
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -61,20 +64,22 @@ struct Wgmma;
 #define WG_SHAPE(N, TEXT, OPERANDS, I0, I1, I2, I3, I4, I5)                                                       \
   template <>                                                                                                     \
   struct Wgmma<N> {                                                                                               \
-    static __device__ __forceinline__ void ss(float (&d)[N / 2], u64 a, u64 b, int accumulate) {                  \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I2 ", 0;\n"                                             \
+    static __device__ __forceinline__ void ss(float (&d)[N / 2], u32 a, u32 b, int accumulate) {                  \
+      asm volatile("{\n.reg .pred p;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" #I2 ", 0;\n"                          \
+                   "mov.b64 da, {%" #I0 ", " WG_UPPER "};\nmov.b64 db, {%" #I1 ", " WG_UPPER "};\n"              \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." SDPA_DTYPE "." SDPA_DTYPE " {" TEXT          \
-                   "}, %" #I0 ", %" #I1 ", p, 1, 1, 0, 0;\n}\n"                                                  \
+                   "}, da, db, p, 1, 1, 0, 0;\n}\n"                                                              \
                    : OPERANDS                                                                                     \
-                   : "l"(a), "l"(b), "r"(accumulate));                                                            \
+                   : "r"(a), "r"(b), "r"(accumulate));                                                            \
     }                                                                                                             \
-    static __device__ __forceinline__ void rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,           \
+    static __device__ __forceinline__ void rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b,           \
                                               int accumulate) {                                                   \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                                             \
+      asm volatile("{\n.reg .pred p;\n.reg .b64 db;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                              \
+                   "mov.b64 db, {%" #I4 ", " WG_UPPER "};\n"                                                      \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." SDPA_DTYPE "." SDPA_DTYPE " {" TEXT          \
-                   "}, {%" #I0 ",%" #I1 ",%" #I2 ",%" #I3 "}, %" #I4 ", p, 1, 1, 1;\n}\n"                        \
+                   "}, {%" #I0 ",%" #I1 ",%" #I2 ",%" #I3 "}, db, p, 1, 1, 1;\n}\n"                        \
                    : OPERANDS                                                                                     \
-                   : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate));                                \
+                   : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(accumulate));                                \
     }                                                                                                             \
   };
 

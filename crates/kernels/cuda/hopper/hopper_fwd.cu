@@ -52,6 +52,9 @@
 #ifndef SCALE_LATE  // 1: O is rescaled after P·V has finished; 0: before the next P·V is issued, under Q·Kᵀ
 #define SCALE_LATE 1
 #endif
+#ifndef WAIT_AT  // P·V is waited for after so many eighths of the next tile's exponentials; -1: before its maximum
+#define WAIT_AT 4
+#endif
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
 #define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
 #endif
@@ -124,7 +127,13 @@ struct Tile {
   int m0, m_last, head, head_kv, batch;
   int first, count;  // key tiles [first, first + count)
   bool precise;
+  __device__ __forceinline__ int last() const { return first + count - 1; }
 };
+
+// The rightmost key tile that rows up to `row` see, at least the first of the row block.
+__device__ __forceinline__ int last_seen(const SdpaParams& p, const Tile& t, int row) {
+  return max(t.first, min(t.last(), min(min(row, p.seq_q - 1) + p.band_hi, p.seq_kv - 1) / BLOCK_N));
+}
 
 __device__ __forceinline__ Tile tile_at(const SdpaParams& p, const Schedule& schedule) {
   Tile t;
@@ -141,8 +150,8 @@ __device__ __forceinline__ Tile tile_at(const SdpaParams& p, const Schedule& sch
   return t;
 }
 
-__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q_desc, u32 k_smem) {
-  const u64 k_desc = wgmma_descriptor(k_smem);
+__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u32 q_desc, u32 k_smem) {
+  const u32 k_desc = wgmma_descriptor(k_smem);
 #pragma unroll
   for (int k = 0; k < HEAD_DIM / 16; ++k) {
     const int inside = (k % 4) * 2;  // 32 bytes per k16 step, in units of 16
@@ -152,7 +161,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q_desc,
 }
 
 __device__ __forceinline__ void multiply_pv(float (&o)[VALUE_DIM / 2], const u32 (&packed)[BLOCK_N / 4], u32 v_smem) {
-  const u64 v_desc = wgmma_descriptor(v_smem, KV_PANEL_BYTES);
+  const u32 v_desc = wgmma_descriptor(v_smem, KV_PANEL_BYTES);
 #pragma unroll
   for (int k = 0; k < BLOCK_N / 16; ++k)
     Wgmma<VALUE_DIM>::rs(o, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3], v_desc + k * (2048 >> 4), 1);
@@ -176,6 +185,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   auto v_full = [&](int slot) { return ring_barriers + slot * 32 + 16; };
   auto v_empty = [&](int slot) { return ring_barriers + slot * 32 + 24; };
   if (threadIdx.x == 0) {
+    tma_prefetch_map(&q_map);
+    tma_prefetch_map(&k_map);
+    tma_prefetch_map(&v_map);
 #pragma unroll
     for (int slot = 0; slot < Q_STAGES; ++slot) {
       mbarrier_init(q_full(slot), 1);
@@ -189,6 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       mbarrier_init(v_empty(slot), 4 * CONSUMERS);
     }
     mbarrier_init_fence();
+    grid_launch_dependents();
   }
   __syncthreads();
 
@@ -196,33 +209,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     // Producer. Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
     registers_release<PRODUCER_REGS>();
     if (threadIdx.x == 0) {
-      tma_prefetch_map(&q_map);
-      tma_prefetch_map(&k_map);
-      tma_prefetch_map(&v_map);
       RingPosition<Q_STAGES> q_at;
       RingPosition<STAGES> k_at, v_at;
-      for (Schedule schedule; !schedule.done(p); schedule.advance(p)) {
-        const Tile t = tile_at(p, schedule);
-        auto load_k = [&](int n) {
-          mbarrier_wait(k_empty(k_at.slot()), k_at.parity() ^ 1);
-          mbarrier_expect_bytes(k_full(k_at.slot()), K_BYTES);
+      auto load_k = [&](const Tile& t, int n) {
+        mbarrier_wait(k_empty(k_at.slot()), k_at.parity() ^ 1);
+        mbarrier_expect_bytes(k_full(k_at.slot()), K_BYTES);
 #pragma unroll
-          for (int panel = 0; panel < QK_PANELS; ++panel)
-            tma_load(smem + K_OFFSET + k_at.slot() * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot()), panel * PANEL,
-                     n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
-          k_at.advance();
-        };
-        auto load_v = [&](int n) {
-          mbarrier_wait(v_empty(v_at.slot()), v_at.parity() ^ 1);
-          mbarrier_expect_bytes(v_full(v_at.slot()), V_BYTES);
+        for (int panel = 0; panel < QK_PANELS; ++panel)
+          tma_load(smem + K_OFFSET + k_at.slot() * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot()), panel * PANEL,
+                   n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
+        k_at.advance();
+      };
+      auto load_v = [&](const Tile& t, int n) {
+        mbarrier_wait(v_empty(v_at.slot()), v_at.parity() ^ 1);
+        mbarrier_expect_bytes(v_full(v_at.slot()), V_BYTES);
 #pragma unroll
-          for (int panel = 0; panel < V_PANELS; ++panel)
-            tma_load(smem + V_OFFSET + v_at.slot() * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot()), panel * PANEL,
-                     n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
-          v_at.advance();
-        };
-        const int last = t.first + t.count - 1;
-        if (t.count > 0) load_k(last);
+        for (int panel = 0; panel < V_PANELS; ++panel)
+          tma_load(smem + V_OFFSET + v_at.slot() * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot()), panel * PANEL,
+                   n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
+        v_at.advance();
+      };
+      auto load_q = [&](const Tile& t) {
         mbarrier_wait(q_empty(q_at.slot()), q_at.parity() ^ 1);
         mbarrier_expect_bytes(q_full(q_at.slot()), Q_BYTES);
 #pragma unroll
@@ -230,10 +237,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
           tma_load(smem + q_at.slot() * Q_SLOT_BYTES + panel * Q_PANEL_BYTES, &q_map, q_full(q_at.slot()), panel * PANEL,
                    t.m0, t.head, t.batch, L2_EVICT_FIRST);
         q_at.advance();
-        for (int n = last; n >= t.first; --n) {
-          if (n > t.first) load_k(n - 1);
-          load_v(n);
+      };
+      Schedule schedule;
+      bool more = !schedule.done(p);
+      grid_wait();  // the inputs may be another kernel's outputs
+      Tile t;
+      if (more) {
+        t = tile_at(p, schedule);
+        load_q(t);
+        if (t.count > 0) load_k(t, t.last());
+      }
+      // Everything in the order in which it is consumed: the next row block's first keys come before this one's last
+      // values. Its queries too, unless they have to wait until this block's have been used.
+      while (more) {
+        for (int n = t.last(); n > t.first; --n) {
+          load_k(t, n - 1);
+          load_v(t, n);
         }
+        schedule.advance(p);
+        more = !schedule.done(p);
+        const Tile next = more ? tile_at(p, schedule) : t;
+        if (more && Q_STAGES > 1) load_q(next);
+        if (more && next.count > 0) load_k(next, next.last());
+        if (t.count > 0) load_v(t, t.first);
+        if (more && Q_STAGES == 1) load_q(next);
+        t = next;
       }
     }
   } else {
@@ -251,62 +279,75 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     auto pass_turn = [&] { named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % CONSUMERS, 256); };
     if (TAKES_TURNS && warpgroup == CONSUMERS - 1) pass_turn();
 
+    float o[VALUE_DIM / 2];
+    float s[BLOCK_N / 2];
+    u32 packed[BLOCK_N / 4];
+    float shrink[2];
+    bool rescale;
+    RowState state;
+    auto k_tile = [&] { return smem + K_OFFSET + k_at.slot() * K_BYTES; };
+    auto v_tile = [&] { return smem + V_OFFSET + v_at.slot() * V_BYTES; };
+    auto q_descriptor = [&] { return wgmma_descriptor(smem + q_at.slot() * Q_SLOT_BYTES + warpgroup * 64 * 128); };
+    // Whoever has read its last keys of a row block needs Q no more.
+    auto release_k = [&](const Tile& t, int n) {
+      release(k_empty(k_at.slot()));
+      k_at.advance();
+      if (STORE_DIRECT && n == t.first) release(q_empty(q_at.slot()));
+    };
+    auto release_v = [&] {
+      release(v_empty(v_at.slot()));
+      v_at.advance();
+    };
+    auto await_product = [&] {  // of P·V, in the middle of the next tile's softmax
+      wgmma_wait<0>();
+      pin_registers(o);
+      pin_registers(packed);
+      release_v();
+    };
+    auto mask_and_softmax = [&](const Tile& t, int n, bool under_product) {
+      auto wait = [&] {
+        if (under_product) await_product();
+      };
+      const int wg_first = t.m0 + warpgroup * 64;
+      const bool masked = tile_needs_mask(p, wg_first, min(wg_first + 63, p.seq_q - 1), n * BLOCK_N, BLOCK_N);
+      if (masked) {
+        const int row = t.m0 + warp_row + lane / 4;
+        const int rows[2] = {row, row + 8};
+        mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+      }
+      if (FMA_EXP > 0 && !masked)
+        rescale = softmax_scores<BLOCK_N, false, FMA_EXP, RESCALE_LAG, WAIT_AT>(s, state, p.scale_log2, shrink, wait);
+      else
+        rescale = softmax_scores<BLOCK_N, true, 0, RESCALE_LAG, WAIT_AT>(s, state, p.scale_log2, shrink, wait);
+    };
+    auto rescale_output = [&] {
+      if (RESCALE_LAG < 0 || rescale) scale_rows(o, shrink);
+    };
+    auto await_k = [&] { mbarrier_wait(k_full(k_at.slot()), k_at.parity()); };
+    auto await_v = [&] { mbarrier_wait(v_full(v_at.slot()), v_at.parity()); };
+
     for (Schedule schedule; !schedule.done(p); schedule.advance(p)) {
       const Tile t = tile_at(p, schedule);
-      const int wg_first = t.m0 + warpgroup * 64;
-      const int wg_last = min(wg_first + 63, p.seq_q - 1);
-      const int rows[2] = {t.m0 + warp_row + lane / 4, t.m0 + warp_row + lane / 4 + 8};
-      const u32 q_smem = smem + q_at.slot() * Q_SLOT_BYTES;
-      const u64 q_desc = wgmma_descriptor(q_smem + warpgroup * 64 * 128);
-      float o[VALUE_DIM / 2];
+      int n = last_seen(p, t, t.m0 + warpgroup * 64 + 63);
 #pragma unroll
       for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
-      RowState state;
       row_state_reset(state);
-      float s[BLOCK_N / 2];
-      u32 packed[BLOCK_N / 4];
-      float shrink[2];
-      bool rescale;
-      auto k_tile = [&] { return smem + K_OFFSET + k_at.slot() * K_BYTES; };
-      auto v_tile = [&] { return smem + V_OFFSET + v_at.slot() * V_BYTES; };
-      // Whoever has read its last keys of this tile needs Q no more.
-      auto release_k = [&](int n) {
-        release(k_empty(k_at.slot()));
-        k_at.advance();
-        if (STORE_DIRECT && n == t.first) release(q_empty(q_at.slot()));
-      };
-      auto release_v = [&] {
-        release(v_empty(v_at.slot()));
-        v_at.advance();
-      };
-      auto mask_and_softmax = [&](int n) {
-        const bool masked = tile_needs_mask(p, wg_first, wg_last, n * BLOCK_N, BLOCK_N);
-        if (masked) mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
-        if (FMA_EXP > 0 && !masked)
-          rescale = softmax_scores<BLOCK_N, false, FMA_EXP, RESCALE_LAG>(s, state, p.scale_log2, shrink);
-        else
-          rescale = softmax_scores<BLOCK_N, true, 0, RESCALE_LAG>(s, state, p.scale_log2, shrink);
-      };
-      auto rescale_output = [&] {
-        if (RESCALE_LAG < 0 || rescale) scale_rows(o, shrink);
-      };
       mbarrier_wait(q_full(q_at.slot()), q_at.parity());
 
-      int n = t.first + t.count - 1;
       if (t.count == 0) {
         if (STORE_DIRECT) release(q_empty(q_at.slot()));
       } else if (!OVERLAP || (PRECISE_KEYS > 0 && t.precise)) {
-        for (; n >= t.first; --n) {
-          mbarrier_wait(k_full(k_at.slot()), k_at.parity());
+        for (n = t.last(); n >= t.first; --n) {
+          await_k();
           wgmma_fence();
-          multiply_qk(s, q_desc, k_tile());
+          multiply_qk(s, q_descriptor(), k_tile());
           wgmma_wait<0>();
           pin_registers(s);
-          release_k(n);
-          mask_and_softmax(n);
+          release_k(t, n);
+          mask_and_softmax(t, n, false);
           pack_probabilities<BLOCK_N>(s, packed);
           rescale_output();
-          mbarrier_wait(v_full(v_at.slot()), v_at.parity());
+          await_v();
           pin_registers(o);
           pin_registers(packed);
           wgmma_fence();
@@ -325,24 +366,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         }
       } else {
         // Tiles to the right of all that this warpgroup's rows see: it only keeps step with the others.
-        const int own_last = max(t.first, min(n, min(wg_last + p.band_hi, p.seq_kv - 1) / BLOCK_N));
-        for (; n > own_last; --n) {
-          mbarrier_wait(k_full(k_at.slot()), k_at.parity());
-          release_k(n);
-          mbarrier_wait(v_full(v_at.slot()), v_at.parity());
+        for (int skipped = t.last(); skipped > n; --skipped) {
+          await_k();
+          release_k(t, skipped);
+          await_v();
           release_v();
           if (TAKES_TURNS) await_turn(), pass_turn();
         }
-        mbarrier_wait(k_full(k_at.slot()), k_at.parity());
+        await_k();
         wgmma_fence();
-        multiply_qk(s, q_desc, k_tile());
+        multiply_qk(s, q_descriptor(), k_tile());
         wgmma_wait<0>();
         pin_registers(s);
-        release_k(n);
-        mask_and_softmax(n);
+        release_k(t, n);
+        mask_and_softmax(t, n, false);
         pack_probabilities<BLOCK_N>(s, packed);
+        const u32 q_desc = q_descriptor();
         for (--n; n >= t.first; --n) {
-          mbarrier_wait(k_full(k_at.slot()), k_at.parity());
+          await_k();
           if (TAKES_TURNS) await_turn();
           pin_registers(s);
           pin_registers(packed);
@@ -350,24 +391,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
           wgmma_fence();
           multiply_qk(s, q_desc, k_tile());
           if (!SCALE_LATE) rescale_output();
-          mbarrier_wait(v_full(v_at.slot()), v_at.parity());
+          await_v();
           pin_registers(o);
           wgmma_fence();
           multiply_pv(o, packed, v_tile());
           if (TAKES_TURNS) pass_turn();
           wgmma_wait<1>();
           pin_registers(s);
-          release_k(n);
-          mask_and_softmax(n);
-          wgmma_wait<0>();
-          pin_registers(o);
-          pin_registers(packed);
-          release_v();
+          release_k(t, n);
+          mask_and_softmax(t, n, true);
           pack_probabilities<BLOCK_N>(s, packed);
           if (SCALE_LATE) rescale_output();
         }
         if (!SCALE_LATE) rescale_output();
-        mbarrier_wait(v_full(v_at.slot()), v_at.parity());
+        await_v();
         pin_registers(o);
         pin_registers(packed);
         wgmma_fence();
@@ -377,11 +414,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         release_v();
       }
 
-      // Opaque, so that head and batch are worked out again here instead of being kept in registers over the loop.
+      // Opaque, so that rows, head and batch are worked out again here instead of being kept in registers over the loop.
       Schedule done_with = schedule;
       asm volatile("" : "+r"(done_with.unit));
       const int head = done_with.head(p) % p.heads_q;
       const int batch = done_with.head(p) / p.heads_q;
+      const int m0 = done_with.m_block(p) * BLOCK_M;
+      const int rows[2] = {m0 + warp_row + lane / 4, m0 + warp_row + lane / 4 + 8};
       reduce_row_sums(state);
       float inverse[2];
 #pragma unroll
@@ -399,12 +438,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
           store_row<VALUE_DIM>(o, r, o_head + rows[r] * p.o_stride[2], rows[r] < p.seq_q, 0, p.dim_v);
       } else {
         // Stage this warp's 16 rows where its Q rows were, and let the copy engine store them.
+        const u32 o_smem = smem + q_at.slot() * Q_SLOT_BYTES;
         named_barrier_sync(EPILOGUE_BARRIER + warpgroup, 128);  // no warp still reads this warpgroup's Q
         const int store_row = warp_row + (lane & 15);
 #pragma unroll
         for (int j = 0; j < VALUE_DIM / 8; j += 2) {
           const int chunk = j % 8 + (lane >> 4);
-          stmatrix_x4(q_smem + (j / 8) * Q_PANEL_BYTES + panel_offset(store_row, chunk), pack_pair(o[4 * j], o[4 * j + 1]),
+          stmatrix_x4(o_smem + (j / 8) * Q_PANEL_BYTES + panel_offset(store_row, chunk), pack_pair(o[4 * j], o[4 * j + 1]),
                       pack_pair(o[4 * j + 2], o[4 * j + 3]), pack_pair(o[4 * j + 4], o[4 * j + 5]),
                       pack_pair(o[4 * j + 6], o[4 * j + 7]));
         }
@@ -413,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         if (lane == 0) {
 #pragma unroll
           for (int panel = 0; panel < V_PANELS; ++panel)
-            tma_store(&o_map, q_smem + panel * Q_PANEL_BYTES + warp_row * 128, panel * PANEL, t.m0 + warp_row, head, batch);
+            tma_store(&o_map, o_smem + panel * Q_PANEL_BYTES + warp_row * 128, panel * PANEL, m0 + warp_row, head, batch);
           tma_store_commit();
           tma_store_wait_read();
           mbarrier_arrive(q_empty(q_at.slot()));

@@ -2,16 +2,18 @@
 //
 // The keys of one block of query rows are split over the WG_N warpgroups of a CTA and the CLUSTER CTAs of a cluster
 // (PARTS in all). Every warpgroup owns a ring of STAGES key tiles, filled by the copy engine before anything is
-// waited for; with one tile per part there is no loop.
+// waited for. Where all tiles of a part fit its ring there is no loop: the products of one tile run under the softmax of
+// its neighbours (two sets of scores), in straight code for each number of tiles.
 //
 // The merge happens in registers, in two steps: first each warpgroup of a CTA collects its share of the columns from
 // the others (through shared memory), then each CTA of the cluster collects its share of those (through distributed
 // shared memory, whose bandwidth is low: this order halves the traffic). Sender and receiver are the same thread of
-// two warpgroups, so what is exchanged needs no layout: one float4 per thread and eight columns.
+// two warpgroups, so what is exchanged needs no layout: one float4 per thread and eight columns. Between CTAs the stores
+// themselves report their arrival to an mbarrier of the receiver, which saves a cluster barrier.
 //
 //   rows:    64·WG_M, made of PACK_HEADS query heads (of one key head) × 64·WG_M / PACK_HEADS positions
 //   columns: of VALUE_DIM, warpgroup n collects [n·WG_COLUMNS, …), of which the CTA of rank r finishes [r·SLICE, …)
-//   smem:    | Q | (K tile, V tile) × STAGES, later messages, × WG_N | arrivals from the cluster | mbarriers |
+//   smem:    | Q | (K tile, V tile) × STAGES, later messages, × WG_N | columns, statistics of the cluster | mbarriers |
 #include "band.cuh"
 #include "warpgroup_softmax.cuh"
 #include "warpgroup_store.cuh"
@@ -40,6 +42,24 @@
 #ifndef WHOLE_TILES  // 1: every tile is full and nothing is masked
 #define WHOLE_TILES 0
 #endif
+#ifndef OWN_TILES  // tiles of every part, where that is the same number for all and known; 0: found out at run time
+#define OWN_TILES 0
+#endif
+#ifndef FMA_EXP  // of every eight exponentials, how many are computed on the FMA pipe (unmasked tiles only)
+#define FMA_EXP 0
+#endif
+#ifndef STORE_WIDE  // 1: four lanes exchange columns and store 16 bytes each; 0: each stores its pairs, 4 bytes
+#define STORE_WIDE 1
+#endif
+#ifndef LATE_TRIGGER  // the next kernel may start its CTAs: 0 at once, 1 when this one's last product is under way
+#define LATE_TRIGGER 0
+#endif
+#ifndef WAIT_AT  // P·V is waited for after so many eighths of the next tile's exponentials; -1: before its maximum
+#define WAIT_AT 4
+#endif
+#ifndef STRAIGHT  // 1: straight code where a part has no more tiles than stages; 0: always the loop
+#define STRAIGHT 1
+#endif
 #ifndef MIN_CTAS
 #define MIN_CTAS 1
 #endif
@@ -62,23 +82,29 @@ constexpr int V_BYTES = V_PANELS * KV_PANEL_BYTES;
 constexpr int KV_OFFSET = QK_PANELS * Q_PANEL_BYTES;
 // What one warpgroup sends to another: per thread one float4 for every eight columns, then its (m, l) for two rows.
 constexpr int WG_MESSAGE_BYTES = 128 * (WG_COLUMNS / 8 + 1) * 16;
-constexpr int CTA_MESSAGE_BYTES = 128 * (SLICE / 8 + 1) * 16;
+constexpr int CTA_MESSAGE_BYTES = 128 * (SLICE / 8) * 16;
 // Messages inside the CTA lie in the sender's ring, which it has finished reading: [sender's ring][wg_m][receiver].
 constexpr int RING_BYTES = STAGES * (K_BYTES + V_BYTES);
 static_assert(WG_M * (WG_N - 1) * WG_MESSAGE_BYTES <= RING_BYTES, "messages fit the ring");
 constexpr int ARRIVALS_OFFSET = KV_OFFSET + WG_N * RING_BYTES;  // [warpgroup][sender's rank]
-constexpr int BARRIER_OFFSET = ARRIVALS_OFFSET + WG_M * WG_N * (CLUSTER - 1) * CTA_MESSAGE_BYTES;
-// barriers: Q, one spare, then (K, V) per key warpgroup and stage
-constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * (1 + WG_N * STAGES);
+constexpr int STATISTICS_OFFSET = ARRIVALS_OFFSET + WG_M * WG_N * (CLUSTER - 1) * CTA_MESSAGE_BYTES;  // [rank][wg_n][row]
+constexpr int STATISTICS_BYTES = CLUSTER > 1 ? PARTS * ROWS * 8 : 0;
+constexpr int BARRIER_OFFSET = STATISTICS_OFFSET + STATISTICS_BYTES;
+// barriers: Q, columns and statistics from the cluster, one spare, then (K, V) per key warpgroup and stage
+constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * (2 + WG_N * STAGES);
+// Straight code: where two sets of scores fit the registers beside P and O any number of tiles that fits the ring, otherwise one.
+constexpr bool TWO_SETS = THREADS * MIN_CTAS <= 256 && 5 * TILE_N / 4 + VALUE_DIM / 2 <= 200;
+constexpr int STRAIGHT_MAX = !STRAIGHT ? 0 : TWO_SETS ? STAGES : 1;
 static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && TILE_N % 16 == 0 && TILE_N <= 256, "tile shapes");
 static_assert(ROWS % PACK_HEADS == 0 && POSITIONS <= 256, "head packing");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 
-// The place of `other` in a list that leaves `self` out.
+// Lists that leave one member out: the place of `other` in `self`'s list, and who stands in a place.
 __device__ __forceinline__ int place_without(int self, int other) { return other < self ? other : other - 1; }
+__device__ __forceinline__ int member_without(int self, int place) { return place < self ? place : place + 1; }
 
-// The part of `all` that is this one's own. Selects, not a branch on `own`: inside `if (i == own)` the compiler would
-// replace i by `own` and put the array into local memory to index it.
+// Part `own` of `all`. Selects, not a branch on `own`: inside `if (i == own)` the compiler would replace i by `own` and
+// put the array into local memory to index it.
 template <int PARTS, int N>
 __device__ __forceinline__ void take_own_part(const float (&all)[PARTS * N], int own, float (&part)[N]) {
 #pragma unroll
@@ -89,39 +115,97 @@ __device__ __forceinline__ void take_own_part(const float (&all)[PARTS * N], int
   }
 }
 
-// Adds the other warpgroups' or CTAs' share: `from(i)` is the message of sender i, `own` is this one. The columns come
-// in this thread's accumulator order, eight of them to a float4; all senders' statistics are behind their columns.
-template <int SENDERS, int COLUMNS, typename From>
-__device__ __forceinline__ void merge_messages(float (&o)[COLUMNS / 2], RowState& state, int own, float scale_log2, From from) {
-  float4 stats[SENDERS];  // max and sum of the first row, then of the second
+// The columns for the member in a place of `own`'s list.
+template <int PARTS, int N, typename Store>
+__device__ __forceinline__ void send_part(const float (&all)[PARTS * N], int own, int place, Store store) {
+  const bool behind = place >= own;
+#pragma unroll
+  for (int j = 0; j < N / 4; ++j) {
+    float4 v;
+    const int here = place * N + 4 * j, next = here + N;
+    v.x = behind ? all[next] : all[here], v.y = behind ? all[next + 1] : all[here + 1];
+    v.z = behind ? all[next + 2] : all[here + 2], v.w = behind ? all[next + 3] : all[here + 3];
+    store(128 * j * 16, v);
+  }
+}
+
+// Adds a message's columns, which come in this thread's accumulator order, eight of them to a float4.
+template <int COLUMNS>
+__device__ __forceinline__ void add_columns(float (&o)[COLUMNS / 2], const float (&weight)[2], u32 message) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; ++j) {
+    const float4 part = shared_load(message + 128 * j * 16);
+    o[4 * j] = fmaf(weight[0], part.x, o[4 * j]), o[4 * j + 1] = fmaf(weight[0], part.y, o[4 * j + 1]);
+    o[4 * j + 2] = fmaf(weight[1], part.z, o[4 * j + 2]), o[4 * j + 3] = fmaf(weight[1], part.w, o[4 * j + 3]);
+  }
+}
+
+// Adds the share of the CTA's other warpgroups: `from(place)` is the message of the sender in that place of the list, its
+// columns and behind them its (m, l) of two rows. The order of the sum is fixed, so the result does not depend on who
+// arrives first.
+template <int OTHERS, int COLUMNS, typename From>
+__device__ __forceinline__ void merge_messages(float (&o)[COLUMNS / 2], RowState& state, float scale_log2, From from) {
+  float4 stats[OTHERS == 0 ? 1 : OTHERS];  // max and sum of the first row, then of the second
   float top[2] = {state.max[0], state.max[1]};
 #pragma unroll
-  for (int i = 0; i < SENDERS; ++i) {
-    if (i == own) {
-      stats[i] = make_float4(state.max[0], state.sum[0], state.max[1], state.sum[1]);
-    } else {
-      stats[i] = shared_load(from(i) + 128 * (COLUMNS / 8) * 16);
-      top[0] = fmaxf(top[0], stats[i].x), top[1] = fmaxf(top[1], stats[i].z);
-    }
+  for (int i = 0; i < OTHERS; ++i) {
+    stats[i] = shared_load(from(i) + 128 * (COLUMNS / 8) * 16);
+    top[0] = fmaxf(top[0], stats[i].x), top[1] = fmaxf(top[1], stats[i].z);
   }
   const float safe[2] = {top[0] == NEG_INF ? 0.f : top[0], top[1] == NEG_INF ? 0.f : top[1]};
   const float keep[2] = {exp2_approx((state.max[0] - safe[0]) * scale_log2), exp2_approx((state.max[1] - safe[1]) * scale_log2)};
   scale_rows(o, keep);
   state.sum[0] *= keep[0], state.sum[1] *= keep[1];
-  // Always in the order of the senders after the own part: the result does not depend on who arrives first.
 #pragma unroll
-  for (int i = 0; i < SENDERS; ++i) {
-    if (i == own) continue;
+  for (int i = 0; i < OTHERS; ++i) {
     const float weight[2] = {exp2_approx((stats[i].x - safe[0]) * scale_log2), exp2_approx((stats[i].z - safe[1]) * scale_log2)};
     state.sum[0] = fmaf(weight[0], stats[i].y, state.sum[0]), state.sum[1] = fmaf(weight[1], stats[i].w, state.sum[1]);
-#pragma unroll
-    for (int j = 0; j < COLUMNS / 8; ++j) {
-      const float4 part = shared_load(from(i) + 128 * j * 16);
-      o[4 * j] = fmaf(weight[0], part.x, o[4 * j]), o[4 * j + 1] = fmaf(weight[0], part.y, o[4 * j + 1]);
-      o[4 * j + 2] = fmaf(weight[1], part.z, o[4 * j + 2]), o[4 * j + 3] = fmaf(weight[1], part.w, o[4 * j + 3]);
-    }
+    add_columns<COLUMNS>(o, weight, from(i));
   }
   state.max[0] = top[0], state.max[1] = top[1];
+}
+
+// wgmma_wait for a number that is constant once the loop around it is unrolled.
+__device__ __forceinline__ void wgmma_wait_all_but(int pending) {
+  if (pending == 0) wgmma_wait<0>();
+  if (pending == 1) wgmma_wait<1>();
+  if (pending == 2) wgmma_wait<2>();
+}
+
+// All tiles of a part at once: Q·Kᵀ of tile i+1 is on the tensor cores before the softmax of tile i begins, and P·V of
+// tile i while that of tile i+1 runs. `multiply_qk(s, tile)` and `multiply_pv(packed, tile)` wait for their operands and issue a
+// product, `mask(s, tile)` hides scores, and `finish()` is what can be done under the last product.
+template <int TILES, typename MultiplyQk, typename MultiplyPv, typename Mask, typename Finish>
+__device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState& state, float scale_log2,
+                                             MultiplyQk multiply_qk, MultiplyPv multiply_pv, Mask mask, Finish finish) {
+  constexpr int LAST = TILES - 1;
+  float s[2][TILE_N / 2];
+  u32 packed[TILE_N / 4];
+  multiply_qk(s[0], 0);
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) {
+    if (tile < LAST) multiply_qk(s[(tile + 1) % 2], tile + 1);
+    // In flight behind this tile's scores: P·V of the tile before, and the scores of the next.
+    wgmma_wait_all_but((tile > 0) + (tile < LAST));
+    pin_registers(s[tile % 2]);
+    mask(s[tile % 2], tile);
+    float shrink[2];
+    if (tile == 0) {
+      softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP>(s[0], state, scale_log2, shrink);
+    } else {
+      softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP, -1, WAIT_AT>(s[tile % 2], state, scale_log2, shrink, [&] {
+        wgmma_wait_all_but(tile < LAST);
+        pin_registers(o);
+        pin_registers(packed);
+      });
+      scale_rows(o, shrink);
+    }
+    pack_probabilities<TILE_N>(s[tile % 2], packed);
+    multiply_pv(packed, tile);
+  }
+  finish();
+  wgmma_wait<0>();
+  pin_registers(o);
 }
 
 }  // namespace
@@ -135,6 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     tma_prefetch_map(&q_map);
     tma_prefetch_map(&k_map);
     tma_prefetch_map(&v_map);
+    if (!LATE_TRIGGER) grid_launch_dependents();
   }
   const int warpgroup = threadIdx.x / 128;
   const int wg_n = warpgroup % WG_N;
@@ -156,20 +241,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const int key_first = WHOLE_TILES ? 0 : max(0, m0 + p.band_lo);
   const int key_last = WHOLE_TILES ? p.seq_kv - 1 : min(p.seq_kv - 1, m_last + p.band_hi);
   const int tiles = key_last >= key_first ? (key_last - key_first) / TILE_N + 1 : 0;
-  const int own_tiles = tiles > part ? (tiles - part - 1) / PARTS + 1 : 0;
+  const int own_tiles = OWN_TILES > 0 ? OWN_TILES : tiles > part ? (tiles - part - 1) / PARTS + 1 : 0;
   const bool precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
 
   const u32 q_full = smem + BARRIER_OFFSET;
-  const u32 k_full = q_full + 16 + wg_n * STAGES * 16;
+  const u32 arrived = q_full + 8;
+  const u32 k_full = q_full + 32 + wg_n * STAGES * 16;
   const u32 v_full = k_full + 8;
   const u32 ring = smem + KV_OFFSET + wg_n * RING_BYTES;
-  auto load_keys = [&](int tile, int stage) {
+  auto load_k = [&](int tile, int stage) {
     const int n0 = key_first + (part + tile * PARTS) * TILE_N;
     const u32 k_smem = ring + stage * (K_BYTES + V_BYTES);
     mbarrier_expect_bytes(k_full + stage * 16, K_BYTES);
 #pragma unroll
     for (int panel = 0; panel < QK_PANELS; ++panel)
       tma_load(k_smem + panel * KV_PANEL_BYTES, &k_map, k_full + stage * 16, panel * PANEL, n0, head_kv, batch, L2_EVICT_LAST);
+  };
+  auto load_v = [&](int tile, int stage) {
+    const int n0 = key_first + (part + tile * PARTS) * TILE_N;
+    const u32 k_smem = ring + stage * (K_BYTES + V_BYTES);
     mbarrier_expect_bytes(v_full + stage * 16, V_BYTES);
 #pragma unroll
     for (int panel = 0; panel < V_PANELS; ++panel)
@@ -180,9 +270,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const bool leader = threadIdx.x % 128 == 0 && wg_m == 0;
   if (leader) {
     if (wg_n == 0) mbarrier_init(q_full, 1);
+    if (CLUSTER > 1 && wg_n == 0) {
+      mbarrier_init(arrived, 1);
+      mbarrier_expect_bytes(arrived, WG_M * WG_N * (CLUSTER - 1) * CTA_MESSAGE_BYTES);
+      mbarrier_init(arrived + 8, 1);
+      mbarrier_expect_bytes(arrived + 8, (CLUSTER - 1) * WG_N * ROWS * 8);
+    }
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) mbarrier_init(k_full + stage * 16, 1), mbarrier_init(v_full + stage * 16, 1);
     mbarrier_init_fence();
+    grid_wait();  // the inputs may be another kernel's outputs
     if (wg_n == 0) {
       mbarrier_expect_bytes(q_full, QK_PANELS * Q_PANEL_BYTES);
 #pragma unroll
@@ -191,7 +288,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     }
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage)
-      if (stage < own_tiles) load_keys(stage, stage);
+      if (stage < own_tiles) load_k(stage, stage);
+#pragma unroll
+    for (int stage = 0; stage < STAGES; ++stage)  // behind all keys, which would come later otherwise
+      if (stage < own_tiles) load_v(stage, stage);
   }
   __syncwarp();
   // While the loads travel.
@@ -206,15 +306,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   RowState state;
   row_state_reset(state);
   mbarrier_wait(q_full, 0);
-  const u64 q_desc = wgmma_descriptor(smem + wg_m * 64 * 128);
+  const u32 q_desc = wgmma_descriptor(smem + wg_m * 64 * 128);
 
-  for (int tile = 0; tile < own_tiles; ++tile) {
+  auto stage_smem = [&](int stage) { return ring + stage * (K_BYTES + V_BYTES); };
+  auto multiply_qk = [&](float(&s)[TILE_N / 2], int tile) {
     const int stage = tile % STAGES;
-    const u32 parity = (tile / STAGES) & 1;
-    const u32 k_smem = ring + stage * (K_BYTES + V_BYTES);
-    float s[TILE_N / 2];
-    mbarrier_wait(k_full + stage * 16, parity);
-    const u64 k_desc = wgmma_descriptor(k_smem);
+    mbarrier_wait(k_full + stage * 16, (tile / STAGES) & 1);
+    const u32 k_desc = wgmma_descriptor(stage_smem(stage));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; ++k) {
@@ -222,20 +320,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       Wgmma<TILE_N>::ss(s, q_desc + inside + (k / 4) * (Q_PANEL_BYTES >> 4), k_desc + inside + (k / 4) * (KV_PANEL_BYTES >> 4), k > 0);
     }
     wgmma_commit();
-    wgmma_wait<0>();
-    pin_registers(s);
-
-    const int n0 = key_first + (part + tile * PARTS) * TILE_N;
-    float shrink[2];
-    if (!WHOLE_TILES && tile_needs_mask(p, m0, m_last, n0, TILE_N))
-      mask_scores<TILE_N>(s, rows, n0 + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
-    softmax_scores<TILE_N, !WHOLE_TILES>(s, state, p.scale_log2, shrink);
-    u32 packed[TILE_N / 4];
-    pack_probabilities<TILE_N>(s, packed);
-    if (tile > 0) scale_rows(o, shrink);
-
-    mbarrier_wait(v_full + stage * 16, parity);
-    const u64 v_desc = wgmma_descriptor(k_smem + K_BYTES, KV_PANEL_BYTES);
+  };
+  auto multiply_pv = [&](u32(&packed)[TILE_N / 4], int tile) {
+    const int stage = tile % STAGES;
+    mbarrier_wait(v_full + stage * 16, (tile / STAGES) & 1);
+    const u32 v_desc = wgmma_descriptor(stage_smem(stage) + K_BYTES, KV_PANEL_BYTES);
     pin_registers(o);
     pin_registers(packed);
     wgmma_fence();
@@ -243,27 +332,77 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     for (int k = 0; k < TILE_N / 16; ++k)
       Wgmma<VALUE_DIM>::rs(o, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3], v_desc + k * (2048 >> 4), 1);
     wgmma_commit();
-    wgmma_wait<0>();
-    pin_registers(o);
-    if (PRECISE_KEYS > 0 && precise) {
-      pack_residual<TILE_N>(s, packed);
-      pin_registers(packed);
-      wgmma_fence();
+  };
+  auto mask = [&](float(&s)[TILE_N / 2], int tile) {
+    const int n0 = key_first + (part + tile * PARTS) * TILE_N;
+    if (!WHOLE_TILES && tile_needs_mask(p, m0, m_last, n0, TILE_N))
+      mask_scores<TILE_N>(s, rows, n0 + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+  };
+
+  // (m, l) of this warpgroup's rows, to every other CTA: they arrive before the columns do.
+  auto tell_statistics = [&] {
+    if (LATE_TRIGGER) grid_launch_dependents();
+    reduce_row_sums(state);
+    if (CLUSTER > 1) {
+      cluster_wait();
+      if (lane % 4 == 0) {
+        const u32 mine = smem + STATISTICS_OFFSET + ((rank * WG_N + wg_n) * ROWS + warp_row) * 8;
 #pragma unroll
-      for (int k = 0; k < TILE_N / 16; ++k)
-        Wgmma<VALUE_DIM>::rs(o, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3], v_desc + k * (2048 >> 4), 1);
-      wgmma_commit();
+        for (int place = 0; place < CLUSTER - 1; ++place) {
+          const int to = member_without(rank, place);
+          const u32 there = cluster_address(mine, to), reports = cluster_address(arrived + 8, to);
+          cluster_store_async(there, make_float2(state.max[0], state.sum[0]), reports);
+          cluster_store_async(there + 64, make_float2(state.max[1], state.sum[1]), reports);
+        }
+      }
+    }
+  };
+
+  // Any number of tiles, one after the other; rows with few keys have a second product with what rounding left of P.
+  auto run_loop = [&] {
+    for (int tile = 0; tile < own_tiles; ++tile) {
+      float s[TILE_N / 2];
+      u32 packed[TILE_N / 4];
+      float shrink[2];
+      multiply_qk(s, tile);
+      wgmma_wait<0>();
+      pin_registers(s);
+      mask(s, tile);
+      softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP>(s, state, p.scale_log2, shrink);
+      pack_probabilities<TILE_N>(s, packed);
+      if (tile > 0) scale_rows(o, shrink);
+      multiply_pv(packed, tile);
       wgmma_wait<0>();
       pin_registers(o);
+      if (PRECISE_KEYS > 0 && precise) {
+        pack_residual<TILE_N>(s, packed);
+        multiply_pv(packed, tile);
+        wgmma_wait<0>();
+        pin_registers(o);
+      }
+      if (tile + STAGES < own_tiles) {
+        named_barrier_sync(1 + wg_n, 128 * WG_M);  // all readers of this stage are done
+        if (leader) load_k(tile + STAGES, tile % STAGES), load_v(tile + STAGES, tile % STAGES);
+        __syncwarp();
+      }
     }
-    if (tile + STAGES < own_tiles) {
-      named_barrier_sync(1 + wg_n, 128 * WG_M);  // all readers of this stage are done
-      if (leader) load_keys(tile + STAGES, stage);
-      __syncwarp();
-    }
-  }
-  reduce_row_sums(state);
+    tell_statistics();
+  };
 
+  constexpr int KNOWN = OWN_TILES > 0 && OWN_TILES <= STRAIGHT_MAX ? OWN_TILES : 0;
+  if (KNOWN > 0) {
+    run_straight<KNOWN == 0 ? 1 : KNOWN>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
+  } else if (precise || own_tiles == 0 || own_tiles > STRAIGHT_MAX) {
+    run_loop();
+  } else if (own_tiles == 1) {
+    run_straight<1>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
+  } else if (own_tiles == 2) {
+    run_straight<STRAIGHT_MAX < 2 ? 1 : 2>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
+  } else if (own_tiles == 3) {
+    run_straight<STRAIGHT_MAX < 3 ? 1 : 3>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
+  } else {
+    run_straight<STRAIGHT_MAX < 4 ? 1 : 4>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
+  }
   const int thread = threadIdx.x % 128;
   // Step 1: columns [j·WG_COLUMNS, …) go to warpgroup j of this CTA.
   float mine[WG_COLUMNS / 2];
@@ -275,60 +414,96 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     };
     named_barrier_sync(1 + wg_n, 128 * WG_M);  // all readers of this ring are done
 #pragma unroll
-    for (int to = 0; to < WG_N; ++to) {
-      if (to != wg_n) {
-#pragma unroll
-        for (int j = 0; j < WG_COLUMNS / 8; ++j) {
-          const int i = to * (WG_COLUMNS / 2) + 4 * j;
-          shared_store(message(wg_n, to) + 128 * j * 16, make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]));
-        }
-        shared_store(message(wg_n, to) + 128 * (WG_COLUMNS / 8) * 16,
-                     make_float4(state.max[0], state.sum[0], state.max[1], state.sum[1]));
-      }
+    for (int place = 0; place < WG_N - 1; ++place) {
+      const u32 to = message(wg_n, member_without(wg_n, place));
+      send_part<WG_N, WG_COLUMNS / 2>(o, wg_n, place, [&](int offset, float4 v) { shared_store(to + offset, v); });
+      shared_store(to + 128 * (WG_COLUMNS / 8) * 16, make_float4(state.max[0], state.sum[0], state.max[1], state.sum[1]));
     }
     __syncthreads();
-    merge_messages<WG_N, WG_COLUMNS>(mine, state, wg_n, p.scale_log2, [&](int i) { return message(i, wg_n); });
+    merge_messages<WG_N - 1, WG_COLUMNS>(mine, state, p.scale_log2,
+                                         [&](int place) { return message(member_without(wg_n, place), wg_n); });
+  }
+
+  // Where this thread's rows go, worked out before the columns of the other CTAs are waited for.
+  const int column = wg_n * WG_COLUMNS + int(rank) * SLICE;
+  half_type* out[2];
+  int out_head[2];
+  bool inside[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int in_group = group_first + (warp_row + 8 * r) / POSITIONS;
+    inside[r] = rows[r] < p.seq_q && in_group < group;
+    out_head[r] = head_kv * group + in_group;
+    out[r] = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + out_head[r] * p.o_stride[1] + rows[r] * p.o_stride[2];
+    asm volatile("" : "+l"(out[r]));
   }
 
   // Step 2: of these, columns [r·SLICE, …) go to the CTA of rank r.
   float slice[SLICE / 2];
   take_own_part<CLUSTER>(mine, int(rank), slice);
-  if (CLUSTER > 1) {
+  float inverse[2];
+  if (CLUSTER == 1) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? __fdividef(1.f, state.sum[r]) : 0.f;
+    scale_rows(slice, inverse);
+  } else {
     auto arrival = [&](int receiver, int sender) {
       return smem + ARRIVALS_OFFSET + (warpgroup * (CLUSTER - 1) + place_without(receiver, sender)) * CTA_MESSAGE_BYTES + thread * 16;
     };
-    cluster_wait();
 #pragma unroll
-    for (int to = 0; to < CLUSTER; ++to) {
-      if (to != int(rank)) {
-        const u32 message = cluster_address(arrival(to, rank), to);
-#pragma unroll
-        for (int j = 0; j < SLICE / 8; ++j) {
-          const int i = to * (SLICE / 2) + 4 * j;
-          cluster_store(message + 128 * j * 16, make_float4(mine[i], mine[i + 1], mine[i + 2], mine[i + 3]));
-        }
-        cluster_store(message + 128 * (SLICE / 8) * 16, make_float4(state.max[0], state.sum[0], state.max[1], state.sum[1]));
-      }
+    for (int place = 0; place < CLUSTER - 1; ++place) {
+      const int to = member_without(rank, place);
+      const u32 message = cluster_address(arrival(to, rank), to);
+      const u32 reports = cluster_address(arrived, to);
+      send_part<CLUSTER, SLICE / 2>(mine, rank, place, [&](int offset, float4 v) { cluster_store_async(message + offset, v, reports); });
     }
-    cluster_arrive_release();
-    cluster_wait();
-    merge_messages<CLUSTER, SLICE>(slice, state, int(rank), p.scale_log2, [&](int i) { return arrival(rank, i); });
+    // While the columns travel: every CTA's weight from the statistics, which are already here.
+    mbarrier_wait_cluster(arrived + 8, 0);
+    float top[2] = {state.max[0], state.max[1]};
+    float their_max[CLUSTER - (CLUSTER > 1)][2], their_sum[CLUSTER - (CLUSTER > 1)][2];
+#pragma unroll
+    for (int place = 0; place < CLUSTER - 1; ++place)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const u32 from = smem + STATISTICS_OFFSET + (member_without(rank, place) * WG_N * ROWS + warp_row + 8 * r) * 8;
+        float2 part[WG_N];
+        float m = NEG_INF, l = 0.f;
+#pragma unroll
+        for (int i = 0; i < WG_N; ++i) part[i] = shared_load_pair(from + i * ROWS * 8), m = fmaxf(m, part[i].x);
+#pragma unroll
+        for (int i = 0; i < WG_N; ++i) l = fmaf(part[i].y, exp2_approx((part[i].x - (m == NEG_INF ? 0.f : m)) * p.scale_log2), l);
+        their_max[place][r] = m, their_sum[place][r] = l;
+        top[r] = fmaxf(top[r], m);
+      }
+    float keep[2], weight[CLUSTER - (CLUSTER > 1)][2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float safe = top[r] == NEG_INF ? 0.f : top[r];
+      keep[r] = exp2_approx((state.max[r] - safe) * p.scale_log2);
+      float sum = state.sum[r] * keep[r];
+#pragma unroll
+      for (int place = 0; place < CLUSTER - 1; ++place) {
+        weight[place][r] = exp2_approx((their_max[place][r] - safe) * p.scale_log2);
+        sum = fmaf(their_sum[place][r], weight[place][r], sum);
+      }
+      inverse[r] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+      keep[r] *= inverse[r];
+#pragma unroll
+      for (int place = 0; place < CLUSTER - 1; ++place) weight[place][r] *= inverse[r];
+      state.max[r] = top[r], state.sum[r] = sum;
+    }
+    scale_rows(slice, keep);
+    mbarrier_wait_cluster(arrived, 0);
+#pragma unroll
+    for (int place = 0; place < CLUSTER - 1; ++place)
+      add_columns<SLICE>(slice, weight[place], arrival(rank, member_without(rank, place)));
   }
 
-  float inverse[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? __fdividef(1.f, state.sum[r]) : 0.f;
-  scale_rows(slice, inverse);
-  const int column = wg_n * WG_COLUMNS + int(rank) * SLICE;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int in_group = group_first + (warp_row + 8 * r) / POSITIONS;
-    const bool inside = rows[r] < p.seq_q && in_group < group;
-    const int out_head = head_kv * group + in_group;
-    half_type* row = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + out_head * p.o_stride[1] + rows[r] * p.o_stride[2];
-    store_row<SLICE>(slice, r, row, inside, column, p.dim_v);
-    if (p.lse && column == 0 && inside && lane % 4 == 0)
-      p.lse[batch * p.lse_stride[0] + out_head * p.lse_stride[1] + rows[r]] =
+    store_row<SLICE, STORE_WIDE>(slice, r, out[r], inside[r], column, p.dim_v);
+    if (p.lse && column == 0 && inside[r] && lane % 4 == 0)
+      p.lse[batch * p.lse_stride[0] + out_head[r] * p.lse_stride[1] + rows[r]] =
           state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
   }
 }
