@@ -4,7 +4,7 @@ use std::{fmt::Write, path::PathBuf, time::Duration};
 
 use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
-use evosdpa_cuda::Device;
+use evosdpa_cuda::{Device, Program};
 use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
 use evosdpa_lab::{
     gate::{
@@ -45,8 +45,7 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
         }
     }
     let ready = ready(&args, ordinal);
-    let program =
-        std::env::current_exe().context("cannot find this program to run it under the sanitizer")?;
+    let program = Program::running().context("cannot find this program to run it under the sanitizer")?;
     interrupt::listen();
 
     let bar = progress::bar((work.len() * args.tools.len()) as u64);
@@ -65,8 +64,8 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
             let gate = match &can_run {
                 Ok(sanitizer) => Checked {
                     sanitizer,
-                    program: &program,
-                    arguments: &work.check_arguments(&args),
+                    program: &program.path,
+                    arguments: &started_by(&program, work.check_arguments(&args)),
                     limit: Duration::from_secs_f64(args.timeout),
                 }
                 .under(tool)?,
@@ -94,6 +93,12 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
     } else {
         Found::Unavailable
     })
+}
+
+/// A program's own arguments after those that start it.
+fn started_by(program: &Program, own: Vec<String>) -> Vec<String> {
+    let first = program.arguments.iter().map(|argument| argument.to_string_lossy().into_owned());
+    first.chain(own).collect()
 }
 
 /// The kernels that were asked for under the names they were asked by, which may set tunables: `sdpa_v2c[STAGES=3]`.
