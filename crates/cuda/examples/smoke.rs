@@ -282,7 +282,13 @@ fn slow_kernel(table: &mut Table, device: &Device, stream: &Stream, variant: &Va
     };
     let artifact = Builder::default().build(&slow)?;
     let function = device.load(&artifact.code, "slow")?.function("slow")?;
-    let geometry = LaunchGeometry { grid: [1; 3], block: [32, 1, 1], cluster: [1; 3], dynamic_smem_bytes: 0 };
+    let geometry = LaunchGeometry {
+        grid: [1; 3],
+        block: [32, 1, 1],
+        cluster: [1; 3],
+        dynamic_smem_bytes: 0,
+        programmatic: false,
+    };
     let prepared = PreparedLaunch::new(&function, geometry)?;
     let mut wanted_ns: u64 = 1_000_000_000;
     // SAFETY: the kernel takes one 64-bit integer and touches no memory.

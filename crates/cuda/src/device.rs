@@ -2,6 +2,7 @@
 
 use std::{
     ffi::{CStr, c_char},
+    marker::PhantomData,
     ptr,
     sync::{
         Arc,
@@ -109,6 +110,21 @@ impl Device {
         Ok(Target { arch, sm_count: info.sm_count, smem_limit_bytes: info.smem_per_block_bytes })
     }
 
+    /// Makes the device's context current on this thread until the result is dropped, which puts back the one before:
+    /// a guest in someone else's thread leaves it as it was.
+    pub fn enter(&self) -> Result<Entered<'_>> {
+        self.context.enter()
+    }
+
+    /// Device memory that nobody has, as the driver says.
+    pub fn free_memory_bytes(&self) -> Result<u64> {
+        let _entered = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; the driver writes two sizes.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, plain)?;
+        Ok(free as u64)
+    }
+
     /// A new stream.
     pub fn stream(&self) -> Result<Stream> {
         Stream::create(&self.context)
@@ -149,7 +165,47 @@ impl Device {
     }
 }
 
+/// Proof that a device's context is current on this thread. Dropping it puts back the context there was before.
+#[derive(Debug)]
+pub struct Entered<'a> {
+    context: &'a Context,
+    /// What to put back; `None` when nothing had to be changed.
+    before: Option<sys::CUcontext>,
+    /// The context is current on one thread only, so the proof must stay there.
+    _on_this_thread: PhantomData<*const ()>,
+}
+
+impl Entered<'_> {
+    /// Whether the device is the one that a thing was made from.
+    pub(crate) fn is_of(&self, context: &Context) -> bool {
+        self.context.raw == context.raw
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: it was current on this thread a moment ago; null is allowed and means none.
+            let _ = unsafe { sys::cuCtxSetCurrent(before) };
+        }
+    }
+}
+
 impl Context {
+    pub(crate) fn enter(&self) -> Result<Entered<'_>> {
+        if self.is_lost() {
+            return Err(Error::DeviceLost);
+        }
+        let mut before = ptr::null_mut();
+        // SAFETY: the driver is initialised; it writes one pointer.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut before) }, plain)?;
+        let before = (before != self.raw).then_some(before);
+        if before.is_some() {
+            self.bind()?;
+        }
+        Ok(Entered { context: self, before, _on_this_thread: PhantomData })
+    }
+
     /// Makes the context current on this thread, unless the device was given up.
     pub(crate) fn bind(&self) -> Result<()> {
         if self.is_lost() {

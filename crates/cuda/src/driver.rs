@@ -10,6 +10,7 @@ pub(crate) const SUCCESS: sys::CUresult = sys::CUresult::CUDA_SUCCESS;
 
 /// Every driver function this crate calls; the guard looks for each, because a missing one would panic when called.
 pub(crate) const USED_FUNCTIONS: &[&str] = &[
+    "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
     "cuDeviceGet",
@@ -33,6 +34,7 @@ pub(crate) const USED_FUNCTIONS: &[&str] = &[
     "cuLaunchKernelEx",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
+    "cuMemGetInfo_v2",
     "cuMemcpyDtoH_v2",
     "cuMemcpyHtoD_v2",
     "cuMemsetD8Async",
@@ -47,6 +49,7 @@ pub(crate) const USED_FUNCTIONS: &[&str] = &[
     "cuStreamEndCapture",
     "cuStreamSynchronize",
     "cuTensorMapEncodeTiled",
+    "cuThreadExchangeStreamCaptureMode",
 ];
 
 /// `Ok` for success, else our error with the driver's name for it.

@@ -1,14 +1,14 @@
 //! Launching: everything is checked once, so that a launch itself is one driver call.
 
-use std::{ffi::c_void, mem::MaybeUninit, ptr};
+use std::{ffi::c_void, mem, ptr};
 
 use cudarc::driver::sys::{self, CUfunction_attribute_enum as Attribute};
 use evosdpa_kernels::{LaunchGeometry, SdpaParams};
 
-use crate::{Error, Function, Result, Stream, TensorMap, driver::check};
+use crate::{Entered, Error, Function, RawStream, Result, Stream, TensorMap, driver::check};
 
-/// The most tensor maps a kernel may take.
-const TENSOR_MAPS_MAX: usize = 8;
+/// The first architecture that can start a kernel before the one ahead of it has ended.
+const PROGRAMMATIC_MAJOR: u32 = 9;
 
 /// A kernel with its launch geometry, checked against the device and ready to go.
 ///
@@ -20,6 +20,9 @@ pub struct PreparedLaunch {
 }
 
 impl PreparedLaunch {
+    /// The most tensor maps a kernel may take.
+    pub const TENSOR_MAPS_MAX: usize = 8;
+
     /// Checks the geometry against the kernel and the device, and raises the kernel's shared-memory limit.
     pub fn new(function: &Function, geometry: LaunchGeometry) -> Result<Self> {
         let prepared = Self { function: function.clone(), geometry };
@@ -51,16 +54,33 @@ impl PreparedLaunch {
     /// Every address in the parameters and tensor maps must be device memory that is valid for what the kernel reads
     /// and writes until the launch has finished, and the kernel must take exactly these arguments.
     pub unsafe fn launch(&self, stream: &Stream, params: &SdpaParams, maps: &[TensorMap]) -> Result<()> {
-        if maps.len() > TENSOR_MAPS_MAX {
-            return Err(self.refuse(format!("{} tensor maps, at most {TENSOR_MAPS_MAX}", maps.len())));
+        let entered = self.function.context().enter()?;
+        // SAFETY: the stream is alive and of this context; the rest is this function's contract.
+        unsafe { self.launch_on(&entered, stream.number(), params, maps) }
+    }
+
+    /// Launches on someone else's stream, with the context already current.
+    ///
+    /// # Safety
+    /// As for [`PreparedLaunch::launch`], and the stream must be a live one of the device's primary context.
+    pub unsafe fn launch_on(
+        &self,
+        entered: &Entered<'_>,
+        stream: RawStream,
+        params: &SdpaParams,
+        maps: &[TensorMap],
+    ) -> Result<()> {
+        let (count, max) = (maps.len(), Self::TENSOR_MAPS_MAX);
+        if count > max {
+            return Err(self.refuse(format!("{count} tensor maps, at most {max}")));
         }
-        let mut arguments: [*mut c_void; 1 + TENSOR_MAPS_MAX] = [ptr::null_mut(); 1 + TENSOR_MAPS_MAX];
+        let mut arguments = [ptr::null_mut::<c_void>(); 1 + Self::TENSOR_MAPS_MAX];
         arguments[0] = ptr::from_ref(params).cast_mut().cast();
         for (argument, map) in arguments[1..].iter_mut().zip(maps) {
             *argument = map.as_ptr().cast_mut().cast();
         }
         // SAFETY: the driver only reads through the pointers, during the call; the rest is this function's contract.
-        unsafe { self.launch_arguments(stream, &mut arguments[..1 + maps.len()]) }
+        unsafe { self.submit(entered, stream.0 as sys::CUstream, &mut arguments[..1 + maps.len()]) }
     }
 
     /// Launches with arbitrary arguments, each a pointer to a value that the driver copies.
@@ -68,32 +88,51 @@ impl PreparedLaunch {
     /// # Safety
     /// As for [`PreparedLaunch::launch`]; the arguments must be as many and of such sizes as the kernel takes.
     pub unsafe fn launch_arguments(&self, stream: &Stream, arguments: &mut [*mut c_void]) -> Result<()> {
-        self.function.context().bind()?;
-        let mut attribute = MaybeUninit::zeroed();
-        let config = self.config(stream.raw(), &mut attribute);
-        // SAFETY: function, stream and attribute are alive; the arguments are the caller's promise.
+        let entered = self.function.context().enter()?;
+        // SAFETY: the stream is alive and of this context; the arguments are the caller's promise.
+        unsafe { self.submit(&entered, stream.raw(), arguments) }
+    }
+
+    /// # Safety
+    /// The stream must be alive, and the arguments what the kernel takes.
+    unsafe fn submit(
+        &self,
+        entered: &Entered<'_>,
+        stream: sys::CUstream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        if !entered.is_of(self.function.context()) {
+            return Err(self.refuse("another device's context is current".to_owned()));
+        }
+        let mut attributes = self.attributes();
+        let config = self.config(stream, &mut attributes);
+        // SAFETY: function and attributes are alive; stream and arguments are the caller's promise.
         let code = unsafe {
             sys::cuLaunchKernelEx(&config, self.function.raw(), arguments.as_mut_ptr(), ptr::null_mut())
         };
         check("cuLaunchKernelEx", code, || self.describe())
     }
 
-    fn config(
-        &self,
-        stream: sys::CUstream,
-        attribute: &mut MaybeUninit<sys::CUlaunchAttribute>,
-    ) -> sys::CUlaunchConfig {
-        let LaunchGeometry { grid, block, cluster, dynamic_smem_bytes } = self.geometry;
-        let mut attribute_count = 0;
+    /// What the launch needs beyond its sizes.
+    fn attributes(&self) -> Attributes {
+        let mut attributes = Attributes::new();
+        let LaunchGeometry { cluster, programmatic, .. } = self.geometry;
         if cluster != [1; 3] {
-            // SAFETY: all-zero bytes are a valid attribute: its parts are integers and a union of plain data.
-            let attribute = unsafe { attribute.assume_init_mut() };
-            attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-            attribute.value.clusterDim.x = cluster[0];
-            attribute.value.clusterDim.y = cluster[1];
-            attribute.value.clusterDim.z = cluster[2];
-            attribute_count = 1;
+            let value = attributes.add(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+            value.clusterDim.x = cluster[0];
+            value.clusterDim.y = cluster[1];
+            value.clusterDim.z = cluster[2];
         }
+        // Older devices run one kernel after the other anyway, which is always right.
+        if programmatic && self.function.context().info().major >= PROGRAMMATIC_MAJOR {
+            let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes.add(id).programmaticStreamSerializationAllowed = 1;
+        }
+        attributes
+    }
+
+    fn config(&self, stream: sys::CUstream, attributes: &mut Attributes) -> sys::CUlaunchConfig {
+        let LaunchGeometry { grid, block, dynamic_smem_bytes, .. } = self.geometry;
         sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -103,8 +142,8 @@ impl PreparedLaunch {
             blockDimZ: block[2],
             sharedMemBytes: dynamic_smem_bytes,
             hStream: stream,
-            attrs: attribute.as_mut_ptr(),
-            numAttrs: attribute_count,
+            attrs: attributes.list.as_mut_ptr(),
+            numAttrs: attributes.count as u32,
         }
     }
 
@@ -158,10 +197,10 @@ impl PreparedLaunch {
         if cluster.iter().product::<u32>() > 8 {
             self.function.set_attribute(Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)?;
         }
-        let mut attribute = MaybeUninit::zeroed();
-        let config = self.config(ptr::null_mut(), &mut attribute);
+        let mut attributes = self.attributes();
+        let config = self.config(ptr::null_mut(), &mut attributes);
         let mut clusters = 0;
-        // SAFETY: function, config and attribute are alive; the driver writes one integer.
+        // SAFETY: function, config and attributes are alive; the driver writes one integer.
         let code = unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, self.function.raw(), &config) };
         check("cuOccupancyMaxActiveClusters", code, || self.describe())?;
         if clusters == 0 {
@@ -179,14 +218,39 @@ impl PreparedLaunch {
     }
 }
 
+/// Launch attributes, on the stack: a launch does not allocate.
+struct Attributes {
+    list: [sys::CUlaunchAttribute; Self::MAX],
+    count: usize,
+}
+
+impl Attributes {
+    /// One for each kind of attribute that [`PreparedLaunch::attributes`] knows.
+    const MAX: usize = 2;
+
+    fn new() -> Self {
+        // SAFETY: all-zero bytes are valid attributes: their parts are integers and a union of plain data.
+        Self { list: unsafe { mem::zeroed() }, count: 0 }
+    }
+
+    /// The value of a new attribute, to be set.
+    fn add(&mut self, id: sys::CUlaunchAttributeID) -> &mut sys::CUlaunchAttributeValue {
+        let attribute = &mut self.list[self.count];
+        attribute.id = id;
+        self.count += 1;
+        &mut attribute.value
+    }
+}
+
 fn describe_geometry(geometry: &LaunchGeometry) -> String {
     let sizes = |[x, y, z]: [u32; 3]| format!("{x}x{y}x{z}");
     let cluster = match geometry.cluster {
         [1, 1, 1] => String::new(),
         cluster => format!(", cluster {}", sizes(cluster)),
     };
+    let programmatic = if geometry.programmatic { ", programmatic" } else { "" };
     format!(
-        "grid {}, block {}{cluster}, {} bytes of dynamic shared memory",
+        "grid {}, block {}{cluster}{programmatic}, {} bytes of dynamic shared memory",
         sizes(geometry.grid),
         sizes(geometry.block),
         geometry.dynamic_smem_bytes

@@ -1,14 +1,48 @@
 //! Streams.
 
-use std::{ptr, sync::Arc};
+use std::{marker::PhantomData, ptr, sync::Arc};
 
 use cudarc::driver::sys;
 
 use crate::{
-    Result,
+    Entered, Result,
     device::Context,
     driver::{check, plain},
 };
+
+/// Someone else's stream, as the number that other libraries hand out: `torch.cuda.current_stream().cuda_stream`, or a
+/// `CUstream`. 0 is the device's default stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawStream(pub u64);
+
+/// While it lives, this thread may load code and the like although a stream is being captured into a graph, by this
+/// thread or another: what is loaded is no part of the graph.
+#[derive(Debug)]
+pub struct RelaxedCapture {
+    before: sys::CUstreamCaptureMode,
+    /// The mode belongs to one thread.
+    _on_this_thread: PhantomData<*const ()>,
+}
+
+impl RelaxedCapture {
+    /// From now on.
+    pub fn begin(entered: &Entered<'_>) -> Result<Self> {
+        // The proof is only there so that the driver is; the mode belongs to the thread.
+        let _ = entered;
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the driver reads the new mode and writes the old one.
+        let code = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        check("cuThreadExchangeStreamCaptureMode", code, plain)?;
+        Ok(Self { before: mode, _on_this_thread: PhantomData })
+    }
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        // SAFETY: as above; this thread had this mode before.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
+    }
+}
 
 /// An order of work on a device.
 #[derive(Debug)]
@@ -39,6 +73,11 @@ impl Stream {
 
     pub(crate) fn raw(&self) -> sys::CUstream {
         self.raw
+    }
+
+    /// Its number, for whoever takes streams as such. It is valid as long as this stream lives.
+    pub fn number(&self) -> RawStream {
+        RawStream(self.raw as u64)
     }
 
     /// Waits for everything on the stream. Use [`crate::Event::wait`] where a kernel might hang.

@@ -1,5 +1,7 @@
 //! What can go wrong in a call.
 
+use evosdpa_core::DType;
+
 /// Why attention was not computed. Nothing has been written then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -10,4 +12,78 @@ pub enum Error {
     /// The CPU backend refused.
     #[error(transparent)]
     Cpu(#[from] evosdpa_cpu::Error),
+    /// The driver, the compiler or a launch failed.
+    #[error(transparent)]
+    Cuda(#[from] evosdpa_cuda::Error),
+    /// No kernel takes the problem, or a kernel was asked for something it does not have.
+    #[error(transparent)]
+    Kernels(#[from] evosdpa_kernels::Error),
+    /// A kernel of the user's that asks for too many tensor maps.
+    #[error(
+        "kernel `{kernel}` takes {count} tensor maps, at most {} are possible",
+        evosdpa_cuda::PreparedLaunch::TENSOR_MAPS_MAX
+    )]
+    TensorMapCount {
+        /// The kernel.
+        kernel: String,
+        /// How many it takes.
+        count: usize,
+    },
+    /// A tensor has no address.
+    #[error("{tensor} has no memory: its address is 0")]
+    NullPointer {
+        /// Which tensor.
+        tensor: &'static str,
+    },
+    /// An address inside an element.
+    #[error("{tensor}: the address {address:#x} is no multiple of its elements' {element_bytes} bytes")]
+    Misaligned {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its address.
+        address: u64,
+        /// The size of an element.
+        element_bytes: u64,
+    },
+    /// A stride that runs backwards.
+    #[error("{tensor}: the stride {stride} is negative; make it contiguous first")]
+    NegativeStride {
+        /// Which tensor.
+        tensor: &'static str,
+        /// The stride.
+        stride: i64,
+    },
+    /// An output in which elements share memory.
+    #[error(
+        "{tensor}: the stride {stride} is smaller than the {extent} elements it must step over; an output's elements \
+         must not share memory"
+    )]
+    Overlap {
+        /// Which tensor.
+        tensor: &'static str,
+        /// The stride.
+        stride: i64,
+        /// What lies inside one step.
+        extent: u64,
+    },
+    /// 8-bit inputs without scales.
+    #[error("{dtype} inputs need scales, one for each batch and head of Q, K and V")]
+    ScalesMissing {
+        /// The inputs' type.
+        dtype: DType,
+    },
+    /// Scales for inputs that have none.
+    #[error("{dtype} inputs have no scales; only 8-bit ones do")]
+    ScalesNotWanted {
+        /// The inputs' type.
+        dtype: DType,
+    },
+    /// Kernels take the problem, but none takes these tensors.
+    #[error("no kernel takes these tensors of {problem}: {reasons}")]
+    Unreachable {
+        /// The problem.
+        problem: String,
+        /// Each kernel with its reason.
+        reasons: String,
+    },
 }

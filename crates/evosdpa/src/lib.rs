@@ -24,9 +24,13 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! On an NVIDIA GPU the tensors are addresses and strides, and the call goes on your own stream: see [`gpu`].
 
 mod attention;
 mod error;
+pub mod gpu;
+pub mod planner;
 
 pub use attention::{Attention, Options};
 pub use error::Error;
@@ -34,3 +38,4 @@ pub use evosdpa_core::{
     Alignment, DType, Element, Layout, Mask, Problem, Shape, Sizes, Tensor, TensorView, TensorViewMut,
 };
 pub use evosdpa_cpu::{CpuKernel, FlashTiles, Isa};
+pub use gpu::{DeviceLse, DeviceScales, DeviceTensor, DeviceTensors};

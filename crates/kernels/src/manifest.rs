@@ -157,6 +157,9 @@ pub struct Launch {
     pub cluster: Option<[Expr; 3]>,
     /// Dynamic shared memory in bytes.
     pub dynamic_smem: Expr,
+    /// Not 0: the kernel may start while the one before it on the stream still runs. See
+    /// [`LaunchGeometry::programmatic`](crate::LaunchGeometry::programmatic) for what that asks of the kernel.
+    pub programmatic: Option<Expr>,
 }
 
 /// A tensor map (TMA descriptor) that a kernel takes by value.

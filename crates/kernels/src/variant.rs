@@ -19,6 +19,12 @@ pub struct LaunchGeometry {
     pub cluster: [u32; 3],
     /// Dynamic shared memory.
     pub dynamic_smem_bytes: u32,
+    /// Whether the kernel may start while the one before it on the stream still runs (programmatic dependent launch).
+    ///
+    /// Such a kernel must execute `griddepcontrol.wait` in every block, before it reads what an earlier kernel may have
+    /// written and before it writes what an earlier kernel may still read: nothing else orders it after the kernels
+    /// before it. What it does before the wait may touch its own parameters, shared memory and barriers only.
+    pub programmatic: bool,
 }
 
 impl LaunchGeometry {
@@ -304,7 +310,12 @@ impl Resolution<'_> {
             1,
             CLUSTER_MAX,
         )?;
+        let programmatic = match &launch.programmatic {
+            Some(expr) => self.evaluate("launch.programmatic", expr)? != 0,
+            None => false,
+        };
         Ok(LaunchGeometry {
+            programmatic,
             block,
             cluster,
             grid: self.sizes("grid", &launch.grid, GRID_MAX)?,

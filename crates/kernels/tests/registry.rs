@@ -142,6 +142,22 @@ fn a_variant_says_what_to_compile_and_launch() {
 }
 
 #[test]
+fn a_launch_is_programmatic_where_its_expression_says_so() {
+    let target = Target::nominal(Arch::Sm90a);
+    assert!(!kernel().default_variant(&facts(), &target).unwrap().launch.programmatic);
+    let launch = "dynamic_smem = \"ROWS * HEAD_DIM * dtype_bytes\"\n";
+    let with = format!("{launch}programmatic = \"ROWS == 16\"\n");
+    let mut kernel = kernel();
+    kernel.manifest = Manifest::parse(&manifest_text().replace(launch, &with), "k.toml").unwrap();
+    for (rows, programmatic) in [(16, true), (32, false)] {
+        let variant = kernel.variant(&facts(), &target, [("ROWS", rows)]).unwrap();
+        assert_eq!(variant.launch.programmatic, programmatic, "ROWS = {rows}");
+    }
+    let message = error_with(launch, &with.replace("ROWS ==", "ROWZ =="));
+    assert_contains(&message, &["launch.programmatic", "did you mean `ROWS`?"]);
+}
+
+#[test]
 fn tunables_are_checked() {
     let target = Target::nominal(Arch::Sm89);
     let error = |chosen: (&str, i64)| kernel().variant(&facts(), &target, [chosen]).unwrap_err().to_string();

@@ -79,6 +79,7 @@ struct LaunchTable {
     grid: [Expr; 3],
     cluster: Option<[Expr; 3]>,
     dynamic_smem: Expr,
+    programmatic: Option<Expr>,
 }
 
 #[derive(Deserialize, Default)]
@@ -140,6 +141,7 @@ impl Manifest {
                 grid: read.launch.grid,
                 cluster: read.launch.cluster,
                 dynamic_smem: read.launch.dynamic_smem,
+                programmatic: read.launch.programmatic,
             },
             defines: read.defines,
             tunables: tunables(read.tunable),
@@ -396,6 +398,7 @@ impl Manifest {
             all.push((format!("launch.cluster.{axis}"), expr));
         }
         all.push(("launch.dynamic_smem".to_owned(), &self.launch.dynamic_smem));
+        all.extend(self.launch.programmatic.iter().map(|expr| ("launch.programmatic".to_owned(), expr)));
         all.extend(self.defines.iter().map(|(name, expr)| (format!("defines.{name}"), expr)));
         all.extend(self.constraints.iter().map(|constraint| ("constraint".to_owned(), &constraint.expr)));
         for map in &self.tensor_maps {

@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use evosdpa_core::{Problem, TensorView, inputs::Inputs};
-use evosdpa_cuda::{
-    Builder, DeviceBuffer, Event, Graph, GuardedBuffer, PreparedLaunch, Stream, TensorMap, TensorMapRequest,
-};
-use evosdpa_kernels::{
-    InputType, ProblemFacts, Registry, SdpaParams, Target, TensorMapUse, TensorName, Variant,
-};
+use evosdpa::{DeviceScales, gpu};
+use evosdpa_core::{Problem, inputs::Inputs};
+use evosdpa_cuda::{Builder, DeviceBuffer, Event, Graph, GuardedBuffer, PreparedLaunch, Stream, TensorMap};
+use evosdpa_kernels::{ProblemFacts, Registry, SdpaParams, Target, Variant};
 
 use super::{Device, KernelInfo, Loaded, Output, arguments, fresh_output};
 use crate::Error;
@@ -139,8 +136,7 @@ impl Device for Cuda {
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
         let variant = self.variant(kernel, problem)?;
-        let artifact = self.builder.build(&variant)?;
-        let function = self.device.load(&artifact.code, &artifact.label)?.function(&variant.entry)?;
+        let function = gpu::load(&self.device, &self.builder, &variant)?;
         let prepared = PreparedLaunch::new(&function, variant.launch)?;
         let sets = inputs
             .iter()
@@ -181,23 +177,25 @@ impl Set {
         let lse = fresh.lse.map(|lse| GuardedBuffer::new(device, "LSE", lse.len() * 4)).transpose()?;
         let views = [inputs.q.view(), inputs.k.view(), inputs.v.view(), fresh.o.view()];
         let addresses = [held[0].address(), held[1].address(), held[2].address(), o.address()];
-        let mut params =
-            arguments::params(problem, &views, addresses, lse.as_ref().map(GuardedBuffer::address));
+        let mut tensors =
+            arguments::tensors(problem, &views, addresses, lse.as_ref().map(GuardedBuffer::address));
         if let Some(scales) = &inputs.scales {
             let mut on_device = |scales: &[f32]| -> Result<u64, Error> {
                 held.push(upload(bytemuck::cast_slice(scales))?);
                 Ok(held[held.len() - 1].address())
             };
-            params.q_scale = on_device(&scales.q)?;
-            params.k_scale = on_device(&scales.k)?;
-            params.v_scale = on_device(&scales.v)?;
+            tensors.scales = Some(DeviceScales {
+                q: on_device(&scales.q)?,
+                k: on_device(&scales.k)?,
+                v: on_device(&scales.v)?,
+            });
         }
         let maps = variant
             .tensor_maps
             .iter()
-            .map(|request| encode(device, request, &views, addresses))
-            .collect::<Result<_, _>>()?;
-        Ok(Self { _inputs: held, o, lse, params, maps })
+            .map(|wanted| Ok(TensorMap::encode(device, &tensors.tensor_map(problem, wanted)?)?))
+            .collect::<Result<_, Error>>()?;
+        Ok(Self { _inputs: held, o, lse, params: tensors.params(problem), maps })
     }
 
     fn download(&self, problem: &Problem) -> Result<Output, Error> {
@@ -210,35 +208,6 @@ impl Set {
         }
         Ok(output)
     }
-}
-
-fn encode(
-    device: &evosdpa_cuda::Device,
-    request: &TensorMapUse,
-    views: &[TensorView<'_>; 4],
-    addresses: [u64; 4],
-) -> Result<TensorMap, Error> {
-    let (index, name) = match request.tensor {
-        TensorName::Q => (0, "Q"),
-        TensorName::K => (1, "K"),
-        TensorName::V => (2, "V"),
-        TensorName::O => (3, "O"),
-    };
-    let view = &views[index];
-    let ([batch, heads, seq, dim], [sb, sh, ss, _]) = (view.shape(), view.strides());
-    let dtype: InputType = view.dtype().name().parse()?;
-    Ok(TensorMap::encode(
-        device,
-        &TensorMapRequest {
-            name,
-            address: addresses[index],
-            dtype,
-            sizes: [dim as u64, seq as u64, heads as u64, batch as u64],
-            strides: [ss as u64, sh as u64, sb as u64],
-            box_sizes: request.box_sizes,
-            swizzle: request.swizzle,
-        },
-    )?)
 }
 
 struct LoadedCuda<'a> {

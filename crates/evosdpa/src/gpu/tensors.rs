@@ -1,0 +1,333 @@
+//! Tensors in device memory, and what a kernel is told of them.
+
+use evosdpa_core::{Layout, Problem};
+use evosdpa_cuda::TensorMapRequest;
+use evosdpa_kernels::{InputType, SdpaParams, TensorMapUse, TensorName};
+
+use crate::Error;
+
+/// A tensor in device memory: where it starts and how it is strided. Its head dimension is contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceTensor {
+    /// The device address of its first element.
+    pub address: u64,
+    /// Strides in elements: batch, head, sequence. An input's may be 0, which repeats it.
+    pub strides: [i64; 3],
+}
+
+impl DeviceTensor {
+    /// A packed tensor of this shape (batch, heads, sequence, head dimension).
+    pub fn packed(address: u64, shape: [usize; 4], layout: Layout) -> Self {
+        let [batch, head, seq, _] = layout.strides(shape);
+        Self { address, strides: [batch as i64, head as i64, seq as i64] }
+    }
+}
+
+/// Where the log-sum-exp goes: one `f32` for each row of the softmax, contiguous over the queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLse {
+    /// The device address of its first value.
+    pub address: u64,
+    /// Strides in elements: batch, head.
+    pub strides: [i64; 2],
+}
+
+impl DeviceLse {
+    /// A packed `[batch, query heads, queries]`.
+    pub fn packed(address: u64, problem: &Problem) -> Self {
+        let sizes = problem.sizes();
+        Self { address, strides: [(sizes.heads_q * sizes.seq_q) as i64, sizes.seq_q as i64] }
+    }
+}
+
+/// The scales of 8-bit inputs: device addresses of one `f32` for each (batch, head), contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceScales {
+    /// Scales of Q.
+    pub q: u64,
+    /// Scales of K.
+    pub k: u64,
+    /// Scales of V.
+    pub v: u64,
+}
+
+/// Everything a call reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceTensors {
+    /// Queries.
+    pub q: DeviceTensor,
+    /// Keys.
+    pub k: DeviceTensor,
+    /// Values.
+    pub v: DeviceTensor,
+    /// Output.
+    pub o: DeviceTensor,
+    /// The log-sum-exp of each row, where it is wanted.
+    pub lse: Option<DeviceLse>,
+    /// Scales, of 8-bit inputs and only of those.
+    pub scales: Option<DeviceScales>,
+}
+
+impl DeviceTensors {
+    /// Packed tensors in the problem's layout.
+    pub fn packed(problem: &Problem, [q, k, v, o]: [u64; 4], lse: Option<u64>) -> Self {
+        let layout = problem.layout();
+        Self {
+            q: DeviceTensor::packed(q, problem.q_shape(), layout),
+            k: DeviceTensor::packed(k, problem.k_shape(), layout),
+            v: DeviceTensor::packed(v, problem.v_shape(), layout),
+            o: DeviceTensor::packed(o, problem.o_shape(), layout),
+            lse: lse.map(|address| DeviceLse::packed(address, problem)),
+            scales: None,
+        }
+    }
+
+    /// Refuses what no kernel could take. Costs a few dozen nanoseconds.
+    pub fn check(&self, problem: &Problem) -> Result<(), Error> {
+        let element_bytes = problem.dtype().bytes() as u64;
+        let inputs = [
+            ("Q", &self.q, problem.q_shape()),
+            ("K", &self.k, problem.k_shape()),
+            ("V", &self.v, problem.v_shape()),
+        ];
+        for (name, tensor, shape) in inputs {
+            check_address(name, tensor.address, element_bytes)?;
+            check_strides(name, &tensor.strides, &shape[..3])?;
+        }
+        check_address("O", self.o.address, problem.output_dtype().bytes() as u64)?;
+        check_strides("O", &self.o.strides, &problem.o_shape()[..3])?;
+        check_apart("O", &self.o.strides, &problem.o_shape()[..3], problem.sizes().dim_v)?;
+        if let Some(lse) = &self.lse {
+            let sizes = problem.sizes();
+            check_address("LSE", lse.address, 4)?;
+            check_strides("LSE", &lse.strides, &[sizes.batch, sizes.heads_q])?;
+            check_apart("LSE", &lse.strides, &[sizes.batch, sizes.heads_q], sizes.seq_q)?;
+        }
+        match (&self.scales, problem.dtype().is_eight_bit()) {
+            (None, true) => Err(Error::ScalesMissing { dtype: problem.dtype() }),
+            (Some(_), false) => Err(Error::ScalesNotWanted { dtype: problem.dtype() }),
+            (Some(scales), true) => {
+                check_address("scales of Q", scales.q, 4)?;
+                check_address("scales of K", scales.k, 4)?;
+                check_address("scales of V", scales.v, 4)
+            }
+            (None, false) => Ok(()),
+        }
+    }
+
+    /// The parameter struct of a launch.
+    pub fn params(&self, problem: &Problem) -> SdpaParams {
+        let sizes = problem.sizes();
+        let band = problem.band();
+        let scales = self.scales.unwrap_or(DeviceScales { q: 0, k: 0, v: 0 });
+        SdpaParams {
+            q: self.q.address,
+            k: self.k.address,
+            v: self.v.address,
+            o: self.o.address,
+            lse: self.lse.map_or(0, |lse| lse.address),
+            q_scale: scales.q,
+            k_scale: scales.k,
+            v_scale: scales.v,
+            q_stride: self.q.strides,
+            k_stride: self.k.strides,
+            v_stride: self.v.strides,
+            o_stride: self.o.strides,
+            lse_stride: self.lse.map_or([0; 2], |lse| lse.strides),
+            // Sizes are below 2^30 by construction of a shape, and so are the band's bounds.
+            batch: sizes.batch as i32,
+            heads_q: sizes.heads_q as i32,
+            heads_kv: sizes.heads_kv as i32,
+            seq_q: sizes.seq_q as i32,
+            seq_kv: sizes.seq_kv as i32,
+            dim_qk: sizes.dim_qk as i32,
+            dim_v: sizes.dim_v as i32,
+            band_lo: band.lo as i32,
+            band_hi: band.hi as i32,
+            scale: problem.scale(),
+            scale_log2: problem.scale() * std::f32::consts::LOG2_E,
+            reserved: 0,
+        }
+    }
+
+    /// What a tensor map that a kernel asks for is made of. A dimension of one element has no stride to speak of: it gets
+    /// one that the copy engine accepts.
+    pub fn tensor_map(
+        &self,
+        problem: &Problem,
+        wanted: &TensorMapUse,
+    ) -> evosdpa_kernels::Result<TensorMapRequest<'static>> {
+        let (name, tensor, shape) = match wanted.tensor {
+            TensorName::Q => ("Q", &self.q, problem.q_shape()),
+            TensorName::K => ("K", &self.k, problem.k_shape()),
+            TensorName::V => ("V", &self.v, problem.v_shape()),
+            TensorName::O => ("O", &self.o, problem.o_shape()),
+        };
+        let dtype = if wanted.tensor == TensorName::O { problem.output_dtype() } else { problem.dtype() };
+        let dtype: InputType = dtype.name().parse()?;
+        let [batch, heads, seq, dim] = shape.map(|size| size as u64);
+        let any = dim.next_multiple_of(16);
+        let stride = |size: u64, stride: i64| if size == 1 { any } else { stride as u64 };
+        Ok(TensorMapRequest {
+            name,
+            address: tensor.address,
+            dtype,
+            sizes: [dim, seq, heads, batch],
+            strides: [
+                stride(seq, tensor.strides[2]),
+                stride(heads, tensor.strides[1]),
+                stride(batch, tensor.strides[0]),
+            ],
+            box_sizes: wanted.box_sizes,
+            swizzle: wanted.swizzle,
+        })
+    }
+
+    /// Which of Q, K, V and O the copy engine could reach, as four bits: what the choice of a kernel depends on.
+    pub(crate) fn alignment_class(&self, problem: &Problem) -> u8 {
+        let tensors = [
+            (&self.q, problem.q_shape(), problem.dtype()),
+            (&self.k, problem.k_shape(), problem.dtype()),
+            (&self.v, problem.v_shape(), problem.dtype()),
+            (&self.o, problem.o_shape(), problem.output_dtype()),
+        ];
+        let mut class = 0;
+        for (bit, (tensor, shape, dtype)) in tensors.into_iter().enumerate() {
+            let bytes = dtype.bytes() as i64;
+            let strides = tensor.strides.iter().zip(shape);
+            let reached = tensor.address.is_multiple_of(16)
+                && strides.filter(|(_, size)| *size > 1).all(|(stride, _)| {
+                    *stride > 0
+                        && stride.checked_mul(bytes).is_some_and(|bytes| bytes % 16 == 0 && bytes < 1 << 40)
+                });
+            class |= u8::from(reached) << bit;
+        }
+        class
+    }
+}
+
+fn check_address(tensor: &'static str, address: u64, element_bytes: u64) -> Result<(), Error> {
+    if address == 0 {
+        return Err(Error::NullPointer { tensor });
+    }
+    if !address.is_multiple_of(element_bytes) {
+        return Err(Error::Misaligned { tensor, address, element_bytes });
+    }
+    Ok(())
+}
+
+fn check_strides(tensor: &'static str, strides: &[i64], sizes: &[usize]) -> Result<(), Error> {
+    match strides.iter().zip(sizes).find(|(stride, size)| **stride < 0 && **size > 1) {
+        Some((stride, _)) => Err(Error::NegativeStride { tensor, stride: *stride }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses an output in which two elements could lie at one place.
+///
+/// `inner` elements are contiguous; then each dimension, by growing stride, must step past all that lies inside it.
+fn check_apart(tensor: &'static str, strides: &[i64], sizes: &[usize], inner: usize) -> Result<(), Error> {
+    let mut steps = [(0_i64, 0_usize); 3];
+    let mut count = 0;
+    for (stride, size) in strides.iter().zip(sizes) {
+        if *size > 1 {
+            steps[count] = (*stride, *size);
+            count += 1;
+        }
+    }
+    steps[..count].sort_unstable();
+    let mut extent = inner as i128;
+    for (stride, size) in &steps[..count] {
+        if i128::from(*stride) < extent {
+            return Err(Error::Overlap { tensor, stride: *stride, extent: extent as u64 });
+        }
+        extent += i128::from(*stride) * (*size as i128 - 1);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use evosdpa_core::DType;
+    use evosdpa_kernels::Swizzle;
+
+    use super::*;
+
+    fn problem(text: &str, dtype: DType) -> Problem {
+        Problem::new(text.parse().unwrap(), dtype).unwrap()
+    }
+
+    fn tensors(problem: &Problem) -> DeviceTensors {
+        DeviceTensors::packed(problem, [0x1000, 0x2000, 0x3000, 0x4000], None)
+    }
+
+    #[test]
+    fn wrong_tensors_are_refused_by_name() {
+        let problem = problem("b2h4/2s8d64", DType::BF16);
+        let good = tensors(&problem);
+        assert!(good.check(&problem).is_ok());
+        type Change = fn(&mut DeviceTensors);
+        let cases: [(Change, &str); 9] = [
+            (|t| t.k.address = 0, "K has no memory"),
+            (|t| t.v.address = 0x3001, "V: the address 0x3001 is no multiple of its elements' 2 bytes"),
+            (|t| t.q.strides[1] = -64, "Q: the stride -64 is negative"),
+            (|t| t.o.strides[2] = 63, "O: the stride 63 is smaller than the 64 elements it must step over"),
+            (|t| t.o.strides[0] = 0, "O: the stride 0"),
+            (|t| t.o.strides[1] = t.o.strides[2], "O: the stride 64 is smaller than the 256"),
+            (|t| t.lse = Some(DeviceLse { address: 0x5002, strides: [32, 8] }), "LSE: the address 0x5002"),
+            (|t| t.lse = Some(DeviceLse { address: 0x5000, strides: [32, 7] }), "LSE: the stride 7"),
+            (|t| t.scales = Some(DeviceScales { q: 64, k: 64, v: 64 }), "bf16 inputs have no scales"),
+        ];
+        for (change, expected) in cases {
+            let mut changed = good;
+            change(&mut changed);
+            let message = changed.check(&problem).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn eight_bit_inputs_need_scales() {
+        let problem = problem("tiny", DType::U8);
+        let mut tensors = tensors(&problem);
+        assert!(tensors.check(&problem).unwrap_err().to_string().contains("u8 inputs need scales"));
+        tensors.scales = Some(DeviceScales { q: 64, k: 66, v: 64 });
+        assert!(tensors.check(&problem).unwrap_err().to_string().contains("scales of K: the address 0x42"));
+        tensors.scales = Some(DeviceScales { q: 64, k: 68, v: 64 });
+        assert!(tensors.check(&problem).is_ok());
+    }
+
+    #[test]
+    fn inputs_may_repeat_and_single_elements_have_any_stride() {
+        let problem = problem("b1h4s8d64", DType::F16);
+        let mut tensors = tensors(&problem);
+        tensors.k.strides[1] = 0;
+        tensors.o.strides[0] = -5;
+        assert!(tensors.check(&problem).is_ok());
+    }
+
+    #[test]
+    fn the_alignment_class_is_what_the_copy_engine_accepts() {
+        let problem = problem("b1h4s8d64", DType::F16);
+        let good = tensors(&problem);
+        assert_eq!(good.alignment_class(&problem), 0b1111);
+        type Change = fn(&mut DeviceTensors);
+        let cases: [(Change, TensorName, u8); 6] = [
+            (|t| t.q.address += 2, TensorName::Q, 0b1110),
+            (|t| t.k.strides[2] = 65, TensorName::K, 0b1101),
+            (|t| t.v.strides[1] = 0, TensorName::V, 0b1011),
+            (|t| t.o.strides[1] = 1 << 40, TensorName::O, 0b0111),
+            // The batch is one sequence, so its stride does not matter.
+            (|t| t.q.strides[0] = 3, TensorName::Q, 0b1111),
+            (|t| t.q.strides[2] = 72, TensorName::Q, 0b1111),
+        ];
+        for (change, tensor, class) in cases {
+            let mut changed = good;
+            change(&mut changed);
+            assert_eq!(changed.alignment_class(&problem), class, "{changed:?}");
+            let wanted = TensorMapUse { tensor, box_sizes: [64, 64, 1, 1], swizzle: Swizzle::Bytes128 };
+            let request = changed.tensor_map(&problem, &wanted).unwrap();
+            assert_eq!(request.check().is_ok(), class == 0b1111, "{request:?}");
+        }
+    }
+}

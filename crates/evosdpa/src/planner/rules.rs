@@ -1,0 +1,28 @@
+//! What to try where no tuned row says better: an order of kernels for a kind of problem.
+
+use evosdpa_kernels::{Arch, ProblemFacts, Target};
+
+/// Kernels in the order in which to try them, each with why it stands there.
+pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static str, &'static str)> {
+    let small =
+        ("hopper_small", "the problem has too few row blocks to fill the machine, so its keys are split");
+    let large = ("hopper_fwd", "the problem fills the machine: the kernel with the highest throughput");
+    let mut candidates = Vec::new();
+    if target.arch == Arch::Sm90a {
+        candidates.extend(if leaves_room(facts, target) { [small, large] } else { [large, small] });
+    }
+    candidates.extend([
+        ("ampere_fwd", "the fastest kernel that runs everywhere and reads any alignment"),
+        ("sdpa_v2c", "tensor cores, where nothing newer does"),
+        ("sdpa_v2b", "shared memory, where nothing newer does"),
+        ("sdpa_v1", "the baseline takes nearly everything"),
+        ("sdpa_fp8_stage_c", "8-bit inputs"),
+    ]);
+    candidates
+}
+
+/// Whether blocks of 64 rows leave multiprocessors idle, or hardly have rows at all.
+fn leaves_room(facts: &ProblemFacts, target: &Target) -> bool {
+    let row_blocks = u64::from(facts.seq_q.div_ceil(64)) * u64::from(facts.heads_q) * u64::from(facts.batch);
+    facts.seq_q <= 64 || row_blocks <= u64::from(target.sm_count)
+}
