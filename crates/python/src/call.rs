@@ -135,8 +135,15 @@ impl Operand {
     }
 
     /// Shape, strides, and the bytes from the first element to the end of the last.
-    fn extent(&self, tensor: &'static str, dtype: DType) -> Result<([usize; 4], [usize; 4], usize), Error> {
+    pub(crate) fn extent(
+        &self,
+        tensor: &'static str,
+        dtype: DType,
+    ) -> Result<([usize; 4], [usize; 4], usize), Error> {
         let shape = sizes(tensor, self.shape)?;
+        if self.address == 0 {
+            return Err(Error::NoMemory { tensor });
+        }
         let mut strides = [0; 4];
         let mut last = 0usize;
         for i in 0..4 {
@@ -164,7 +171,7 @@ fn sizes(tensor: &'static str, shape: [i64; 4]) -> Result<[usize; 4], Error> {
 }
 
 /// A panic as an error: Python's `except Exception` does not catch what a panic becomes by itself.
-fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let said = payload.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| payload.downcast_ref::<&str>().copied());
@@ -207,6 +214,7 @@ mod tests {
         };
         assert!(refused(&|call| call.q.strides[2] = -4).contains("[24, 12, -4, 1]"));
         assert!(refused(&|call| call.q.shape[0] = -1).contains("[-1, 2, 3, 4]"));
+        assert!(refused(&|call| call.k.address = 0).contains("K has no memory"));
         assert!(refused(&|call| call.dtype = 9).contains("code 9"));
         assert!(refused(&|call| call.visible.left = -2).contains("(-2, -1)"));
         assert!(refused(&|call| call.scale = Some(f64::NAN)).contains("finite"));

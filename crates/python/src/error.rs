@@ -18,6 +18,12 @@ pub enum Error {
         /// Its strides, in elements.
         strides: [i64; 4],
     },
+    /// No memory behind a tensor.
+    #[error("{tensor} has no memory that this process can reach: its address is 0")]
+    NoMemory {
+        /// Which tensor.
+        tensor: &'static str,
+    },
     /// A size below zero.
     #[error("{tensor} has shape {shape:?}; no size may be negative")]
     NegativeSize {

@@ -6,6 +6,7 @@
 
 mod call;
 mod error;
+mod gpu;
 #[cfg(feature = "extension-module")]
 mod module;
 mod plans;

@@ -17,7 +17,7 @@ type Four = (i64, i64, i64, i64);
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{forward_cpu, run};
+    use super::{forward_cpu, forward_cuda, run, suggest_packages};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
@@ -48,6 +48,36 @@ fn forward_cpu(
     py.detach(|| unsafe { call.run_on_cpu(threads) }).map_err(raised)
 }
 
+/// Attention on `cuda:N`: queued on the stream, not waited for.
+#[pyfunction]
+fn forward_cuda(
+    py: Python<'_>,
+    dtype: u8,
+    q: (usize, Four, Four),
+    k: (usize, Four, Four),
+    v: (usize, Four, Four),
+    o: (usize, Four, Four),
+    lse: usize,
+    scale: Option<f64>,
+    window: (i64, i64, bool),
+    ordinal: usize,
+    stream: u64,
+) -> PyResult<()> {
+    let (left, right, bottom_right) = window;
+    let visible = Visible { left, right, bottom_right };
+    let call =
+        Call { dtype, q: operand(q), k: operand(k), v: operand(v), o: operand(o), lse, scale, visible };
+    // SAFETY: the Python half describes live tensors of this device and its current stream, whose order the allocator
+    // that owns their memory keeps.
+    py.detach(|| unsafe { call.queue_on_gpu(ordinal, stream) }).map_err(raised)
+}
+
+/// Names a folder of Python packages that may hold the CUDA compiler library.
+#[pyfunction]
+fn suggest_packages(folder: PathBuf) {
+    evosdpa_cuda::toolkit::suggest_packages(folder);
+}
+
 /// Runs a command line of the `evosdpa` program in this process, which Python says how to start again, and returns its exit status.
 #[pyfunction]
 fn run(py: Python<'_>, python: PathBuf, arguments: Vec<OsString>) -> u8 {
@@ -69,7 +99,10 @@ fn raised(error: Error) -> PyErr {
             Library::Problem(Problem::TensorDType { .. })
             | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. })),
         ) => PyTypeError::new_err(said),
-        Error::Library(Library::Cpu(Cpu::DType { .. })) => PyNotImplementedError::new_err(said),
+        Error::Library(
+            Library::Cpu(Cpu::DType { .. }) | Library::Kernels(_) | Library::Unreachable { .. },
+        ) => PyNotImplementedError::new_err(said),
+        Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),
         Error::Panic { .. } => PyRuntimeError::new_err(said),
         _ => PyValueError::new_err(said),
     }

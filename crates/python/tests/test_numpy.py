@@ -105,7 +105,7 @@ def test_errors_say_what_is_wrong():
         evosdpa.sdpa(q, k.repeat(3, 1)[:, :3], v.repeat(3, 1)[:, :3], enable_gqa=True)
     with pytest.raises(ValueError, match=r"K has shape \[1, 2, 8, 8\], but the problem needs \[1, 2, 8, 16\]"):
         evosdpa.sdpa(q, k[..., :8], v, enable_gqa=True)
-    with pytest.raises(ValueError, match="head dimension has stride 16"):
+    with pytest.raises(ValueError, match="head dimension has stride 8"):
         evosdpa.sdpa(q.swapaxes(2, 3).copy().swapaxes(2, 3)[..., :8], k[..., :8], v, enable_gqa=True)
     with pytest.raises(ValueError, match="negative stride"):
         evosdpa.sdpa(q[:, :, ::-1], k, v, enable_gqa=True)

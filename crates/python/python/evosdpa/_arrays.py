@@ -52,7 +52,8 @@ def flash_attention(
 ) -> tuple[Any, Any]:
     rest = (softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, with_lse, fallback)
     if not _are_arrays(q, k, v):
-        return _through_dlpack(q, k, v, lambda side, *tensors: side.flash_attention(*tensors, *rest))
+        out, lse = _through_dlpack(q, k, v, lambda side, *tensors: side.flash_attention(*tensors, *rest))
+        return out, lse
     refusal = _refusal(q, dropout_p)
     refusal = refusal or (_words.extra("softcap") if softcap else None)
     refusal = refusal or (_words.extra("alibi_slopes") if alibi_slopes is not None else None)
@@ -63,8 +64,8 @@ def flash_attention(
             return out.numpy(), None if lse is None else lse.numpy()
         raise NotImplementedError(refusal)
     _check_dimensions(q, k, v)
-    views = [array.swapaxes(1, 2) for array in (q, k, v)]
-    out, lse = forward(*views, softmax_scale, _window.flash_window(causal, window_size), with_lse)
+    q, k, v = (array.swapaxes(1, 2) for array in (q, k, v))
+    out, lse = forward(q, k, v, softmax_scale, _window.flash_window(causal, window_size), with_lse)
     return out.swapaxes(1, 2), lse
 
 
@@ -87,9 +88,9 @@ def forward(q: Any, k: Any, v: Any, scale: float | None, window: _window.Window,
         if lse is not None:
             lse.fill(-numpy.inf)
         return out, lse
-    described = [_described(array) for array in (q, k, v, out)]
+    operands = (_described(q), _described(k), _described(v), _described(out))
     lse_address = 0 if lse is None else lse.__array_interface__["data"][0]
-    _native.forward_cpu(_CODES[q.dtype.name], *described, lse_address, scale, window, 0)
+    _native.forward_cpu(_CODES[q.dtype.name], *operands, lse_address, scale, window, 0)
     return out, lse
 
 

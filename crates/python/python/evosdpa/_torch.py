@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
@@ -10,7 +12,14 @@ from . import _native, _window, _words
 
 _CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_DEVICES = ("cpu", "cuda")
+# Asked at every call.
+_watched = torch._C._len_torch_dispatch_stack
+_traced = torch._C._get_tracing_state
+_differentiating = torch.is_grad_enabled
+# Builds of torch without CUDA have no such function, and no such tensors either.
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+# The largest head dimension of the CUDA kernels.
+_GPU_DIM = 256
 
 
 def sdpa(
@@ -24,8 +33,13 @@ def sdpa(
     enable_gqa: bool,
     fallback: bool,
 ) -> Tensor:
-    refusal = _words.dense_mask() if attn_mask is not None else _refusal(q, k, v, dropout_p)
-    if fallback and (refusal is not None or not _expressible(q, k, v)):
+    window = _window.CAUSAL if is_causal else _window.FULL
+    if attn_mask is None and dropout_p == 0.0:
+        done = _straight(q, k, v, scale, window, enable_gqa, False, False)
+        if done is not None:
+            return done[0]
+    refusal = _words.dense_mask() if attn_mask is not None else refusal_of(q, k, v, dropout_p)
+    if fallback and (refusal is not None or not expressible(q, k, v)):
         return torch_sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and is_causal:
         raise ValueError(_words.mask_twice())
@@ -42,7 +56,7 @@ def sdpa(
         q, k, v = (x.expand(batch, -1, -1, -1) if x.size(0) == 1 else x for x in (q, k, v))
     # The output lies in memory as the queries do, so that a model's next view of it is free.
     by_sequence = q.stride(1) < q.stride(2)
-    out, _ = _attend(q, k, v, scale, _window.CAUSAL if is_causal else _window.FULL, by_sequence, False)
+    out, _ = _attend(q, k, v, scale, window, by_sequence, False)
     return out.squeeze(0) if three else out
 
 
@@ -59,11 +73,15 @@ def flash_attention(
     with_lse: bool,
     fallback: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    refusal = _refusal(q, k, v, dropout_p)
+    window = _window.flash_window(causal, window_size)
+    if dropout_p == 0.0 and not softcap and alibi_slopes is None:
+        done = _straight(q, k, v, softmax_scale, window, True, True, with_lse)
+        if done is not None:
+            return done
+    refusal = refusal_of(q, k, v, dropout_p)
     refusal = refusal or (_words.extra("softcap") if softcap else None)
     refusal = refusal or (_words.extra("alibi_slopes") if alibi_slopes is not None else None)
-    window = _window.flash_window(causal, window_size)
-    if fallback and (refusal is not None or not _expressible(q, k, v)):
+    if fallback and (refusal is not None or not expressible(q, k, v)):
         from ._plain import attention
 
         return attention(q, k, v, softmax_scale, window, dropout_p, softcap, alibi_slopes, with_lse)
@@ -75,7 +93,95 @@ def flash_attention(
     return out.transpose(1, 2), lse if with_lse else None
 
 
-def _refusal(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
+def _straight(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window: _window.Window,
+    enable_gqa: bool,
+    flash_layout: bool,
+    with_lse: bool,
+) -> tuple[Tensor, Tensor | None] | None:
+    """The common case at once: plain tensors of one type and device that no one differentiates or traces. Anything else
+    gives ``None``, and the long way finds out what it is. Each question to a tensor costs a tenth of a microsecond, so
+    none is asked twice."""
+    if (
+        torch.compiler.is_compiling()
+        or type(q) is not Tensor
+        or type(k) is not Tensor
+        or type(v) is not Tensor
+        or _watched() > 0
+        or _traced() is not None
+        or (_differentiating() and (q.requires_grad or k.requires_grad or v.requires_grad))
+    ):
+        return None
+    dtype, ordinal = q.dtype, q.get_device()
+    code = _CODES.get(dtype)
+    on_gpu = ordinal >= 0
+    if (
+        code is None
+        or k.dtype is not dtype
+        or v.dtype is not dtype
+        or k.get_device() != ordinal
+        or v.get_device() != ordinal
+        or not (q.is_cuda and code != 0 if on_gpu else q.is_cpu and k.is_cpu and v.is_cpu)
+    ):
+        return None
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
+        return None
+    q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
+    if q_strides[3] != 1 or k_strides[3] != 1 or v_strides[3] != 1:
+        return None
+    if flash_layout:
+        q_shape, k_shape, v_shape = _swapped(q_shape), _swapped(k_shape), _swapped(v_shape)
+        q_strides, k_strides, v_strides = _swapped(q_strides), _swapped(k_strides), _swapped(v_strides)
+    batch, heads, queries, dim_qk = q_shape
+    kv_heads, keys, dim = v_shape[1], v_shape[2], v_shape[3]
+    if (
+        k_shape[0] != batch
+        or v_shape[0] != batch
+        or not (heads == kv_heads or enable_gqa)
+        or batch * heads * queries * keys * dim == 0
+        or (on_gpu and (dim_qk > _GPU_DIM or dim > _GPU_DIM))
+    ):
+        return None
+    shape = (batch, heads, queries, dim)
+    if flash_layout:
+        out = torch.empty((batch, queries, heads, dim), dtype=dtype, device=q.device)
+        strides = (queries * heads * dim, dim, heads * dim, 1)
+    elif q_strides[1] < q_strides[2]:
+        strides = (queries * heads * dim, dim, heads * dim, 1)
+        out = torch.empty_strided(shape, strides, dtype=dtype, device=q.device)
+    else:
+        strides = (heads * queries * dim, queries * dim, dim, 1)
+        out = torch.empty_strided(shape, strides, dtype=dtype, device=q.device)
+    lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device) if with_lse else None
+    arguments = (
+        code,
+        (q.data_ptr(), q_shape, q_strides),
+        (k.data_ptr(), k_shape, k_strides),
+        (v.data_ptr(), v_shape, v_strides),
+        (out.data_ptr(), shape, strides),
+        0 if lse is None else lse.data_ptr(),
+        scale,
+        window,
+    )
+    if on_gpu:
+        _native.forward_cuda(*arguments, ordinal, _current_stream(ordinal))
+    else:
+        _native.forward_cpu(*arguments, torch.get_num_threads())
+    return out, lse
+
+
+def _swapped(four: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Sequence and heads change places."""
+    batch, sequence, heads, dim = four
+    return (batch, heads, sequence, dim)
+
+
+def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
     """Why evosdpa does not compute this; ``None`` when it does."""
     if dropout_p != 0.0:
         return _words.dropout(dropout_p)
@@ -83,14 +189,19 @@ def _refusal(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
         return _words.autograd()
     if q.dtype not in _CODES:
         return _words.dtype(q.dtype)
-    if q.device.type not in _DEVICES:
+    if q.is_cuda:
+        if q.dtype == torch.float32:
+            return _words.dtype_on_gpu(q.dtype)
+        if q.size(-1) > _GPU_DIM or v.size(-1) > _GPU_DIM:
+            return _words.dim_on_gpu(max(q.size(-1), v.size(-1)), _GPU_DIM)
+    elif q.device.type != "cpu":
         return _words.device(q.device)
     if q.dim() not in (3, 4):
         return _words.dimensions(q.dim())
     return None
 
 
-def _expressible(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def expressible(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the library would take these tensors: asked only where torch stands by."""
     return (
         q.dim() == k.dim() == v.dim()
@@ -113,49 +224,46 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Through the operator where somebody watches operators, else straight to the native side."""
     if (
         torch.compiler.is_compiling()
         or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
+        or _watched() > 0
+        or _traced() is not None
     ):
-        return torch.ops.evosdpa.forward(q, k, v, scale, *window, by_sequence, with_lse)
-    return forward(q, k, v, scale, *window, by_sequence, with_lse)
+        out, lse = torch.ops.evosdpa.forward(q, k, v, scale, *window, by_sequence, with_lse)
+        return out, lse
+    return compute(q, k, v, scale, window, by_sequence, with_lse)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    bottom_right: bool,
-    by_sequence: bool,
-    with_lse: bool,
-) -> tuple[Tensor, Tensor]:
-    """The operator's work on real memory."""
-    out, lse = _outputs(q, v, by_sequence, with_lse)
+def compute(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of real 4-D tensors ``[batch, heads, sequence, head dimension]``."""
+    out = _output(q, v, by_sequence)
+    lse = _lse(q) if with_lse else None
     if out.numel() == 0 or k.size(2) == 0:
         # Nobody sees a key.
-        return out.zero_(), lse.fill_(-torch.inf)
-    lse_address = lse.data_ptr() if with_lse else 0
+        return out.zero_(), None if lse is None else lse.fill_(-torch.inf)
     operands = (
         (q.data_ptr(), q.shape, q.stride()),
         (k.data_ptr(), k.shape, k.stride()),
         (v.data_ptr(), v.shape, v.stride()),
         (out.data_ptr(), out.shape, out.stride()),
     )
-    window = (window_left, window_right, bottom_right)
+    lse_address = 0 if lse is None else lse.data_ptr()
     if q.is_cuda:
-        raise NotImplementedError(_words.device(q.device))
-    _native.forward_cpu(_CODES[q.dtype], *operands, lse_address, scale, window, torch.get_num_threads())
+        ordinal = q.get_device()
+        _native.forward_cuda(
+            _CODES[q.dtype], *operands, lse_address, scale, window, ordinal, _current_stream(ordinal)
+        )
+    else:
+        _native.forward_cpu(_CODES[q.dtype], *operands, lse_address, scale, window, torch.get_num_threads())
     return out, lse
 
 
-def _outputs(q: Tensor, v: Tensor, by_sequence: bool, with_lse: bool) -> tuple[Tensor, Tensor]:
+def _output(q: Tensor, v: Tensor, by_sequence: bool) -> Tensor:
     """Memory from torch's allocator; real or fake, as the inputs are."""
     batch, heads, queries, _ = q.shape
     dim = v.size(3)
@@ -163,19 +271,33 @@ def _outputs(q: Tensor, v: Tensor, by_sequence: bool, with_lse: bool) -> tuple[T
         strides = (queries * heads * dim, dim, heads * dim, 1)
     else:
         strides = (heads * queries * dim, queries * dim, dim, 1)
-    out = torch.empty_strided((batch, heads, queries, dim), strides, dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, heads, queries) if with_lse else (0,), dtype=torch.float32, device=q.device)
-    return out, lse
+    return torch.empty_strided((batch, heads, queries, dim), strides, dtype=q.dtype, device=q.device)
+
+
+def _lse(q: Tensor) -> Tensor:
+    return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+
+
+def _forward(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse):  # type: ignore[no-untyped-def]
+    """The operator, which has two outputs whatever was asked for."""
+    _check(q, k, v)
+    window = (window_left, window_right, bottom_right)
+    out, lse = compute(q, k, v, scale, window, by_sequence, with_lse)
+    return out, torch.empty(0, dtype=torch.float32, device=q.device) if lse is None else lse
 
 
 def _fake(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse):  # type: ignore[no-untyped-def]
     _check(q, k, v)
-    return _outputs(q, v, by_sequence, with_lse)
+    lse = _lse(q) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
+    return _output(q, v, by_sequence), lse
 
 
 def _no_backward(ctx, *gradients):  # type: ignore[no-untyped-def]
     raise NotImplementedError(_words.autograd())
 
+
+# The compiler library for GPU kernels is where torch has it.
+_native.suggest_packages(str(pathlib.Path(torch.__file__).parents[1]))
 
 # The library object must live as long as the operator.
 _LIBRARY = torch.library.Library("evosdpa", "DEF")
@@ -185,6 +307,6 @@ _LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("forward", forward, _key)
+    _LIBRARY.impl("forward", _forward, _key)
 torch.library.register_fake("evosdpa::forward", _fake, lib=_LIBRARY)
 torch.library.register_autograd("evosdpa::forward", _no_backward, lib=_LIBRARY)

@@ -37,12 +37,20 @@ def evosdpa_attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of one layer, ``[batch, heads, sequence, head dimension]`` in, ``[batch, sequence, heads, …]`` out."""
-    if attention_mask is not None or any(kwargs.get(name) is not None for name in _LEFT_TO_SDPA):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
+    if (
+        attention_mask is not None
+        or any(kwargs.get(name) is not None for name in _LEFT_TO_SDPA)
+        or _torch.refusal_of(query, key, value, dropout) is not None
+        or not _torch.expressible(query, key, value)
+    ):
+        out, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
+        )
+        return out, None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     # One query is the last one: it sees every key.
     causal = bool(query.shape[2] > 1 and causal)
-    out = _torch.sdpa(query, key, value, None, dropout, causal, scaling, True, True)
+    out = _torch.sdpa(query, key, value, None, 0.0, causal, scaling, True, False)
     return out.transpose(1, 2).contiguous(), None
 
 
