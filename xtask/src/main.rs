@@ -75,23 +75,42 @@ fn python() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What is fuzzed, and folders with inputs to start from.
+const FUZZ_TARGETS: [(&str, &[&str]); 3] =
+    [("shape", &[]), ("ptx", &["fuzz/corpus/ptx", "crates/ptxsan/tests/fixtures"]), ("launch", &[])];
+
 fn fuzz(seconds: &str) -> anyhow::Result<()> {
     if !tool_is_there("fuzz") {
         bail!("cargo-fuzz is not installed: `cargo install cargo-fuzz`");
     }
     let limit = format!("-max_total_time={seconds}");
-    step("fuzz the shape parser", &["fuzz", "run", "shape", "--", &limit], &[])
+    for (target, seeds) in FUZZ_TARGETS {
+        // New inputs go into the first folder, which must be there.
+        if let Some(corpus) = seeds.first() {
+            std::fs::create_dir_all(corpus).with_context(|| format!("cannot make {corpus}"))?;
+        }
+        // A launch may hold 2 GB of blocks; an input that takes 20 s does not end.
+        let tail = ["--", &limit, "-rss_limit_mb=6000", "-timeout=20", "-max_len=20000"];
+        let args = [&["run", "nightly", "cargo", "fuzz", "run", target], seeds, &tail[..]].concat();
+        run(&format!("fuzz {target}"), "rustup", &args, &[])?;
+    }
+    Ok(())
 }
 
 fn step(name: &str, args: &[&str], env: &[(&str, &str)]) -> anyhow::Result<()> {
-    eprintln!("== {name}: cargo {}", args.join(" "));
-    let start = Instant::now();
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let mut command = Command::new(cargo);
+    run(name, &cargo, args, env)
+}
+
+fn run(name: &str, program: &str, args: &[&str], env: &[(&str, &str)]) -> anyhow::Result<()> {
+    let line = format!("{} {}", program.rsplit('/').next().unwrap_or(program), args.join(" "));
+    eprintln!("== {name}: {line}");
+    let start = Instant::now();
+    let mut command = Command::new(program);
     command.args(args).envs(env.iter().copied());
-    let status = command.status().with_context(|| format!("cannot run cargo {}", args[0]))?;
+    let status = command.status().with_context(|| format!("cannot run {program}"))?;
     if !status.success() {
-        bail!("{name} failed: cargo {}", args.join(" "));
+        bail!("{name} failed: {line}");
     }
     eprintln!("== {name}: passed in {:.0} s", start.elapsed().as_secs_f64());
     Ok(())

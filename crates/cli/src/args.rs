@@ -210,6 +210,10 @@ pub(crate) struct Sanitize {
     /// Tools, separated by commas
     #[arg(long, default_value = "memcheck,racecheck,initcheck,synccheck", value_delimiter = ',')]
     pub(crate) tools: Vec<Tool>,
+    /// On the simulator: delete each barrier, wait, fence and warp synchronisation of the kernels in turn, and say which
+    /// deletions are noticed and why the others are redundant
+    #[arg(long, conflicts_with_all = ["shapes", "dtype", "tools", "sanitizer"])]
+    pub(crate) mutation_score: bool,
     /// The GPU to run on: cuda or cuda:N
     #[arg(long, default_value = "cuda", value_name = "DEVICE")]
     pub(crate) device: String,

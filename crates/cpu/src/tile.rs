@@ -12,6 +12,9 @@ use crate::simd::Simd;
 /// How many floats ahead of its columns the value kernel fetches: one cache line.
 const VALUES_AHEAD: usize = 16;
 
+/// Columns of the score product between two looks at the loop's counters; divides a vector.
+const COLUMNS_AT_ONCE: usize = 4;
+
 /// Most vectors of a query tile, on any instruction set.
 pub(crate) const MAX_VECTORS: usize = 3;
 
@@ -141,17 +144,32 @@ unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usi
     // SAFETY: in bounds by the contract of `scores`.
     unsafe {
         let mut acc = [[S::splat(0.0); NR]; MR];
-        let key = t.keys.add(row * t.key_stride);
-        for c in 0..t.dim_qk {
-            let mut q = [S::splat(0.0); NR];
-            for v in FIRST..NR {
-                q[v] = S::load(t.queries.add(c * width + v * S::LANES));
+        let mut query = t.queries;
+        // A pointer for every third row: an address can hold once or twice the stride, so that rows cost no arithmetic.
+        let mut key = [t.keys.add(row * t.key_stride); MR];
+        for r in 0..MR {
+            key[r] = t.keys.add((row + r / 3 * 3) * t.key_stride);
+        }
+        // Packed queries and keys are zero up to whole vectors: the last columns need no loop of their own.
+        for _ in 0..t.dim_qk.div_ceil(COLUMNS_AT_ONCE) {
+            for c in 0..COLUMNS_AT_ONCE {
+                let mut q = [S::splat(0.0); NR];
+                for v in FIRST..NR {
+                    q[v] = S::load(query.add(c * width + v * S::LANES));
+                }
+                for r in 0..MR {
+                    let k = S::splat(*key[r].add(r % 3 * t.key_stride + c));
+                    for v in FIRST..NR {
+                        acc[r][v] = S::fma(k, q[v], acc[r][v]);
+                    }
+                }
+            }
+            query = query.add(COLUMNS_AT_ONCE * width);
+            for r in (0..MR).step_by(3) {
+                key[r] = key[r].add(COLUMNS_AT_ONCE);
             }
             for r in 0..MR {
-                let k = S::splat(*key.add(r * t.key_stride + c));
-                for v in FIRST..NR {
-                    acc[r][v] = S::fma(k, q[v], acc[r][v]);
-                }
+                key[r] = key[r / 3 * 3];
             }
         }
         let out = t.scores.add(row * width);

@@ -1,5 +1,7 @@
 //! What can go wrong in a call.
 
+use std::path::PathBuf;
+
 use evosdpa_core::DType;
 
 /// Why attention was not computed. Nothing has been written then.
@@ -77,6 +79,32 @@ pub enum Error {
     ScalesNotWanted {
         /// The inputs' type.
         dtype: DType,
+    },
+    /// A tuned table says something impossible.
+    #[error("{file}: {problem}")]
+    Table {
+        /// The table.
+        file: String,
+        /// What is wrong, and where.
+        problem: String,
+    },
+    /// A tuned table could not be read or written.
+    #[error("cannot {doing} the tuned table {}: {source}; EVOSDPA_TUNED names another", path.display())]
+    TableFile {
+        /// What was tried.
+        doing: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Winners of a tune that cannot become rows of a table.
+    #[error("{file}: {problem}")]
+    Elites {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        problem: String,
     },
     /// Kernels take the problem, but none takes these tensors.
     #[error("no kernel takes these tensors of {problem}: {reasons}")]

@@ -31,6 +31,7 @@ mod attention;
 mod error;
 pub mod gpu;
 pub mod planner;
+pub mod tuned;
 
 pub use attention::{Attention, Options};
 pub use error::Error;

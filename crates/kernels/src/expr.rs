@@ -7,7 +7,7 @@ mod parse;
 
 use std::fmt;
 
-use crate::InputType;
+use crate::{InputType, ProblemFacts, Target};
 
 /// What is wrong with an expression, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -94,6 +94,21 @@ pub(crate) trait Environment {
     fn dtype(&self) -> Option<InputType>;
 }
 
+struct ProblemOnly<'a> {
+    facts: &'a ProblemFacts,
+    target: &'a Target,
+}
+
+impl Environment for ProblemOnly<'_> {
+    fn value(&self, name: &str) -> Result<Option<i64>, ExprError> {
+        Ok(self.facts.value(name, self.target))
+    }
+
+    fn dtype(&self) -> Option<InputType> {
+        Some(self.facts.dtype)
+    }
+}
+
 impl Expr {
     /// Parses an expression.
     pub fn parse(text: &str) -> Result<Self, ExprError> {
@@ -116,6 +131,11 @@ impl Expr {
     /// Its value.
     pub(crate) fn evaluate(&self, environment: &dyn Environment) -> Result<i64, ExprError> {
         Evaluation { text: &self.text, environment }.node(&self.root)
+    }
+
+    /// Its value for a problem on a target, where there are no tunables and no defines.
+    pub fn evaluate_for(&self, facts: &ProblemFacts, target: &Target) -> Result<i64, ExprError> {
+        self.evaluate(&ProblemOnly { facts, target })
     }
 
     /// An error at a name of this expression, for checks made before evaluation.

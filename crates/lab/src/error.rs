@@ -29,6 +29,17 @@ pub enum Error {
         /// What it did, and where.
         findings: Vec<String>,
     },
+    /// Problems of one mutation score were compiled to different code.
+    #[error("{kernel} is other code at {shape}: one score needs problems that compile to the same")]
+    OtherCode {
+        /// The variant.
+        kernel: String,
+        /// The problem that differs from the first.
+        shape: String,
+    },
+    /// A mutation score was asked for without a problem to run.
+    #[error("no problem was given to run the kernel on")]
+    NoProblem,
     /// The simulator was asked for a time.
     #[error("the simulator has no clock: use --device cuda or cpu to measure")]
     NoClock,

@@ -4,11 +4,13 @@
 //! everything seen goes into a [`record`], from which tables and comparisons are made.
 
 pub mod bench;
+pub mod covering;
 pub mod device;
 mod error;
 pub mod gate;
 pub mod machine;
 pub mod measure;
+pub mod mutation;
 pub mod peer;
 pub mod record;
 pub mod tool;

@@ -1,6 +1,6 @@
 //! A loaded module: entries ready to launch, and the synchronisation points one may take out of them.
 
-use crate::decode::{self, Kernel};
+use crate::decode::{self, Info, Kernel};
 use crate::error::{Error, Result};
 use crate::memory::{PAGE_BYTES, window};
 use crate::numeric::approx::Perturb;
@@ -107,6 +107,19 @@ impl Module {
         })
     }
 
+    /// Where an instruction stands: file and line to sort by, and the whole as it is written.
+    pub(crate) fn place(&self, info: &Info) -> (String, u64, String) {
+        let at = info.location.and_then(|index| self.ast.locations.get(index as usize));
+        match (at, self.describe(info.location)) {
+            (Some(location), Some(source)) => {
+                let line = u64::from(location.inlined_at.map_or(location.line, |(_, line)| line));
+                let file = source.split(':').next().unwrap_or_default().to_owned();
+                (file, line, source)
+            }
+            _ => (String::new(), u64::from(info.line), format!("PTX line {}", info.line)),
+        }
+    }
+
     /// `file:line` of a location, the user's own line when it was inlined from a header.
     pub(crate) fn describe(&self, location: Option<u32>) -> Option<String> {
         let location = self.ast.locations.get(location? as usize)?;
@@ -159,7 +172,7 @@ impl Module {
     }
 }
 
-fn is_sync(opcode: &str) -> bool {
+pub(crate) fn is_sync(opcode: &str) -> bool {
     let starts = |prefix: &str| opcode == prefix || opcode.starts_with(&format!("{prefix}."));
     let is_reduction = opcode.contains(".red");
     let barrier = (starts("bar") || starts("barrier")) && !is_reduction;

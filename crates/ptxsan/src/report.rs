@@ -5,7 +5,7 @@ use crate::count::counters::Tally;
 use crate::decode::Kernel;
 use crate::hazard::log::{Entry, Kind, Log};
 use crate::machine::{Launch, Shape};
-use crate::module::Module;
+use crate::module::{Module, is_sync};
 use serde::Serialize;
 use std::fmt;
 
@@ -87,6 +87,22 @@ pub struct Outcome {
     pub output: String,
     /// Warp instructions executed.
     pub warp_instructions: u64,
+    /// What each synchronisation did, if [`Options::explain`](crate::Options::explain) asked for it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sync_work: Vec<SyncWork>,
+}
+
+/// What one synchronisation instruction did in a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SyncWork {
+    /// The instruction, as in [`SyncPoint::id`](crate::SyncPoint::id).
+    pub id: u32,
+    /// Times a warp executed it.
+    pub executed: u64,
+    /// For a barrier, warp synchronisation or fence: conflicting accesses that it was the first to order. For a wait:
+    /// copies that it was the first to wait for. For a commit: copies that it put into a group.
+    pub work: u64,
 }
 
 impl Outcome {
@@ -124,6 +140,7 @@ impl Outcome {
             counters: Counters::new(module, kernel, tallies),
             output,
             warp_instructions,
+            sync_work: if launch.options.explain { sync_work(kernel, tallies) } else { Vec::new() },
         }
     }
 
@@ -136,6 +153,18 @@ impl Outcome {
     pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(move |f| f.kind == kind)
     }
+}
+
+fn sync_work(kernel: &Kernel, tallies: &[Tally]) -> Vec<SyncWork> {
+    let mut all: Vec<SyncWork> = Vec::new();
+    for (info, tally) in kernel.info.iter().zip(tallies).filter(|(info, _)| is_sync(&info.opcode)) {
+        // A function that is called from two places is decoded once, a step belongs to its instruction.
+        match all.iter_mut().find(|work| work.id == info.id) {
+            Some(work) => work.work += tally.work,
+            None => all.push(SyncWork { id: info.id, executed: tally.executed, work: tally.work }),
+        }
+    }
+    all
 }
 
 impl fmt::Display for Outcome {

@@ -44,6 +44,11 @@ fn reading_what_nobody_wrote() {
 #[test]
 fn registers_never_written() {
     assert_eq!(kinds(&launch(&kernel("add.s32 %r3, %r2, 1;"), filled)), [Kind::UninitialisedRegister]);
+    // Half of a pair that nobody looks at, as compilers write it, is no mistake; looking at it elsewhere is.
+    let pair = "mov.u32 %r1, 1;\nmov.b64 %rd3, {%r1, %r2};\ncvt.u32.u64 %r3, %rd3;";
+    assert!(launch(&kernel(pair), filled).is_clean());
+    let used = format!("{pair}\nadd.s32 %r3, %r3, %r2;");
+    assert_eq!(kinds(&launch(&kernel(&used), filled)), [Kind::UninitialisedRegister]);
     // Written on one path only: a finding for the lanes that took the other.
     let half = "setp.lt.u32 %p1, %r1, 2;\n@%p1 mov.u32 %r2, 7;\nadd.s32 %r3, %r2, 1;";
     let outcome = launch(&kernel(half), filled);

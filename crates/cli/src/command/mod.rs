@@ -8,6 +8,7 @@ pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod kernels;
+mod mutation;
 pub(crate) mod runs;
 pub(crate) mod sanitize;
 

@@ -33,6 +33,9 @@ struct SanitizeRow {
 }
 
 pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
+    if args.mutation_score {
+        return super::mutation::run(&args);
+    }
     let Some(ordinal) = cuda_ordinal(&args.device) else {
         return Err(unknown_device(&args.device, &["cuda", "cuda:N"]));
     };

@@ -9,7 +9,7 @@ mod plan;
 mod tensors;
 
 pub use evosdpa_cuda::RawStream;
-pub use plan::{Gpu, load};
+pub use plan::{Gpu, Planned, load};
 pub use tensors::{DeviceLse, DeviceScales, DeviceTensor, DeviceTensors};
 
 use std::sync::{Mutex, PoisonError, RwLock};

@@ -7,11 +7,11 @@ use std::{
 
 use evosdpa_core::Problem;
 use evosdpa_cuda::{Builder, Device, Function, PreparedLaunch, RawStream, RelaxedCapture, TensorMap};
-use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant};
+use evosdpa_kernels::{ProblemFacts, Registry, Target, TensorMapUse, Variant};
 
 use crate::{
     DeviceTensors, Error,
-    planner::{Choice, Planner, Question},
+    planner::{Choice, Origin, Planner, Question},
 };
 
 /// Past this many plans all are made anew: who asks for so many problems does not come back to the first ones soon. The
@@ -59,18 +59,30 @@ struct Code {
     defines: BTreeMap<String, i64>,
 }
 
-/// A problem with its kernel, compiled, loaded and ready to launch.
+/// A problem with its kernel, compiled, loaded and ready to launch. Small: there may be thousands.
 #[derive(Debug)]
 struct Plan {
-    choice: Choice,
+    planned: Planned,
+    tensor_maps: Vec<TensorMapUse>,
     prepared: PreparedLaunch,
 }
 
+/// What a problem was planned with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// The kernel.
+    pub kernel: String,
+    /// The kernel with its tunables: `sdpa_v2b[STAGES=2]`.
+    pub label: String,
+    /// Where the choice came from.
+    pub origin: Origin,
+}
+
 impl Gpu {
-    /// Opens `cuda:N` with the kernels that are built in. It uses the device's primary context, as PyTorch does, and
+    /// Opens `cuda:N` with the kernels and tuned tables that there are. It uses the device's primary context, as PyTorch does, and
     /// leaves every thread's current context as it finds it.
     pub fn open(ordinal: usize) -> Result<Self, Error> {
-        Self::open_with(ordinal, Planner::new(Registry::embedded()?))
+        Self::open_with(ordinal, Planner::with_tables(Registry::embedded()?)?)
     }
 
     /// Opens `cuda:N` with a planner of your own.
@@ -91,10 +103,20 @@ impl Gpu {
         &self.device
     }
 
-    /// Chooses, compiles and loads what a later call with such tensors needs, and says what was chosen.
-    pub fn prepare(&self, problem: &Problem, tensors: &DeviceTensors) -> Result<Choice, Error> {
+    /// Chooses, compiles and loads what a later call with such tensors needs, and says what was chosen. The addresses
+    /// need not be those of the call, but as well aligned.
+    pub fn prepare(&self, problem: &Problem, tensors: &DeviceTensors) -> Result<Planned, Error> {
         tensors.check(problem)?;
-        Ok(self.plan(problem, tensors)?.choice.clone())
+        Ok(self.plan(problem, tensors)?.planned.clone())
+    }
+
+    /// What a call with such tensors runs, and why not something else. Compiles nothing.
+    pub fn explain(&self, problem: &Problem, tensors: &DeviceTensors) -> Result<Choice, Error> {
+        self.planner.choose(&self.question(problem, tensors))
+    }
+
+    fn question<'a>(&'a self, problem: &'a Problem, tensors: &'a DeviceTensors) -> Question<'a> {
+        Question { problem, tensors, target: &self.target, device: Some(&self.device.info().name) }
     }
 
     /// Computes attention on the caller's stream. The log-sum-exp is written when the tensors have a place for it.
@@ -118,7 +140,7 @@ impl Gpu {
         let plan = self.plan(problem, tensors)?;
         let params = tensors.params(problem);
         let entered = self.device.enter()?;
-        let wanted = &plan.choice.variant.tensor_maps;
+        let wanted = &plan.tensor_maps;
         let mut maps = [TensorMap::EMPTY; PreparedLaunch::TENSOR_MAPS_MAX];
         for (map, wanted) in maps.iter_mut().zip(wanted) {
             *map = TensorMap::encode_in(&entered, &tensors.tensor_map(problem, wanted)?)?;
@@ -142,10 +164,10 @@ impl Gpu {
 
     #[cold]
     fn make_plan(&self, key: Key, problem: &Problem, tensors: &DeviceTensors) -> Result<Arc<Plan>, Error> {
-        let (target, device) = (&self.target, Some(self.device.info().name.as_str()));
-        let choice = self.planner.choose(&Question { problem, tensors, target, device })?;
-        let prepared = self.prepared(&choice.variant)?;
-        let plan = Arc::new(Plan { choice, prepared });
+        let Choice { variant, origin, .. } = self.planner.choose_quickly(&self.question(problem, tensors))?;
+        let prepared = self.prepared(&variant)?;
+        let planned = Planned { label: variant.label(), kernel: variant.kernel, origin };
+        let plan = Arc::new(Plan { planned, tensor_maps: variant.tensor_maps, prepared });
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= PLANS_MAX {
             plans.clear();

@@ -1,18 +1,41 @@
 //! Which kernel answers a problem on a GPU, with which tunables, and why.
 //!
-//! The planner walks a list of candidates, best first, and takes the first that can. Nothing here needs a GPU.
+//! The planner walks a list of candidates, best first, and takes the first that can: the rows of the tuned tables that
+//! fit (see [`crate::tuned`]), then the rules for what no row covers. Nothing here needs a GPU.
+//!
+//! ```
+//! use evosdpa::{DType, Problem, planner::{Planner, Question, assumed_tensors}};
+//! use evosdpa_kernels::{Arch, Registry, Target};
+//!
+//! # fn main() -> Result<(), evosdpa::Error> {
+//! let planner = Planner::new(Registry::embedded()?);
+//! let problem = Problem::new("b2h32/8s4096d128:causal".parse()?, DType::BF16)?;
+//! let (tensors, target) = (assumed_tensors(&problem), Target::nominal(Arch::Sm89));
+//! let question = Question { problem: &problem, tensors: &tensors, target: &target, device: None };
+//! let choice = planner.choose(&question)?;
+//! assert_eq!(choice.variant.kernel, "ampere_fwd");
+//! # Ok(())
+//! # }
+//! ```
 
 mod rules;
 
-use evosdpa_core::{DType, Problem};
-use evosdpa_kernels::{Kernel, ProblemFacts, Registry, Target, Variant};
+use std::collections::BTreeMap;
 
-use crate::{DeviceTensors, Error};
+use evosdpa_core::{DType, Problem};
+use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant};
+
+use crate::{
+    DeviceTensors, Error,
+    tuned::{Scope, TunedTable, user_table},
+};
 
 /// Chooses kernels.
 #[derive(Clone, Debug)]
 pub struct Planner {
     registry: Registry,
+    /// The first comes first.
+    tables: Vec<TunedTable>,
 }
 
 /// What the choice may depend on.
@@ -35,34 +58,83 @@ pub struct Choice {
     pub variant: Variant,
     /// Where the choice came from.
     pub origin: Origin,
-    /// The other candidates in the order in which they would have been tried, each with why it was not taken.
+    /// The other candidates in the order in which they stood, each with why it was not taken.
     pub others: Vec<Other>,
 }
 
-/// Where a choice came from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where a candidate came from.
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Origin {
-    /// A rule, because no row of a table covers the problem.
+    /// A row of a tuned table.
+    Row {
+        /// The table.
+        table: String,
+        /// The device it was measured on.
+        device: String,
+        /// The row's number among the device's, counted from 1.
+        number: usize,
+        /// Which problems it is for.
+        scope: String,
+        /// The evidence, in words.
+        why: Option<String>,
+        /// What was measured.
+        p50_us: Option<f64>,
+    },
+    /// A rule, for what no row covers.
     Rule {
         /// The rule, in words.
         why: &'static str,
     },
 }
 
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Row { table, device, number, scope, .. } => {
+                write!(f, "row {number} of {device} in {table}, for {scope}")
+            }
+            Self::Rule { why } => write!(f, "rule: {why}"),
+        }
+    }
+}
+
 /// A candidate that was not taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Other {
     /// The kernel.
     pub kernel: String,
-    /// Why not.
+    /// The tunables that its row sets.
+    pub tunables: BTreeMap<String, i64>,
+    /// Where it came from.
+    pub origin: Origin,
+    /// Why it was not taken.
     pub why: String,
 }
 
+/// A kernel to try.
+struct Candidate {
+    kernel: String,
+    tunables: BTreeMap<String, i64>,
+    origin: Origin,
+}
+
 impl Planner {
-    /// With these kernels.
+    /// With these kernels, the user's table and the one that is built in.
+    pub fn with_tables(registry: Registry) -> Result<Self, Error> {
+        let tables = user_table()?.into_iter().chain([TunedTable::embedded()?]).collect();
+        Ok(Self { registry, tables })
+    }
+
+    /// With these kernels and rules alone.
     pub fn new(registry: Registry) -> Self {
-        Self { registry }
+        Self { registry, tables: Vec::new() }
+    }
+
+    /// With one more table, after those there are.
+    pub fn and_table(mut self, table: TunedTable) -> Self {
+        self.tables.push(table);
+        self
     }
 
     /// The kernels to choose from.
@@ -70,57 +142,111 @@ impl Planner {
         &self.registry
     }
 
-    /// The first candidate that can.
+    /// The tables, the first to be asked first.
+    pub fn tables(&self) -> &[TunedTable] {
+        &self.tables
+    }
+
+    /// The first candidate that can, and why the others were not taken.
     ///
     /// A problem that no kernel supports is an error that says which kernel comes closest and why it does not.
     pub fn choose(&self, question: &Question<'_>) -> Result<Choice, Error> {
+        self.walk(question, true)
+    }
+
+    /// What [`Planner::choose`] chooses, without a look at what stands behind it: `others` has only what came before.
+    pub fn choose_quickly(&self, question: &Question<'_>) -> Result<Choice, Error> {
+        self.walk(question, false)
+    }
+
+    fn walk(&self, question: &Question<'_>, to_the_end: bool) -> Result<Choice, Error> {
         question.tensors.check(question.problem)?;
-        let facts = facts(question)?;
-        // Says which comes closest when there is none.
-        self.registry.supporting(&facts, question.target)?;
+        let mut facts = ProblemFacts::try_from(question.problem)?;
+        facts.lse = question.tensors.lse.is_some();
         let mut chosen: Option<(Variant, Origin)> = None;
         let mut others = Vec::new();
-        for (name, why) in rules::candidates(&facts, question.target) {
-            let Ok(kernel) = self.registry.kernel(name) else { continue };
-            let other = |why: String| Other { kernel: name.to_owned(), why };
-            match (reachable_variant(kernel, &facts, question), &chosen) {
-                (Err(error), _) if is_refusal(&error) => others.push(other(error.to_string())),
+        for candidate in self.candidates(&facts, question)? {
+            let variant = self.reachable_variant(&candidate, &facts, question);
+            let why = match (variant, &chosen) {
+                (Ok(variant), None) => {
+                    chosen = Some((variant, candidate.origin));
+                    if to_the_end {
+                        continue;
+                    }
+                    break;
+                }
+                (Ok(variant), Some((best, _))) if variant.label() == best.label() => continue,
+                (Ok(_), Some(_)) => "something better is there".to_owned(),
+                (Err(error), _) if is_refusal(&error) => error.to_string(),
                 (Err(error), _) => return Err(error),
-                (Ok(variant), None) => chosen = Some((variant, Origin::Rule { why })),
-                (Ok(_), Some((best, _))) => others.push(other(format!("comes after {}", best.kernel))),
+            };
+            let Candidate { kernel, tunables, origin } = candidate;
+            others.push(Other { kernel, tunables, origin, why });
+        }
+        if let Some((variant, origin)) = chosen {
+            return Ok(Choice { variant, origin, others });
+        }
+        // Says which comes closest when none supports the problem; otherwise it is the tensors.
+        self.registry.supporting(&facts, question.target)?;
+        Err(Error::Unreachable {
+            problem: facts.to_string(),
+            reasons: others.iter().map(|other| other.why.as_str()).collect::<Vec<_>>().join("; "),
+        })
+    }
+
+    /// Rows measured on this very device, then rows of others like it, then rules.
+    fn candidates(&self, facts: &ProblemFacts, question: &Question<'_>) -> Result<Vec<Candidate>, Error> {
+        let mut candidates = Vec::new();
+        for named in [true, false] {
+            for table in &self.tables {
+                for (_, number, device, row) in table.rows(question.device, named, facts, question.target)? {
+                    candidates.push(Candidate {
+                        kernel: row.kernel.clone(),
+                        tunables: row.tunables.clone(),
+                        origin: Origin::Row {
+                            table: table.file.clone(),
+                            device: device.label(),
+                            number,
+                            scope: match &row.scope {
+                                Scope::Class(shape) => format!("problems like {shape}"),
+                                Scope::When(expr) => format!("`{expr}`"),
+                            },
+                            why: row.why.clone(),
+                            p50_us: row.p50_us,
+                        },
+                    });
+                }
             }
         }
-        match chosen {
-            Some((variant, origin)) => Ok(Choice { variant, origin, others }),
-            None => Err(Error::Unreachable {
-                problem: facts.to_string(),
-                reasons: others.iter().map(|other| other.why.as_str()).collect::<Vec<_>>().join("; "),
-            }),
+        candidates.extend(rules::candidates(facts, question.target).into_iter().map(|(kernel, why)| {
+            Candidate { kernel: kernel.to_owned(), tunables: BTreeMap::new(), origin: Origin::Rule { why } }
+        }));
+        Ok(candidates)
+    }
+
+    /// The candidate's variant, if its tensor maps can describe the tensors.
+    fn reachable_variant(
+        &self,
+        candidate: &Candidate,
+        facts: &ProblemFacts,
+        question: &Question<'_>,
+    ) -> Result<Variant, Error> {
+        let kernel = self.registry.kernel(&candidate.kernel)?;
+        let variant = if candidate.tunables.is_empty() {
+            kernel.default_variant(facts, question.target)?
+        } else {
+            let tunables = candidate.tunables.iter().map(|(name, value)| (name.as_str(), *value));
+            kernel.variant(facts, question.target, tunables)?
+        };
+        for wanted in &variant.tensor_maps {
+            question.tensors.tensor_map(question.problem, wanted)?.check()?;
         }
+        Ok(variant)
     }
 }
 
-/// The problem as manifests see it.
-fn facts(question: &Question<'_>) -> Result<ProblemFacts, Error> {
-    let mut facts = ProblemFacts::try_from(question.problem)?;
-    facts.lse = question.tensors.lse.is_some();
-    Ok(facts)
-}
-
-/// The kernel's variant, if its tensor maps can describe the tensors.
-fn reachable_variant(
-    kernel: &Kernel,
-    facts: &ProblemFacts,
-    question: &Question<'_>,
-) -> Result<Variant, Error> {
-    let variant = kernel.default_variant(facts, question.target)?;
-    for wanted in &variant.tensor_maps {
-        question.tensors.tensor_map(question.problem, wanted)?.check()?;
-    }
-    Ok(variant)
-}
-
-/// Whether another candidate may still do, rather than something being broken.
+/// Whether another candidate may still do, rather than something being broken. A row of an older table may name what is no
+/// longer there.
 fn is_refusal(error: &Error) -> bool {
     use evosdpa_kernels::Error as Kernels;
     match error {
@@ -130,6 +256,9 @@ fn is_refusal(error: &Error) -> bool {
                 | Kernels::Constraint { .. }
                 | Kernels::NoAssignment { .. }
                 | Kernels::LaunchSize { .. }
+                | Kernels::UnknownKernel { .. }
+                | Kernels::UnknownTunable { .. }
+                | Kernels::TunableValue { .. }
         ),
         Error::Cuda(error) => error.is_a_refusal(),
         _ => false,
@@ -147,63 +276,4 @@ pub fn assumed_tensors(problem: &Problem) -> DeviceTensors {
 }
 
 #[cfg(test)]
-mod tests {
-    use evosdpa_kernels::Arch;
-
-    use super::*;
-
-    fn choose(
-        text: &str,
-        dtype: DType,
-        arch: Arch,
-        change: impl Fn(&mut DeviceTensors),
-    ) -> Result<Choice, Error> {
-        let problem = Problem::new(text.parse().unwrap(), dtype).unwrap();
-        let mut tensors = assumed_tensors(&problem);
-        change(&mut tensors);
-        let target = Target::nominal(arch);
-        let question = Question { problem: &problem, tensors: &tensors, target: &target, device: None };
-        Planner::new(Registry::embedded().unwrap()).choose(&question)
-    }
-
-    fn kernel(text: &str, dtype: DType, arch: Arch) -> String {
-        choose(text, dtype, arch, |_| {}).unwrap().variant.kernel
-    }
-
-    #[test]
-    fn every_architecture_has_its_kernels() {
-        assert_eq!(kernel("mission", DType::BF16, Arch::Sm90a), "hopper_small");
-        assert_eq!(kernel("long:causal", DType::F16, Arch::Sm90a), "hopper_fwd");
-        assert_eq!(kernel("b4h32/8s1/4096d128", DType::BF16, Arch::Sm90a), "hopper_small");
-        for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89] {
-            assert_eq!(kernel("long:causal", DType::F16, arch), "ampere_fwd");
-        }
-        assert_eq!(kernel("mission", DType::U8, Arch::Sm90a), "sdpa_fp8_stage_c");
-    }
-
-    #[test]
-    fn tensors_that_the_copy_engine_cannot_reach_go_to_a_kernel_that_can() {
-        type Change = fn(&mut DeviceTensors);
-        let changes: [(Change, &str); 3] = [
-            (|t| t.q.address += 2, "no tensor map for Q: its address"),
-            (|t| t.k.strides[2] += 1, "no tensor map for K: its sequence stride of 65"),
-            (|t| t.v.strides[1] = 0, "no tensor map for V: its head stride of 0"),
-        ];
-        for (change, why) in changes {
-            let choice = choose("long", DType::F16, Arch::Sm90a, change).unwrap();
-            assert_eq!(choice.variant.kernel, "ampere_fwd");
-            let hopper = choice.others.iter().find(|other| other.kernel == "hopper_fwd").unwrap();
-            assert!(hopper.why.contains(why), "{hopper:?}");
-        }
-        // 36 elements of 2 bytes are no multiple of 16 bytes.
-        assert_eq!(kernel("b1h8s512d36", DType::F16, Arch::Sm90a), "ampere_fwd");
-    }
-
-    #[test]
-    fn a_problem_nobody_takes_names_who_comes_closest() {
-        let message = choose("b1h8s512d512", DType::F16, Arch::Sm89, |_| {}).unwrap_err().to_string();
-        assert!(message.contains("the closest is") && message.contains("head_dim is 512"), "{message}");
-        let message = choose("mission", DType::F32, Arch::Sm90a, |_| {}).unwrap_err().to_string();
-        assert!(message.contains("the closest is") && message.contains("not f32"), "{message}");
-    }
-}
+mod tests;

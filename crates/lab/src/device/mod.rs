@@ -4,10 +4,12 @@ mod arguments;
 mod cpu;
 mod cuda;
 mod sim;
+mod simulation;
 
 pub use cpu::Cpu;
 pub use cuda::Cuda;
 pub use sim::Sim;
+pub use simulation::Simulation;
 
 use evosdpa_core::{Problem, Tensor, inputs::Inputs};
 

@@ -1,14 +1,15 @@
 //! The simulator: the same compiled kernels, run on this machine's processor by ptxsan, which watches every access.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use evosdpa_core::{Problem, inputs::Inputs};
 use evosdpa_cuda::Builder;
-use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target, Variant};
-use ptxsan::{Arg, Launch, Module, ModuleId, Schedule};
+use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant};
+use ptxsan::{Options, Schedule};
 
 use super::{
-    Device, KernelInfo, Loaded, Output, arguments,
+    Device, KernelInfo, Loaded, Output, Simulation,
     cuda::{listed, variant, variant_names},
-    fresh_output,
 };
 use crate::Error;
 
@@ -20,12 +21,41 @@ pub struct Sim {
     builder: Builder,
     registry: Registry,
     target: Target,
+    /// Kernels loaded so far: each starts with another schedule, so that a sweep goes through all of them.
+    loads: AtomicUsize,
 }
 
 impl Sim {
     /// Finds the compiler; nothing else is needed.
     pub fn open(registry: Registry) -> Result<Self, Error> {
-        Ok(Self { builder: Builder::new()?, registry, target: Target::nominal(ARCH) })
+        let loads = AtomicUsize::new(0);
+        Ok(Self { builder: Builder::new()?, registry, target: Target::nominal(ARCH), loads })
+    }
+
+    /// The kernels it knows, and the mutants.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Compiles a kernel by name, to be run with all that ptxsan has to say.
+    pub fn simulation(&self, kernel: &str, problem: &Problem) -> Result<Simulation, Error> {
+        self.compiled(self.variant(kernel, problem)?, problem)
+    }
+
+    /// As [`Sim::simulation`], for a kernel that cannot be chosen by name: a mutant.
+    pub fn simulation_of(
+        &self,
+        kernel: &Kernel,
+        tunables: &[(&str, i64)],
+        problem: &Problem,
+    ) -> Result<Simulation, Error> {
+        let facts = ProblemFacts::try_from(problem)?;
+        self.compiled(kernel.variant(&facts, &self.target, tunables.iter().copied())?, problem)
+    }
+
+    fn compiled(&self, variant: Variant, problem: &Problem) -> Result<Simulation, Error> {
+        let artifact = self.builder.ptx(&variant)?;
+        Simulation::new(*problem, variant, artifact.ptx())
     }
 
     fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
@@ -64,18 +94,14 @@ impl Device for Sim {
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        let variant = self.variant(kernel, problem)?;
-        let artifact = self.builder.ptx(&variant)?;
-        let module = Module::parse(artifact.ptx())?;
-        Ok(Box::new(LoadedSim { problem: *problem, inputs, variant, module, runs: 0 }))
+        let runs = self.loads.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(LoadedSim { inputs, simulation: self.simulation(kernel, problem)?, runs }))
     }
 }
 
 struct LoadedSim<'a> {
-    problem: Problem,
     inputs: &'a [Inputs],
-    variant: Variant,
-    module: Module,
+    simulation: Simulation,
     runs: usize,
 }
 
@@ -84,9 +110,15 @@ impl Loaded for LoadedSim<'_> {
     fn run(&mut self, set: usize) -> Result<Output, Error> {
         let schedule = Schedule::ALL[self.runs % Schedule::ALL.len()];
         self.runs += 1;
-        let mut device = ptxsan::Device::new();
-        let id = device.load(&self.module)?;
-        simulate(&mut device, id, &self.problem, &self.inputs[set], &self.variant, schedule)
+        let options = Options { schedule, ..Options::default() };
+        let (output, outcome) = self.simulation.run(&self.inputs[set], &options)?;
+        if !outcome.is_clean() {
+            return Err(Error::Findings {
+                kernel: format!("{} under schedule {}", self.simulation.label(), schedule.name()),
+                findings: outcome.findings.iter().map(ToString::to_string).collect(),
+            });
+        }
+        Ok(output)
     }
 
     fn time_us(&mut self, _set: usize) -> Result<f64, Error> {
@@ -96,56 +128,4 @@ impl Loaded for LoadedSim<'_> {
     fn timed_output(&mut self, _set: usize) -> Result<Output, Error> {
         Err(Error::NoClock)
     }
-}
-
-fn simulate(
-    device: &mut ptxsan::Device,
-    id: ModuleId,
-    problem: &Problem,
-    inputs: &Inputs,
-    variant: &Variant,
-    schedule: Schedule,
-) -> Result<Output, Error> {
-    let mut output = fresh_output(problem);
-    let views = [inputs.q.view(), inputs.k.view(), inputs.v.view(), output.o.view()];
-    let mut read_only = |name: &str, bytes: &[u8]| -> Result<u64, Error> {
-        let buffer = device.upload(name, bytes)?;
-        device.set_read_only(buffer, true)?;
-        Ok(buffer.address())
-    };
-    let (q, k, v) = (
-        read_only("Q", inputs.q.bytes())?,
-        read_only("K", inputs.k.bytes())?,
-        read_only("V", inputs.v.bytes())?,
-    );
-    let mut scales = [0; 3];
-    if let Some(given) = &inputs.scales {
-        for (address, (name, scale)) in
-            scales.iter_mut().zip([("Q scales", &given.q), ("K scales", &given.k), ("V scales", &given.v)])
-        {
-            *address = read_only(name, bytemuck::cast_slice(scale))?;
-        }
-    }
-    let o = device.upload("O", output.o.bytes())?;
-    let lse = output.lse.as_ref().map(|lse| device.upload("LSE", bytemuck::cast_slice(lse))).transpose()?;
-    let mut params = arguments::params(problem, &views, [q, k, v, o.address()], lse.map(|lse| lse.address()));
-    [params.q_scale, params.k_scale, params.v_scale] = scales;
-
-    let geometry = &variant.launch;
-    let args = vec![Arg::Bytes(bytemuck::bytes_of(&params).to_vec())];
-    let launch =
-        Launch::new(&variant.entry, geometry.grid, geometry.block, geometry.dynamic_smem_bytes, args)
-            .with_schedule(schedule, 0);
-    let outcome = device.launch(id, &launch)?;
-    if !outcome.is_clean() {
-        return Err(Error::Findings {
-            kernel: variant.label(),
-            findings: outcome.findings.iter().map(ToString::to_string).collect(),
-        });
-    }
-    output.o.bytes_mut().copy_from_slice(&device.read(o)?);
-    if let (Some(buffer), Some(values)) = (lse, &mut output.lse) {
-        bytemuck::cast_slice_mut::<f32, u8>(values).copy_from_slice(&device.read(buffer)?);
-    }
-    Ok(output)
 }

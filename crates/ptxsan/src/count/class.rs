@@ -1,10 +1,10 @@
 //! Classes of instructions.
 
 use crate::decode::{CollectiveKind, Op};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What part of a multiprocessor an instruction keeps busy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Class {

@@ -10,12 +10,15 @@ pub(crate) struct Tally {
     /// 32-byte sectors of global memory touched.
     pub(crate) sectors: u64,
     /// Bytes asked for.
-    pub(crate) bytes: u64,
+    pub(crate) global_bytes: u64,
+    pub(crate) shared_bytes: u64,
     /// Passes over shared memory, and how many there would be without bank conflicts.
     pub(crate) wavefronts: u64,
     pub(crate) ideal_wavefronts: u64,
     /// Times lanes had to wait at a barrier.
     pub(crate) waits: u64,
+    /// What a synchronisation did, when that is recorded: see `machine::memoir`.
+    pub(crate) work: u64,
 }
 
 impl Tally {
@@ -23,28 +26,31 @@ impl Tally {
         self.executed += other.executed;
         self.lanes += other.lanes;
         self.sectors += other.sectors;
-        self.bytes += other.bytes;
+        self.global_bytes += other.global_bytes;
+        self.shared_bytes += other.shared_bytes;
         self.wavefronts += other.wavefronts;
         self.ideal_wavefronts += other.ideal_wavefronts;
         self.waits += other.waits;
+        self.work += other.work;
     }
 }
 
 /// 32-byte sectors that the lanes of one access touch.
 pub(crate) fn sectors(addresses: &[u64; 32], mask: u32, bytes: u32) -> u64 {
-    let mut seen = [u64::MAX; 64];
+    let mut seen = [0; 64];
     let mut count = 0usize;
-    let mut previous = u64::MAX;
+    let mut highest = None;
     for lane in 0..32 {
         if mask >> lane & 1 == 0 {
             continue;
         }
         let (first, last) = (addresses[lane] / 32, (addresses[lane].wrapping_add(u64::from(bytes) - 1)) / 32);
         for sector in [first, last] {
-            if sector == previous || seen[..count].contains(&sector) {
+            // Lanes mostly go upwards: a sector above all others is new, the highest one is not.
+            if highest == Some(sector) || (highest > Some(sector) && seen[..count].contains(&sector)) {
                 continue;
             }
-            previous = sector;
+            highest = highest.max(Some(sector));
             seen[count] = sector;
             count += 1;
         }
@@ -77,24 +83,30 @@ pub(crate) fn wavefronts(addresses: &[u64; 32], mask: u32, bytes: u32) -> (u64, 
 }
 
 fn passes(addresses: &[u64], mask: u32, words: usize) -> u64 {
-    // Per bank: the words asked for so far (at most one per lane and word).
-    let mut depth = [0u8; 32];
-    let mut asked = [[u64::MAX; 32]; 32];
+    const NONE: u8 = u8::MAX;
+    // Per bank a chain of the distinct words asked for: lanes times words is at most 32.
+    let (mut newest, mut depth) = ([NONE; 32], [0u8; 32]);
+    let (mut asked, mut older) = ([0u64; 32], [NONE; 32]);
+    let mut count = 0;
     for (lane, address) in addresses.iter().enumerate() {
         if mask >> lane & 1 == 0 {
             continue;
         }
-        for k in 0..words as u64 {
-            let word = address / 4 + k;
+        for word in (address / 4..).take(words) {
             let bank = (word % 32) as usize;
-            let n = usize::from(depth[bank]);
-            if !asked[bank][..n].contains(&word) && n < 32 {
-                asked[bank][n] = word;
+            let mut link = newest[bank];
+            while link != NONE && asked[link as usize] != word {
+                link = older[link as usize];
+            }
+            if link == NONE {
+                (asked[count], older[count]) = (word, newest[bank]);
+                newest[bank] = count as u8;
                 depth[bank] += 1;
+                count += 1;
             }
         }
     }
-    u64::from(depth.iter().copied().max().unwrap_or(0))
+    u64::from(depth.into_iter().max().unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -6,4 +6,4 @@ mod summary;
 
 pub use class::Class;
 pub(crate) use class::tensor_ops;
-pub use summary::{Counters, LineConflicts};
+pub use summary::{Counters, Counts, LineCounts};

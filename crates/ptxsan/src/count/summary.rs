@@ -1,17 +1,29 @@
-//! Totals of a launch, and where its shared-memory conflicts are.
+//! Totals of a launch, and the same counts line by line of the source.
 
 use super::Class;
 use super::counters::Tally;
-use crate::decode::Kernel;
+use crate::decode::{Info, Kernel};
 use crate::module::Module;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::{AddAssign, Deref};
 
 /// Exact, deterministic counts of a launch.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Counters {
+    /// The whole launch.
+    #[serde(flatten)]
+    pub total: Counts,
+    /// Every source line that was executed, in order of file and line.
+    pub lines: Vec<LineCounts>,
+}
+
+/// Counts of a launch or of one source line.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Counts {
     /// Warp instructions by class.
     pub warp_instructions: BTreeMap<Class, u64>,
     /// Lane instructions: active lanes over all warp instructions.
@@ -24,79 +36,113 @@ pub struct Counters {
     pub global_sectors: u64,
     /// Bytes of global memory asked for by lanes.
     pub global_bytes: u64,
+    /// Bytes of shared memory asked for by lanes.
+    pub shared_bytes: u64,
     /// Passes over shared memory.
     pub shared_wavefronts: u64,
-    /// Passes beyond those the access sizes need.
+    /// Passes beyond those the access sizes need: bank conflicts.
     pub shared_conflicts: u64,
     /// Times a warp waited at a CTA barrier.
     pub barrier_waits: u64,
-    /// Source lines with bank conflicts, most first.
-    pub conflict_lines: Vec<LineConflicts>,
 }
 
-/// Shared-memory passes of one source line.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// Counts of one source line.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct LineConflicts {
-    /// `file:line`, or the PTX line.
+pub struct LineCounts {
+    /// `file:line`, or the PTX line where the module has no line information.
     pub source: String,
-    /// Passes taken.
-    pub wavefronts: u64,
-    /// Passes beyond those needed.
-    pub conflicts: u64,
+    /// Its counts.
+    #[serde(flatten)]
+    pub counts: Counts,
+}
+
+impl Counts {
+    fn of(tally: &Tally, info: &Info) -> Self {
+        let mut out = Counts::default();
+        // A helper step of an instruction is counted with the instruction.
+        if !info.is_step && tally.executed > 0 {
+            out.warp_instructions.insert(info.class, tally.executed);
+            out.lane_instructions = tally.lanes;
+            out.flops = tally.lanes * u64::from(info.lane_flops);
+        }
+        out.tensor_ops = tally.executed * info.tensor_ops;
+        out.barrier_waits = tally.waits;
+        out.global_sectors = tally.sectors;
+        out.global_bytes = tally.global_bytes;
+        out.shared_bytes = tally.shared_bytes;
+        out.shared_wavefronts = tally.wavefronts;
+        out.shared_conflicts = tally.wavefronts - tally.ideal_wavefronts;
+        out
+    }
+
+    /// Warp instructions of all classes.
+    pub fn instructions(&self) -> u64 {
+        self.warp_instructions.values().sum()
+    }
+}
+
+impl AddAssign<&Counts> for Counts {
+    fn add_assign(&mut self, other: &Counts) {
+        for (class, n) in &other.warp_instructions {
+            *self.warp_instructions.entry(*class).or_default() += n;
+        }
+        self.lane_instructions += other.lane_instructions;
+        self.flops += other.flops;
+        self.tensor_ops += other.tensor_ops;
+        self.global_sectors += other.global_sectors;
+        self.global_bytes += other.global_bytes;
+        self.shared_bytes += other.shared_bytes;
+        self.shared_wavefronts += other.shared_wavefronts;
+        self.shared_conflicts += other.shared_conflicts;
+        self.barrier_waits += other.barrier_waits;
+    }
 }
 
 impl Counters {
     pub(crate) fn new(module: &Module, kernel: &Kernel, tallies: &[Tally]) -> Self {
-        let mut out = Counters::default();
-        let mut lines: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+        let mut total = Counts::default();
+        let mut lines: BTreeMap<(String, u64, String), Counts> = BTreeMap::new();
         for (tally, info) in tallies.iter().zip(&kernel.info) {
-            if !info.is_step {
-                *out.warp_instructions.entry(info.class).or_default() += tally.executed;
-                out.lane_instructions += tally.lanes;
-            }
-            out.flops += tally.lanes * u64::from(info.lane_flops) * u64::from(!info.is_step);
-            out.tensor_ops += tally.executed * info.tensor_ops;
-            out.barrier_waits += tally.waits;
-            if tally.sectors > 0 {
-                out.global_sectors += tally.sectors;
-                out.global_bytes += tally.bytes;
-            }
-            if tally.wavefronts > 0 {
-                out.shared_wavefronts += tally.wavefronts;
-                out.shared_conflicts += tally.wavefronts - tally.ideal_wavefronts;
-                let source =
-                    module.describe(info.location).unwrap_or_else(|| format!("PTX line {}", info.line));
-                let line = lines.entry(source).or_default();
-                line.0 += tally.wavefronts;
-                line.1 += tally.wavefronts - tally.ideal_wavefronts;
+            if tally.executed > 0 {
+                let counts = Counts::of(tally, info);
+                total += &counts;
+                *lines.entry(module.place(info)).or_default() += &counts;
             }
         }
-        out.warp_instructions.retain(|_, n| *n > 0);
-        out.conflict_lines = lines
-            .into_iter()
-            .filter(|(_, (_, conflicts))| *conflicts > 0)
-            .map(|(source, (wavefronts, conflicts))| LineConflicts { source, wavefronts, conflicts })
-            .collect();
-        out.conflict_lines.sort_by_key(|l| std::cmp::Reverse(l.conflicts));
-        out
+        let named = |((_, _, source), counts)| LineCounts { source, counts };
+        Counters { total, lines: lines.into_iter().map(named).collect() }
+    }
+
+    /// Source lines with bank conflicts, most first.
+    pub fn conflict_lines(&self) -> Vec<&LineCounts> {
+        let mut lines: Vec<_> = self.lines.iter().filter(|l| l.counts.shared_conflicts > 0).collect();
+        lines.sort_by_key(|l| std::cmp::Reverse(l.counts.shared_conflicts));
+        lines
+    }
+}
+
+/// The totals are what most readers want.
+impl Deref for Counters {
+    type Target = Counts;
+
+    fn deref(&self) -> &Counts {
+        &self.total
     }
 }
 
 impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let total: u64 = self.warp_instructions.values().sum();
-        writeln!(f, "  {total} warp instructions, {} lane instructions", self.lane_instructions)?;
-        writeln!(f, "  {} flops, {} tensor operations", self.flops, self.tensor_ops)?;
-        writeln!(f, "  global memory: {} bytes in {} sectors", self.global_bytes, self.global_sectors)?;
-        writeln!(
-            f,
-            "  shared memory: {} wavefronts, {} of them bank conflicts",
-            self.shared_wavefronts, self.shared_conflicts
-        )?;
-        for line in self.conflict_lines.iter().take(8) {
-            writeln!(f, "    {}: {} of {} wavefronts", line.source, line.conflicts, line.wavefronts)?;
+        let t = &self.total;
+        writeln!(f, "  {} warp instructions, {} lane instructions", t.instructions(), t.lane_instructions)?;
+        writeln!(f, "  {} flops, {} tensor operations", t.flops, t.tensor_ops)?;
+        writeln!(f, "  global memory: {} bytes in {} sectors", t.global_bytes, t.global_sectors)?;
+        let (wavefronts, conflicts) = (t.shared_wavefronts, t.shared_conflicts);
+        writeln!(f, "  shared memory: {wavefronts} wavefronts, {conflicts} of them bank conflicts")?;
+        for line in self.conflict_lines().into_iter().take(8) {
+            let Counts { shared_conflicts, shared_wavefronts, .. } = line.counts;
+            writeln!(f, "    {}: {shared_conflicts} of {shared_wavefronts} wavefronts", line.source)?;
         }
-        writeln!(f, "  {} barrier waits", self.barrier_waits)
+        writeln!(f, "  {} barrier waits", t.barrier_waits)
     }
 }

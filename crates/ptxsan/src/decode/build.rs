@@ -1,6 +1,6 @@
 //! Walks the functions an entry needs and emits their code.
 
-use super::flow::{BANKS, Graph, keep_wanted_writes};
+use super::flow::{BANKS, Graph, allow_undefined_halves, keep_wanted_writes};
 use super::lanes::Args;
 use super::opcode::Opcode;
 use super::scope::{Scopes, Symbol};
@@ -305,6 +305,7 @@ impl Builder<'_> {
         let graph = Graph::new(&self.code, start, end);
         graph.join_branches(&mut self.code);
         let counts = BANKS.map(|b| self.scopes.counts[b as usize]);
+        allow_undefined_halves(&mut self.code[start..end], &self.info[start..end]);
         graph.prove_written(&mut self.code, counts);
         debug_assert!(graph.block_count() > 0);
         while self.scopes.chain().len() > 1 {

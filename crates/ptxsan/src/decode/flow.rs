@@ -1,6 +1,7 @@
 //! Where the lanes of a divergent branch meet again, and which registers may be read before they are written.
 
-use super::{ALWAYS, Bank, Inst, NEVER, Op, Register};
+use super::{ALWAYS, Bank, Info, Inst, NEVER, Op, Register};
+use std::collections::HashSet;
 
 /// Successors of an instruction inside its function. `None` stands for the function's end.
 fn successors(code: &[Inst], pc: usize, end: usize) -> Vec<Option<usize>> {
@@ -228,9 +229,22 @@ fn mark_written(inst: &Inst, known: &mut [u64], slot: impl Fn(&Register) -> usiz
     }
 }
 
+/// A register that no instruction writes, put into a pair by `mov`, is how compilers write a half that nobody looks at
+/// (LLVM's `undef`): it is not asked about there, and still is anywhere else.
+pub(super) fn allow_undefined_halves(code: &mut [Inst], info: &[Info]) {
+    let written: HashSet<(Bank, u32)> =
+        code.iter().flat_map(|inst| inst.writes.iter().map(|r| (r.bank, r.index))).collect();
+    for (inst, info) in code.iter_mut().zip(info) {
+        if info.opcode.starts_with("mov.b") && inst.reads.len() > 1 {
+            inst.reads =
+                inst.reads.iter().filter(|r| written.contains(&(r.bank, r.index))).copied().collect();
+        }
+    }
+}
+
 /// Drops write marks that no remaining read asks about.
 pub(super) fn keep_wanted_writes(code: &mut [Inst]) {
-    let mut wanted = std::collections::HashSet::new();
+    let mut wanted = HashSet::new();
     for inst in code.iter() {
         wanted.extend(inst.reads.iter().map(|r| (r.bank, r.index)));
     }

@@ -75,7 +75,7 @@ impl Clock {
     }
 
     /// Whether the access of `who` at `time` is known to have happened.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn knows(&self, numbering: Numbering, who: u32, time: u32) -> bool {
         let (block, slot) = (numbering.block_of(who), numbering.slot_of(who) as usize);
         if block == self.block {

@@ -80,7 +80,7 @@ pub(crate) struct Conflict {
 }
 
 impl Accessor<'_> {
-    #[inline]
+    #[inline(always)]
     fn ordered(&self, who: u32, time: u32) -> bool {
         if let Some((lane, waited)) = self.alone {
             if who == self.lanes_base + lane {
@@ -100,6 +100,7 @@ impl Accessor<'_> {
         both && (near || (self.pc | pc) & BLOCK_SCOPE == 0)
     }
 
+    #[inline]
     fn all_ordered(&self, readers: &Readers) -> bool {
         if self.known.knows_all(self.numbering, readers.base, readers.mask, readers.time) {
             return true;
@@ -156,6 +157,27 @@ impl Shadow {
                 read_cell(cell, by, &mut self.lists, &mut self.free)
             };
             found = found.or(conflict);
+        }
+        found
+    }
+
+    /// Who made earlier accesses that one to these bytes would conflict with, and when.
+    pub(crate) fn earlier(&self, offset: usize, bytes: u32, write: bool) -> Vec<(u32, u32)> {
+        let mut found = Vec::new();
+        let Some(Some(chunk)) = self.chunks.get(offset >> CHUNK_SHIFT) else { return found };
+        let inside = offset & (CHUNK_BYTES - 1);
+        let range = inside >> chunk.shift..=(inside + bytes as usize - 1) >> chunk.shift;
+        for cell in &chunk.cells[range] {
+            if cell.write_time != 0 {
+                found.push((cell.writer, cell.write_time));
+            }
+            if write {
+                let more = cell.more.checked_sub(1).map(|list| &self.lists[list as usize]);
+                for readers in more.into_iter().flatten().chain([&cell.readers]) {
+                    let lanes = (0..32).filter(|lane| readers.mask >> lane & 1 == 1);
+                    found.extend(lanes.map(|lane| (readers.base + lane, readers.time)));
+                }
+            }
         }
         found
     }
@@ -223,7 +245,7 @@ fn new_list(lists: &mut Vec<Vec<Readers>>, free: &mut Vec<u32>, items: &[Readers
     }
 }
 
-#[inline]
+#[inline(always)]
 fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> {
     if cell.write_time == 0
         || by.ordered(cell.writer, cell.write_time)
@@ -236,6 +258,7 @@ fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> {
     Some(Conflict { who: cell.writer, pc: cell.write_pc & PC_MASK, is_write: true, same_instruction })
 }
 
+#[inline]
 fn read_cell(
     cell: &mut Cell,
     by: &Accessor<'_>,
@@ -272,6 +295,7 @@ fn read_cell(
     conflict
 }
 
+#[inline]
 fn write_cell(
     cell: &mut Cell,
     by: &Accessor<'_>,

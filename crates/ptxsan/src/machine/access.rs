@@ -2,12 +2,11 @@
 
 use super::run::{Context, for_lanes};
 use super::warp::Warp;
+use crate::decode::lanes::blend;
 use crate::decode::{Address, Atomic, Bank, Base, Order, Register, Scope, Transfer};
-use crate::hazard::log::{Kind, Other};
-use crate::hazard::shadow::{Accessor, BLOCK_SCOPE, Conflict, STRONG};
+use crate::hazard::shadow::{BLOCK_SCOPE, STRONG};
 use crate::memory::{PAGE_BYTES, window};
 use crate::parse::ast::Space;
-use std::rc::Rc;
 
 /// The largest single access of a lane.
 pub(super) const MAX_BYTES: usize = 64;
@@ -34,7 +33,26 @@ pub(super) struct Request {
 }
 
 impl Request {
-    fn marked_pc(&self) -> u32 {
+    pub(super) fn new(pc: u32, bytes: u32, direction: Direction, order: Order) -> Self {
+        Request { pc, bytes, direction, order, agent_groups: false }
+    }
+
+    /// An ordinary read by the lanes themselves.
+    pub(super) fn read(pc: u32, bytes: u32) -> Self {
+        Request::new(pc, bytes, Direction::Read, Order::WEAK)
+    }
+
+    /// An ordinary write by the lanes themselves.
+    pub(super) fn write(pc: u32, bytes: u32) -> Self {
+        Request::new(pc, bytes, Direction::Write, Order::WEAK)
+    }
+
+    /// The same by the lanes' asynchronous agents.
+    pub(super) fn by_agents(self) -> Self {
+        Request { agent_groups: true, ..self }
+    }
+
+    pub(super) fn marked_pc(&self) -> u32 {
         match self.order.strong {
             Some(Scope::Cta) => self.pc | STRONG | BLOCK_SCOPE,
             Some(Scope::Device) => self.pc | STRONG,
@@ -44,6 +62,30 @@ impl Request {
 }
 
 impl Warp {
+    /// The address of each lane, in its own space, and which lanes are in which space.
+    pub(super) fn located(
+        &self,
+        address: &Address,
+        mask: u32,
+    ) -> ([u64; 32], impl Iterator<Item = (Space, u32)> + use<>) {
+        let mut addresses = self.addresses(address);
+        let mut spaces = [(Space::Global, 0), (Space::Shared, 0), (Space::Local, 0), (Space::Param, 0)];
+        match address.space {
+            Space::Generic => {
+                for lane in 0..32 {
+                    let space;
+                    (space, addresses[lane]) = window::split(addresses[lane]);
+                    if let Some((_, lanes)) = spaces.iter_mut().find(|(s, _)| *s == space) {
+                        *lanes |= (mask >> lane & 1) << lane;
+                    }
+                }
+            }
+            Space::Const => spaces[0].1 = mask,
+            space => spaces[0] = (space, mask),
+        }
+        (addresses, spaces.into_iter().filter(|(_, lanes)| *lanes != 0))
+    }
+
     pub(super) fn addresses(&self, address: &Address) -> [u64; 32] {
         let offset = address.offset as u64;
         match address.base {
@@ -54,72 +96,53 @@ impl Warp {
         }
     }
 
-    /// Splits lanes by the space their addresses lie in.
-    pub(super) fn by_space(
-        &self,
-        address: &Address,
-        mask: u32,
-        mut each: impl FnMut(Space, &[u64; 32], u32),
-    ) {
-        let mut addresses = self.addresses(address);
-        if address.space != Space::Generic {
-            let space = if address.space == Space::Const { Space::Global } else { address.space };
-            return each(space, &addresses, mask);
-        }
-        let mut spaces = [Space::Global; 32];
-        for lane in 0..32 {
-            (spaces[lane], addresses[lane]) = window::split(addresses[lane]);
-        }
-        for space in [Space::Global, Space::Shared, Space::Local, Space::Param] {
-            let lanes = (0..32).filter(|l| spaces[*l] == space).fold(0u32, |m, l| m | 1 << l) & mask;
-            if lanes != 0 {
-                each(space, &addresses, lanes);
-            }
-        }
-    }
-
     pub(super) fn load(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, t: &Transfer) {
         let bytes = t.bytes * t.registers.len() as u32;
-        let request = Request { pc, bytes, direction: Direction::Read, order: t.order, agent_groups: false };
-        let mut parts: [(Space, [u64; 32], u32); 4] = [(Space::Global, [0; 32], 0); 4];
-        let mut count = 0;
-        self.by_space(&t.address, mask, |space, addresses, lanes| {
-            parts[count] = (space, *addresses, lanes);
-            count += 1;
-        });
-        for (space, addresses, lanes) in &parts[..count] {
-            let good = self.check(cx, *space, addresses, *lanes, &request);
-            self.read_registers(cx, *space, addresses, good, *lanes, t);
+        let request = Request::new(pc, bytes, Direction::Read, t.order);
+        let (addresses, spaces) = self.located(&t.address, mask);
+        for (space, lanes) in spaces {
+            let good = self.check(cx, space, &addresses, lanes, &request);
+            for (i, register) in t.registers.iter().enumerate() {
+                self.load_register(cx, space, &addresses, good, lanes, t, i as u32, *register);
+            }
             if t.order.strong.is_some() {
-                self.after_strong_read(cx, *space, addresses, good, t.order);
+                self.after_strong_read(cx, space, &addresses, good, t.order, pc);
             }
         }
     }
 
-    fn read_registers(
+    /// Element `index` of a vector load; lanes whose access was refused get zero.
+    fn load_register(
         &mut self,
         cx: &mut Context<'_, '_>,
         space: Space,
         addresses: &[u64; 32],
         good: u32,
-        mask: u32,
+        lanes: u32,
         t: &Transfer,
+        index: u32,
+        register: Register,
     ) {
-        let width = t.bytes as usize;
-        let total = (width * t.registers.len()) as u32;
-        for lane in 0..32 {
-            if mask >> lane & 1 == 0 {
-                continue;
+        let mut values = [0u64; 32];
+        for_lanes(good, |lane| {
+            let at = addresses[lane] + u64::from(index * t.bytes);
+            values[lane] = little_endian(self.bytes(cx, space, at, t.bytes, lane));
+        });
+        if t.is_signed {
+            values = values.map(|value| sign_extend(value, t.bytes));
+        }
+        self.set_lanes(register, lanes, &values);
+    }
+
+    pub(super) fn set_lanes(&mut self, register: Register, lanes: u32, values: &[u64; 32]) {
+        match register.bank {
+            Bank::B64 => blend(&mut self.regs.b64[register.index as usize], values, lanes),
+            Bank::B32 => {
+                let mask = if register.bits >= 32 { u32::MAX } else { (1 << register.bits) - 1 };
+                let values = values.map(|value| value as u32 & mask);
+                blend(&mut self.regs.b32[register.index as usize], &values, lanes);
             }
-            let mut data: Bytes = [0; MAX_BYTES];
-            if good >> lane & 1 == 1 {
-                self.fetch(cx, space, addresses[lane], total, lane, &mut data);
-            }
-            for (i, register) in t.registers.iter().enumerate() {
-                let value = little_endian(&data[i * width..(i + 1) * width]);
-                let value = if t.is_signed { sign_extend(value, t.bytes) } else { value };
-                self.set_lane(*register, lane, value);
-            }
+            Bank::Pred => for_lanes(lanes, |lane| self.set_lane(register, lane, values[lane])),
         }
     }
 
@@ -147,54 +170,35 @@ impl Warp {
     }
 
     pub(super) fn store(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, t: &Transfer) {
-        let bytes = t.bytes * t.registers.len() as u32;
-        let request = Request { pc, bytes, direction: Direction::Write, order: t.order, agent_groups: false };
         let width = t.bytes as usize;
-        let mut values = [[0u8; MAX_BYTES]; 32];
-        for_lanes(mask, |lane| {
-            for (i, register) in t.registers.iter().enumerate() {
-                let value = self.lane(*register, lane).to_le_bytes();
-                values[lane][i * width..(i + 1) * width].copy_from_slice(&value[..width]);
-            }
-        });
-        self.store_bytes(cx, &t.address, mask, &request, &values);
-    }
-
-    /// Stores each lane's bytes, with all checks.
-    pub(super) fn store_bytes(
-        &mut self,
-        cx: &mut Context<'_, '_>,
-        address: &Address,
-        mask: u32,
-        request: &Request,
-        values: &[Bytes; 32],
-    ) {
-        let mut parts: [(Space, [u64; 32], u32); 4] = [(Space::Global, [0; 32], 0); 4];
-        let mut count = 0;
-        self.by_space(address, mask, |space, addresses, lanes| {
-            parts[count] = (space, *addresses, lanes);
-            count += 1;
-        });
-        for (space, addresses, lanes) in &parts[..count] {
-            let good = self.check_bounds(cx, *space, addresses, *lanes, request);
-            self.count_traffic(cx, *space, addresses, good, request);
-            for_lanes(good, |lane| {
-                let data = &values[lane][..request.bytes as usize];
-                if let Some(conflict) = self.order(cx, *space, addresses[lane], 1 << lane, request) {
+        let bytes = width * t.registers.len();
+        let request = Request::new(pc, bytes as u32, Direction::Write, t.order);
+        let (addresses, spaces) = self.located(&t.address, mask);
+        for (space, lanes) in spaces {
+            let good = self.check_bounds(cx, space, &addresses, lanes, &request);
+            self.order_each(cx, space, &addresses, good, &request, |warp, cx, lane, conflict| {
+                let mut data: Bytes = [0; MAX_BYTES];
+                for (part, register) in data.chunks_exact_mut(width).zip(&t.registers) {
+                    part.copy_from_slice(&warp.lane(*register, lane).to_le_bytes()[..width]);
+                }
+                let (data, at) = (&data[..bytes], addresses[lane]);
+                if let Some(conflict) = conflict {
                     // Lanes that store the same value to one place in one instruction agree, whoever is last.
-                    if !(conflict.same_instruction && self.holds(cx, *space, addresses[lane], data)) {
-                        self.report_race(cx, *space, addresses[lane], 1 << lane, request, conflict);
+                    let agrees =
+                        conflict.same_instruction && warp.bytes(cx, space, at, request.bytes, lane) == data;
+                    if !agrees {
+                        warp.report_race(cx, space, at, 1 << lane, &request, conflict);
                     }
                 }
-                self.put(cx, *space, addresses[lane], data, lane);
+                warp.put(cx, space, at, data, lane);
             });
-            if request.order.strong.is_some() {
-                self.after_strong_write(cx, *space, addresses, good, request.order, false);
+            if t.order.strong.is_some() {
+                self.after_strong_write(cx, space, &addresses, good, t.order, false);
             }
         }
     }
 
-    /// Bounds, alignment, initialised bytes, ordering and traffic of a read; returns the lanes that may read.
+    /// Bounds, traffic and ordering; returns the lanes whose access can be made.
     pub(super) fn check(
         &mut self,
         cx: &mut Context<'_, '_>,
@@ -204,208 +208,48 @@ impl Warp {
         request: &Request,
     ) -> u32 {
         let good = self.check_bounds(cx, space, addresses, mask, request);
-        self.count_traffic(cx, space, addresses, good, request);
-        if !cx.options.check_races || !matches!(space, Space::Shared | Space::Global) {
-            return good;
-        }
-        // Lanes that read the same place and know the same are taken together.
-        let mut rest = good;
-        while rest != 0 {
-            let lane = rest.trailing_zeros() as usize;
-            let mut group = 1u32 << lane;
-            let mut next = lane + 1;
-            while next < 32
-                && rest >> next & 1 == 1
-                && addresses[next] == addresses[lane]
-                && Rc::ptr_eq(&self.known[next], &self.known[lane])
-            {
-                group |= 1 << next;
-                next += 1;
+        self.check_order(cx, space, addresses, good, request);
+        good
+    }
+
+    /// Orders each lane's access and reports what it races with.
+    pub(super) fn check_order(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        space: Space,
+        addresses: &[u64; 32],
+        lanes: u32,
+        request: &Request,
+    ) {
+        self.order_each(cx, space, addresses, lanes, request, |warp, cx, lane, conflict| {
+            if let Some(conflict) = conflict {
+                warp.report_race(cx, space, addresses[lane], 1 << lane, request, conflict);
             }
-            rest &= !group;
-            self.order_and_report(cx, space, addresses[lane], group, request);
-        }
-        good
+        });
     }
 
-    /// As [`Warp::check`] without ordering: for instructions whose data goes to other lanes than name it.
-    pub(super) fn check_quietly(
-        &mut self,
-        cx: &mut Context<'_, '_>,
-        space: Space,
-        addresses: &[u64; 32],
-        mask: u32,
-        request: &Request,
-    ) -> u32 {
-        let good = self.check_bounds(cx, space, addresses, mask, request);
-        self.count_traffic(cx, space, addresses, good, request);
-        good
-    }
-
-    /// As [`Warp::check_quietly`], and every lane's write is ordered.
-    pub(super) fn check_write(
-        &mut self,
-        cx: &mut Context<'_, '_>,
-        space: Space,
-        addresses: &[u64; 32],
-        mask: u32,
-        request: &Request,
-    ) -> u32 {
-        let good = self.check_quietly(cx, space, addresses, mask, request);
-        for_lanes(good, |lane| self.order_and_report(cx, space, addresses[lane], 1 << lane, request));
-        good
-    }
-
-    pub(super) fn order_and_report(
-        &mut self,
-        cx: &mut Context<'_, '_>,
-        space: Space,
-        address: u64,
-        lanes: u32,
-        request: &Request,
-    ) {
-        if let Some(conflict) = self.order(cx, space, address, lanes, request) {
-            self.report_race(cx, space, address, lanes, request, conflict);
-        }
-    }
-
-    /// Checks one place against everybody's earlier accesses and records this one.
-    pub(super) fn order(
-        &mut self,
-        cx: &mut Context<'_, '_>,
-        space: Space,
-        address: u64,
-        lanes: u32,
-        request: &Request,
-    ) -> Option<Conflict> {
-        if !cx.options.check_races || !matches!(space, Space::Shared | Space::Global) {
-            return None;
-        }
-        let lane = lanes.trailing_zeros();
-        let lanes_base = cx.numbering.warp(cx.block, self.index);
-        let agents_base = cx.numbering.agents(cx.block, self.index);
-        let (base, time) = if request.agent_groups {
-            (agents_base, self.open_group[lane as usize])
-        } else {
-            (lanes_base, self.time)
-        };
-        let by = Accessor {
-            numbering: cx.numbering,
-            base,
-            mask: lanes,
-            time,
-            pc: request.marked_pc(),
-            known: &self.known[lane as usize],
-            alone: (lanes & (lanes - 1) == 0).then(|| (lane, self.waited_group[lane as usize])),
-            lanes_base,
-            agents_base,
-        };
-        let is_write = request.direction == Direction::Write;
-        let step = request.bytes.min(16);
-        let mut conflict = None;
-        for part in (0..request.bytes).step_by(step as usize) {
-            let at = address + u64::from(part);
-            let found = match space {
-                Space::Shared => cx.shared.shadow.access(at as usize, step, is_write, &by),
-                _ => match cx.view.page(at) {
-                    Some(page) => {
-                        cx.view.at(page).shadow.access(at as usize % PAGE_BYTES, step, is_write, &by)
-                    }
-                    None => None,
-                },
-            };
-            conflict = conflict.or(found);
-        }
-        conflict
-    }
-
-    fn report_race(
-        &mut self,
-        cx: &mut Context<'_, '_>,
-        space: Space,
-        address: u64,
-        lanes: u32,
-        request: &Request,
-        conflict: Conflict,
-    ) {
-        let numbering = cx.numbering;
-        let other = Other {
-            pc: conflict.pc,
-            block: u64::from(numbering.block_of(conflict.who)),
-            thread: numbering.thread_of(conflict.who),
-        };
-        let with_agent = request.agent_groups || numbering.is_agent(conflict.who);
-        let kind = if with_agent { Kind::AsyncRace } else { Kind::Race };
-        let thread = self.index * 32 + lanes.trailing_zeros();
-        let verb = |write: bool| if write { "write" } else { "read" };
-        let mine = verb(request.direction == Direction::Write);
-        let theirs = verb(conflict.is_write);
-        let advice = if conflict.same_instruction {
-            "two lanes write different values in one instruction: which one stays is undefined"
-        } else if numbering.is_agent(conflict.who)
-            && other.block == u64::from(cx.block)
-            && other.thread == thread
-        {
-            "the copy is still in flight: cp.async.wait_group must come first"
-        } else if numbering.is_agent(conflict.who) {
-            "the copy is not published: its thread must cp.async.wait_group, and a barrier must follow"
-        } else if other.block != u64::from(cx.block) {
-            "nothing orders the two blocks: a fence (__threadfence) on both sides of a flag or atomic is missing"
-        } else if other.thread / 32 == thread / 32 {
-            "nothing orders the two lanes: __syncwarp() or a barrier between the accesses is missing"
-        } else {
-            "nothing orders the two warps: __syncthreads() or a named barrier between the accesses is missing"
-        };
-        let agent = |yes: bool| if yes { "asynchronous " } else { "" };
-        let (a, b) = (agent(request.agent_groups), agent(numbering.is_agent(conflict.who)));
-        let (space_name, bytes) = (space_name(space), request.bytes);
-        let place = if space == Space::Global { cx.view.base().locate(address) } else { String::new() };
-        let detail = || {
-            format!(
-                "{a}{mine} of {bytes} bytes at {space_name} {address:#x}{place} after an unordered {b}{theirs}; {advice}"
-            )
-        };
-        cx.log.add(kind, request.pc, Some(other), (cx.block, thread), detail);
-    }
-
-    /// Reads bytes that were checked.
+    /// Bytes that were checked.
     #[inline]
-    pub(super) fn fetch(
-        &self,
-        cx: &mut Context<'_, '_>,
+    pub(super) fn bytes<'s>(
+        &'s self,
+        cx: &'s mut Context<'_, '_>,
         space: Space,
         address: u64,
         bytes: u32,
         lane: usize,
-        into: &mut Bytes,
-    ) {
-        let n = bytes as usize;
-        let into = &mut into[..n];
+    ) -> &'s [u8] {
+        let (at, n) = (address as usize, bytes as usize);
         match space {
-            Space::Shared => into.copy_from_slice(&cx.shared.data[address as usize..address as usize + n]),
+            Space::Shared => &cx.shared.data[at..at + n],
             Space::Local => {
-                let start = lane * cx.kernel.local_bytes as usize + address as usize;
-                into.copy_from_slice(&self.local[start..start + n]);
+                let start = lane * cx.kernel.local_bytes as usize + at;
+                &self.local[start..start + n]
             }
-            Space::Param => into.copy_from_slice(&cx.params[address as usize..address as usize + n]),
-            _ => {
-                if let Some(page) = cx.view.page(address) {
-                    let at = address as usize % PAGE_BYTES;
-                    into.copy_from_slice(&cx.view.at(page).data[at..at + n]);
-                }
-            }
-        }
-    }
-
-    /// Whether memory already holds these bytes.
-    fn holds(&self, cx: &mut Context<'_, '_>, space: Space, address: u64, data: &[u8]) -> bool {
-        match space {
-            Space::Shared => &cx.shared.data[address as usize..address as usize + data.len()] == data,
-            Space::Global => cx.view.page(address).is_some_and(|page| {
-                let at = address as usize % PAGE_BYTES;
-                &cx.view.at(page).data[at..at + data.len()] == data
-            }),
-            _ => false,
+            Space::Param => &cx.params[at..at + n],
+            _ => match cx.view.page(address) {
+                Some(page) => &cx.view.at(page).data[at % PAGE_BYTES..at % PAGE_BYTES + n],
+                None => &[],
+            },
         }
     }
 
@@ -446,41 +290,37 @@ impl Warp {
     }
 
     pub(super) fn atomic(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, a: &Atomic) {
-        let request =
-            Request { pc, bytes: a.bytes, direction: Direction::Write, order: a.order, agent_groups: false };
-        let mut parts: [(Space, [u64; 32], u32); 4] = [(Space::Global, [0; 32], 0); 4];
-        let mut count = 0;
-        self.by_space(&a.address, mask, |space, addresses, lanes| {
-            parts[count] = (space, *addresses, lanes);
-            count += 1;
-        });
-        for (space, addresses, lanes) in &parts[..count] {
-            let good = self.check_bounds(cx, *space, addresses, *lanes, &request);
-            self.count_traffic(cx, *space, addresses, good, &request);
+        let request = Request::new(pc, a.bytes, Direction::Write, a.order);
+        let (addresses, spaces) = self.located(&a.address, mask);
+        for (space, lanes) in spaces {
+            let good = self.check_bounds(cx, space, &addresses, lanes, &request);
             for_lanes(good, |lane| {
-                self.order_and_report(cx, *space, addresses[lane], 1 << lane, &request);
-                let mut data: Bytes = [0; MAX_BYTES];
-                self.fetch(cx, *space, addresses[lane], a.bytes, lane, &mut data);
-                let old = little_endian(&data[..a.bytes as usize]);
+                let (at, one) = (addresses[lane], 1 << lane);
+                self.check_order(cx, space, &addresses, one, &request);
+                let old = little_endian(self.bytes(cx, space, at, a.bytes, lane));
                 let first = self.lane(a.a, lane);
                 let second = a.b.map_or(0, |b| self.lane(b, lane));
                 let new = (a.apply)(old, first, second);
-                self.put(cx, *space, addresses[lane], &new.to_le_bytes()[..a.bytes as usize], lane);
+                self.put(cx, space, at, &new.to_le_bytes()[..a.bytes as usize], lane);
                 if let Some(d) = a.d {
                     self.set_lane(d, lane, old);
                 }
-                let one = 1 << lane;
-                self.after_strong_read(cx, *space, addresses, one, a.order);
-                self.after_strong_write(cx, *space, addresses, one, a.order, true);
+                self.after_strong_read(cx, space, &addresses, one, a.order, pc);
+                self.after_strong_write(cx, space, &addresses, one, a.order, true);
             });
         }
     }
 }
 
+/// Up to eight bytes as a number.
+#[inline]
 pub(super) fn little_endian(bytes: &[u8]) -> u64 {
-    let mut raw = [0; 8];
-    raw[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(raw)
+    match bytes {
+        [a, b, c, d] => u64::from(u32::from_le_bytes([*a, *b, *c, *d])),
+        [a, b] => u64::from(u16::from_le_bytes([*a, *b])),
+        [a] => u64::from(*a),
+        _ => bytes.iter().take(8).rev().fold(0, |value, byte| value << 8 | u64::from(*byte)),
+    }
 }
 
 fn sign_extend(value: u64, bytes: u32) -> u64 {

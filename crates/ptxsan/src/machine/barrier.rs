@@ -215,7 +215,7 @@ impl Warp {
             self.groups[at].state = State::Ready;
             self.groups[at].pc = pc + 1;
             if let Some(clock) = &completion.clock {
-                for_lanes(mask, |lane| self.known[lane] = Rc::clone(clock));
+                for_lanes(mask, |lane| self.learn(lane, pc, Rc::clone(clock)));
             }
             if let crate::decode::Op::Barrier(op) = &code[pc as usize].op
                 && let BarrierKind::Reduce { d, reduction, .. } = op.kind

@@ -94,7 +94,7 @@ impl Warp {
     fn perform_for(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, op: &Collective) {
         let orders = matches!(op.kind, CollectiveKind::WarpSync) || cx.options.collectives_order_memory;
         if orders && cx.options.check_races {
-            self.synchronise(cx, lanes);
+            self.synchronise(cx, pc, lanes);
         }
         match &op.kind {
             CollectiveKind::WarpSync => {}
@@ -149,13 +149,13 @@ impl Warp {
     }
 
     /// Every lane of `lanes` learns what every other did and knew.
-    fn synchronise(&mut self, cx: &mut Context<'_, '_>, lanes: u32) {
+    fn synchronise(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32) {
         let mut clock = Clock::clone(&self.known[lanes.trailing_zeros() as usize & 31]);
         join_distinct(&mut clock, (0..32).filter(|l| lanes >> l & 1 == 1).map(|l| &self.known[l]));
         for_lanes(lanes, |lane| self.raise_lane(cx, lane, &mut clock));
         clock.settle();
         let clock = Rc::new(clock);
-        for_lanes(lanes, |lane| self.known[lane] = Rc::clone(&clock));
+        for_lanes(lanes, |lane| self.learn(lane, pc, Rc::clone(&clock)));
         self.advance();
     }
 

@@ -1,9 +1,9 @@
 //! Asynchronous copies: agents of their own that land somewhere between issue and wait.
 
-use super::access::{Bytes, Direction, MAX_BYTES, Request};
+use super::access::{Bytes, MAX_BYTES, Request};
 use super::run::{Context, for_lanes};
 use super::warp::{Flight, Warp};
-use crate::decode::{AsyncCopy, Order};
+use crate::decode::AsyncCopy;
 use crate::parse::ast::Space;
 
 impl Warp {
@@ -11,8 +11,7 @@ impl Warp {
         let to = self.addresses(&copy.to);
         let from = self.addresses(&copy.from);
         let bytes = copy.bytes;
-        let write =
-            Request { pc, bytes, direction: Direction::Write, order: Order::WEAK, agent_groups: true };
+        let write = Request::write(pc, bytes).by_agents();
         let mut wanted = [bytes; 32];
         for_lanes(mask, |lane| {
             if let Some(register) = copy.source_bytes {
@@ -24,13 +23,13 @@ impl Warp {
         });
         self.copies_issued += u64::from(mask.count_ones());
         // The target is checked as a write of the agent, the source as its read: of what is really read.
-        let good = self.check_write(cx, Space::Shared, &to, mask, &write);
+        let good = self.check(cx, Space::Shared, &to, mask, &write);
         let mut readable = 0u32;
         for size in [16u32, 8, 4, 2, 1] {
             let lanes =
                 (0..32).filter(|l| good >> l & 1 == 1 && wanted[*l] == size).fold(0, |m, l| m | 1 << l);
             if lanes != 0 {
-                let read = Request { bytes: size, direction: Direction::Read, ..write };
+                let read = Request::read(pc, size).by_agents();
                 // A source of fewer bytes than the copy must still be aligned to the copy.
                 readable |= self.check(cx, Space::Global, &from, lanes, &read);
             }
@@ -50,6 +49,9 @@ impl Warp {
                 bytes,
                 source_bytes,
             };
+            if let Some(memoir) = &mut self.memoir {
+                memoir.issued(lane, self.open_group[lane]);
+            }
             if cx.options.schedule.lands_early(cx.random) {
                 self.land(cx, &flight);
             } else {
@@ -67,8 +69,7 @@ impl Warp {
         bytes: u32,
         lane: usize,
     ) -> u32 {
-        let read =
-            Request { pc, bytes: 1, direction: Direction::Read, order: Order::WEAK, agent_groups: true };
+        let read = Request::read(pc, 1).by_agents();
         for i in 0..bytes {
             let mut addresses = [0; 32];
             addresses[lane] = from + u64::from(i);
@@ -82,7 +83,8 @@ impl Warp {
     fn land(&mut self, cx: &mut Context<'_, '_>, flight: &Flight) {
         let mut data: Bytes = [0; MAX_BYTES];
         if flight.source_bytes > 0 {
-            self.fetch(cx, Space::Global, flight.from, flight.source_bytes, flight.lane as usize, &mut data);
+            let from = self.bytes(cx, Space::Global, flight.from, flight.source_bytes, flight.lane as usize);
+            data[..from.len()].copy_from_slice(from);
         }
         self.put(
             cx,
@@ -106,8 +108,16 @@ impl Warp {
         }
     }
 
+    /// Closes the open group of each lane.
+    pub(super) fn commit_copies(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32) {
+        if let Some(memoir) = &self.memoir {
+            cx.tallies[pc as usize].work += memoir.copies_in(mask, &self.open_group);
+        }
+        for_lanes(mask, |lane| self.open_group[lane] += 1);
+    }
+
     /// Waits until at most `pending` groups are open, or for everything.
-    pub(super) fn wait_copies(&mut self, cx: &mut Context<'_, '_>, mask: u32, pending: Option<u32>) {
+    pub(super) fn wait_copies(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, pending: Option<u32>) {
         for_lanes(mask, |lane| {
             let done = match pending {
                 // The open group has not been committed and does not count.
@@ -120,6 +130,9 @@ impl Warp {
             self.waited_group[lane] = self.waited_group[lane].max(done);
         });
         let waited = self.waited_group;
+        if let Some(memoir) = &mut self.memoir {
+            cx.tallies[pc as usize].work += memoir.retire(mask, &waited);
+        }
         self.land_copies(cx, |f| mask >> f.lane & 1 == 1 && f.group <= waited[f.lane as usize]);
     }
 }

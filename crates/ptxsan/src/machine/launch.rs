@@ -46,7 +46,7 @@ impl Arg {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Schedule {
-    /// Warps in turn; copies land when they are waited for.
+    /// Warps in turn; copies land when their warp's turn is over.
     RoundRobin,
     /// Warps, run lengths and landing times drawn from the seed.
     Random,
@@ -54,12 +54,42 @@ pub enum Schedule {
     ProducerLate,
     /// Warps that issue asynchronous copies run first; copies land as early as allowed.
     ConsumerLate,
+    /// Warps in turn; copies land the moment they are issued.
+    CopiesEarly,
+    /// Warps in turn; copies land when they are waited for, or when their warp is done.
+    CopiesLate,
 }
 
 impl Schedule {
     /// Every schedule.
-    pub const ALL: [Schedule; 4] =
-        [Schedule::RoundRobin, Schedule::Random, Schedule::ProducerLate, Schedule::ConsumerLate];
+    pub const ALL: [Schedule; 6] = [
+        Schedule::RoundRobin,
+        Schedule::Random,
+        Schedule::ProducerLate,
+        Schedule::ConsumerLate,
+        Schedule::CopiesEarly,
+        Schedule::CopiesLate,
+    ];
+
+    /// Its name on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Schedule::RoundRobin => "round-robin",
+            Schedule::Random => "random",
+            Schedule::ProducerLate => "producer-late",
+            Schedule::ConsumerLate => "consumer-late",
+            Schedule::CopiesEarly => "copies-early",
+            Schedule::CopiesLate => "copies-late",
+        }
+    }
+
+    /// The schedules that a name means: one of them, or `all`.
+    pub fn named(name: &str) -> Option<Vec<Schedule>> {
+        match name {
+            "all" => Some(Schedule::ALL.to_vec()),
+            _ => Schedule::ALL.into_iter().find(|s| s.name() == name).map(|s| vec![s]),
+        }
+    }
 }
 
 /// What to launch and how to run it.
@@ -90,6 +120,8 @@ pub struct Options {
     pub instruction_budget: u64,
     /// Whether happens-before is tracked.
     pub check_races: bool,
+    /// Whether to record what each synchronisation did: see [`Outcome::sync_work`](crate::Outcome::sync_work). Slow.
+    pub explain: bool,
     /// Whether shuffles, votes and the like order memory between their lanes. CUDA says they do not.
     pub collectives_order_memory: bool,
     /// The largest shared memory a block may have, static and dynamic together.
@@ -109,6 +141,7 @@ impl Default for Options {
             seed: 0,
             instruction_budget: 1 << 28,
             check_races: true,
+            explain: false,
             collectives_order_memory: false,
             max_shared_bytes: 232_448,
             resident_blocks: 264,

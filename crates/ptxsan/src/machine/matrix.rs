@@ -1,10 +1,10 @@
 //! Matrix instructions: `ldmatrix` and its kin, `wmma` loads and stores, `mma`.
 
-use super::access::{Bytes, Direction, MAX_BYTES, Request, space_name};
-use super::run::Context;
+use super::access::{Request, little_endian, space_name};
+use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::decode::lanes::blend;
-use crate::decode::{Address, Bank, CollectiveKind, FragmentAccess, MatrixMultiply, Order, Register};
+use crate::decode::{Address, Bank, CollectiveKind, FragmentAccess, MatrixMultiply, Register};
 use crate::hazard::log::Kind;
 use crate::parse::ast::Space;
 use crate::tensor::{Lanes, transfer};
@@ -31,8 +31,9 @@ impl Warp {
     }
 
     /// The words of registers that hold 32 or 64 bits, low words first.
-    fn words(&self, registers: &[Register]) -> Vec<Lanes> {
-        let mut out = Vec::with_capacity(registers.len());
+    fn words<'r>(&self, registers: impl IntoIterator<Item = &'r Register>) -> Vec<Lanes> {
+        let registers = registers.into_iter();
+        let mut out = Vec::with_capacity(registers.size_hint().0);
         for register in registers {
             match register.bank {
                 Bank::B64 => {
@@ -62,10 +63,15 @@ impl Warp {
     }
 
     fn multiply(&mut self, cx: &mut Context<'_, '_>, lanes: u32, m: &MatrixMultiply) {
-        let (a, b, c) = (self.words(&m.a), self.words(&m.b), self.words(&m.c));
+        let words = self.words(m.a.iter().chain(&m.b).chain(&m.c));
+        let (of_a, of_b) = (m.contraction.a().registers(), m.contraction.b().registers());
         let mut d = vec![[0; 32]; m.contraction.d().registers()];
         // The decoder gave every operand as many registers as its fragment has.
-        if m.contraction.execute(&a, &b, &c, &mut d, cx.options.accumulate).is_ok() {
+        let (Some((a, rest)), true) = (words.split_at_checked(of_a), words.len() >= of_a + of_b) else {
+            return;
+        };
+        let (b, c) = rest.split_at(of_b);
+        if m.contraction.execute(a, b, c, &mut d, cx.options.accumulate).is_ok() {
             self.set_words(&m.d, &d, lanes);
         }
     }
@@ -79,11 +85,8 @@ impl Warp {
         access: &FragmentAccess,
     ) -> Option<(Space, u64, u64)> {
         let first = lanes.trailing_zeros() as usize & 31;
-        let mut start = None;
-        self.by_space(&access.address, 1 << first, |space, addresses, _| {
-            start = Some((space, addresses[first]))
-        });
-        let (space, at) = start?;
+        let (addresses, mut spaces) = self.located(&access.address, 1 << first);
+        let (space, at) = (spaces.next()?.0, addresses[first]);
         if !matches!(space, Space::Shared | Space::Global) {
             cx.report(Kind::WrongSpace, pc, self.index, lanes, || {
                 format!("a matrix at {} {at:#x}: fragments can only be loaded from and stored to shared and global memory", space_name(space))
@@ -130,26 +133,16 @@ impl Warp {
         let mut words = vec![[0u32; 32]; access.fragment.registers()];
         for (first, count, addresses) in Self::parts(access, start, stride) {
             let size = (count * bytes) as u32;
-            let request = Request {
-                pc,
-                bytes: size,
-                direction: Direction::Read,
-                order: Order::WEAK,
-                agent_groups: false,
-            };
+            let request = Request::read(pc, size);
             let good = self.check(cx, space, &addresses, lanes, &request);
-            for lane in 0..32 {
-                if good >> lane & 1 == 1 {
-                    let mut data: Bytes = [0; MAX_BYTES];
-                    self.fetch(cx, space, addresses[lane], size, lane, &mut data);
-                    let (register, shift) = access.fragment.position(first);
-                    let value = super::access::little_endian(&data[..size as usize]);
-                    words[register][lane] |= (value << shift) as u32;
-                    if size == 8 {
-                        words[register + 1][lane] = (value >> 32) as u32;
-                    }
+            let (register, shift) = access.fragment.position(first);
+            for_lanes(good, |lane| {
+                let value = little_endian(self.bytes(cx, space, addresses[lane], size, lane));
+                words[register][lane] |= (value << shift) as u32;
+                if size == 8 {
+                    words[register + 1][lane] = (value >> 32) as u32;
                 }
-            }
+            });
         }
         // Some fragments hold their elements more than once.
         let distinct = access.fragment.distinct_elements() * access.fragment.element_bits() / 32;
@@ -165,40 +158,27 @@ impl Warp {
         let words = self.words(&access.registers);
         for (first, count, addresses) in Self::parts(access, start, stride) {
             let size = (count * bytes) as u32;
-            let request = Request {
-                pc,
-                bytes: size,
-                direction: Direction::Write,
-                order: Order::WEAK,
-                agent_groups: false,
-            };
-            let good = self.check_write(cx, space, &addresses, lanes, &request);
-            for lane in 0..32 {
-                if good >> lane & 1 == 1 {
-                    let (register, shift) = access.fragment.position(first);
-                    let mut value = u64::from(words[register][lane]) >> shift;
-                    if size == 8 {
-                        value |= u64::from(words[register + 1][lane]) << 32;
-                    }
-                    self.put(cx, space, addresses[lane], &value.to_le_bytes()[..size as usize], lane);
+            let request = Request::write(pc, size);
+            let good = self.check(cx, space, &addresses, lanes, &request);
+            let (register, shift) = access.fragment.position(first);
+            for_lanes(good, |lane| {
+                let mut value = u64::from(words[register][lane]) >> shift;
+                if size == 8 {
+                    value |= u64::from(words[register + 1][lane]) << 32;
                 }
-            }
+                self.put(cx, space, addresses[lane], &value.to_le_bytes()[..size as usize], lane);
+            });
         }
     }
 
     /// Shared addresses of the rows; generic ones must lie in shared memory and become so.
     fn rows(&self, address: &Address) -> [u64; 32] {
-        let mut addresses = [0; 32];
-        self.by_space(address, u32::MAX, |space, found, lanes| {
-            for lane in 0..32 {
-                if lanes >> lane & 1 == 1 {
-                    // Anything outside shared memory is out of its bounds, and reported so.
-                    addresses[lane] =
-                        if space == Space::Shared { found[lane] } else { u64::from(u32::MAX) & !15 };
-                }
-            }
-        });
-        addresses
+        let (mut rows, spaces) = self.located(address, u32::MAX);
+        for (_, lanes) in spaces.filter(|(space, _)| *space != Space::Shared) {
+            // Anything outside shared memory is out of its bounds, and reported so.
+            for_lanes(lanes, |lane| rows[lane] = u64::from(u32::MAX) & !15);
+        }
+        rows
     }
 
     /// Lane 8·m + r names row r of matrix m; lane l receives elements 2·(l mod 4) and +1 of row l / 4.
@@ -213,10 +193,12 @@ impl Warp {
     ) {
         let rows = self.rows(address);
         let naming = (((1u64 << (8 * registers.len())) - 1) as u32) & lanes;
-        let request =
-            Request { pc, bytes: 16, direction: Direction::Read, order: Order::WEAK, agent_groups: false };
+        let request = Request::read(pc, 16);
         // Bounds are the naming lane's, the reads are those of the lanes that receive the row.
-        let good = self.check_quietly(cx, Space::Shared, &rows, naming, &request);
+        let good = self.check_bounds(cx, Space::Shared, &rows, naming, &request);
+        let receivers = |lane: usize| if transposed { lanes } else { (0xf << (4 * (lane % 8))) & lanes };
+        let named = (0..32).filter(|lane| good >> lane & 1 == 1);
+        self.order_together(cx, named.map(|lane| (rows[lane], receivers(lane))), &request);
         for (m, register) in registers.iter().enumerate() {
             let mut tile = [0u32; 32];
             for r in 0..8 {
@@ -224,34 +206,13 @@ impl Warp {
                 if good >> lane & 1 == 0 {
                     continue;
                 }
-                let receivers = if transposed { u32::MAX } else { 0xf << (4 * r) };
-                self.read_together(cx, rows[lane], receivers & lanes, &request);
-                let mut data: Bytes = [0; MAX_BYTES];
-                self.fetch(cx, Space::Shared, rows[lane], 16, lane, &mut data);
-                for k in 0..4 {
-                    tile[4 * r + k] =
-                        u32::from_le_bytes([data[4 * k], data[4 * k + 1], data[4 * k + 2], data[4 * k + 3]]);
+                let words = self.bytes(cx, Space::Shared, rows[lane], 16, lane).chunks_exact(4);
+                for (word, bytes) in tile[4 * r..4 * r + 4].iter_mut().zip(words) {
+                    *word = little_endian(bytes) as u32;
                 }
             }
             let tile = if transposed { transfer::transpose(&tile) } else { tile };
             blend(&mut self.regs.b32[*register as usize], &tile, lanes);
-        }
-    }
-
-    /// A read of 16 bytes by several lanes: as one if they know the same, else one by one.
-    fn read_together(&mut self, cx: &mut Context<'_, '_>, address: u64, lanes: u32, request: &Request) {
-        if lanes == 0 || !cx.options.check_races {
-            return;
-        }
-        let first = lanes.trailing_zeros() as usize;
-        let alike = (first..32)
-            .all(|l| lanes >> l & 1 == 0 || std::rc::Rc::ptr_eq(&self.known[l], &self.known[first]));
-        if alike {
-            self.order_and_report(cx, Space::Shared, address, lanes, request);
-        } else {
-            super::run::for_lanes(lanes, |lane| {
-                self.order_and_report(cx, Space::Shared, address, 1 << lane, request);
-            });
         }
     }
 
@@ -266,24 +227,18 @@ impl Warp {
     ) {
         let rows = self.rows(address);
         let naming = (((1u64 << (8 * registers.len())) - 1) as u32) & lanes;
-        let request =
-            Request { pc, bytes: 16, direction: Direction::Write, order: Order::WEAK, agent_groups: false };
-        let good = self.check_quietly(cx, Space::Shared, &rows, naming, &request);
-        let part = Request { bytes: 4, ..request };
+        let request = Request::write(pc, 16);
+        let good = self.check_bounds(cx, Space::Shared, &rows, naming, &request);
+        let part = Request::write(pc, 4);
         for (m, register) in registers.iter().enumerate() {
             let tile = self.regs.b32[*register as usize];
             let tile = if transposed { transfer::transpose(&tile) } else { tile };
-            for r in 0..8 {
-                let lane = 8 * m + r;
-                if good >> lane & 1 == 0 {
-                    continue;
-                }
-                for k in 0..4 {
-                    let at = rows[lane] + 4 * k as u64;
-                    self.order_and_report(cx, Space::Shared, at, 1 << (4 * r + k), &part);
-                    self.put(cx, Space::Shared, at, &tile[4 * r + k].to_le_bytes(), 4 * r + k);
-                }
-            }
+            // Lane 4·r + k holds the k-th word of row r.
+            let at: [u64; 32] = std::array::from_fn(|lane| rows[8 * m + lane / 4] + 4 * (lane as u64 % 4));
+            let mut holders = 0;
+            for_lanes(good >> (8 * m) & 0xff, |row| holders |= 0xf << (4 * row));
+            self.check_order(cx, Space::Shared, &at, holders, &part);
+            for_lanes(holders, |lane| self.put(cx, Space::Shared, at[lane], &tile[lane].to_le_bytes(), lane));
         }
     }
 }

@@ -29,7 +29,7 @@ impl Warp {
         self.time = self.time.saturating_add(1);
     }
 
-    pub(super) fn fence(&mut self, cx: &mut Context<'_, '_>, mask: u32, scope: Scope) {
+    pub(super) fn fence(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, scope: Scope) {
         if !cx.options.check_races {
             return;
         }
@@ -39,7 +39,7 @@ impl Warp {
                 let mut known = (*self.known[lane]).clone();
                 known.join(&seen);
                 known.settle();
-                self.known[lane] = Rc::new(known);
+                self.learn(lane, pc, Rc::new(known));
             }
             let clock = Rc::new(self.published(cx, lane));
             self.fenced[lane] = Some(Fenced { clock, scope });
@@ -60,6 +60,7 @@ impl Warp {
         addresses: &[u64; 32],
         mask: u32,
         order: Order,
+        pc: u32,
     ) {
         let Some(scope) = order.strong.filter(|_| cx.options.check_races) else { return };
         if !matches!(space, Space::Global | Space::Shared) {
@@ -71,7 +72,7 @@ impl Warp {
                 let mut known = (*self.known[lane]).clone();
                 if cx.places.learn(place, cx.block, scope, &mut known) {
                     known.settle();
-                    self.known[lane] = Rc::new(known);
+                    self.learn(lane, pc, Rc::new(known));
                 }
                 return;
             }

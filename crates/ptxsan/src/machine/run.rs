@@ -216,20 +216,20 @@ impl Warp {
                 Flow::Next
             }
             Op::AsyncCommit => {
-                for_lanes(mask, |lane| self.open_group[lane] += 1);
+                self.commit_copies(cx, pc, mask);
                 Flow::Next
             }
             Op::AsyncWait(pending) => {
-                self.wait_copies(cx, mask, Some(*pending));
+                self.wait_copies(cx, pc, mask, Some(*pending));
                 Flow::Next
             }
             Op::AsyncWaitAll => {
-                self.wait_copies(cx, mask, None);
+                self.wait_copies(cx, pc, mask, None);
                 Flow::Next
             }
             Op::Barrier(barrier) => self.barrier(cx, at, mask, barrier),
             Op::Fence(scope) => {
-                self.fence(cx, mask, *scope);
+                self.fence(cx, pc, mask, *scope);
                 Flow::Next
             }
             Op::Collective(collective) => self.collective(cx, at, mask, collective),
@@ -323,9 +323,9 @@ impl Schedule {
     /// Whether a copy issued now lands at once.
     pub(super) fn lands_early(self, random: &mut Random) -> bool {
         match self {
-            Schedule::ConsumerLate => true,
+            Schedule::ConsumerLate | Schedule::CopiesEarly => true,
             Schedule::Random => random.below(2) == 0,
-            Schedule::RoundRobin | Schedule::ProducerLate => false,
+            Schedule::RoundRobin | Schedule::ProducerLate | Schedule::CopiesLate => false,
         }
     }
 }

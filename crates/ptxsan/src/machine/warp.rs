@@ -4,6 +4,7 @@ use crate::decode::lanes::Regs;
 use crate::decode::{Bank, Kernel, Special};
 use crate::hazard::clock::{Clock, Numbering};
 use crate::machine::launch::Shape;
+use crate::machine::memoir::Memoir;
 use std::rc::Rc;
 
 /// No meeting point.
@@ -86,6 +87,8 @@ pub(super) struct Warp {
     pub(super) waited_group: [u32; 32],
     pub(super) flights: Vec<Flight>,
     pub(super) copies_issued: u64,
+    /// Kept when each synchronisation is to be explained.
+    pub(super) memoir: Option<Box<Memoir>>,
     /// Instructions since lanes last met or waited.
     pub(super) since_meeting: u32,
     pub(super) next_group: usize,
@@ -147,6 +150,7 @@ impl Warp {
             waited_group: [0; 32],
             flights: Vec::new(),
             copies_issued: 0,
+            memoir: None,
             since_meeting: 0,
             next_group: 0,
         }

@@ -127,7 +127,10 @@ impl<'a> World<'a> {
         let threads = self.shape.threads();
         let known = Rc::new(Clock::new(self.numbering, number, threads));
         let warps = (0..threads.div_ceil(32))
-            .map(|w| Warp::new(kernel, &self.shape, self.numbering, number, w, &known))
+            .map(|w| {
+                let warp = Warp::new(kernel, &self.shape, self.numbering, number, w, &known);
+                if self.setting.options.explain { warp.with_memoir() } else { warp }
+            })
             .collect();
         let shared = SharedMemory::new(kernel.shared_bytes as usize + self.shape.shared_bytes as usize);
         let barriers = Barriers::new(self.numbering, number, threads);
@@ -150,7 +153,7 @@ impl<'a> World<'a> {
         let copies = |this: &Self, (b, w): (usize, usize)| this.blocks[b].warps[w].copies_issued;
         self.rounds += 1;
         match self.setting.options.schedule {
-            Schedule::RoundRobin => {}
+            Schedule::RoundRobin | Schedule::CopiesEarly | Schedule::CopiesLate => {}
             Schedule::ProducerLate | Schedule::ConsumerLate if self.rounds.is_multiple_of(FAIR_EVERY) => {}
             Schedule::Random => {
                 let pick = ready[self.random.below(ready.len() as u64) as usize];
@@ -200,6 +203,9 @@ impl<'a> World<'a> {
             is_stopped: &mut self.is_stopped,
         };
         block.warps[w].run(&mut cx, turn);
+        if self.setting.options.schedule == Schedule::RoundRobin {
+            block.warps[w].land_copies(&mut cx, |_| true);
+        }
         if std::mem::take(&mut block.barriers.is_touched) {
             for id in 0..BARRIERS {
                 if let Some(completion) = block.barriers.complete(id) {

@@ -148,8 +148,8 @@ impl Contraction {
     fn singles(&self, a: &[Lanes], b: &[Lanes], c: &[Lanes], d: &mut [Lanes], mode: Accumulate) {
         let Shape { m, n, k } = self.shape;
         let b_cols = self.batches * n;
-        let mut left = vec![0f32; self.batches * m * k];
-        let mut right = vec![0f32; k * b_cols];
+        let mut left = vec![0f64; self.batches * m * k];
+        let mut right = vec![0f64; k * b_cols];
         let mut sums = vec![0f64; self.batches * m * n];
         decode(&self.a, self.a_type, a, &mut left);
         decode(&self.b, self.b_type, b, &mut right);
@@ -161,8 +161,11 @@ impl Contraction {
         });
         for (row, sums) in sums.chunks_exact_mut(n).enumerate() {
             let x = &left[row * k..(row + 1) * k];
-            let first_col = row / m * n;
-            add_row_products(sums, x, &right[first_col..], b_cols, mode);
+            let right = &right[row / m * n..];
+            match (mode, <&mut [f64; 8]>::try_from(&mut *sums)) {
+                (Accumulate::Double, Ok(sums)) => add_eight_products(sums, x, right, b_cols),
+                _ => add_row_products(sums, x, right, b_cols, mode),
+            }
         }
         self.d.fill(d, |row, col| {
             let total = sums[row * n + col];
@@ -201,11 +204,17 @@ impl Contraction {
     }
 }
 
-/// Writes the values of a fragment to a matrix by rows. The type is looked at once, not per element.
-fn decode(fragment: &Fragment, element: Element, registers: &[Lanes], matrix: &mut [f32]) {
-    fn with(fragment: &Fragment, registers: &[Lanes], matrix: &mut [f32], value: impl Fn(u32) -> f32) {
+/// Writes the values of a fragment to a matrix by rows. The type is looked at once, not per element, and 32 values are
+/// converted at a time.
+fn decode(fragment: &Fragment, element: Element, registers: &[Lanes], matrix: &mut [f64]) {
+    fn with(fragment: &Fragment, registers: &[Lanes], matrix: &mut [f64], value: impl Fn(u32) -> f32) {
         let cols = fragment.cols();
-        fragment.for_each(registers, |row, col, code| matrix[row * cols + col] = value(code as u32));
+        fragment.for_each_row_of_lanes(registers, |codes, places| {
+            let values = codes.map(|code| f64::from(value(code)));
+            for (value, &(row, col)) in values.iter().zip(places) {
+                matrix[usize::from(row) * cols + usize::from(col)] = *value;
+            }
+        });
     }
     match element {
         Element::F16 => with(fragment, registers, matrix, |code| Half::F16.widen(code as u16)),
@@ -214,22 +223,37 @@ fn decode(fragment: &Fragment, element: Element, registers: &[Lanes], matrix: &m
     }
 }
 
+/// As [`add_row_products`] for the usual eight columns, in binary64: their sums stay in registers.
+fn add_eight_products(sums: &mut [f64; 8], x: &[f64], right: &[f64], stride: usize) {
+    let mut total = *sums;
+    for (p, row) in x.iter().zip(right.chunks(stride)) {
+        if let Some(row) = row.first_chunk::<8>() {
+            for col in 0..8 {
+                total[col] += p * row[col];
+            }
+        }
+    }
+    *sums = total;
+}
+
 /// Adds a row of A times the columns of B to a row of sums. `right` holds B by rows, `stride` apart.
 /// The columns are the inner loop: their sums do not wait for one another.
-fn add_row_products(sums: &mut [f64], x: &[f32], right: &[f32], stride: usize, mode: Accumulate) {
+fn add_row_products(sums: &mut [f64], x: &[f64], right: &[f64], stride: usize, mode: Accumulate) {
     match mode {
         Accumulate::Double | Accumulate::Single => {
             for (&p, row) in x.iter().zip(right.chunks(stride)) {
                 for (sum, &q) in sums.iter_mut().zip(row) {
-                    let next = *sum + p as f64 * q as f64;
+                    let next = *sum + p * q;
                     *sum = if mode == Accumulate::Double { next } else { next as f32 as f64 };
                 }
             }
         }
         Accumulate::Aligned { .. } => {
+            let narrow = |x: &f64| *x as f32;
+            let x: Vec<f32> = x.iter().map(narrow).collect();
             for (col, sum) in sums.iter_mut().enumerate() {
-                let y: Vec<f32> = (0..x.len()).map(|i| right[i * stride + col]).collect();
-                *sum = sum_products(*sum as f32, x, &y, mode);
+                let y: Vec<f32> = (0..x.len()).map(|i| narrow(&right[i * stride + col])).collect();
+                *sum = sum_products(*sum as f32, &x, &y, mode);
             }
         }
     }

@@ -110,6 +110,20 @@ impl Fragment {
         }
     }
 
+    /// As [`Fragment::for_each`] for elements of up to 32 bits, with all lanes' codes of one element and their places.
+    #[inline]
+    pub(crate) fn for_each_row_of_lanes(
+        &self,
+        registers: &[Lanes],
+        mut visit: impl FnMut(&[u32; 32], &[(u16, u16)]),
+    ) {
+        let mask = u32::MAX >> (32 - self.element_bits.min(32));
+        for (element, places) in self.coordinates.chunks_exact(32).take(self.distinct).enumerate() {
+            let (register, shift) = self.position(element);
+            visit(&registers[register].map(|word| word >> shift & mask), places);
+        }
+    }
+
     /// Writes `code(row, col)` to every element of every lane.
     #[inline]
     pub(crate) fn fill(&self, registers: &mut [Lanes], code: impl Fn(usize, usize) -> u64) {

@@ -36,6 +36,17 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
+    /// The bytes of every buffer that was passed on its own.
+    pub(crate) fn contents(&self, device: &mut Device) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        for arg in &self.args {
+            if let Arg::Buffer(buffer) = arg {
+                all.extend(device.read(*buffer)?);
+            }
+        }
+        Ok(all)
+    }
+
     /// Binds one argument of the command line.
     pub(crate) fn add(&mut self, device: &mut Device, text: &str, index: usize) -> Result<()> {
         let arg = match text.strip_prefix("struct:") {

@@ -6,8 +6,9 @@ mod arguments;
 
 use anyhow::{Context, Result, bail};
 use arguments::{Bound, parse_extent};
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use ptxsan::{Device, Launch, Module, Outcome, Schedule};
+use clap::{Args, Parser, Subcommand};
+use ptxsan::mutate::Scene;
+use ptxsan::{Device, Launch, Module, Options, Outcome, Schedule};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -55,9 +56,9 @@ struct RunArgs {
     /// i32:5, u32:, i64:, u64:, f32:, f64:, bytes:HEX, or struct:A+B+… of those.
     #[arg(long, num_args = 0.., allow_hyphen_values = true)]
     args: Vec<String>,
-    /// The order in which warps run.
-    #[arg(long, value_enum, default_value_t = Order::RoundRobin)]
-    schedule: Order,
+    /// The order in which warps run: round-robin, random, producer-late, consumer-late, copies-early, copies-late, all.
+    #[arg(long, default_value = "round-robin", value_parser = parse_schedules)]
+    schedule: Schedules,
     /// Seed of the random schedule.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -75,26 +76,14 @@ struct RunArgs {
     json: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Order {
-    RoundRobin,
-    Random,
-    ProducerLate,
-    ConsumerLate,
-    /// All of them, one after the other.
-    All,
-}
+#[derive(Clone)]
+struct Schedules(Vec<Schedule>);
 
-impl Order {
-    fn schedules(self) -> Vec<Schedule> {
-        match self {
-            Order::RoundRobin => vec![Schedule::RoundRobin],
-            Order::Random => vec![Schedule::Random],
-            Order::ProducerLate => vec![Schedule::ProducerLate],
-            Order::ConsumerLate => vec![Schedule::ConsumerLate],
-            Order::All => Schedule::ALL.to_vec(),
-        }
-    }
+fn parse_schedules(text: &str) -> std::result::Result<Schedules, String> {
+    Schedule::named(text).map(Schedules).ok_or_else(|| {
+        let names: Vec<&str> = Schedule::ALL.into_iter().map(Schedule::name).collect();
+        format!("no such schedule; there are {} and all", names.join(", "))
+    })
 }
 
 fn main() -> ExitCode {
@@ -147,7 +136,7 @@ impl RunArgs {
     }
 
     /// One launch on a device of its own.
-    fn launch(&self, module: &Module, schedule: Schedule, writes_files: bool) -> Result<Outcome> {
+    fn launch(&self, module: &Module, options: &Options, writes_files: bool) -> Result<(Outcome, Vec<u8>)> {
         let mut device = Device::new();
         let id = device.load(module)?;
         let mut bound = Bound::default();
@@ -156,7 +145,7 @@ impl RunArgs {
         }
         let entry = self.entry(module)?;
         let mut launch = Launch::new(&entry, self.grid, self.block, self.shared, bound.args.clone());
-        launch.options.schedule = schedule;
+        launch.options = options.clone();
         launch.options.seed = self.seed;
         launch.options.check_races = !self.no_races;
         launch.options.instruction_budget = self.budget.unwrap_or(launch.options.instruction_budget);
@@ -165,7 +154,7 @@ impl RunArgs {
         if writes_files {
             bound.save(&mut device)?;
         }
-        Ok(outcome)
+        Ok((outcome, bound.contents(&mut device)?))
     }
 }
 
@@ -173,8 +162,9 @@ fn run(args: &RunArgs) -> Result<bool> {
     let module = load(&args.file)?;
     let mut rows = Vec::new();
     let mut is_clean = true;
-    for schedule in args.schedule.schedules() {
-        let outcome = args.launch(&module, schedule, true)?;
+    for &schedule in &args.schedule.0 {
+        let options = Options { schedule, ..Options::default() };
+        let (outcome, _) = args.launch(&module, &options, true)?;
         is_clean &= outcome.is_clean();
         if args.json {
             let mut row = serde_json::to_value(&outcome)?;
@@ -195,41 +185,22 @@ fn run(args: &RunArgs) -> Result<bool> {
 fn mutate(args: &RunArgs) -> Result<bool> {
     let module = load(&args.file)?;
     let entry = args.entry(&module)?;
-    let mut rows = Vec::new();
-    let (mut noticed, mut total) = (0, 0);
-    let clean = |module: &Module| -> Result<Option<String>> {
-        for schedule in args.schedule.schedules() {
-            let outcome = args.launch(module, schedule, false)?;
-            if let Some(finding) = outcome.findings.first() {
-                return Ok(Some(finding.to_string()));
-            }
-        }
-        Ok(None)
-    };
-    if let Some(finding) = clean(&module)? {
-        bail!("`{entry}` has findings as it stands, so deletions say nothing:\n{finding}");
-    }
-    for point in module.sync_points(&entry)? {
-        let found = clean(&module.without(point.id)?)?;
-        total += 1;
-        noticed += u32::from(found.is_some());
-        let place = point.source.clone().unwrap_or_else(|| format!("PTX line {}", point.ptx_line));
-        if !args.json {
-            let verdict = match &found {
-                Some(finding) => finding.lines().next().unwrap_or("").to_owned(),
-                None => "NOT NOTICED".to_owned(),
-            };
-            println!("{} at {place} (PTX line {}): {verdict}", point.opcode, point.ptx_line);
-        }
-        rows.push(serde_json::json!({ "point": point, "finding": found }));
-    }
+    let run = |module: &Module, options: &Options| args.launch(module, options, false);
+    let scenes = [Scene { name: args.file.display().to_string(), run: Box::new(run) }];
+    let score = ptxsan::mutate::score(&module, &entry, &scenes, &args.schedule.0)?;
     if args.json {
+        let (noticed, matter) = score.counts();
+        let rows = &score.deletions;
         println!(
             "{}",
-            serde_json::json!({ "schema": "ptxsan.mutate/1", "noticed": noticed, "total": total, "rows": rows })
+            serde_json::json!({ "schema": "ptxsan.mutate/2", "noticed": noticed, "matter": matter, "rows": rows })
         );
     } else {
-        println!("{noticed} of {total} deletions noticed");
+        println!("{score}");
     }
-    Ok(noticed == total)
+    if !score.unmutated_findings.is_empty() {
+        bail!("`{entry}` has findings as it stands, so deletions say nothing");
+    }
+    let (noticed, matter) = score.counts();
+    Ok(noticed == matter)
 }

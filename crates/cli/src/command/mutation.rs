@@ -1,0 +1,86 @@
+//! `evosdpa sanitize --mutation-score`: would the simulator notice if a kernel's synchronisation were missing?
+
+use std::fmt::Write;
+
+use evosdpa_lab::{
+    device::{Device, Sim},
+    machine::Environment,
+    mutation::{self, Fate, MutationRow, Schedule},
+};
+
+use crate::{
+    Found,
+    args::Sanitize,
+    command::{registry, unknown_device},
+    interrupt, output, progress,
+};
+
+/// The share of deletions that matter which must be noticed.
+const FLOOR: f64 = 0.95;
+
+pub(crate) fn run(args: &Sanitize) -> anyhow::Result<Found> {
+    // The simulator is what is measured here; the default of the other modes means it too.
+    if !["sim", "cuda"].contains(&args.device.as_str()) {
+        return Err(unknown_device(&args.device, &["sim"]));
+    }
+    let sim = Sim::open(registry(&args.kernel_path)?)?;
+    let subjects = mutation::subjects(&sim, &args.kernels)?;
+    interrupt::listen();
+    let bar = progress::bar(subjects.len() as u64);
+    let mut rows = Vec::new();
+    for subject in &subjects {
+        if interrupt::asked() {
+            break;
+        }
+        progress::say(&bar, subject.kernel.clone());
+        rows.push(mutation::score(&sim, subject, &Schedule::ALL)?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+
+    if args.json {
+        let mut environment = Environment::look(None);
+        environment.accelerator = sim.accelerator();
+        output::print_json("mutation-score", &environment, &rows)?;
+    } else {
+        output::print(&page(&rows))?;
+    }
+    let (noticed, matter) = total(&rows);
+    let is_clean = rows.iter().all(|row| row.score.unmutated_findings.is_empty());
+    Ok(if interrupt::asked() {
+        Found::Interrupted
+    } else if is_clean && noticed as f64 >= FLOOR * matter as f64 {
+        Found::NothingWrong
+    } else {
+        Found::Failure
+    })
+}
+
+fn total(rows: &[MutationRow]) -> (usize, usize) {
+    rows.iter().fold((0, 0), |(noticed, matter), row| (noticed + row.noticed, matter + row.matter))
+}
+
+/// A line for each kernel, then every deletion that was not noticed, with the reason or without.
+fn page(rows: &[MutationRow]) -> String {
+    let mut page = String::new();
+    for row in rows {
+        let _ = writeln!(page, "{} {}", row.kernel, row.dtype);
+        for finding in &row.score.unmutated_findings {
+            let _ = writeln!(page, "  as it stands: {finding}");
+        }
+        let unnoticed = |fate: &Fate| !matches!(fate, Fate::Noticed { .. } | Fate::WrongResult { .. });
+        for deletion in row.score.deletions.iter().filter(|deletion| unnoticed(&deletion.fate)) {
+            let _ = writeln!(page, "  {deletion}");
+        }
+        let redundant = row.score.deletions.len() - row.matter;
+        let _ =
+            writeln!(page, "  noticed {} of {} that matter, {redundant} redundant", row.noticed, row.matter);
+    }
+    let (noticed, matter) = total(rows);
+    let share = if matter == 0 { 100.0 } else { 100.0 * noticed as f64 / matter as f64 };
+    let _ = writeln!(
+        page,
+        "mutation score {share:.1} %: {noticed} of {matter} deletions that matter are noticed"
+    );
+    page
+}

@@ -1,0 +1,161 @@
+//! Mutation score of the lab's kernels: would the simulator notice if one of their synchronisations were missing?
+
+use evosdpa_core::{
+    DType, Problem,
+    inputs::{Family, Inputs},
+};
+use ptxsan::{Module, Options, mutate};
+pub use ptxsan::{Schedule, mutate::Fate};
+use serde::Serialize;
+
+use crate::{
+    Error,
+    device::{Sim, Simulation},
+};
+
+/// A variant whose synchronisations stand for those of others, and problems that reach all of them.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// The variant.
+    pub kernel: String,
+    /// Its inputs' type.
+    pub dtype: DType,
+    /// Problems, all compiled to the same code.
+    pub shapes: &'static [&'static str],
+}
+
+/// Several tiles with a ragged end, every stage of a ring used twice; rows that are not 16-byte aligned, so that copies are
+/// plain; rows and CTAs that see nothing.
+const SHAPES: &[&str] =
+    &["b1h1s40/200d64", "b1h1s33/150d60:causal-br", "b1h1s70/40d64:causal", "b1h1s40d64:window=3/0"];
+/// A length that is compiled in: a narrow window keeps the number of tiles small.
+const SHAPES_512: &[&str] = &["b1h1s512d64:window=200/0", "b1h1s512d64:window=3/3"];
+
+/// The kernels of the line and the portable one, each in the forms that synchronise differently.
+const SUBJECTS: &[(&str, DType, &[&str])] = &[
+    ("sdpa_v1", DType::F16, SHAPES),
+    ("sdpa_v2b", DType::F16, SHAPES),
+    ("sdpa_v2b[MAX_BLOCK_N=32]", DType::BF16, SHAPES),
+    ("sdpa_v2c", DType::F16, SHAPES),
+    ("sdpa_v2c[BLOCK_M=64 MAX_BLOCK_N=32]", DType::BF16, SHAPES),
+    ("fa_s512_v3[CONFIG=3]", DType::F16, SHAPES_512),
+    ("fa_s512_v3[CONFIG=5]", DType::F16, SHAPES_512),
+    ("fa_s512_v3[CONFIG=8]", DType::F16, SHAPES_512),
+    ("fa_s512_v3[CONFIG=9]", DType::F16, SHAPES_512),
+    // The stages of the 8-bit kernel, first to last.
+    (
+        "sdpa_fp8_stage_c[USE_CP_ASYNC=0 USE_WMMA_PV=0 USE_FUSED_SOFTMAX=0 USE_WARP_SPECIALIZATION=0 USE_PERSISTENT_CTA=0 NUM_PRODUCER_WARPS=1]",
+        DType::U8,
+        SHAPES,
+    ),
+    (
+        "sdpa_fp8_stage_c[USE_WMMA_PV=1 USE_FUSED_SOFTMAX=0 USE_WARP_SPECIALIZATION=0 USE_PERSISTENT_CTA=0 NUM_PRODUCER_WARPS=1]",
+        DType::U8,
+        SHAPES,
+    ),
+    (
+        "sdpa_fp8_stage_c[STAGES=3 USE_WARP_SPECIALIZATION=0 USE_PERSISTENT_CTA=0 NUM_PRODUCER_WARPS=1]",
+        DType::E4M3,
+        SHAPES,
+    ),
+    ("sdpa_fp8_stage_c", DType::U8, SHAPES),
+    ("sdpa_fp8_stage_c[USE_KV_LUT=1 NUM_PRODUCER_WARPS=1 STAGES=3]", DType::E4M3, SHAPES),
+    (
+        "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=1 STAGES=2 Q_IN_REGS=1 SPLIT_LOOP=1 SKIP_RESCALE=0 MIN_CTAS=1]",
+        DType::F16,
+        SHAPES,
+    ),
+    (
+        "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=2 STAGES=3 Q_IN_REGS=0 SPLIT_LOOP=1 SKIP_RESCALE=1 MIN_CTAS=1]",
+        DType::F16,
+        SHAPES,
+    ),
+    (
+        "ampere_fwd[BLOCK_M=32 BLOCK_N=64 WARPS_M=2 WARPS_N=2 STAGES=1 Q_IN_REGS=1 SPLIT_LOOP=0 SKIP_RESCALE=0 MIN_CTAS=1]",
+        DType::F16,
+        SHAPES,
+    ),
+];
+
+/// What to score when these kernels were asked for: a name means its forms above, a name with tunables itself, none all.
+pub fn subjects(sim: &Sim, asked: &[String]) -> Result<Vec<Subject>, Error> {
+    let of = |&(kernel, dtype, shapes): &(&str, DType, &'static [&'static str])| Subject {
+        kernel: kernel.to_owned(),
+        dtype,
+        shapes,
+    };
+    if asked.is_empty() {
+        return Ok(SUBJECTS.iter().map(of).collect());
+    }
+    let base = |name: &str| name.split('[').next().unwrap_or_default().to_owned();
+    let mut subjects = Vec::new();
+    for name in asked {
+        crate::find_kernel(sim, name)?;
+        let relatives: Vec<_> = SUBJECTS.iter().filter(|(kernel, ..)| base(kernel) == base(name)).collect();
+        if *name == base(name) && !relatives.is_empty() {
+            subjects.extend(relatives.into_iter().map(of));
+            continue;
+        }
+        let (dtype, shapes) =
+            relatives.first().map_or((DType::F16, SHAPES), |(_, dtype, shapes)| (*dtype, *shapes));
+        subjects.push(Subject { kernel: name.clone(), dtype, shapes });
+    }
+    Ok(subjects)
+}
+
+/// A kernel with its score.
+#[derive(Clone, Debug, Serialize)]
+pub struct MutationRow {
+    /// The variant.
+    pub kernel: String,
+    /// Its inputs' type.
+    pub dtype: String,
+    /// The problems it was run on.
+    pub shapes: Vec<String>,
+    /// Deletions that were noticed.
+    pub noticed: usize,
+    /// Deletions that matter: all but the redundant ones.
+    pub matter: usize,
+    /// Every deletion.
+    #[serde(flatten)]
+    pub score: mutate::Score,
+}
+
+/// Deletes each synchronisation of a kernel in turn and runs it on every problem under every schedule.
+pub fn score(sim: &Sim, subject: &Subject, schedules: &[Schedule]) -> Result<MutationRow, Error> {
+    let mut runs: Vec<(Simulation, Inputs, &str)> = Vec::new();
+    for shape in subject.shapes {
+        let problem = Problem::new(shape.parse()?, subject.dtype)?.with_lse(true);
+        let simulation = sim.simulation(&subject.kernel, &problem)?;
+        if let Some((first, _, _)) = runs.first()
+            && first.variant().defines != simulation.variant().defines
+        {
+            let (kernel, shape) = (subject.kernel.clone(), (*shape).to_owned());
+            return Err(Error::OtherCode { kernel, shape });
+        }
+        runs.push((simulation, Inputs::generate(&problem, Family::Normal, 1), shape));
+    }
+    let Some((first, _, _)) = runs.first() else { return Err(Error::NoProblem) };
+    let scenes: Vec<mutate::Scene<'_, Error>> = runs
+        .iter()
+        .map(|(simulation, inputs, shape)| mutate::Scene {
+            name: (*shape).to_owned(),
+            run: Box::new(move |module: &Module, options: &Options| {
+                let (output, outcome) = simulation.run_module(module, inputs, options)?;
+                let mut bytes = output.o.bytes().to_vec();
+                bytes.extend(output.lse.iter().flatten().flat_map(|value| value.to_le_bytes()));
+                Ok((outcome, bytes))
+            }),
+        })
+        .collect();
+    let score = mutate::score(first.module(), &first.variant().entry, &scenes, schedules)?;
+    let (noticed, matter) = score.counts();
+    Ok(MutationRow {
+        kernel: subject.kernel.clone(),
+        dtype: subject.dtype.name().to_owned(),
+        shapes: subject.shapes.iter().map(|shape| (*shape).to_owned()).collect(),
+        noticed,
+        matter,
+        score,
+    })
+}
