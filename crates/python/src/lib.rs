@@ -6,10 +6,14 @@
 
 mod call;
 mod error;
+#[cfg(feature = "extension-module")]
+mod exchange;
 mod gpu;
 #[cfg(feature = "extension-module")]
 mod module;
 mod plans;
+#[cfg(feature = "extension-module")]
+mod straight;
 
 pub use call::{Call, Operand, Visible};
 pub use error::Error;

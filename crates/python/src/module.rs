@@ -9,7 +9,10 @@ use pyo3::{
     prelude::*,
 };
 
-use crate::{Call, Error, Operand, Visible};
+use crate::{
+    Call, Error, Operand, Visible, exchange,
+    straight::{Outputs, Wanted},
+};
 
 type Four = (i64, i64, i64, i64);
 
@@ -17,7 +20,7 @@ type Four = (i64, i64, i64, i64);
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{forward_cpu, forward_cuda, run, suggest_packages};
+    use super::{forward_cpu, forward_cuda, run, straight, suggest_packages, use_exchange};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
@@ -72,6 +75,33 @@ fn forward_cuda(
     py.detach(|| unsafe { call.queue_on_gpu(ordinal, stream) }).map_err(raised)
 }
 
+/// Takes torch's DLPack interface for [`straight`]; says whether it can be used.
+#[pyfunction]
+fn use_exchange(capsule: &Bound<'_, PyAny>) -> PyResult<bool> {
+    exchange::take(capsule)
+}
+
+/// Attention of plain torch tensors that nobody differentiates or traces: `(out, lse)`, or `None` when something about
+/// them is out of the ordinary.
+#[pyfunction]
+fn straight<'py>(
+    q: &Bound<'py, PyAny>,
+    k: &Bound<'py, PyAny>,
+    v: &Bound<'py, PyAny>,
+    scale: Option<f64>,
+    window: (i64, i64, bool),
+    enable_gqa: bool,
+    flash_layout: bool,
+    with_lse: bool,
+    threads: usize,
+    empty_like: &Bound<'py, PyAny>,
+) -> PyResult<Option<Outputs<'py>>> {
+    let (left, right, bottom_right) = window;
+    let visible = Visible { left, right, bottom_right };
+    let wanted = Wanted { scale, visible, enable_gqa, flash_layout, with_lse, threads };
+    crate::straight::attention([q, k, v], empty_like, &wanted)
+}
+
 /// Names a folder of Python packages that may hold the CUDA compiler library.
 #[pyfunction]
 fn suggest_packages(folder: PathBuf) {
@@ -91,7 +121,7 @@ fn operand((address, shape, strides): (usize, Four, Four)) -> Operand {
 }
 
 /// The exception a Python programmer expects for an error, with the library's words.
-fn raised(error: Error) -> PyErr {
+pub(crate) fn raised(error: Error) -> PyErr {
     use evosdpa::Error as Library;
     let said = error.to_string();
     match error {

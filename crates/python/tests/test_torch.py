@@ -143,6 +143,28 @@ def test_a_thousand_calls_from_eight_threads():
     assert not wrong
 
 
+@pytest.mark.parametrize("way", ["exchange", "attributes", "long"])
+def test_every_way_to_the_kernels_is_the_same(way, monkeypatch):
+    """Tensors are described by one C call, by attributes (older torch), or after all questions have been asked."""
+    if way == "exchange" and not evosdpa._torch._EXCHANGED:
+        pytest.skip("this torch has no exchange interface")
+    q, k, v = (torch.randn(2, 9, heads, 16).transpose(1, 2) for heads in (4, 2, 2))
+    flash = [x.transpose(1, 2) for x in (q, k, v)]
+
+    def answers():
+        both = evosdpa.flash_attn_func(*flash, causal=True, return_lse=True)
+        return [evosdpa.sdpa(q, k, v, enable_gqa=True), evosdpa.sdpa(*(x.contiguous() for x in (q, q, q))), *both]
+
+    wanted = answers()
+    if way != "exchange":
+        monkeypatch.setattr(evosdpa._torch, "_EXCHANGED", False)
+    if way == "long":
+        monkeypatch.setattr(evosdpa._torch, "straight", lambda *arguments: None)
+    for ours, theirs in zip(answers(), wanted):
+        assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+    torch.testing.assert_close(wanted[0], F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+
+
 def test_patch():
     q = torch.randn(1, 2, 8, 16)
     original = F.scaled_dot_product_attention

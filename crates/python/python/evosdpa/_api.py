@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _arrays, _binding
+from . import _arrays, _binding, _window
 
 
 def sdpa(
@@ -44,6 +44,11 @@ def sdpa(
     """
     torch_side = _binding.torch_side
     if torch_side is not None and isinstance(q, torch_side.Tensor):
+        if attn_mask is None and dropout_p == 0.0:
+            window = _window.CAUSAL if is_causal else _window.FULL
+            done = torch_side.straight(q, k, v, scale, window, enable_gqa, False, False)
+            if done is not None:
+                return done[0]
         return torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback)
     return _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback)
 
@@ -87,9 +92,15 @@ def flash_attn_func(
     """
     del deterministic  # every kernel is
     torch_side = _binding.torch_side
-    side = torch_side if torch_side is not None and isinstance(q, torch_side.Tensor) else _arrays
-    out, lse = side.flash_attention(
-        q, k, v, softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, return_lse or return_attn_probs, fallback
+    with_lse = return_lse or return_attn_probs
+    side, done = _arrays, None
+    if torch_side is not None and isinstance(q, torch_side.Tensor):
+        side = torch_side
+        if dropout_p == 0.0 and not softcap and alibi_slopes is None:
+            window = _window.flash_window(causal, window_size)
+            done = torch_side.straight(q, k, v, softmax_scale, window, True, True, with_lse)
+    out, lse = done or side.flash_attention(
+        q, k, v, softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, with_lse, fallback
     )
     if return_attn_probs:
         return out, lse, None

@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 _Operand = tuple[int, tuple[int, ...], tuple[int, ...]]
 
@@ -27,5 +28,18 @@ def forward_cuda(
     ordinal: int,
     stream: int,
 ) -> None: ...
+def straight(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float | None,
+    window: tuple[int, int, bool],
+    enable_gqa: bool,
+    flash_layout: bool,
+    with_lse: bool,
+    threads: int,
+    empty_like: Callable[[Any], Any],
+) -> tuple[Any, Any] | None: ...
+def use_exchange(capsule: Any) -> bool: ...
 def suggest_packages(folder: str) -> None: ...
 def run(python: str, arguments: Sequence[str]) -> int: ...

@@ -16,8 +16,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _watched = torch._C._len_torch_dispatch_stack
 _traced = torch._C._get_tracing_state
 _differentiating = torch.is_grad_enabled
+_compiling = torch.compiler.is_compiling
+_empty_like = torch.empty_like
+_threads = torch.get_num_threads
+_forward_cpu, _forward_cuda = _native.forward_cpu, _native.forward_cuda
 # Builds of torch without CUDA have no such function, and no such tensors either.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+# Newer versions of torch describe a tensor by one C call; older ones are asked attribute by attribute.
+_EXCHANGED = hasattr(Tensor, "__dlpack_c_exchange_api__") and _native.use_exchange(Tensor.__dlpack_c_exchange_api__)
 # The largest head dimension of the CUDA kernels.
 _GPU_DIM = 256
 
@@ -34,10 +40,6 @@ def sdpa(
     fallback: bool,
 ) -> Tensor:
     window = _window.CAUSAL if is_causal else _window.FULL
-    if attn_mask is None and dropout_p == 0.0:
-        done = _straight(q, k, v, scale, window, enable_gqa, False, False)
-        if done is not None:
-            return done[0]
     refusal = _words.dense_mask() if attn_mask is not None else refusal_of(q, k, v, dropout_p)
     if fallback and (refusal is not None or not expressible(q, k, v)):
         return torch_sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -74,10 +76,6 @@ def flash_attention(
     fallback: bool,
 ) -> tuple[Tensor, Tensor | None]:
     window = _window.flash_window(causal, window_size)
-    if dropout_p == 0.0 and not softcap and alibi_slopes is None:
-        done = _straight(q, k, v, softmax_scale, window, True, True, with_lse)
-        if done is not None:
-            return done
     refusal = refusal_of(q, k, v, dropout_p)
     refusal = refusal or (_words.extra("softcap") if softcap else None)
     refusal = refusal or (_words.extra("alibi_slopes") if alibi_slopes is not None else None)
@@ -93,7 +91,7 @@ def flash_attention(
     return out.transpose(1, 2), lse if with_lse else None
 
 
-def _straight(
+def straight(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -104,10 +102,10 @@ def _straight(
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
     """The common case at once: plain tensors of one type and device that no one differentiates or traces. Anything else
-    gives ``None``, and the long way finds out what it is. Each question to a tensor costs a tenth of a microsecond, so
-    none is asked twice."""
+    gives ``None``, and the long way finds out what it is. Each question to a tensor costs a tenth of a microsecond or
+    more, so none is asked twice."""
     if (
-        torch.compiler.is_compiling()
+        _compiling()
         or type(q) is not Tensor
         or type(k) is not Tensor
         or type(v) is not Tensor
@@ -116,17 +114,20 @@ def _straight(
         or (_differentiating() and (q.requires_grad or k.requires_grad or v.requires_grad))
     ):
         return None
-    dtype, ordinal = q.dtype, q.get_device()
+    if _EXCHANGED:
+        return _native.straight(
+            q, k, v, scale, window, enable_gqa, flash_layout, with_lse, _threads(), _empty_like
+        )
+    dtype = q.dtype
     code = _CODES.get(dtype)
-    on_gpu = ordinal >= 0
-    if (
-        code is None
-        or k.dtype is not dtype
-        or v.dtype is not dtype
-        or k.get_device() != ordinal
-        or v.get_device() != ordinal
-        or not (q.is_cuda and code != 0 if on_gpu else q.is_cpu and k.is_cpu and v.is_cpu)
-    ):
+    if code is None or k.dtype is not dtype or v.dtype is not dtype:
+        return None
+    on_gpu = q.is_cuda
+    if on_gpu:
+        ordinal = q.get_device()
+        if k.get_device() != ordinal or v.get_device() != ordinal or code == 0:
+            return None
+    elif not (q.is_cpu and k.is_cpu and v.is_cpu):
         return None
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
@@ -138,25 +139,29 @@ def _straight(
         q_shape, k_shape, v_shape = _swapped(q_shape), _swapped(k_shape), _swapped(v_shape)
         q_strides, k_strides, v_strides = _swapped(q_strides), _swapped(k_strides), _swapped(v_strides)
     batch, heads, queries, dim_qk = q_shape
-    kv_heads, keys, dim = v_shape[1], v_shape[2], v_shape[3]
+    v_batch, kv_heads, keys, dim = v_shape
     if (
         k_shape[0] != batch
-        or v_shape[0] != batch
+        or v_batch != batch
         or not (heads == kv_heads or enable_gqa)
-        or batch * heads * queries * keys * dim == 0
+        or 0 in q_shape
+        or 0 in v_shape
         or (on_gpu and (dim_qk > _GPU_DIM or dim > _GPU_DIM))
     ):
         return None
+    row = heads * dim
+    if flash_layout or q_strides[1] < q_strides[2]:
+        strides = (queries * row, dim, row, 1)
+    else:
+        strides = (queries * row, queries * dim, dim, 1)
     shape = (batch, heads, queries, dim)
     if flash_layout:
-        out = torch.empty((batch, queries, heads, dim), dtype=dtype, device=q.device)
-        strides = (queries * heads * dim, dim, heads * dim, 1)
-    elif q_strides[1] < q_strides[2]:
-        strides = (queries * heads * dim, dim, heads * dim, 1)
-        out = torch.empty_strided(shape, strides, dtype=dtype, device=q.device)
+        out = q.new_empty((batch, queries, heads, dim))
+    elif strides == q_strides and dim == dim_qk:
+        # The quickest way to memory of this form.
+        out = _empty_like(q)
     else:
-        strides = (heads * queries * dim, queries * dim, dim, 1)
-        out = torch.empty_strided(shape, strides, dtype=dtype, device=q.device)
+        out = q.new_empty_strided(shape, strides)
     lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device) if with_lse else None
     arguments = (
         code,
@@ -169,9 +174,9 @@ def _straight(
         window,
     )
     if on_gpu:
-        _native.forward_cuda(*arguments, ordinal, _current_stream(ordinal))
+        _forward_cuda(*arguments, ordinal, _current_stream(ordinal))
     else:
-        _native.forward_cpu(*arguments, torch.get_num_threads())
+        _forward_cpu(*arguments, _threads())
     return out, lse
 
 
@@ -227,7 +232,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Through the operator where somebody watches operators, else straight to the native side."""
     if (
-        torch.compiler.is_compiling()
+        _compiling()
         or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)
         or _watched() > 0
         or _traced() is not None
@@ -252,14 +257,12 @@ def compute(
         (v.data_ptr(), v.shape, v.stride()),
         (out.data_ptr(), out.shape, out.stride()),
     )
-    lse_address = 0 if lse is None else lse.data_ptr()
+    arguments = (_CODES[q.dtype], *operands, 0 if lse is None else lse.data_ptr(), scale, window)
     if q.is_cuda:
         ordinal = q.get_device()
-        _native.forward_cuda(
-            _CODES[q.dtype], *operands, lse_address, scale, window, ordinal, _current_stream(ordinal)
-        )
+        _forward_cuda(*arguments, ordinal, _current_stream(ordinal))
     else:
-        _native.forward_cpu(_CODES[q.dtype], *operands, lse_address, scale, window, torch.get_num_threads())
+        _forward_cpu(*arguments, _threads())
     return out, lse
 
 

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from . import _torch
+from . import _api, _torch
 
 NAME = "evosdpa"
 
@@ -50,7 +50,7 @@ def evosdpa_attention_forward(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     # One query is the last one: it sees every key.
     causal = bool(query.shape[2] > 1 and causal)
-    out = _torch.sdpa(query, key, value, None, 0.0, causal, scaling, True, False)
+    out = _api.sdpa(query, key, value, None, 0.0, causal, scaling, True)
     return out.transpose(1, 2).contiguous(), None
 
 
