@@ -3,6 +3,7 @@
 //! `cargo xtask test` is what a contributor runs before a commit and what CI runs on a fresh clone.
 
 mod browser;
+mod python;
 
 use std::{
     env,
@@ -15,8 +16,10 @@ use anyhow::{Context, bail};
 const USAGE: &str = "usage: cargo xtask COMMAND
 
   setup         install what tests need and this machine lacks: the CUDA compiler (needs python3 with pip, no GPU)
-  test          everything CI checks: format, lints, documentation, tests, licences
+  test          everything CI checks: format, lints, documentation, tests, the Python package, licences
   browser       the HTML report in headless Chromium; pictures go to target/report
+  python        the Python package alone: build its wheel, test it in clean environments with and without PyTorch
+  wheel         build the wheel that users install, for any Linux with glibc 2.17 or newer
   fuzz [SECS]   run the fuzz targets for SECS seconds each (needs cargo-fuzz and a nightly toolchain)
 ";
 
@@ -26,6 +29,8 @@ fn main() -> ExitCode {
         ["setup"] => setup(),
         ["test"] => test(),
         ["browser"] => browser::check(true),
+        ["python"] => python(),
+        ["wheel"] => python::wheel(),
         ["fuzz"] => fuzz("60"),
         ["fuzz", seconds] => fuzz(seconds),
         _ => {
@@ -55,11 +60,21 @@ fn test() -> anyhow::Result<()> {
     step("documentation", &["doc", "--quiet", "--workspace", "--no-deps"], &strict_docs)?;
     step("tests", &["test", "--workspace"], &[])?;
     browser::check(false)?;
+    python()?;
     // The policy is kept in deny.toml; the tool itself takes minutes to build, so it is used where it is installed.
     if tool_is_there("deny") {
         step("licences and advisories", &["deny", "check"], &[])?;
     } else {
         eprintln!("== licences and advisories: UNAVAILABLE, `cargo install cargo-deny` to check deny.toml");
+    }
+    Ok(())
+}
+
+fn python() -> anyhow::Result<()> {
+    let start = Instant::now();
+    match python::test()? {
+        python::Outcome::Passed => eprintln!("== python: passed in {:.0} s", start.elapsed().as_secs_f64()),
+        python::Outcome::Unavailable(why) => eprintln!("== python: UNAVAILABLE, {why}"),
     }
     Ok(())
 }

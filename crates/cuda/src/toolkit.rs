@@ -1,14 +1,15 @@
 //! Where the CUDA compiler library and its headers are.
 //!
-//! Looked for in this order: `$EVOSDPA_CUDA_HOME`; the active virtual environment's `nvidia/cu13` (where the PyPI wheels
-//! and PyTorch put it); `/usr/local/cuda*`; the private folder that `evosdpa doctor --fix` fills; the packages of
+//! Looked for in this order: `$EVOSDPA_CUDA_HOME`; the packages of the Python that runs in this process, if one does
+//! ([`suggest_packages`]); the active virtual environment's packages (`nvidia/cu13` is where the PyPI wheels and PyTorch
+//! put it; `nvidia/cuda_nvrtc` it was for CUDA 12); `/usr/local/cuda*`; the private folder that `evosdpa doctor --fix` fills; the packages of
 //! whatever `python3` is, last because asking it costs a process.
 
 use std::{
     env, fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::OnceLock,
+    sync::{Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -16,6 +17,14 @@ use crate::{Error, Result, toolchain};
 
 /// Says where the toolkit is, before anything else is tried.
 pub const HOME_VARIABLE: &str = "EVOSDPA_CUDA_HOME";
+
+/// Package folders that somebody knows of, searched first.
+static SUGGESTED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Names a folder of Python packages to look in before all others. Without effect once a toolkit was looked for.
+pub fn suggest_packages(folder: PathBuf) {
+    SUGGESTED.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
+}
 
 /// CUDA 12 is the first that knows `sm_90a`.
 const OLDEST_MAJOR: u32 = 12;
@@ -55,8 +64,10 @@ impl Toolkit {
             return Err(format!("{} ({found_by}): no such folder", root.display()));
         }
         let mut missing = Vec::new();
-        // Toolkits have lib64, wheels lib, and some systems keep it per architecture.
-        for folder in ["lib", "lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"] {
+        // Toolkits have lib64, wheels lib, and some systems keep it per architecture. The wheels of CUDA 12 have a folder each.
+        let folders =
+            ["lib", "lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "cuda_nvrtc/lib"];
+        for folder in folders {
             let folder = root.join(folder);
             match (library(&folder, "libnvrtc.so."), library(&folder, "libnvrtc-builtins.so.")) {
                 (Some(nvrtc), _) if major_version(&nvrtc) < OLDEST_MAJOR => missing.push("NVRTC 12 or newer"),
@@ -104,9 +115,13 @@ fn search() -> Result<Toolkit, Vec<String>> {
         // Who names a folder wants that one or an error, not another one.
         return attempt(PathBuf::from(home), HOME_VARIABLE).ok_or(searched);
     }
-    if let Some(environment) = env::var_os("VIRTUAL_ENV") {
-        for root in site_packages(Path::new(&environment)) {
-            if let Some(toolkit) = attempt(root.join("nvidia/cu13"), "VIRTUAL_ENV") {
+    let suggested = SUGGESTED.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let environment = env::var_os("VIRTUAL_ENV").map(|folder| site_packages(Path::new(&folder)));
+    for (packages, found_by) in (suggested.iter().map(|packages| (packages, "this Python")))
+        .chain(environment.iter().flatten().map(|packages| (packages, "VIRTUAL_ENV")))
+    {
+        for root in in_packages(packages) {
+            if let Some(toolkit) = attempt(root, found_by) {
                 return Ok(toolkit);
             }
         }
@@ -119,8 +134,9 @@ fn search() -> Result<Toolkit, Vec<String>> {
     if let Some(toolkit) = toolchain::private_root().and_then(|root| attempt(root, "private folder")) {
         return Ok(toolkit);
     }
-    for root in python_site_packages(Duration::from_secs(5)) {
-        if let Some(toolkit) = attempt(root.join("nvidia/cu13"), "python3") {
+    for root in python_site_packages(Duration::from_secs(5)).iter().flat_map(|packages| in_packages(packages))
+    {
+        if let Some(toolkit) = attempt(root, "python3") {
             return Ok(toolkit);
         }
     }
@@ -147,11 +163,16 @@ fn major_version(library: &Path) -> u32 {
 }
 
 fn include_folders(root: &Path) -> Vec<PathBuf> {
-    let include = root.join("include");
-    if !include.join("cuda_fp16.h").is_file() {
+    let folders = [root.join("include"), root.join("cuda_runtime/include")];
+    let Some(include) = folders.into_iter().find(|folder| folder.join("cuda_fp16.h").is_file()) else {
         return Vec::new();
-    }
+    };
     [include.clone(), include.join("cccl")].into_iter().filter(|folder| folder.is_dir()).collect()
+}
+
+/// Where the wheels of CUDA 13 and of CUDA 12 put themselves in a folder of packages.
+fn in_packages(packages: &Path) -> [PathBuf; 2] {
+    [packages.join("nvidia/cu13"), packages.join("nvidia")]
 }
 
 fn site_packages(environment: &Path) -> Vec<PathBuf> {
@@ -244,6 +265,17 @@ mod tests {
         assert!(found.nvrtc.ends_with("lib64/libnvrtc.so.12"), "{found:?}");
         assert!(found.builtins.ends_with("lib64/libnvrtc-builtins.so.12.4"), "{found:?}");
         assert_eq!(found.include.len(), 1);
+
+        let packages = folder_with(&[
+            "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+            "nvidia/cuda_nvrtc/lib/libnvrtc-builtins.so.12.8",
+            "nvidia/cuda_runtime/include/cuda_fp16.h",
+        ]);
+        let [of_13, of_12] = in_packages(packages.path());
+        assert!(Toolkit::at(&of_13, "test").is_err());
+        let found = Toolkit::at(&of_12, "test").unwrap();
+        assert!(found.nvrtc.ends_with("cuda_nvrtc/lib/libnvrtc.so.12"), "{found:?}");
+        assert!(found.include[0].ends_with("cuda_runtime/include"), "{found:?}");
     }
 
     #[test]

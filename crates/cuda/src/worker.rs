@@ -5,9 +5,10 @@
 //! of JSON and the code's bytes. A worker that dies or takes too long is replaced, and only its request fails.
 
 use std::{
+    ffi::OsString,
     io::{self, BufRead as _, BufReader, Write as _},
     path::PathBuf,
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{Child, ChildStdin, Stdio},
     sync::{
         Mutex, MutexGuard,
         mpsc::{self, Receiver, RecvTimeoutError, Sender},
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CompileError, CompileRequest, Compiled, Compiler, Error, Result,
+    program::Program,
     toolkit::{HOME_VARIABLE, Toolkit},
 };
 
@@ -28,7 +30,12 @@ pub const ARGUMENT: &str = "__compile-worker";
 
 /// To be called first in `main`: if this process was started as a compile worker, it works and never returns.
 pub fn run_if_requested() {
-    if std::env::args_os().nth(1).is_some_and(|argument| argument == ARGUMENT) {
+    run_if_requested_by(&std::env::args_os().take(2).collect::<Vec<_>>());
+}
+
+/// The same for a program whose arguments are not the process's own: an interpreter runs it. The first is its name.
+pub fn run_if_requested_by(arguments: &[OsString]) {
+    if arguments.get(1).is_some_and(|argument| argument == ARGUMENT) {
         let code = match serve() {
             Ok(()) => 0,
             // The other side is gone; there is nobody to tell.
@@ -88,7 +95,7 @@ fn answer(line: &str) -> (Answer, Vec<u8>) {
 /// Worker processes, started when first needed.
 #[derive(Debug)]
 pub struct CompilePool {
-    program: PathBuf,
+    program: Program,
     limit: Duration,
     slots: Vec<Mutex<Option<Worker>>>,
 }
@@ -105,13 +112,15 @@ impl CompilePool {
     /// A pool of this many workers, each with this much time for one compilation. The program that calls this must call
     /// [`run_if_requested`] first in its `main`.
     pub fn new(workers: usize, limit: Duration) -> Result<Self> {
-        let program = std::env::current_exe()
-            .map_err(|source| Error::Io { path: PathBuf::from("the running program"), source })?;
-        Ok(Self::with_program(program, workers, limit))
+        Ok(Self::of(Program::running()?, workers, limit))
     }
 
     /// A pool whose workers are another program that calls [`run_if_requested`].
     pub fn with_program(program: PathBuf, workers: usize, limit: Duration) -> Self {
+        Self::of(Program { path: program, arguments: Vec::new() }, workers, limit)
+    }
+
+    fn of(program: Program, workers: usize, limit: Duration) -> Self {
         let slots = (0..workers.max(1)).map(|_| Mutex::new(None)).collect();
         Self { program, limit, slots }
     }
@@ -164,7 +173,9 @@ impl CompilePool {
 
     fn start(&self, request: &CompileRequest) -> Result<Worker> {
         let died = |problem: String| Error::WorkerDied { label: request.label.clone(), problem };
-        let mut child = Command::new(&self.program)
+        let mut child = self
+            .program
+            .command()
             .arg(ARGUMENT)
             // The search is done once, here, and errors of it are this process's own.
             .env(HOME_VARIABLE, &Toolkit::find()?.root)
@@ -172,7 +183,7 @@ impl CompilePool {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| died(format!("{} cannot be started: {error}", self.program.display())))?;
+            .map_err(|error| died(format!("{} cannot be started: {error}", self.program.path.display())))?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(died("it has no pipes".to_owned()));
         };

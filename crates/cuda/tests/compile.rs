@@ -7,11 +7,11 @@ mod source;
 use std::{fs, time::Instant};
 
 use common::variant;
-use source::with_source;
 use evosdpa_cuda::{
     ArtifactKind, Builder, Cache, CompileRequest, Compiler, Error, cubin::CubinFacts, resources,
 };
 use evosdpa_kernels::{Arch, Target, Variant};
+use source::with_source;
 
 const ARCHS: [Arch; 3] = [Arch::Sm80, Arch::Sm89, Arch::Sm90a];
 

@@ -13,12 +13,12 @@ use std::{
 };
 
 use common::variant;
-use source::with_source;
 use evosdpa_cuda::{
     ArtifactKind, Builder, Cache, CompileRequest, Error,
     worker::{self, CompilePool},
 };
 use evosdpa_kernels::{Arch, Variant};
+use source::with_source;
 
 /// A worker that finds this file removes it and dies in the middle of its work.
 const CRASH_FILE: &str = "EVOSDPA_TEST_CRASH_FILE";

@@ -106,8 +106,13 @@ fn pairs(sim: &Sim, kernel: &str, shapes: &[&'static str], dtypes: &[DType], off
 
 /// Whole and ragged tiles, every mask, shared heads, other dimensions.
 /// Among them one where whole query tiles see no key.
-const SMALL: [&str; 5] =
-    ["tiny", "tiny:causal", "b1h2/1s33/65d64:causal-br", "b1h1s70/40d40:window=9/3", "b1h1s70/20d64:causal-br"];
+const SMALL: [&str; 5] = [
+    "tiny",
+    "tiny:causal",
+    "b1h2/1s33/65d64:causal-br",
+    "b1h1s70/40d40:window=9/3",
+    "b1h1s70/20d64:causal-br",
+];
 /// The one length that `fa_s512_v3` is made for; a window keeps most of its tiles out.
 const LONG: [&str; 1] = ["b1h1s512d64:window=70/0"];
 

@@ -1,17 +1,13 @@
 //! `evosdpa profile`: what holds a kernel back, argued from counters.
 
-use std::{
-    fmt::Write,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fmt::Write, path::Path, time::Duration};
 
 use anyhow::Context;
 use evosdpa_core::{
     DType, Problem, Shape,
     inputs::{Family, Inputs},
 };
-use evosdpa_cuda::Device as Gpu;
+use evosdpa_cuda::{Device as Gpu, Program};
 use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
 use evosdpa_lab::{
     device::{Cuda, Device, Sim},
@@ -141,7 +137,7 @@ struct Session {
     target: Target,
     gpu: Option<String>,
     /// The profiler and this program, or why there is no profiling here.
-    ncu: Result<(Ncu, PathBuf), Unprofiled>,
+    ncu: Result<(Ncu, Program), Unprofiled>,
     sim: Result<Sim, String>,
 }
 
@@ -158,7 +154,7 @@ impl Session {
             Ok((target, name)) => (target, Some(name), None),
             Err(error) => (nominal, None, Some(Unprofiled(error.to_string()))),
         };
-        let program = std::env::current_exe().context("cannot find this program to run it under ncu")?;
+        let program = Program::running().context("cannot find this program to run it under ncu")?;
         let ncu = match (no_gpu, &args.ncu) {
             // A profiler that was named is used as it is; whether it finds a GPU is then its own to say.
             (Some(why), None) => Err(why),
@@ -193,9 +189,9 @@ impl Session {
         let collected = match &self.ncu {
             Ok((ncu, program)) => {
                 row.ncu = Some(ncu.version.clone());
-                let arguments = launch_arguments(args, work);
+                let arguments = program.arguments_before(launch_arguments(args, work));
                 let request = Request {
-                    program,
+                    program: &program.path,
                     arguments: &arguments,
                     entry: &kernel.manifest.entry,
                     registry: &metrics,

@@ -17,7 +17,7 @@ use evosdpa_core::{
     DType, Problem, Shape,
     inputs::{Family, Inputs},
 };
-use evosdpa_cuda::Device;
+use evosdpa_cuda::{Device, Program};
 use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
 use evosdpa_lab::{
     device::{Device as _, SCHEDULES, Sim},
@@ -136,8 +136,8 @@ fn under_sanitizer(
         let gate = match can_run {
             Ok(sanitizer) => Checked {
                 sanitizer,
-                program: &program,
-                arguments: &work.check_arguments(args),
+                program: &program.path,
+                arguments: &program.arguments_before(work.check_arguments(args)),
                 limit: Duration::from_secs_f64(args.timeout),
             }
             .under(*tool)?,
@@ -150,8 +150,8 @@ fn under_sanitizer(
     rows.into_iter().flatten().collect()
 }
 
-fn program() -> anyhow::Result<PathBuf> {
-    std::env::current_exe().context("cannot find this program to run it again")
+fn program() -> anyhow::Result<Program> {
+    Program::running().context("cannot find this program to run it again")
 }
 
 /// Works on the items in order, several at once; what Ctrl-C kept from being begun is `None`.

@@ -8,7 +8,8 @@ use std::{
 use evosdpa::{DeviceScales, gpu};
 use evosdpa_core::{DType, Problem, inputs::Inputs};
 use evosdpa_cuda::{
-    ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffer, L2Flush, PreparedLaunch, Stream, TensorMap,
+    ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffer, L2Flush, PreparedLaunch, Stream,
+    TensorMap,
 };
 use evosdpa_kernels::{ProblemFacts, Registry, SdpaParams, Target, Variant};
 

@@ -1,7 +1,8 @@
 //! `evosdpa sanitize --mutants`: do the gates stop what is known to be wrong, and nothing else?
 
-use std::{fmt::Write, path::Path, time::Duration};
+use std::{fmt::Write, time::Duration};
 
+use evosdpa_cuda::Program;
 use evosdpa_kernels::{Kernel, Mutant};
 use evosdpa_lab::{
     device::{Device as _, Sim},
@@ -87,7 +88,7 @@ struct Trial<'a> {
     args: &'a Sanitize,
     sim: &'a Sim,
     ready: &'a Ready,
-    program: &'a Path,
+    program: &'a Program,
 }
 
 impl Trial<'_> {
@@ -121,7 +122,7 @@ impl Trial<'_> {
     fn checked<'a>(&'a self, arguments: &'a [String]) -> Checked<'a> {
         Checked {
             sanitizer: &self.ready.sanitizer,
-            program: self.program,
+            program: &self.program.path,
             arguments,
             limit: Duration::from_secs_f64(self.args.timeout),
         }
@@ -134,7 +135,7 @@ impl Trial<'_> {
         let work = ["--shapes", &shape, "--kernels", &name, "--dtype", "f16"];
         let limits = ["--time-limit", LAUNCH_SECONDS];
         let parts = fixed.into_iter().chain(work).chain(limits).chain(once.then_some("--once"));
-        parts.map(str::to_owned).collect()
+        self.program.arguments_before(parts.map(str::to_owned).collect())
     }
 }
 

@@ -1,4 +1,5 @@
-//! `evosdpa`: check, time and compare attention kernels.
+//! `evosdpa`: check, time and compare attention kernels. The program is [`run`] with its arguments; the Python package
+//! reaches the same commands through it.
 
 mod args;
 mod command;
@@ -6,7 +7,7 @@ mod interrupt;
 mod output;
 mod progress;
 
-use std::process::ExitCode;
+use std::ffi::OsString;
 
 use clap::Parser;
 
@@ -22,25 +23,36 @@ enum Found {
     Interrupted,
 }
 
-fn main() -> ExitCode {
+/// Runs one command line, its first word being the program's name, and says with which status to exit. Errors have been
+/// printed then.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
     // The program starts itself again to compile; such a process does that and nothing else.
-    evosdpa_cuda::worker::run_if_requested();
-    match run(Cli::parse()) {
-        Ok(Found::NothingWrong) => ExitCode::SUCCESS,
-        Ok(Found::Failure) => ExitCode::from(1),
-        Ok(Found::Unavailable) => ExitCode::from(2),
+    evosdpa_cuda::worker::run_if_requested_by(&arguments);
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(asked) => {
+            // Help that nobody reads is no reason to fail.
+            let _ = asked.print();
+            return u8::try_from(asked.exit_code()).unwrap_or(2);
+        }
+    };
+    match obey(cli) {
+        Ok(Found::NothingWrong) => 0,
+        Ok(Found::Failure) => 1,
+        Ok(Found::Unavailable) => 2,
         // As a shell reports a program ended by Ctrl-C.
-        Ok(Found::Interrupted) => ExitCode::from(130),
-        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Ok(Found::Interrupted) => 130,
+        Err(error) if output::is_broken_pipe(&error) => 0,
         Err(error) => {
             let (red, plain) = (output::RED.render(), output::RED.render_reset());
             anstream::eprintln!("{red}error:{plain} {}", explain(&error));
-            ExitCode::from(2)
+            2
         }
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<Found> {
+fn obey(cli: Cli) -> anyhow::Result<Found> {
     match cli.command {
         Command::Bench(args) => command::bench::run(args),
         Command::Check(args) => command::check::run(args),

@@ -1,0 +1,28 @@
+"""Fused scaled-dot-product attention for PyTorch, NumPy and anything with DLPack.
+
+>>> import numpy, evosdpa
+>>> rng = numpy.random.default_rng(0)
+>>> q, k, v = (rng.standard_normal((1, 8, 128, 64), dtype=numpy.float32) for _ in range(3))
+>>> evosdpa.sdpa(q, k, v, is_causal=True).shape
+(1, 8, 128, 64)
+
+* :func:`sdpa` has the meaning of ``torch.nn.functional.scaled_dot_product_attention``.
+* :func:`flash_attn_func` has FlashAttention's layout and its bottom-right causal mask.
+* :func:`patch` makes a PyTorch program use the first without changing its code.
+* ``import evosdpa.transformers`` makes ``attn_implementation="evosdpa"`` known to transformers.
+* :func:`bench` and ``python -m evosdpa`` reach the commands of the ``evosdpa`` program.
+
+PyTorch is bound when this package is imported, if it is installed; set ``EVOSDPA_TORCH=0`` to leave it alone.
+"""
+
+from __future__ import annotations
+
+from . import _binding
+from ._api import flash_attn_func, sdpa
+from ._bench import bench
+from ._native import __version__
+from ._patch import patch
+
+_binding.bind_if_installed()
+
+__all__ = ["__version__", "bench", "flash_attn_func", "patch", "sdpa"]

@@ -1,0 +1,107 @@
+"""The two functions, for every kind of tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _arrays, _binding, _window
+
+
+def sdpa(
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    fallback: bool = False,
+) -> Any:
+    """Attention with the meaning of ``torch.nn.functional.scaled_dot_product_attention``.
+
+    Tensors are ``[batch, heads, sequence, head dimension]`` (or without the batch), in float32, float16 or bfloat16: torch
+    tensors on a CPU or a GPU, NumPy arrays, or anything with DLPack. They are read where they lie; any strides will do as
+    long as the head dimension is contiguous. The result is of the same kind as ``q``.
+
+    ``is_causal`` masks from the top left, as PyTorch does: query ``i`` sees keys ``0 … i``. ``enable_gqa`` lets several
+    query heads share a key/value head.
+
+    Dropout, a dense ``attn_mask`` and gradients are not supported: they raise ``NotImplementedError``, or are left to
+    torch with ``fallback=True``. Wrong shapes raise ``ValueError``, mixed types ``TypeError``.
+
+    >>> import numpy, evosdpa
+    >>> q = numpy.zeros((1, 2, 3, 8), numpy.float32)
+    >>> v = numpy.arange(48, dtype=numpy.float32).reshape(1, 2, 3, 8)
+    >>> float(evosdpa.sdpa(q, q, v)[0, 0, 0, 0])  # equal scores: the mean of 0, 8 and 16
+    8.0
+    >>> float(evosdpa.sdpa(q, q, v, is_causal=True)[0, 0, 1, 0])  # the second query sees two keys
+    4.0
+    >>> evosdpa.sdpa(q, q, v, dropout_p=0.1)
+    Traceback (most recent call last):
+    NotImplementedError: dropout_p is 0.1: evosdpa has no dropout; use 0.0 (model.eval()), or pass fallback=True to let torch compute it
+    """
+    torch_side = _binding.torch_side
+    if torch_side is not None and isinstance(q, torch_side.Tensor):
+        if attn_mask is None and dropout_p == 0.0:
+            window = _window.CAUSAL if is_causal else _window.FULL
+            done = torch_side.straight(q, k, v, scale, window, enable_gqa, False, False)
+            if done is not None:
+                return done[0]
+        return torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback)
+    return _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback)
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    return_lse: bool = False,
+    fallback: bool = False,
+) -> Any:
+    """Attention with the meaning of FlashAttention's ``flash_attn_func``.
+
+    Tensors are ``[batch, sequence, heads, head dimension]``; ``k`` and ``v`` may have fewer heads. ``causal`` aligns the last
+    query with the last key. ``window_size`` is how many keys before and after its own position a query sees, -1 for no
+    bound. A query that sees no key gives zeros.
+
+    Everything after ``v`` is given by name: the versions of FlashAttention differ in the order.
+
+    With ``return_lse=True`` the result is ``(out, lse)``, where ``lse`` is the log-sum-exp of each row's scores, float32
+    ``[batch, heads, queries]``; with ``return_attn_probs=True`` it is ``(out, lse, None)``, since no probabilities are kept.
+
+    Results never vary from run to run, whatever ``deterministic`` says. Dropout, softcap, ALiBi and gradients raise
+    ``NotImplementedError``, or are left to torch with ``fallback=True``.
+
+    >>> import numpy, evosdpa
+    >>> q = numpy.zeros((1, 2, 1, 8), numpy.float32)  # two queries …
+    >>> k = numpy.zeros((1, 4, 1, 8), numpy.float32)  # … at the end of four keys
+    >>> out, lse = evosdpa.flash_attn_func(q, k, k, causal=True, return_lse=True)
+    >>> numpy.exp(lse).round(3).tolist()  # they see three and four keys
+    [[[3.0, 4.0]]]
+    """
+    del deterministic  # every kernel is
+    torch_side = _binding.torch_side
+    with_lse = return_lse or return_attn_probs
+    side, done = _arrays, None
+    if torch_side is not None and isinstance(q, torch_side.Tensor):
+        side = torch_side
+        if dropout_p == 0.0 and not softcap and alibi_slopes is None:
+            window = _window.flash_window(causal, window_size)
+            done = torch_side.straight(q, k, v, softmax_scale, window, True, True, with_lse)
+    out, lse = done or side.flash_attention(
+        q, k, v, softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, with_lse, fallback
+    )
+    if return_attn_probs:
+        return out, lse, None
+    return (out, lse) if return_lse else out

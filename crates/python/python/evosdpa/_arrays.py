@@ -1,0 +1,162 @@
+"""NumPy arrays, and whatever else speaks DLPack."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import _binding, _native, _window, _words
+
+_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+
+def sdpa(
+    q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, fallback: bool
+) -> Any:
+    if not _are_arrays(q, k, v):
+        return _through_dlpack(
+            q, k, v, lambda side, *tensors: side.sdpa(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback)
+        )
+    if attn_mask is not None and is_causal:
+        raise ValueError(_words.mask_twice())
+    refusal = _words.dense_mask() if attn_mask is not None else _refusal(q, dropout_p)
+    if refusal is not None:
+        if fallback and (side := _binding.torch_side) is not None:
+            mask = None if attn_mask is None else side.torch.as_tensor(attn_mask)
+            tensors = [side.torch.as_tensor(array) for array in (q, k, v)]
+            return side.torch_sdpa(*tensors, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa).numpy()
+        raise NotImplementedError(refusal)
+    three = q.ndim == 3
+    if three:
+        q, k, v = q[None], k[None], v[None]
+    _check_dimensions(q, k, v)
+    if q.shape[1] != k.shape[1] and k.shape[1] != 1 and not enable_gqa:
+        raise ValueError(_words.heads(q.shape[1], k.shape[1]))
+    q, k, v = _broadcast_batch(q, k, v)
+    out, _ = forward(q, k, v, scale, _window.CAUSAL if is_causal else _window.FULL, False)
+    return out[0] if three else out
+
+
+def flash_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    dropout_p: float,
+    softcap: float,
+    alibi_slopes: Any,
+    with_lse: bool,
+    fallback: bool,
+) -> tuple[Any, Any]:
+    rest = (softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, with_lse, fallback)
+    if not _are_arrays(q, k, v):
+        out, lse = _through_dlpack(q, k, v, lambda side, *tensors: side.flash_attention(*tensors, *rest))
+        return out, lse
+    refusal = _refusal(q, dropout_p)
+    refusal = refusal or (_words.extra("softcap") if softcap else None)
+    refusal = refusal or (_words.extra("alibi_slopes") if alibi_slopes is not None else None)
+    if refusal is not None:
+        if fallback and (side := _binding.torch_side) is not None:
+            tensors = [side.torch.as_tensor(array) for array in (q, k, v)]
+            out, lse = side.flash_attention(*tensors, *rest)
+            return out.numpy(), None if lse is None else lse.numpy()
+        raise NotImplementedError(refusal)
+    _check_dimensions(q, k, v)
+    q, k, v = (array.swapaxes(1, 2) for array in (q, k, v))
+    out, lse = forward(q, k, v, softmax_scale, _window.flash_window(causal, window_size), with_lse)
+    return out.swapaxes(1, 2), lse
+
+
+def forward(q: Any, k: Any, v: Any, scale: float | None, window: _window.Window, with_lse: bool) -> tuple[Any, Any]:
+    """Attention of 4-D arrays ``[batch, heads, sequence, head dimension]``. The output lies in memory in Q's order."""
+    import numpy
+
+    batch, heads, queries, _ = q.shape
+    if q.dtype != k.dtype or q.dtype != v.dtype:
+        raise TypeError(f"q, k and v hold {q.dtype}, {k.dtype} and {v.dtype}; convert them to one type")
+    by_sequence = q.strides[1] < q.strides[2]
+    if by_sequence:
+        out = numpy.empty((batch, queries, heads, v.shape[3]), q.dtype).swapaxes(1, 2)
+    else:
+        out = numpy.empty((batch, heads, queries, v.shape[3]), q.dtype)
+    lse = numpy.empty((batch, heads, queries), numpy.float32) if with_lse else None
+    if out.size == 0 or k.shape[2] == 0:
+        # Nobody sees a key.
+        out.fill(0)
+        if lse is not None:
+            lse.fill(-numpy.inf)
+        return out, lse
+    operands = (_described(q), _described(k), _described(v), _described(out))
+    lse_address = 0 if lse is None else lse.__array_interface__["data"][0]
+    _native.forward_cpu(_CODES[q.dtype.name], *operands, lse_address, scale, window, 0)
+    return out, lse
+
+
+def _described(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    size = array.itemsize
+    if any(stride % size for stride in array.strides):
+        raise ValueError(f"strides of {array.strides} bytes are not whole elements of {size} bytes; copy the array first")
+    return array.__array_interface__["data"][0], array.shape, tuple(stride // size for stride in array.strides)
+
+
+def _are_arrays(*tensors: Any) -> bool:
+    # Who has no NumPy has no arrays either.
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and all(isinstance(tensor, numpy.ndarray) for tensor in tensors)
+
+
+def _refusal(q: Any, dropout_p: float) -> str | None:
+    if dropout_p != 0.0:
+        return _words.dropout(dropout_p)
+    if q.dtype.name not in _CODES:
+        hint = "" if "ml_dtypes" in sys.modules else " (NumPy has bfloat16 with the package ml_dtypes)"
+        return _words.dtype(q.dtype) + hint
+    return None
+
+
+def _check_dimensions(*arrays: Any) -> None:
+    for array in arrays:
+        if array.ndim != 4:
+            raise ValueError(_words.dimensions(array.ndim))
+
+
+def _broadcast_batch(*arrays: Any) -> list[Any]:
+    import numpy
+
+    batch = max(array.shape[0] for array in arrays)
+    return [
+        numpy.broadcast_to(array, (batch, *array.shape[1:])) if array.shape[0] == 1 and batch > 1 else array for array in arrays
+    ]
+
+
+def _through_dlpack(q: Any, k: Any, v: Any, call: Any) -> Any:
+    """Takes tensors over by DLPack, without a copy, and gives the result back to the library of ``q`` in the same way."""
+    for name, tensor in zip("qkv", (q, k, v)):
+        if not hasattr(tensor, "__dlpack__"):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor, a NumPy array or an object with __dlpack__")
+    side = _binding.torch_side
+    if side is not None:
+        result = call(side, *map(side.torch.from_dlpack, (q, k, v)))
+    else:
+        try:
+            import numpy
+        except ImportError:
+            raise ImportError("evosdpa takes DLPack objects with the help of NumPy or torch; install one of them") from None
+        try:
+            tensors = [numpy.from_dlpack(tensor) for tensor in (q, k, v)]
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise NotImplementedError(f"NumPy cannot take these tensors over ({error}); install torch, which can") from error
+        result = call(sys.modules[__name__], *tensors)
+    give_back = _importer_of(q)
+    if isinstance(result, tuple):
+        return tuple(None if part is None else give_back(part) for part in result)
+    return give_back(result)
+
+
+def _importer_of(tensor: Any) -> Any:
+    """``from_dlpack`` of the library that a tensor is from; the identity if it has none."""
+    namespace = getattr(tensor, "__array_namespace__", None)
+    library = namespace() if namespace is not None else sys.modules.get(type(tensor).__module__.partition(".")[0])
+    return getattr(library, "from_dlpack", lambda result: result)

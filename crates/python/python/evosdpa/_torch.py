@@ -1,0 +1,315 @@
+"""PyTorch: the fast path, the operator, and what is left to torch itself."""
+
+from __future__ import annotations
+
+import pathlib
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
+
+from . import _native, _window, _words
+
+_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Asked at every call.
+_watched = torch._C._len_torch_dispatch_stack
+_traced = torch._C._get_tracing_state
+_differentiating = torch.is_grad_enabled
+_compiling = torch.compiler.is_compiling
+_empty_like = torch.empty_like
+_threads = torch.get_num_threads
+_forward_cpu, _forward_cuda = _native.forward_cpu, _native.forward_cuda
+# Builds of torch without CUDA have no such function, and no such tensors either.
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+# Newer versions of torch describe a tensor by one C call; older ones are asked attribute by attribute.
+_EXCHANGED = hasattr(Tensor, "__dlpack_c_exchange_api__") and _native.use_exchange(Tensor.__dlpack_c_exchange_api__)
+# The largest head dimension of the CUDA kernels.
+_GPU_DIM = 256
+
+
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    fallback: bool,
+) -> Tensor:
+    window = _window.CAUSAL if is_causal else _window.FULL
+    refusal = _words.dense_mask() if attn_mask is not None else refusal_of(q, k, v, dropout_p)
+    if fallback and (refusal is not None or not expressible(q, k, v)):
+        return torch_sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is not None and is_causal:
+        raise ValueError(_words.mask_twice())
+    if refusal is not None:
+        raise NotImplementedError(refusal)
+    three = q.dim() == 3
+    if three:
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    _check(q, k, v)
+    if q.size(1) != k.size(1) and k.size(1) != 1 and not enable_gqa:
+        raise ValueError(_words.heads(q.size(1), k.size(1)))
+    if not q.size(0) == k.size(0) == v.size(0):
+        batch = max(q.size(0), k.size(0), v.size(0))
+        q, k, v = (x.expand(batch, -1, -1, -1) if x.size(0) == 1 else x for x in (q, k, v))
+    # The output lies in memory as the queries do, so that a model's next view of it is free.
+    by_sequence = q.stride(1) < q.stride(2)
+    out, _ = _attend(q, k, v, scale, window, by_sequence, False)
+    return out.squeeze(0) if three else out
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    dropout_p: float,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    with_lse: bool,
+    fallback: bool,
+) -> tuple[Tensor, Tensor | None]:
+    window = _window.flash_window(causal, window_size)
+    refusal = refusal_of(q, k, v, dropout_p)
+    refusal = refusal or (_words.extra("softcap") if softcap else None)
+    refusal = refusal or (_words.extra("alibi_slopes") if alibi_slopes is not None else None)
+    if fallback and (refusal is not None or not expressible(q, k, v)):
+        from ._plain import attention
+
+        return attention(q, k, v, softmax_scale, window, dropout_p, softcap, alibi_slopes, with_lse)
+    if refusal is not None:
+        raise NotImplementedError(refusal)
+    _check(q, k, v)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    out, lse = _attend(q, k, v, softmax_scale, window, True, with_lse)
+    return out.transpose(1, 2), lse if with_lse else None
+
+
+def straight(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window: _window.Window,
+    enable_gqa: bool,
+    flash_layout: bool,
+    with_lse: bool,
+) -> tuple[Tensor, Tensor | None] | None:
+    """The common case at once: plain tensors of one type and device that no one differentiates or traces. Anything else
+    gives ``None``, and the long way finds out what it is. Each question to a tensor costs a tenth of a microsecond or
+    more, so none is asked twice."""
+    if (
+        _compiling()
+        or type(q) is not Tensor
+        or type(k) is not Tensor
+        or type(v) is not Tensor
+        or _watched() > 0
+        or _traced() is not None
+        or (_differentiating() and (q.requires_grad or k.requires_grad or v.requires_grad))
+    ):
+        return None
+    if _EXCHANGED:
+        return _native.straight(
+            q, k, v, scale, window, enable_gqa, flash_layout, with_lse, _threads(), _empty_like
+        )
+    dtype = q.dtype
+    code = _CODES.get(dtype)
+    if code is None or k.dtype is not dtype or v.dtype is not dtype:
+        return None
+    on_gpu = q.is_cuda
+    if on_gpu:
+        ordinal = q.get_device()
+        if k.get_device() != ordinal or v.get_device() != ordinal or code == 0:
+            return None
+    elif not (q.is_cpu and k.is_cpu and v.is_cpu):
+        return None
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
+        return None
+    q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
+    if q_strides[3] != 1 or k_strides[3] != 1 or v_strides[3] != 1:
+        return None
+    if flash_layout:
+        q_shape, k_shape, v_shape = _swapped(q_shape), _swapped(k_shape), _swapped(v_shape)
+        q_strides, k_strides, v_strides = _swapped(q_strides), _swapped(k_strides), _swapped(v_strides)
+    batch, heads, queries, dim_qk = q_shape
+    v_batch, kv_heads, keys, dim = v_shape
+    if (
+        k_shape[0] != batch
+        or v_batch != batch
+        or not (heads == kv_heads or enable_gqa)
+        or 0 in q_shape
+        or 0 in v_shape
+        or (on_gpu and (dim_qk > _GPU_DIM or dim > _GPU_DIM))
+    ):
+        return None
+    row = heads * dim
+    if flash_layout or q_strides[1] < q_strides[2]:
+        strides = (queries * row, dim, row, 1)
+    else:
+        strides = (queries * row, queries * dim, dim, 1)
+    shape = (batch, heads, queries, dim)
+    if flash_layout:
+        out = q.new_empty((batch, queries, heads, dim))
+    elif strides == q_strides and dim == dim_qk:
+        # The quickest way to memory of this form.
+        out = _empty_like(q)
+    else:
+        out = q.new_empty_strided(shape, strides)
+    lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device) if with_lse else None
+    arguments = (
+        code,
+        (q.data_ptr(), q_shape, q_strides),
+        (k.data_ptr(), k_shape, k_strides),
+        (v.data_ptr(), v_shape, v_strides),
+        (out.data_ptr(), shape, strides),
+        0 if lse is None else lse.data_ptr(),
+        scale,
+        window,
+    )
+    if on_gpu:
+        _forward_cuda(*arguments, ordinal, _current_stream(ordinal))
+    else:
+        _forward_cpu(*arguments, _threads())
+    return out, lse
+
+
+def _swapped(four: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Sequence and heads change places."""
+    batch, sequence, heads, dim = four
+    return (batch, heads, sequence, dim)
+
+
+def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
+    """Why evosdpa does not compute this; ``None`` when it does."""
+    if dropout_p != 0.0:
+        return _words.dropout(dropout_p)
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        return _words.autograd()
+    if q.dtype not in _CODES:
+        return _words.dtype(q.dtype)
+    if q.is_cuda:
+        if q.dtype == torch.float32:
+            return _words.dtype_on_gpu(q.dtype)
+        if q.size(-1) > _GPU_DIM or v.size(-1) > _GPU_DIM:
+            return _words.dim_on_gpu(max(q.size(-1), v.size(-1)), _GPU_DIM)
+    elif q.device.type != "cpu":
+        return _words.device(q.device)
+    if q.dim() not in (3, 4):
+        return _words.dimensions(q.dim())
+    return None
+
+
+def expressible(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the library would take these tensors: asked only where torch stands by."""
+    return (
+        q.dim() == k.dim() == v.dim()
+        and q.dtype == k.dtype == v.dtype
+        and q.device == k.device == v.device
+        and all(x.stride(-1) == 1 and 0 < x.size(-1) <= 512 for x in (q, k, v))
+    )
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """What the native side cannot see."""
+    for x in (q, k, v):
+        if x.dim() != 4:
+            raise ValueError(_words.dimensions(x.dim()))
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k and v hold {q.dtype}, {k.dtype} and {v.dtype}; convert them to one type")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}; move them to one device")
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Through the operator where somebody watches operators, else straight to the native side."""
+    if (
+        _compiling()
+        or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)
+        or _watched() > 0
+        or _traced() is not None
+    ):
+        out, lse = torch.ops.evosdpa.forward(q, k, v, scale, *window, by_sequence, with_lse)
+        return out, lse
+    return compute(q, k, v, scale, window, by_sequence, with_lse)
+
+
+def compute(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of real 4-D tensors ``[batch, heads, sequence, head dimension]``."""
+    out = _output(q, v, by_sequence)
+    lse = _lse(q) if with_lse else None
+    if out.numel() == 0 or k.size(2) == 0:
+        # Nobody sees a key.
+        return out.zero_(), None if lse is None else lse.fill_(-torch.inf)
+    operands = (
+        (q.data_ptr(), q.shape, q.stride()),
+        (k.data_ptr(), k.shape, k.stride()),
+        (v.data_ptr(), v.shape, v.stride()),
+        (out.data_ptr(), out.shape, out.stride()),
+    )
+    arguments = (_CODES[q.dtype], *operands, 0 if lse is None else lse.data_ptr(), scale, window)
+    if q.is_cuda:
+        ordinal = q.get_device()
+        _forward_cuda(*arguments, ordinal, _current_stream(ordinal))
+    else:
+        _forward_cpu(*arguments, _threads())
+    return out, lse
+
+
+def _output(q: Tensor, v: Tensor, by_sequence: bool) -> Tensor:
+    """Memory from torch's allocator; real or fake, as the inputs are."""
+    batch, heads, queries, _ = q.shape
+    dim = v.size(3)
+    if by_sequence:
+        strides = (queries * heads * dim, dim, heads * dim, 1)
+    else:
+        strides = (heads * queries * dim, queries * dim, dim, 1)
+    return torch.empty_strided((batch, heads, queries, dim), strides, dtype=q.dtype, device=q.device)
+
+
+def _lse(q: Tensor) -> Tensor:
+    return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+
+
+def _forward(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse):  # type: ignore[no-untyped-def]
+    """The operator, which has two outputs whatever was asked for."""
+    _check(q, k, v)
+    window = (window_left, window_right, bottom_right)
+    out, lse = compute(q, k, v, scale, window, by_sequence, with_lse)
+    return out, torch.empty(0, dtype=torch.float32, device=q.device) if lse is None else lse
+
+
+def _fake(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse):  # type: ignore[no-untyped-def]
+    _check(q, k, v)
+    lse = _lse(q) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
+    return _output(q, v, by_sequence), lse
+
+
+def _no_backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+    raise NotImplementedError(_words.autograd())
+
+
+# The compiler library for GPU kernels is where torch has it.
+_native.suggest_packages(str(pathlib.Path(torch.__file__).parents[1]))
+
+# The library object must live as long as the operator.
+_LIBRARY = torch.library.Library("evosdpa", "DEF")
+_LIBRARY.define(
+    "forward(Tensor q, Tensor k, Tensor v, float? scale, int window_left, int window_right, bool bottom_right, "
+    "bool by_sequence, bool with_lse) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("forward", _forward, _key)
+torch.library.register_fake("evosdpa::forward", _fake, lib=_LIBRARY)
+torch.library.register_autograd("evosdpa::forward", _no_backward, lib=_LIBRARY)

@@ -1,0 +1,55 @@
+"""What is said when something is not supported: what it is, and what to use instead."""
+
+from __future__ import annotations
+
+FALLBACK = "or pass fallback=True to let torch compute it"
+
+
+def dropout(p: float) -> str:
+    return f"dropout_p is {p}: evosdpa has no dropout; use 0.0 (model.eval()), {FALLBACK}"
+
+
+def dense_mask() -> str:
+    return (
+        "attn_mask is given: evosdpa has no dense mask; use is_causal=True, or flash_attn_func with causal or window_size, "
+        f"{FALLBACK}"
+    )
+
+
+def autograd() -> str:
+    return (
+        "an input requires grad: evosdpa computes the forward pass alone; use torch.no_grad() or "
+        f"torch.inference_mode(), {FALLBACK}"
+    )
+
+
+def dtype(name: object) -> str:
+    return f"no kernel for {name}; use float32, float16 or bfloat16, {FALLBACK}"
+
+
+def dtype_on_gpu(name: object) -> str:
+    return f"no CUDA kernel for {name}; use float16 or bfloat16, {FALLBACK}"
+
+
+def dim_on_gpu(dim: int, largest: int) -> str:
+    return f"no CUDA kernel for a head dimension of {dim}; use at most {largest}, {FALLBACK}"
+
+
+def device(name: object) -> str:
+    return f"no kernel for device {name}; use cpu or cuda, {FALLBACK}"
+
+
+def dimensions(count: int) -> str:
+    return f"tensors have {count} dimensions; use 4 (batch, heads, sequence, head dimension) or 3, {FALLBACK}"
+
+
+def extra(name: str) -> str:
+    return f"{name} is not supported by evosdpa; leave it out, {FALLBACK}"
+
+
+def heads(heads_q: int, heads_kv: int) -> str:
+    return f"{heads_q} query heads and {heads_kv} key/value heads; pass enable_gqa=True to share them"
+
+
+def mask_twice() -> str:
+    return "attn_mask and is_causal are both given; use one of them"

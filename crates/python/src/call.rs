@@ -1,0 +1,243 @@
+//! One call, as Python describes it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use evosdpa::{Alignment, DType, Mask, Problem, Shape, Sizes, TensorView, TensorViewMut};
+
+use crate::{Error, plans::cpu_plan};
+
+/// A tensor as Python describes it: the address of its first element, sizes and strides in elements, indexed
+/// `[batch, heads, sequence, head dimension]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Address of the first element.
+    pub address: usize,
+    /// Sizes.
+    pub shape: [i64; 4],
+    /// Strides in elements.
+    pub strides: [i64; 4],
+}
+
+/// Which keys a query sees: `left` before and `right` after its own position, -1 for no bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Visible {
+    /// Keys before.
+    pub left: i64,
+    /// Keys after.
+    pub right: i64,
+    /// Whether the last query is aligned with the last key (FlashAttention) or the first with the first (PyTorch).
+    pub bottom_right: bool,
+}
+
+/// One call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call {
+    /// Element type of all four tensors: 0 for f32, 1 for f16, 2 for bf16.
+    pub dtype: u8,
+    /// Queries.
+    pub q: Operand,
+    /// Keys.
+    pub k: Operand,
+    /// Values.
+    pub v: Operand,
+    /// Output.
+    pub o: Operand,
+    /// Address of `[batch, query heads, queries]` f32 values for the log-sum-exp; 0 when it is not wanted.
+    pub lse: usize,
+    /// What scores are multiplied with; `None` for one over the root of the head dimension.
+    pub scale: Option<f64>,
+    /// The mask.
+    pub visible: Visible,
+}
+
+impl Call {
+    /// What is asked.
+    pub fn problem(&self) -> Result<Problem, Error> {
+        let dtype = *[DType::F32, DType::F16, DType::BF16]
+            .get(usize::from(self.dtype))
+            .ok_or(Error::DTypeCode { code: self.dtype })?;
+        let [batch, heads_q, seq_q, dim_qk] = sizes("Q", self.q.shape)?;
+        let [_, heads_kv, seq_kv, _] = sizes("K", self.k.shape)?;
+        let [.., dim_v] = sizes("V", self.v.shape)?;
+        let sizes = Sizes { batch, heads_q, heads_kv, seq_q, seq_kv, dim_qk, dim_v };
+        let shape = Shape::new(sizes, self.visible.mask()?).map_err(evosdpa::Error::from)?;
+        let problem = Problem::new(shape, dtype).map_err(evosdpa::Error::from)?.with_lse(self.lse != 0);
+        match self.scale {
+            None => Ok(problem),
+            Some(scale) => Ok(problem.with_scale(scale as f32).map_err(evosdpa::Error::from)?),
+        }
+    }
+
+    /// Computes attention on the CPU, on this many threads (0 for all).
+    ///
+    /// # Safety
+    /// Every element that an operand's shape and strides reach must be valid memory of its type for the time of the
+    /// call: to read for Q, K and V, to write and read by nobody else for O and the log-sum-exp.
+    pub unsafe fn run_on_cpu(&self, threads: usize) -> Result<(), Error> {
+        let problem = self.problem()?;
+        // SAFETY: by this function's contract.
+        unsafe { caught(|| self.run_planned(problem, threads)) }
+    }
+
+    /// # Safety
+    /// As [`Self::run_on_cpu`].
+    unsafe fn run_planned(&self, problem: Problem, threads: usize) -> Result<(), Error> {
+        let plan = cpu_plan(problem, threads)?;
+        let dtype = problem.dtype();
+        // SAFETY: by contract each operand's elements are valid, and nobody else has the outputs.
+        let (q, k, v, o, lse) = unsafe {
+            (
+                self.q.view("Q", dtype)?,
+                self.k.view("K", dtype)?,
+                self.v.view("V", dtype)?,
+                self.o.view_mut("O", dtype)?,
+                (self.lse != 0).then(|| std::slice::from_raw_parts_mut(self.lse as *mut f32, problem.rows())),
+            )
+        };
+        Ok(plan.run(q, k, v, o, lse)?)
+    }
+}
+
+impl Visible {
+    fn mask(self) -> Result<Mask, Error> {
+        let Self { left, right, bottom_right } = self;
+        if left < -1 || right < -1 {
+            return Err(Error::Window { left, right });
+        }
+        let alignment = if bottom_right { Alignment::BottomRight } else { Alignment::TopLeft };
+        // -1 is the only number below zero left.
+        let (left, right) = (usize::try_from(left).ok(), usize::try_from(right).ok());
+        Ok(match (left, right) {
+            (None, None) => Mask::Full,
+            (None, Some(0)) => Mask::Causal(alignment),
+            _ => Mask::Window { left, right, alignment },
+        })
+    }
+}
+
+impl Operand {
+    /// # Safety
+    /// The elements are valid to read for `'a`.
+    unsafe fn view<'a>(&self, tensor: &'static str, dtype: DType) -> Result<TensorView<'a>, Error> {
+        let (shape, strides, bytes) = self.extent(tensor, dtype)?;
+        // SAFETY: by contract the elements are valid, and the bytes end with the last of them.
+        let data = unsafe { std::slice::from_raw_parts(self.address as *const u8, bytes) };
+        Ok(TensorView::new(data, dtype, shape, strides).map_err(evosdpa::Error::from)?)
+    }
+
+    /// # Safety
+    /// The elements are valid to write for `'a`, and nobody else reads or writes between the first and the last.
+    unsafe fn view_mut<'a>(&self, tensor: &'static str, dtype: DType) -> Result<TensorViewMut<'a>, Error> {
+        let (shape, strides, bytes) = self.extent(tensor, dtype)?;
+        // SAFETY: by contract the elements are valid, and the bytes end with the last of them.
+        let data = unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, bytes) };
+        Ok(TensorViewMut::new(data, dtype, shape, strides).map_err(evosdpa::Error::from)?)
+    }
+
+    /// Shape, strides, and the bytes from the first element to the end of the last.
+    pub(crate) fn extent(
+        &self,
+        tensor: &'static str,
+        dtype: DType,
+    ) -> Result<([usize; 4], [usize; 4], usize), Error> {
+        let shape = sizes(tensor, self.shape)?;
+        if self.address == 0 {
+            return Err(Error::NoMemory { tensor });
+        }
+        let mut strides = [0; 4];
+        let mut last = 0usize;
+        for i in 0..4 {
+            // The stride of a dimension of size one is never used, and may be anything.
+            strides[i] = match usize::try_from(self.strides[i]) {
+                Ok(stride) => stride,
+                Err(_) if shape[i] == 1 => 0,
+                Err(_) => return Err(Error::NegativeStride { tensor, strides: self.strides }),
+            };
+            last = last.saturating_add(shape[i].saturating_sub(1).saturating_mul(strides[i]));
+        }
+        // A slice may not be longer; the view then says that the strides reach outside it.
+        let most = isize::MAX as usize / dtype.bytes();
+        let elements = if shape.contains(&0) { 0 } else { last.saturating_add(1).min(most) };
+        Ok((shape, strides, elements * dtype.bytes()))
+    }
+}
+
+fn sizes(tensor: &'static str, shape: [i64; 4]) -> Result<[usize; 4], Error> {
+    let mut sizes = [0; 4];
+    for (size, given) in sizes.iter_mut().zip(shape) {
+        *size = usize::try_from(given).map_err(|_| Error::NegativeSize { tensor, shape })?;
+    }
+    Ok(sizes)
+}
+
+/// A panic as an error: Python's `except Exception` does not catch what a panic becomes by itself.
+pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
+        let said = payload.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| payload.downcast_ref::<&str>().copied());
+        Err(Error::Panic { problem: said.unwrap_or("a panic without words").to_owned() })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(data: &[f32], shape: [i64; 4]) -> Operand {
+        let strides = [shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1];
+        Operand { address: data.as_ptr() as usize, shape, strides }
+    }
+
+    fn call(q: &[f32], o: &[f32], shape: [i64; 4]) -> Call {
+        let (input, output) = (packed(q, shape), packed(o, shape));
+        let visible = Visible { left: -1, right: -1, bottom_right: false };
+        Call { dtype: 0, q: input, k: input, v: input, o: output, lse: 0, scale: None, visible }
+    }
+
+    #[test]
+    fn a_mean_of_equal_rows_is_the_row() {
+        let (q, o) = (vec![0.5f32; 2 * 3 * 4], vec![f32::NAN; 2 * 3 * 4]);
+        // SAFETY: the operands describe these two vectors.
+        unsafe { call(&q, &o, [1, 2, 3, 4]).run_on_cpu(0) }.unwrap();
+        assert!(o.iter().all(|x| (x - 0.5).abs() < 1e-6), "{o:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_expressed_is_refused_with_its_values() {
+        let (q, o) = (vec![0.5f32; 24], vec![0f32; 24]);
+        let base = call(&q, &o, [1, 2, 3, 4]);
+        let refused = |change: &dyn Fn(&mut Call)| {
+            let mut call = base;
+            change(&mut call);
+            // SAFETY: refused before memory is touched.
+            unsafe { call.run_on_cpu(1) }.unwrap_err().to_string()
+        };
+        assert!(refused(&|call| call.q.strides[2] = -4).contains("[24, 12, -4, 1]"));
+        assert!(refused(&|call| call.q.shape[0] = -1).contains("[-1, 2, 3, 4]"));
+        assert!(refused(&|call| call.k.address = 0).contains("K has no memory"));
+        assert!(refused(&|call| call.dtype = 9).contains("code 9"));
+        assert!(refused(&|call| call.visible.left = -2).contains("(-2, -1)"));
+        assert!(refused(&|call| call.scale = Some(f64::NAN)).contains("finite"));
+        assert!(refused(&|call| call.k.shape[1] = 3).contains("2 query heads"));
+        assert!(refused(&|call| call.v.shape[2] = 2).contains("V has shape [1, 2, 2, 4]"));
+        assert!(refused(&|call| call.q.strides[3] = 2).contains("stride 2"));
+        assert!(refused(&|call| call.q.strides[1] = i64::MAX).contains("reaches element"));
+        assert!(refused(&|call| call.o.strides[1] = 0).contains("overlaps itself"));
+    }
+
+    #[test]
+    fn windows_become_the_mask_they_are() {
+        let mask = |left, right, bottom_right| Visible { left, right, bottom_right }.mask().unwrap();
+        assert_eq!(mask(-1, -1, true), Mask::Full);
+        assert_eq!(mask(-1, 0, false), Mask::Causal(Alignment::TopLeft));
+        assert_eq!(mask(-1, 0, true), Mask::Causal(Alignment::BottomRight));
+        let window = Mask::Window { left: Some(3), right: Some(0), alignment: Alignment::BottomRight };
+        assert_eq!(mask(3, 0, true), window);
+    }
+
+    #[test]
+    fn a_panic_becomes_an_error() {
+        let error = caught::<()>(|| panic!("number {}", 7)).unwrap_err().to_string();
+        assert!(error.contains("number 7"), "{error}");
+    }
+}

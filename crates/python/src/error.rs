@@ -1,0 +1,55 @@
+//! What can be wrong with a call from Python.
+
+/// Why attention was not computed. Nothing has been written then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The library refused.
+    #[error(transparent)]
+    Library(#[from] evosdpa::Error),
+    /// A stride that runs backwards.
+    #[error(
+        "{tensor} has strides {strides:?}: a negative stride cannot be expressed; copy the tensor first \
+         (numpy.ascontiguousarray)"
+    )]
+    NegativeStride {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its strides, in elements.
+        strides: [i64; 4],
+    },
+    /// No memory behind a tensor.
+    #[error("{tensor} has no memory that this process can reach: its address is 0")]
+    NoMemory {
+        /// Which tensor.
+        tensor: &'static str,
+    },
+    /// A size below zero.
+    #[error("{tensor} has shape {shape:?}; no size may be negative")]
+    NegativeSize {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its shape.
+        shape: [i64; 4],
+    },
+    /// A code that stands for no element type.
+    #[error("there is no element type with code {code}")]
+    DTypeCode {
+        /// The code.
+        code: u8,
+    },
+    /// A window that is neither a number of keys nor -1.
+    #[error("window_size is ({left}, {right}), but each side must be a number of keys, or -1 for no bound")]
+    Window {
+        /// Keys before.
+        left: i64,
+        /// Keys after.
+        right: i64,
+    },
+    /// A defect of this library.
+    #[error("a defect in evosdpa: {problem}; please report it")]
+    Panic {
+        /// What the panic said.
+        problem: String,
+    },
+}

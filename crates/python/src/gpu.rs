@@ -1,0 +1,73 @@
+//! A call on a GPU.
+
+use evosdpa::{
+    DType, DeviceLse, DeviceTensor, DeviceTensors,
+    gpu::{self, RawStream},
+};
+
+use crate::{Call, Error, Operand, call::caught};
+
+impl Call {
+    /// Queues attention on the caller's stream of `cuda:N`; addresses are device memory.
+    ///
+    /// # Safety
+    /// As for [`gpu::forward`].
+    pub unsafe fn queue_on_gpu(&self, ordinal: usize, stream: u64) -> Result<(), Error> {
+        let problem = self.problem()?;
+        let (lse, dtype) = (self.lse as u64, problem.dtype());
+        let tensors = DeviceTensors {
+            q: self.q.on_device("Q", dtype, problem.q_shape())?,
+            k: self.k.on_device("K", dtype, problem.k_shape())?,
+            v: self.v.on_device("V", dtype, problem.v_shape())?,
+            o: self.o.on_device("O", dtype, problem.o_shape())?,
+            lse: (lse != 0).then(|| DeviceLse::packed(lse, &problem)),
+            scales: None,
+        };
+        // SAFETY: this function's contract is the same.
+        caught(|| Ok(unsafe { gpu::forward(ordinal, &problem, &tensors, RawStream(stream)) }?))
+    }
+}
+
+impl Operand {
+    fn on_device(
+        &self,
+        tensor: &'static str,
+        dtype: DType,
+        expected: [usize; 4],
+    ) -> Result<DeviceTensor, Error> {
+        let (shape, strides, _) = self.extent(tensor, dtype)?;
+        if shape != expected {
+            let wrong = evosdpa_core::Error::TensorShape { tensor, got: shape, expected };
+            return Err(evosdpa::Error::from(wrong).into());
+        }
+        if strides[3] != 1 && shape[3] > 1 {
+            let wrong = evosdpa_core::Error::InnerStride { stride: strides[3] };
+            return Err(evosdpa::Error::from(wrong).into());
+        }
+        // Checked to fit: they came from i64.
+        Ok(DeviceTensor { address: self.address as u64, strides: [0, 1, 2].map(|i| strides[i] as i64) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Call, Operand, Visible};
+
+    #[test]
+    fn wrong_tensors_are_refused_before_a_gpu_is_looked_for() {
+        let operand = Operand { address: 4096, shape: [1, 2, 3, 8], strides: [48, 24, 8, 1] };
+        let visible = Visible { left: -1, right: -1, bottom_right: false };
+        let base =
+            Call { dtype: 2, q: operand, k: operand, v: operand, o: operand, lse: 0, scale: None, visible };
+        let refused = |change: &dyn Fn(&mut Call)| {
+            let mut call = base;
+            change(&mut call);
+            // SAFETY: refused before anything is queued.
+            unsafe { call.queue_on_gpu(0, 0) }.unwrap_err().to_string()
+        };
+        assert!(refused(&|call| call.v.shape[2] = 4).contains("V has shape [1, 2, 4, 8]"));
+        assert!(refused(&|call| call.k.strides[3] = 2).contains("stride 2"));
+        assert!(refused(&|call| call.q.strides[1] = -24).contains("negative stride"));
+        assert!(refused(&|call| call.o.shape[3] = 4).contains("O has shape"));
+    }
+}

@@ -1,0 +1,19 @@
+//! evosdpa for Python.
+//!
+//! Python describes tensors by plain numbers (address, shape, strides); [`Call`] turns them into a problem and hands it
+//! to the library. The Python module around it is compiled with the feature `extension-module` only, which maturin
+//! turns on: without it this crate needs no Python.
+
+mod call;
+mod error;
+#[cfg(feature = "extension-module")]
+mod exchange;
+mod gpu;
+#[cfg(feature = "extension-module")]
+mod module;
+mod plans;
+#[cfg(feature = "extension-module")]
+mod straight;
+
+pub use call::{Call, Operand, Visible};
+pub use error::Error;

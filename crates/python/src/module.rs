@@ -1,0 +1,139 @@
+//! The Python module `evosdpa._native`.
+
+use std::{ffi::OsString, path::PathBuf};
+
+use evosdpa_core::Error as Problem;
+use evosdpa_cpu::Error as Cpu;
+use pyo3::{
+    exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError},
+    prelude::*,
+};
+
+use crate::{
+    Call, Error, Operand, Visible, exchange,
+    straight::{Outputs, Wanted},
+};
+
+type Four = (i64, i64, i64, i64);
+
+/// The native half of evosdpa. Private: addresses are taken on trust.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::{forward_cpu, forward_cuda, run, straight, suggest_packages, use_exchange};
+
+    #[pymodule_init]
+    fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        use pyo3::types::PyModuleMethods as _;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}
+
+/// Attention on the CPU. Tensors are given as address, shape and strides in elements.
+#[pyfunction]
+fn forward_cpu(
+    py: Python<'_>,
+    dtype: u8,
+    q: (usize, Four, Four),
+    k: (usize, Four, Four),
+    v: (usize, Four, Four),
+    o: (usize, Four, Four),
+    lse: usize,
+    scale: Option<f64>,
+    window: (i64, i64, bool),
+    threads: usize,
+) -> PyResult<()> {
+    let (left, right, bottom_right) = window;
+    let visible = Visible { left, right, bottom_right };
+    let call =
+        Call { dtype, q: operand(q), k: operand(k), v: operand(v), o: operand(o), lse, scale, visible };
+    // SAFETY: the Python half describes live tensors, which its caller holds, and an output it has just made.
+    py.detach(|| unsafe { call.run_on_cpu(threads) }).map_err(raised)
+}
+
+/// Attention on `cuda:N`: queued on the stream, not waited for.
+#[pyfunction]
+fn forward_cuda(
+    py: Python<'_>,
+    dtype: u8,
+    q: (usize, Four, Four),
+    k: (usize, Four, Four),
+    v: (usize, Four, Four),
+    o: (usize, Four, Four),
+    lse: usize,
+    scale: Option<f64>,
+    window: (i64, i64, bool),
+    ordinal: usize,
+    stream: u64,
+) -> PyResult<()> {
+    let (left, right, bottom_right) = window;
+    let visible = Visible { left, right, bottom_right };
+    let call =
+        Call { dtype, q: operand(q), k: operand(k), v: operand(v), o: operand(o), lse, scale, visible };
+    // SAFETY: the Python half describes live tensors of this device and its current stream, whose order the allocator
+    // that owns their memory keeps.
+    py.detach(|| unsafe { call.queue_on_gpu(ordinal, stream) }).map_err(raised)
+}
+
+/// Takes torch's DLPack interface for [`straight`]; says whether it can be used.
+#[pyfunction]
+fn use_exchange(capsule: &Bound<'_, PyAny>) -> PyResult<bool> {
+    exchange::take(capsule)
+}
+
+/// Attention of plain torch tensors that nobody differentiates or traces: `(out, lse)`, or `None` when something about
+/// them is out of the ordinary.
+#[pyfunction]
+fn straight<'py>(
+    q: &Bound<'py, PyAny>,
+    k: &Bound<'py, PyAny>,
+    v: &Bound<'py, PyAny>,
+    scale: Option<f64>,
+    window: (i64, i64, bool),
+    enable_gqa: bool,
+    flash_layout: bool,
+    with_lse: bool,
+    threads: usize,
+    empty_like: &Bound<'py, PyAny>,
+) -> PyResult<Option<Outputs<'py>>> {
+    let (left, right, bottom_right) = window;
+    let visible = Visible { left, right, bottom_right };
+    let wanted = Wanted { scale, visible, enable_gqa, flash_layout, with_lse, threads };
+    crate::straight::attention([q, k, v], empty_like, &wanted)
+}
+
+/// Names a folder of Python packages that may hold the CUDA compiler library.
+#[pyfunction]
+fn suggest_packages(folder: PathBuf) {
+    evosdpa_cuda::toolkit::suggest_packages(folder);
+}
+
+/// Runs a command line of the `evosdpa` program in this process, which Python says how to start again, and returns its exit status.
+#[pyfunction]
+fn run(py: Python<'_>, python: PathBuf, arguments: Vec<OsString>) -> u8 {
+    evosdpa_cuda::Program::declare(python, vec!["-m".into(), "evosdpa".into()]);
+    let name = OsString::from("evosdpa");
+    py.detach(|| evosdpa_cli::run(std::iter::once(name).chain(arguments)))
+}
+
+fn operand((address, shape, strides): (usize, Four, Four)) -> Operand {
+    Operand { address, shape: shape.into(), strides: strides.into() }
+}
+
+/// The exception a Python programmer expects for an error, with the library's words.
+pub(crate) fn raised(error: Error) -> PyErr {
+    use evosdpa::Error as Library;
+    let said = error.to_string();
+    match error {
+        Error::Library(
+            Library::Problem(Problem::TensorDType { .. })
+            | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. })),
+        ) => PyTypeError::new_err(said),
+        Error::Library(
+            Library::Cpu(Cpu::DType { .. }) | Library::Kernels(_) | Library::Unreachable { .. },
+        ) => PyNotImplementedError::new_err(said),
+        Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),
+        Error::Panic { .. } => PyRuntimeError::new_err(said),
+        _ => PyValueError::new_err(said),
+    }
+}

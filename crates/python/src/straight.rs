@@ -1,0 +1,118 @@
+//! The common case of a torch call in one go: tensors read, output made, work done.
+
+use pyo3::{intern, prelude::*, types::PyTuple};
+
+use crate::{
+    Call, Error, Visible,
+    exchange::{self, Described},
+    module::raised,
+};
+
+/// The largest head dimension of the CUDA kernels.
+const GPU_DIM: i64 = 256;
+
+/// What a call asks for beside its tensors.
+pub(crate) struct Wanted {
+    pub(crate) scale: Option<f64>,
+    pub(crate) visible: Visible,
+    pub(crate) enable_gqa: bool,
+    /// `[batch, sequence, heads, head dimension]` instead of `[batch, heads, sequence, head dimension]`.
+    pub(crate) flash_layout: bool,
+    pub(crate) with_lse: bool,
+    pub(crate) threads: usize,
+}
+
+/// The output and the log-sum-exp.
+pub(crate) type Outputs<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
+
+/// Attention, or `None` when something is out of the ordinary, for the long way to look into.
+pub(crate) fn attention<'py>(
+    tensors: [&Bound<'py, PyAny>; 3],
+    empty_like: &Bound<'py, PyAny>,
+    wanted: &Wanted,
+) -> PyResult<Option<Outputs<'py>>> {
+    let py = tensors[0].py();
+    let [Some(q), Some(k), Some(v)] = tensors.map(exchange::describe) else { return Ok(None) };
+    if !are_ordinary(&q, &k, &v, wanted) {
+        return Ok(None);
+    }
+    let (given_shape, given_strides) = (q.operand.shape, q.operand.strides);
+    let [q, k, v] = [q, k, v].map(|tensor| if wanted.flash_layout { swapped(tensor) } else { tensor });
+    let [batch, heads, queries, _] = q.operand.shape;
+    let dim = v.operand.shape[3];
+    // The output lies in memory as the queries do.
+    let by_sequence = wanted.flash_layout || q.operand.strides[1] < q.operand.strides[2];
+    let strides = if by_sequence {
+        [queries * heads * dim, dim, heads * dim, 1]
+    } else {
+        [heads * queries * dim, queries * dim, dim, 1]
+    };
+    let swap = |four: [i64; 4]| if wanted.flash_layout { swap(four) } else { four };
+    let (shape, strides) = (swap([batch, heads, queries, dim]), swap(strides));
+    let out = if shape == given_shape && strides == given_strides {
+        // The quickest way to memory of this form.
+        empty_like.call1((tensors[0],))?
+    } else {
+        let (shape, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
+        tensors[0].call_method1(intern!(py, "new_empty_strided"), (shape, strides))?
+    };
+    let Some(o) = exchange::describe(&out) else { return Ok(None) };
+    let o = if wanted.flash_layout { swapped(o) } else { o };
+    let lse = if wanted.with_lse { Some(new_lse(tensors[0], [batch, heads, queries])?) } else { None };
+    let lse_address = match &lse {
+        None => 0,
+        Some(lse) => lse.call_method0(intern!(py, "data_ptr"))?.extract::<usize>()?,
+    };
+    let call = Call {
+        dtype: q.dtype,
+        q: q.operand,
+        k: k.operand,
+        v: v.operand,
+        o: o.operand,
+        lse: lse_address,
+        scale: wanted.scale,
+        visible: wanted.visible,
+    };
+    let done: Result<(), Error> = match q.gpu {
+        // SAFETY: the tensors are alive in the caller's frame, and the outputs are new.
+        None => py.detach(|| unsafe { call.run_on_cpu(wanted.threads) }),
+        Some(gpu) => {
+            let Some(stream) = exchange::current_stream(gpu) else { return Ok(None) };
+            // SAFETY: as above; the allocator that owns the memory keeps the order of this stream.
+            py.detach(|| unsafe { call.queue_on_gpu(gpu, stream) })
+        }
+    };
+    done.map_err(raised)?;
+    Ok(Some((out, lse)))
+}
+
+/// One type, one device, contiguous rows, nothing empty, nothing to be spread.
+fn are_ordinary(q: &Described, k: &Described, v: &Described, wanted: &Wanted) -> bool {
+    let all = [q, k, v];
+    let heads = if wanted.flash_layout { 2 } else { 1 };
+    let fits_gpu = |tensor: &&Described| tensor.operand.shape[3] <= GPU_DIM;
+    all.iter().all(|tensor| tensor.dtype == q.dtype && tensor.gpu == q.gpu)
+        && all.iter().all(|tensor| tensor.operand.strides[3] == 1 && !tensor.operand.shape.contains(&0))
+        && all.iter().all(|tensor| tensor.operand.shape[0] == q.operand.shape[0])
+        && (wanted.enable_gqa || wanted.flash_layout || q.operand.shape[heads] == k.operand.shape[heads])
+        && (q.gpu.is_none() || (q.dtype != 0 && all.iter().all(fits_gpu)))
+}
+
+fn new_lse<'py>(like: &Bound<'py, PyAny>, shape: [i64; 3]) -> PyResult<Bound<'py, PyAny>> {
+    let py = like.py();
+    let torch = py.import(intern!(py, "torch"))?;
+    let options = pyo3::types::PyDict::new(py);
+    options.set_item(intern!(py, "dtype"), torch.getattr(intern!(py, "float32"))?)?;
+    like.call_method(intern!(py, "new_empty"), (PyTuple::new(py, shape)?,), Some(&options))
+}
+
+/// Sequence and heads change places.
+fn swapped(mut tensor: Described) -> Described {
+    tensor.operand.shape = swap(tensor.operand.shape);
+    tensor.operand.strides = swap(tensor.operand.strides);
+    tensor
+}
+
+fn swap([batch, sequence, heads, dim]: [i64; 4]) -> [i64; 4] {
+    [batch, heads, sequence, dim]
+}

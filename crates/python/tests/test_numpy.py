@@ -1,0 +1,205 @@
+"""NumPy arrays, with or without torch installed."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy
+import pytest
+
+import evosdpa
+import oracle
+
+ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def drawn(family, shapes, dtype=numpy.float32, seed=0):
+    largest = 1e30 if dtype == numpy.float32 else 16384.0
+    return [x.astype(dtype) for x in oracle.inputs(family, shapes, seed, largest)]
+
+
+def check(out, wanted, value_scale=1.0):
+    assert oracle.worst(out, wanted, ROUNDING[out.dtype.name], value_scale) <= 1.0
+
+
+@pytest.mark.parametrize("dtype", [numpy.float32, numpy.float16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("family", oracle.FAMILIES)
+def test_families(family, causal, dtype):
+    shapes = [(2, 4, 65, 40), (2, 2, 33, 40), (2, 2, 33, 40)]
+    q, k, v = drawn(family, shapes, dtype)
+    out = evosdpa.sdpa(q, k, v, is_causal=causal, enable_gqa=True)
+    assert out.dtype == dtype and out.shape == (2, 4, 65, 40)
+    wanted, _ = oracle.attention(q, k, v, right=0 if causal else -1)
+    check(out, wanted, max(1.0, float(numpy.abs(v.astype(numpy.float64)).max())) if family == "max-values" else 1.0)
+
+
+@pytest.mark.parametrize("queries,keys", [(1, 1), (64, 128), (239, 1), (113, 203), (3, 511)])
+@pytest.mark.parametrize("window", [(-1, -1), (5, 0), (3, 7), (-1, 2)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_layout_masks_and_lse(queries, keys, window, causal):
+    q, k, v = drawn("normal", [(2, queries, 4, 32), (2, keys, 2, 32), (2, keys, 2, 24)])
+    out, lse = evosdpa.flash_attn_func(q, k, v, causal=causal, window_size=window, return_lse=True)
+    left, right = window
+    transposed = [x.swapaxes(1, 2) for x in (q, k, v)]
+    wanted, wanted_lse = oracle.attention(*transposed, left=left, right=0 if causal else right, bottom_right=True)
+    check(out, wanted.swapaxes(1, 2))
+    assert out.flags.c_contiguous and lse.dtype == numpy.float32
+    nobody = numpy.isinf(wanted_lse)
+    assert (out.swapaxes(1, 2)[nobody] == 0).all()
+    numpy.testing.assert_array_equal(lse[nobody], -numpy.inf)
+    numpy.testing.assert_allclose(lse[~nobody], wanted_lse[~nobody], rtol=1e-5, atol=1e-4)
+
+
+def test_lse_forms():
+    q, *_ = drawn("normal", [(1, 5, 2, 8)] * 3)
+    out, lse, probabilities = evosdpa.flash_attn_func(q, q, q, return_attn_probs=True)
+    assert probabilities is None and lse.shape == (1, 2, 5)
+    numpy.testing.assert_array_equal(out, evosdpa.flash_attn_func(q, q, q))
+
+
+def test_scale():
+    q, k, v = drawn("normal", [(1, 2, 9, 16)] * 3)
+    for scale in (0.0, 0.5, 3.0):
+        check(evosdpa.sdpa(q, k, v, scale=scale), oracle.attention(q, k, v, scale=scale)[0])
+    for scale in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="finite"):
+            evosdpa.sdpa(q, k, v, scale=scale)
+
+
+def test_strides_are_read_in_place():
+    """Gaps hold NaN: one that is read shows."""
+    rng = numpy.random.default_rng(1)
+    big = numpy.full((3, 5, 20, 6, 24), numpy.nan, numpy.float32)
+    big[1, ::2, 1:15, ::2, :16] = rng.standard_normal((3, 14, 3, 16))
+    # As if batch × sequence × heads were cut from a larger block.
+    x = big[1, ::2, 1:15, ::2, :16].transpose(0, 2, 1, 3)
+    assert not x.flags.c_contiguous
+    out = evosdpa.sdpa(x, x, x, is_causal=True)
+    check(out, oracle.attention(x, x, x, right=0)[0])
+
+
+def test_broadcast_batches_and_heads():
+    q, k, v = drawn("normal", [(3, 4, 7, 8), (1, 1, 9, 8), (1, 1, 9, 8)])
+    out = evosdpa.sdpa(q, k, v)
+    spread = [numpy.broadcast_to(x, (3, 1, 9, 8)) for x in (k, v)]
+    check(out, oracle.attention(q, *spread)[0])
+    three = evosdpa.sdpa(q[0], k[0], v[0])
+    numpy.testing.assert_array_equal(three, out[0])
+
+
+def test_nobody_to_see():
+    q, k = numpy.ones((1, 2, 3, 4), numpy.float32), numpy.ones((1, 2, 0, 4), numpy.float32)
+    assert (evosdpa.sdpa(q, k, k) == 0).all()
+    out, lse = evosdpa.flash_attn_func(q.swapaxes(1, 2), k.swapaxes(1, 2), k.swapaxes(1, 2), return_lse=True)
+    assert (out == 0).all() and (lse == -numpy.inf).all()
+    assert evosdpa.sdpa(q[:0], k[:0], k[:0]).shape == (0, 2, 3, 4)
+
+
+def test_errors_say_what_is_wrong():
+    q, k, v = drawn("normal", [(1, 4, 8, 16), (1, 2, 8, 16), (1, 2, 8, 16)])
+    with pytest.raises(ValueError, match="enable_gqa=True"):
+        evosdpa.sdpa(q, k, v)
+    with pytest.raises(ValueError, match="4 query heads cannot share 3"):
+        evosdpa.sdpa(q, k.repeat(3, 1)[:, :3], v.repeat(3, 1)[:, :3], enable_gqa=True)
+    with pytest.raises(ValueError, match=r"K has shape \[1, 2, 8, 8\], but the problem needs \[1, 2, 8, 16\]"):
+        evosdpa.sdpa(q, k[..., :8], v, enable_gqa=True)
+    with pytest.raises(ValueError, match="head dimension has stride 8"):
+        evosdpa.sdpa(q.swapaxes(2, 3).copy().swapaxes(2, 3)[..., :8], k[..., :8], v, enable_gqa=True)
+    with pytest.raises(ValueError, match="negative stride"):
+        evosdpa.sdpa(q[:, :, ::-1], k, v, enable_gqa=True)
+    with pytest.raises(ValueError, match="dimensions"):
+        evosdpa.sdpa(q[0, 0], k[0, 0], v[0, 0])
+    with pytest.raises(TypeError, match="float32, float16 and float32"):
+        evosdpa.sdpa(q, k.astype(numpy.float16), v, enable_gqa=True)
+    with pytest.raises(TypeError, match="list"):
+        evosdpa.sdpa([1.0], k, v)
+    with pytest.raises(ValueError, match="window_size"):
+        evosdpa.flash_attn_func(q, q, q, window_size=(-2, 0))
+    with pytest.raises(TypeError):
+        evosdpa.flash_attn_func(q, q, q, 0.0)  # FlashAttention's versions disagree on what the fourth is
+
+
+def test_unsupported_names_what_to_use():
+    q, *_ = drawn("normal", [(1, 2, 8, 16)] * 3)
+    for arguments, words in [
+        ({"dropout_p": 0.5}, "dropout_p is 0.5"),
+        ({"attn_mask": numpy.ones((8, 8), bool)}, "is_causal=True"),
+    ]:
+        with pytest.raises(NotImplementedError, match=words):
+            evosdpa.sdpa(q, q, q, **arguments)
+    for arguments in [{"softcap": 30.0}, {"alibi_slopes": numpy.ones(2)}, {"dropout_p": 0.1}]:
+        with pytest.raises(NotImplementedError, match=next(iter(arguments))):
+            evosdpa.flash_attn_func(q, q, q, **arguments)
+    with pytest.raises(NotImplementedError, match="float64"):
+        evosdpa.sdpa(q.astype(float), q.astype(float), q.astype(float))
+    with pytest.raises(ValueError, match="both"):
+        evosdpa.sdpa(q, q, q, attn_mask=numpy.ones((8, 8), bool), is_causal=True)
+
+
+def test_bfloat16_with_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    q, k, v = drawn("normal", [(1, 2, 33, 32)] * 3, ml_dtypes.bfloat16)
+    out = evosdpa.sdpa(q, k, v)
+    assert out.dtype == ml_dtypes.bfloat16
+    check(out, oracle.attention(q, k, v)[0])
+
+
+def test_a_foreign_object_by_dlpack():
+    class Foreign:
+        """A library of its own whose tensors are known by DLPack alone."""
+
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **arguments):
+            return self.array.__dlpack__(**arguments)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    q, k, v = drawn("normal", [(1, 2, 9, 8)] * 3)
+    out = evosdpa.sdpa(*map(Foreign, (q, k, v)))
+    numpy.testing.assert_array_equal(numpy.from_dlpack(out), evosdpa.sdpa(q, k, v))
+
+
+def test_threads_and_the_interpreter_lock():
+    """Eight threads at once get what one gets; the interpreter runs on meanwhile."""
+    q, k, v = drawn("normal", [(1, 8, 256, 64)] * 3)
+    wanted = evosdpa.sdpa(q, k, v)
+    wrong, ticks = [], [0]
+    done = threading.Event()
+
+    def work():
+        for _ in range(6):
+            if not numpy.array_equal(evosdpa.sdpa(q, k, v), wanted):
+                wrong.append("differs")
+
+    def tick():
+        while not done.wait(0.0005):
+            ticks[0] += 1
+
+    watcher = threading.Thread(target=tick)
+    workers = [threading.Thread(target=work) for _ in range(8)]
+    watcher.start()
+    [thread.start() for thread in workers]
+    [thread.join() for thread in workers]
+    done.set()
+    watcher.join()
+    assert not wrong and ticks[0] > 3
+
+
+def test_after_a_fork():
+    q, k, v = drawn("normal", [(1, 8, 256, 64)] * 3)
+    wanted = evosdpa.sdpa(q, k, v)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if numpy.array_equal(evosdpa.sdpa(q, k, v), wanted) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_importing_is_quiet_about_torch():
+    code = "import sys, evosdpa; assert 'torch' not in sys.modules; import numpy; x = numpy.ones((1,1,2,8), 'f4'); print(evosdpa.sdpa(x,x,x).sum())"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "EVOSDPA_TORCH": "0"}, capture_output=True, text=True)
+    assert done.stdout.strip() == "16.0", done.stderr

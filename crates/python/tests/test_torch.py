@@ -1,0 +1,193 @@
+"""Torch tensors on a CPU: values, layouts, refusals, and the operator."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import evosdpa
+import oracle
+
+ROUNDING = {torch.float32: 2.0**-22, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def drawn(family, shapes, dtype=torch.float32, seed=0):
+    largest = 16384.0 if dtype == torch.float16 else 1e30
+    return [torch.from_numpy(x).to(dtype) for x in oracle.inputs(family, shapes, seed, largest)]
+
+
+def check(out, wanted, value_scale=1.0):
+    assert oracle.worst(out.double().numpy(), wanted, ROUNDING[out.dtype], value_scale) <= 1.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("family", oracle.FAMILIES)
+def test_families_against_the_oracle_and_torch(family, causal, dtype):
+    shapes = [(2, 4, 63, 64), (2, 2, 65, 64), (2, 2, 65, 64)]
+    q, k, v = drawn(family, shapes, dtype)
+    out = evosdpa.sdpa(q, k, v, is_causal=causal, enable_gqa=True)
+    assert (out.dtype, out.shape, out.device) == (dtype, q.shape, q.device)
+    wanted, _ = oracle.attention(*(x.double().numpy() for x in (q, k, v)), right=0 if causal else -1)
+    value_scale = v.double().abs().max().item() if family == "max-values" else 1.0
+    check(out, wanted, value_scale)
+    # Torch's own answer is as near as its own rounding of the scores and weights allows.
+    theirs = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=causal, enable_gqa=True)
+    if family != "max-values":
+        torch.testing.assert_close(out.float(), theirs, rtol=ROUNDING[dtype] * 2, atol=2e-3)
+
+
+@pytest.mark.parametrize("dim,dim_v", [(32, 32), (40, 40), (80, 96), (128, 128), (192, 128), (256, 256)])
+@pytest.mark.parametrize("queries,keys", [(1, 513), (33, 33), (65, 3)])
+def test_shapes(queries, keys, dim, dim_v):
+    q, k, v = drawn("normal", [(1, 4, queries, dim), (1, 2, keys, dim), (1, 2, keys, dim_v)], torch.bfloat16)
+    out, lse = evosdpa.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=True, return_lse=True)
+    wanted, wanted_lse = oracle.attention(*(x.double().numpy() for x in (q, k, v)), right=0, bottom_right=True)
+    check(out.transpose(1, 2), wanted)
+    torch.testing.assert_close(lse.double(), torch.from_numpy(wanted_lse), rtol=1e-5, atol=1e-4)
+
+
+def test_the_output_lies_as_the_queries_do():
+    packed = torch.randn(2, 9, 3, 4, 16)
+    q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    out = evosdpa.sdpa(q, k, v)
+    assert out.transpose(1, 2).is_contiguous()
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
+    assert evosdpa.sdpa(q.contiguous(), k, v).is_contiguous()
+
+
+def test_gaps_and_expanded_tensors():
+    block = torch.full((2, 4, 20, 24), torch.nan)
+    block[:, ::2, 3:13, :16] = torch.randn(2, 2, 10, 16)
+    x = block[:, ::2, 3:13, :16]
+    shared = x[:1].expand(2, -1, -1, -1)
+    torch.testing.assert_close(evosdpa.sdpa(x, shared, x), F.scaled_dot_product_attention(x, shared, x))
+
+
+def test_broadcast_as_torch_does():
+    q, k, v = torch.randn(3, 4, 5, 8), torch.randn(1, 1, 6, 8), torch.randn(1, 1, 6, 8)
+    torch.testing.assert_close(evosdpa.sdpa(q, k, v), F.scaled_dot_product_attention(q, k.expand(3, 4, 6, 8), v.expand(3, 4, 6, 8)))
+    three = evosdpa.sdpa(q[0], q[0], q[0])
+    torch.testing.assert_close(three, F.scaled_dot_product_attention(q[0], q[0], q[0]))
+
+
+def test_refusals_and_the_fallback():
+    q = torch.randn(1, 2, 8, 16)
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    cases = [
+        ((q, q, q), {"attn_mask": mask}, "is_causal=True"),
+        ((q.double(),) * 3, {}, "torch.float64"),
+        ((q.clone().requires_grad_(),) * 3, {}, "torch.no_grad"),
+        ((torch.randn(2, 1, 2, 8, 16),) * 3, {}, "5 dimensions"),
+        ((q.to("meta"),) * 3, {}, "device meta"),
+    ]
+    for tensors, arguments, words in cases:
+        with pytest.raises(NotImplementedError, match=words):
+            evosdpa.sdpa(*tensors, **arguments)
+        theirs = F.scaled_dot_product_attention(*tensors, **arguments)
+        ours = evosdpa.sdpa(*tensors, **arguments, fallback=True)
+        assert ours.requires_grad == theirs.requires_grad
+        if ours.device.type != "meta":
+            torch.testing.assert_close(ours, theirs)
+    with pytest.raises(NotImplementedError, match="dropout_p is 0.25"):
+        evosdpa.sdpa(q, q, q, dropout_p=0.25)
+    assert evosdpa.sdpa(q, q, q, dropout_p=0.25, fallback=True).shape == q.shape
+    backwards = q.transpose(2, 3).contiguous().transpose(2, 3)
+    with pytest.raises(ValueError, match="head dimension has stride 8"):
+        evosdpa.sdpa(backwards, q, q)
+    torch.testing.assert_close(evosdpa.sdpa(backwards, q, q, fallback=True), F.scaled_dot_product_attention(q, q, q))
+    with torch.no_grad():
+        evosdpa.sdpa(*(q.clone().requires_grad_(),) * 3)
+
+
+def test_flash_fallback_matches_the_kernels():
+    q, k, v = torch.randn(2, 33, 4, 16), torch.randn(2, 20, 2, 16), torch.randn(2, 20, 2, 16)
+    for arguments in [{}, {"causal": True}, {"window_size": (4, 2)}, {"softmax_scale": 0.3}]:
+        ours, lse = evosdpa.flash_attn_func(q, k, v, **arguments, return_lse=True)
+        learning = q.clone().requires_grad_()
+        theirs, theirs_lse = evosdpa.flash_attn_func(learning, k, v, **arguments, return_lse=True, fallback=True)
+        assert theirs.requires_grad
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(lse, theirs_lse.detach(), rtol=1e-4, atol=1e-5)
+        theirs.sum().backward()
+    assert torch.isfinite(learning.grad).all()
+    capped = evosdpa.flash_attn_func(q, k, v, softcap=0.5, fallback=True)
+    assert not torch.allclose(capped, evosdpa.flash_attn_func(q, k, v), atol=1e-4)
+    sloped = evosdpa.flash_attn_func(q, k, v, alibi_slopes=torch.rand(4), fallback=True)
+    assert not torch.allclose(sloped, evosdpa.flash_attn_func(q, k, v), atol=1e-4)
+
+
+def test_mixed_inputs():
+    q = torch.randn(1, 2, 8, 16)
+    with pytest.raises(TypeError, match="torch.float16"):
+        evosdpa.sdpa(q, q.half(), q)
+    with pytest.raises(ValueError, match="2 query heads"):
+        evosdpa.sdpa(q, q.repeat(1, 3, 1, 1), q.repeat(1, 3, 1, 1))
+
+
+def test_a_thousand_calls_from_eight_threads():
+    q, k, v = (torch.randn(1, 4, 64, 32) for _ in range(3))
+    wanted = evosdpa.sdpa(q, k, v)
+    wrong = []
+
+    def work():
+        for _ in range(125):
+            if not torch.equal(evosdpa.sdpa(q, k, v), wanted):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not wrong
+
+
+@pytest.mark.parametrize("way", ["exchange", "attributes", "long"])
+def test_every_way_to_the_kernels_is_the_same(way, monkeypatch):
+    """Tensors are described by one C call, by attributes (older torch), or after all questions have been asked."""
+    if way == "exchange" and not evosdpa._torch._EXCHANGED:
+        pytest.skip("this torch has no exchange interface")
+    q, k, v = (torch.randn(2, 9, heads, 16).transpose(1, 2) for heads in (4, 2, 2))
+    flash = [x.transpose(1, 2) for x in (q, k, v)]
+
+    def answers():
+        both = evosdpa.flash_attn_func(*flash, causal=True, return_lse=True)
+        return [evosdpa.sdpa(q, k, v, enable_gqa=True), evosdpa.sdpa(*(x.contiguous() for x in (q, q, q))), *both]
+
+    wanted = answers()
+    if way != "exchange":
+        monkeypatch.setattr(evosdpa._torch, "_EXCHANGED", False)
+    if way == "long":
+        monkeypatch.setattr(evosdpa._torch, "straight", lambda *arguments: None)
+    for ours, theirs in zip(answers(), wanted):
+        assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+    torch.testing.assert_close(wanted[0], F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+
+
+def test_patch():
+    q = torch.randn(1, 2, 8, 16)
+    original = F.scaled_dot_product_attention
+    with evosdpa.patch():
+        assert F.scaled_dot_product_attention is not original
+        ours = F.scaled_dot_product_attention(query=q, key=q, value=q, is_causal=True)
+        masked = F.scaled_dot_product_attention(q, q, q, attn_mask=torch.zeros(8, 8))
+        with evosdpa.patch(fallback=False), pytest.raises(NotImplementedError):
+            F.scaled_dot_product_attention(q, q, q, attn_mask=torch.zeros(8, 8))
+    assert F.scaled_dot_product_attention is original
+    torch.testing.assert_close(ours, original(q, q, q, is_causal=True))
+    torch.testing.assert_close(masked, original(q, q, q))
+
+    @evosdpa.patch()
+    def inside():
+        return F.scaled_dot_product_attention is original
+
+    assert not inside() and F.scaled_dot_product_attention is original
+
+
+def test_numpy_is_left_to_torch_where_asked():
+    import numpy
+
+    x = numpy.random.default_rng(0).standard_normal((1, 2, 4, 8))
+    out = evosdpa.sdpa(x, x, x, fallback=True)
+    assert isinstance(out, numpy.ndarray) and out.dtype == numpy.float64

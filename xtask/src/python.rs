@@ -1,0 +1,221 @@
+//! The Python package: its wheel, and its tests in clean environments.
+
+use std::{
+    env, fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, bail, ensure};
+
+/// What builds a wheel.
+const MATURIN: &str = "maturin==1.16.0";
+/// What links a wheel that runs on systems with an old C library.
+const ZIG: &str = "ziglang==0.15.1";
+/// The largest wheel that is still pleasant to install.
+const WHEEL_LIMIT_BYTES: u64 = 20_000_000;
+
+/// Packages that an environment gets, kept in the user's cache because they are large and never change.
+struct Base {
+    name: &'static str,
+    /// Each is one `pip install`, by name from PyPI.
+    installs: &'static [&'static [&'static str]],
+    /// A script of the repository that the environment's Python runs at last.
+    finish: Option<&'static str>,
+}
+
+const TOOLS: Base = Base { name: "tools", installs: &[&[MATURIN]], finish: None };
+
+const NUMPY: Base =
+    Base { name: "numpy", installs: &[&["numpy", "ml-dtypes", "pytest==9.2.0"]], finish: None };
+
+/// PyTorch without the CUDA libraries it lists, which are gigabytes that a CPU never calls.
+const TORCH: Base = Base {
+    name: "torch",
+    installs: &[
+        &["--no-deps", "torch==2.15.0", "nvidia-cuda-runtime>=13,<14"],
+        &["numpy", "filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions", "setuptools"],
+        &["transformers==5.22.2", "pytest==9.2.0"],
+    ],
+    finish: Some("crates/python/tests/lean_torch.py"),
+};
+
+/// What the Python step found.
+pub(crate) enum Outcome {
+    Passed,
+    /// Nothing could be tested, and why.
+    Unavailable(String),
+}
+
+/// Builds the wheel, installs it in clean environments with PyTorch and with NumPy alone, and runs its tests in each.
+pub(crate) fn test() -> anyhow::Result<Outcome> {
+    let root = root();
+    let (python, version) = match interpreter() {
+        Ok(found) => found,
+        Err(why) => return Ok(Outcome::Unavailable(format!("{why:#}"))),
+    };
+    lints(&root)?;
+    let mut bases = Vec::new();
+    for base in [&TOOLS, &NUMPY, &TORCH] {
+        match prepared(base, &python, &version, &root) {
+            Ok(folder) => bases.push(folder),
+            Err(why) => return Ok(Outcome::Unavailable(format!("{} environment: {why:#}", base.name))),
+        }
+    }
+    let target = target_folder(&root)?.join("python");
+    let wheels = target.join("wheels");
+    let _ = fs::remove_dir_all(&wheels);
+    let mut maturin = Command::new(bases[0].join("bin/maturin"));
+    // The profile of the other tests, whose compiled dependencies are there already.
+    maturin.args(["build", "--quiet", "--profile", "dev", "--compatibility", "linux", "--interpreter"]);
+    passed(
+        maturin.arg(bases[0].join("bin/python")).arg("--out").arg(&wheels).current_dir(&root),
+        "build the wheel",
+    )?;
+    let wheel = only_wheel(&wheels)?;
+    for (base, folder) in [&NUMPY, &TORCH].into_iter().zip(&bases[1..]) {
+        let start = Instant::now();
+        let environment = target.join(base.name);
+        clean_environment(&environment, folder)?;
+        // The base's pip works on the clean environment, which has none of its own.
+        let mut pip = Command::new(folder.join("bin/python"));
+        pip.args(["-m", "pip", "--python"]).arg(environment.join("bin/python"));
+        pip.args(["install", "--quiet", "--no-deps", "--no-index"]).arg(&wheel);
+        passed(&mut pip, "install the wheel")?;
+        let mut tests = Command::new(environment.join("bin/python"));
+        tests.args(["-m", "pytest", "crates/python/tests"]).current_dir(&root);
+        tests.env("PYTHONDONTWRITEBYTECODE", "1");
+        passed(&mut tests, &format!("pass the tests with {}", base.name))?;
+        eprintln!("== python with {}: {:.0} s", base.name, start.elapsed().as_secs_f64());
+    }
+    Ok(Outcome::Passed)
+}
+
+/// The workspace's lints do not see the module, which is behind a feature.
+fn lints(root: &Path) -> anyhow::Result<()> {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["clippy", "--quiet", "--package", "evosdpa-py", "--features", "extension-module"]);
+    passed(cargo.args(["--all-targets", "--", "-D", "warnings"]).current_dir(root), "pass the module's lints")
+}
+
+/// Builds the wheel that users install: optimised, and for any Linux with glibc 2.17 or newer.
+pub(crate) fn wheel() -> anyhow::Result<()> {
+    let root = root();
+    let (python, version) = interpreter()?;
+    let zig = Base { name: "zig", installs: &[&[MATURIN, ZIG]], finish: None };
+    let tools = prepared(&zig, &python, &version, &root)?;
+    let wheels = target_folder(&root)?.join("wheels");
+    let _ = fs::remove_dir_all(&wheels);
+    let path = env::join_paths(
+        std::iter::once(tools.join("bin")).chain(env::split_paths(&env::var_os("PATH").unwrap_or_default())),
+    )?;
+    let mut maturin = Command::new(tools.join("bin/maturin"));
+    maturin.args(["build", "--release", "--zig", "--compatibility", "manylinux2014", "--interpreter"]);
+    maturin.arg(tools.join("bin/python")).arg("--out").arg(&wheels).env("PATH", path).current_dir(&root);
+    passed(&mut maturin, "build the wheel")?;
+    let wheel = only_wheel(&wheels)?;
+    let bytes = fs::metadata(&wheel)?.len();
+    println!("{} ({:.1} MB)", wheel.display(), bytes as f64 / 1e6);
+    ensure!(bytes < WHEEL_LIMIT_BYTES, "the wheel has {bytes} bytes, more than {WHEEL_LIMIT_BYTES}");
+    Ok(())
+}
+
+/// The user's Python and its version, if it can make environments.
+fn interpreter() -> anyhow::Result<(PathBuf, String)> {
+    let script = "import sys, venv, ensurepip; print(sys.executable); print('%d.%d' % sys.version_info[:2])";
+    let said = Command::new("python3").args(["-c", script]).stderr(Stdio::null()).output();
+    let said = said.context("python3 cannot be started; install Python 3.10 or newer")?;
+    ensure!(
+        said.status.success(),
+        "python3 cannot make virtual environments (Debian: apt install python3-venv)"
+    );
+    let text = String::from_utf8(said.stdout)?;
+    let (executable, version) = text.trim().split_once('\n').context("python3 did not say its version")?;
+    let minor: u32 = version.strip_prefix("3.").and_then(|minor| minor.parse().ok()).unwrap_or(0);
+    ensure!(minor >= 10, "python3 is {version}; 3.10 or newer is needed");
+    Ok((PathBuf::from(executable), version.to_owned()))
+}
+
+/// The base environment, made if it is not there. It counts as there when its last step has been taken.
+fn prepared(base: &Base, python: &Path, version: &str, root: &Path) -> anyhow::Result<PathBuf> {
+    let finish = base.finish.map(|script| root.join(script));
+    let finish_text = finish.as_ref().map(fs::read_to_string).transpose()?;
+    let mut hasher = DefaultHasher::new();
+    (base.installs, version, python, &finish_text).hash(&mut hasher);
+    let name = format!("python-{version}-{}-{:016x}", base.name, hasher.finish());
+    let folder = cache_folder()?.join(name);
+    let complete = folder.join("complete");
+    if complete.is_file() {
+        return Ok(folder);
+    }
+    eprintln!("== python: preparing {}", folder.display());
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(folder.parent().unwrap_or(Path::new(".")))?;
+    passed(Command::new(python).args(["-m", "venv"]).arg(&folder), "make a virtual environment")?;
+    for packages in base.installs {
+        let mut pip = Command::new(folder.join("bin/python"));
+        pip.args(["-m", "pip", "install", "--quiet", "--no-compile", "--no-cache-dir"]);
+        passed(pip.arg("--disable-pip-version-check").args(*packages), "install packages")?;
+    }
+    if let Some(script) = finish {
+        passed(Command::new(folder.join("bin/python")).arg(script), "finish the environment")?;
+    }
+    fs::write(complete, "")?;
+    Ok(folder)
+}
+
+/// A new environment that sees the base's packages and has nothing else.
+fn clean_environment(folder: &Path, base: &Path) -> anyhow::Result<()> {
+    let _ = fs::remove_dir_all(folder);
+    let python = base.join("bin/python");
+    passed(
+        Command::new(&python).args(["-m", "venv", "--without-pip"]).arg(folder),
+        "make a clean environment",
+    )?;
+    let packages = |of: &Path| -> anyhow::Result<PathBuf> {
+        let script = "import sysconfig; print(sysconfig.get_paths()['purelib'])";
+        let said = Command::new(of.join("bin/python")).args(["-c", script]).output()?;
+        Ok(PathBuf::from(String::from_utf8(said.stdout)?.trim()))
+    };
+    fs::write(packages(folder)?.join("base.pth"), format!("{}\n", packages(base)?.display()))?;
+    Ok(())
+}
+
+fn only_wheel(folder: &Path) -> anyhow::Result<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("no wheel in {}", folder.display()))? {
+        found.push(entry?.path());
+    }
+    match found.as_slice() {
+        [wheel] => Ok(wheel.clone()),
+        other => bail!("one wheel was expected in {}, not {}", folder.display(), other.len()),
+    }
+}
+
+fn passed(command: &mut Command, to: &str) -> anyhow::Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let status = command.status().with_context(|| format!("cannot {to}: {name} cannot be started"))?;
+    ensure!(status.success(), "cannot {to}: {command:?} ended with {status}");
+    Ok(())
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_owned)
+}
+
+/// Where cargo puts what it builds.
+fn target_folder(root: &Path) -> anyhow::Result<PathBuf> {
+    let folder =
+        env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
+/// `${XDG_CACHE_HOME:-~/.cache}/evosdpa`, where this project keeps what it downloads.
+fn cache_folder() -> anyhow::Result<PathBuf> {
+    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    Ok(base.context("neither XDG_CACHE_HOME nor HOME is an absolute path")?.join("evosdpa"))
+}
