@@ -56,7 +56,7 @@
 #define WAIT_AT 4
 #endif
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
-#define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
+#define PRECISE_KEYS (DTYPE_BF16 ? 256 : 0)
 #endif
 namespace {
 

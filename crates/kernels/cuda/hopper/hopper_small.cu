@@ -37,7 +37,7 @@
 #define PACK_HEADS 1
 #endif
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
-#define PRECISE_KEYS (DTYPE_BF16 ? 128 : 0)
+#define PRECISE_KEYS (DTYPE_BF16 ? 256 : 0)
 #endif
 #ifndef WHOLE_TILES  // 1: every tile is full and nothing is masked
 #define WHOLE_TILES 0
