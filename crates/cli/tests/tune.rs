@@ -151,11 +151,13 @@ fn a_proposer_that_misbehaves_costs_evaluations_and_not_the_tune() {
     // Crashes, answers junk, hangs, proposes something impossible, then something good.
     std::fs::write(
         &program,
-        r#"n=$(cat count 2>/dev/null || echo 0); echo $((n+1)) > count; read -r line
+        r#"while read -r line; do
+n=$(cat count 2>/dev/null || echo 0); echo $((n+1)) > count
 case $n in
-0) exit 1;; 1) echo junk;; 2) sleep 30;; 3) echo '{"tunables":{"BLOCK_Q":7}}';; 4) echo '{"source":"int main;"}';;
-*) echo '{"tunables":{"BLOCK_Q":96,"BLOCK_KV":32},"rationale":"smaller"}'; sleep 30;;
+0) exit 1;; 1) echo junk;; 2) exec sleep 30;; 3) echo '{"tunables":{"BLOCK_Q":7}}';; 4) echo '{"source":"int main;"}';;
+*) echo '{"tunables":{"BLOCK_Q":96,"BLOCK_KV":32},"rationale":"smaller"}';;
 esac
+done
 "#,
     )
     .unwrap();
