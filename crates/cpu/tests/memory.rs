@@ -16,7 +16,7 @@ fn peak_resident_bytes() -> u64 {
 #[test]
 fn flash_stays_under_twice_the_tensors() {
     let problem = Problem::new("b1h8s16384d64".parse().unwrap(), DType::F32).unwrap();
-    let tensors_bytes = problem.bytes() as u64;
+    let tensors_bytes = problem.bytes();
     let Inputs { q, k, v, .. } = Inputs::generate(&problem, Family::Uniform, 1);
     let mut o = Tensor::zeros(problem.o_shape(), DType::F32, problem.layout());
     let options = CpuOptions { threads: Some(2), ..CpuOptions::default() };

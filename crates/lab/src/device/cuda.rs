@@ -95,15 +95,18 @@ impl Cuda {
     }
 }
 
+/// Tunables by name, as they were written.
+pub(crate) type Chosen<'a> = Vec<(&'a str, i64)>;
+
 /// A kernel's name and the tunables that follow it: `sdpa_v2c[STAGES=3]`.
-pub(crate) fn split_name(name: &str) -> Result<(&str, Vec<(&str, i64)>), Error> {
+pub(crate) fn split_name(name: &str) -> Result<(&str, Chosen<'_>), Error> {
     let Some((kernel, rest)) = name.split_once('[') else { return Ok((name, Vec::new())) };
     let unreadable = || Error::Tunables { text: name.to_owned() };
     let pairs = rest.strip_suffix(']').ok_or_else(unreadable)?.split_whitespace().map(|pair| {
         let (tunable, value) = pair.split_once('=')?;
         Some((tunable, value.parse().ok()?))
     });
-    Ok((kernel, pairs.collect::<Option<Vec<(&str, i64)>>>().ok_or_else(unreadable)?))
+    Ok((kernel, pairs.collect::<Option<Chosen<'_>>>().ok_or_else(unreadable)?))
 }
 
 /// The variant that a name means: `sdpa_v2c` with its defaults, or `sdpa_v2c[STAGES=3]`.

@@ -262,7 +262,8 @@ mod tests {
     fn launching_is_not_checking() {
         let case = case();
         let wrong = Spoiled(|o, _| floats(o)[3] = 0.5);
-        let result = launch(&wrong, "cpu_flash", &case.problem, &[case.inputs.clone()], 2).unwrap();
+        let result =
+            launch(&wrong, "cpu_flash", &case.problem, std::slice::from_ref(&case.inputs), 2).unwrap();
         assert!(result.verdict.is_pass() && result.detail.contains("nobody looked"), "{result:?}");
         let problem = Problem::new("tiny".parse().unwrap(), DType::U8).unwrap();
         let inputs = [Inputs::generate(&problem, Family::Normal, 1)];

@@ -135,7 +135,7 @@ impl<'a> Auditor<'a> {
 
     /// One audit. Poisoned and untouched outputs take turns: what looks for a finished output is met by the second kind.
     pub fn audit(&mut self, loaded: &mut dyn Loaded) -> Result<Option<Finding>, Error> {
-        let poisoned = self.audits % 2 == 0;
+        let poisoned = self.audits.is_multiple_of(2);
         self.audits += 1;
         for set in 0..self.at.len() {
             // Another case than the one before, so that yesterday's answer is wrong today.
