@@ -8,6 +8,7 @@ mod python;
 use std::{
     env,
     process::{Command, ExitCode},
+    thread,
     time::Instant,
 };
 
@@ -54,11 +55,15 @@ fn setup() -> anyhow::Result<()> {
 
 fn test() -> anyhow::Result<()> {
     setup()?;
+    // Waiting for a network takes no processor: the Python packages come while the tests are built.
+    let fetching = thread::spawn(python::fetch);
     step("format", &["fmt", "--all", "--check"], &[])?;
     step("lints", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     let strict_docs = [("RUSTDOCFLAGS", "-D warnings")];
     step("documentation", &["doc", "--quiet", "--workspace", "--no-deps"], &strict_docs)?;
     step("tests", &["test", "--workspace"], &[])?;
+    // What went wrong there is said by the step that needs it.
+    let _ = fetching.join();
     browser::check(false)?;
     python()?;
     // The policy is kept in deny.toml; the tool itself takes minutes to build, so it is used where it is installed.

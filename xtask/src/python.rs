@@ -93,6 +93,16 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// Fetches what the tests need; [`test`] says what was not to be had.
+pub(crate) fn fetch() {
+    let root = root();
+    if let Ok((python, version)) = interpreter() {
+        for base in [&TOOLS, &NUMPY, &TORCH] {
+            let _ = prepared(base, &python, &version, &root);
+        }
+    }
+}
+
 /// The workspace's lints do not see the module, which is behind a feature.
 fn lints(root: &Path) -> anyhow::Result<()> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
