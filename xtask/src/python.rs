@@ -93,7 +93,7 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Fetches what the tests need; [`test`] says what was not to be had.
+/// Fetches what the tests need; [`test()`] says what was not to be had.
 pub(crate) fn fetch() {
     let root = root();
     if let Ok((python, version)) = interpreter() {
