@@ -6,7 +6,7 @@ use crate::{
     Alignment, DType, Error, Mask, Problem, Tensor, TensorView,
     error::nearest,
     inputs::{Family, Inputs},
-    oracle,
+    oracle::{self, Sample},
     tolerance::{self, Judgement, Standard, Truth},
 };
 
@@ -62,6 +62,9 @@ impl FromStr for Control {
     }
 }
 
+/// Multiply-adds of the largest problem that [`Case::in_bounded_time`] solves whole: twice `long128`, some seconds on two cores.
+const MOST_WORK: u64 = 1 << 35;
+
 /// A problem with its inputs and everything needed to judge an output.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -82,18 +85,38 @@ pub struct Case {
 impl Case {
     /// Draws inputs and solves the problem. With a row gap, the inputs lie in larger buffers with NaN in the gaps.
     pub fn new(problem: Problem, family: Family, seed: u64, row_gap: Option<usize>) -> Self {
+        Self::judged_by(problem, family, seed, row_gap, Sample::whole())
+    }
+
+    /// As [`Case::new`], but a problem that would keep the oracle busy for long is solved for a sample of its rows, drawn with
+    /// the seed. 8-bit problems are solved whole: their rules are about all of an output.
+    pub fn in_bounded_time(problem: Problem, family: Family, seed: u64, row_gap: Option<usize>) -> Self {
+        let sample = match problem.dtype() {
+            DType::F32 | DType::F16 | DType::BF16 => Sample::of_at_most(&problem, MOST_WORK, seed),
+            DType::U8 | DType::E4M3 => Sample::whole(),
+        };
+        Self::judged_by(problem, family, seed, row_gap, sample)
+    }
+
+    fn judged_by(
+        problem: Problem,
+        family: Family,
+        seed: u64,
+        row_gap: Option<usize>,
+        sample: Sample,
+    ) -> Self {
         let inputs = match row_gap {
             None => Inputs::generate(&problem, family, seed),
             Some(gap) => Inputs::with_poisoned_gaps(&problem, family, seed, gap),
         };
         let values = inputs.dequantized();
         let (q, k, v) = (values.q.view(), values.k.view(), values.v.view());
-        let reference = oracle::solve(&problem, &q, &k, &v);
+        let reference = oracle::solve_rows(&problem, &q, &k, &v, sample);
         let value_scale = family.value_scale(&problem);
         let standard = match problem.dtype() {
             DType::F32 => Standard::Single,
             DType::F16 | DType::BF16 => {
-                let naive = oracle::solve_in_dtype(&problem, &q, &k, &v);
+                let naive = oracle::solve_in_dtype(&problem, &q, &k, &v, &reference.sample);
                 // An overflow of the naive computation says nothing of how close one may come: count finite errors only.
                 let errors = naive.iter().zip(&reference.o).map(|(a, b)| (a - b).abs());
                 let naive_max_error = errors.filter(|error| error.is_finite()).fold(0.0, f64::max);
@@ -193,7 +216,7 @@ impl Case {
         let reference = &self.truth.reference;
         let sizes = self.problem.sizes();
         let mut row = Vec::new();
-        (0..self.problem.rows()).all(|r| {
+        (0..self.problem.rows()).filter(|&r| reference.sample.has(r)).all(|r| {
             let head = r / sizes.seq_q;
             o.row_f64(head / sizes.heads_q, head % sizes.heads_q, r % sizes.seq_q, &mut row);
             row.iter().enumerate().all(|(d, &got)| {
@@ -250,6 +273,30 @@ mod tests {
             // With one key the answer is V whatever the scores are.
             assert_eq!(case.accepted_controls(|_| true), [Control::Zeros, Control::PreviousOutput]);
         }
+    }
+
+    #[test]
+    fn a_sample_judges_its_rows_and_wants_the_others_finite() {
+        let problem = Problem::new("b1h2s400d16".parse().unwrap(), DType::BF16).unwrap();
+        let sample = Sample::of_at_most(&problem, (400 * 400 * 32) / 4, 3);
+        let case = Case::judged_by(problem, Family::Normal, 3, None, sample);
+        let (chosen, other): (Vec<usize>, Vec<usize>) =
+            (0..problem.rows()).partition(|&row| case.truth.reference.sample.has(row));
+        assert!(chosen.len() > 100 && other.len() > 100);
+        assert!(case.broken_controls().is_empty(), "{:?}", case.broken_controls());
+        let judged = |spoil: &dyn Fn(&mut [half::bf16])| {
+            let mut output = rounded_truth(&case);
+            spoil(bytemuck::cast_slice_mut(output.bytes_mut()));
+            case.judge(&output.view(), None)
+        };
+        let fine = judged(&|_| {});
+        assert!(
+            fine.passed() && fine.summary().contains(&format!("{} of 800 rows", chosen.len())),
+            "{fine:?}"
+        );
+        assert!(!judged(&|o| o[chosen[60] * 16] += half::bf16::from_f32(0.1)).passed());
+        assert!(judged(&|o| o[other[60] * 16] += half::bf16::from_f32(0.1)).passed());
+        assert!(!judged(&|o| o[other[60] * 16] = half::bf16::NAN).passed());
     }
 
     #[test]

@@ -171,11 +171,16 @@ fn the_cache_is_used_repaired_and_keyed_by_everything() {
     let cold = builder.build(&variant).unwrap();
     assert!(!cold.from_cache);
 
-    let start = Instant::now();
-    let warm = builder.build(&variant).unwrap();
-    assert!(warm.from_cache);
-    assert!(start.elapsed().as_millis() < 50, "{:?}", start.elapsed());
-    assert_eq!((&warm.code, &warm.log), (&cold.code, &cold.log));
+    let took = (0..10).map(|_| {
+        let start = Instant::now();
+        let warm = builder.build(&variant).unwrap();
+        assert!(warm.from_cache);
+        assert_eq!((&warm.code, &warm.log), (&cold.code, &cold.log));
+        start.elapsed()
+    });
+    // The quickest: the others may have waited for a processor.
+    let quickest = took.min().unwrap();
+    assert!(quickest.as_millis() < 50, "{quickest:?}");
 
     // One flipped bit in the middle of the code.
     let path = folder.path().join(format!("{}.kernel", cold.key));

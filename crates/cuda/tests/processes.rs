@@ -97,7 +97,7 @@ fn a_worker_that_takes_too_long_is_stopped() {
     let start = Instant::now();
     let error = pool.compile(&request(&with_source(Arch::Sm80, endless))).unwrap_err();
     assert!(matches!(error, Error::CompileTimeout { .. }), "{error:?}");
-    assert!(start.elapsed() < limit + Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < limit + Duration::from_secs(10), "{:?}", start.elapsed());
     assert!(error.to_string().contains("scale_rows[ROWS=32 THREADS=128]"), "{error}");
     // Its place is taken by another.
     assert!(pool.compile(&request(&variant(Arch::Sm80))).is_ok());

@@ -92,7 +92,8 @@ pub fn measure(
     let mut interrupted = !proceed(Step::Solving);
     // The second is for the audits, and nobody knows it beforehand.
     let audit_seed = Dice::entropy();
-    let cases = [request.seed, audit_seed].map(|seed| Case::new(*problem, Family::Normal, seed, None));
+    let cases =
+        [request.seed, audit_seed].map(|seed| Case::in_bounded_time(*problem, Family::Normal, seed, None));
     let inputs: Vec<Inputs> = (0..sets).map(|set| cases[set % cases.len()].inputs.clone()).collect();
 
     let mut entries = Vec::new();

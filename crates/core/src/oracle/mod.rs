@@ -9,12 +9,14 @@
 
 mod panels;
 mod product;
+mod sample;
 
 use rayon::prelude::*;
 
 use crate::{Float, Problem, TensorView};
 use panels::Panels;
 use product::Real;
+pub use sample::Sample;
 
 /// Rows of the softmax that are worked on together.
 const ROWS: usize = product::ROWS;
@@ -33,6 +35,8 @@ pub struct Reference {
     pub score_size: Vec<RowScores>,
     /// Columns of `o`.
     pub dim_v: usize,
+    /// The rows that were worked out; the others are zero.
+    pub sample: Sample,
 }
 
 /// What the error of a row's scores grows with.
@@ -49,13 +53,25 @@ pub struct RowScores {
 /// Solves a problem in f64. The views must have the problem's shapes ([`Problem::check`]) and hold the values meant: for an
 /// 8-bit problem the dequantised ones ([`crate::inputs::Inputs::dequantized`]), since codes alone lack their scales.
 pub fn solve(problem: &Problem, q: &TensorView<'_>, k: &TensorView<'_>, v: &TensorView<'_>) -> Reference {
-    let solved = run::<f64>(problem, q, k, v, &|x| x, true);
+    solve_rows(problem, q, k, v, Sample::whole())
+}
+
+/// As [`solve`], for the rows of a sample.
+pub fn solve_rows(
+    problem: &Problem,
+    q: &TensorView<'_>,
+    k: &TensorView<'_>,
+    v: &TensorView<'_>,
+    sample: Sample,
+) -> Reference {
+    let solved = run::<f64>(problem, q, k, v, &|x| x, true, &sample);
     Reference {
         o: solved.o,
         lse: solved.lse,
         abs_o: solved.abs_o,
         score_size: solved.score_size,
         dim_v: problem.sizes().dim_v,
+        sample,
     }
 }
 
@@ -66,21 +82,23 @@ pub fn solve_output(
     k: &TensorView<'_>,
     v: &TensorView<'_>,
 ) -> Vec<f64> {
-    run::<f64>(problem, q, k, v, &|x| x, false).o
+    run::<f64>(problem, q, k, v, &|x| x, false, &Sample::whole()).o
 }
 
 /// The same computation as PyTorch's unfused one in the problem's output dtype: scores, weights and output each rounded to it,
-/// sums in f32. Its distance from [`solve`] is the error that a user of that dtype already accepts.
+/// sums in f32. Its distance from [`solve`] is the error that a user of that dtype already accepts. Rows outside the sample are
+/// zero.
 pub fn solve_in_dtype(
     problem: &Problem,
     q: &TensorView<'_>,
     k: &TensorView<'_>,
     v: &TensorView<'_>,
+    sample: &Sample,
 ) -> Vec<f64> {
     let o = match problem.output_float() {
-        Float::F32 => run::<f32>(problem, q, k, v, &|x| x, false).o,
-        Float::F16 => run::<f32>(problem, q, k, v, &|x| half::f16::from_f32(x).to_f32(), false).o,
-        Float::BF16 => run::<f32>(problem, q, k, v, &|x| half::bf16::from_f32(x).to_f32(), false).o,
+        Float::F32 => run::<f32>(problem, q, k, v, &|x| x, false, sample).o,
+        Float::F16 => run::<f32>(problem, q, k, v, &|x| half::f16::from_f32(x).to_f32(), false, sample).o,
+        Float::BF16 => run::<f32>(problem, q, k, v, &|x| half::bf16::from_f32(x).to_f32(), false, sample).o,
     };
     o.into_iter().map(f64::from).collect()
 }
@@ -92,7 +110,7 @@ pub(crate) fn solve_roughly(
     k: &TensorView<'_>,
     v: &TensorView<'_>,
 ) -> Vec<f64> {
-    run::<f32>(problem, q, k, v, &|x| x, false).o.into_iter().map(f64::from).collect()
+    run::<f32>(problem, q, k, v, &|x| x, false, &Sample::whole()).o.into_iter().map(f64::from).collect()
 }
 
 struct Solved<R> {
@@ -109,6 +127,7 @@ fn run<R: Real>(
     v: &TensorView<'_>,
     round: &(dyn Fn(R) -> R + Sync),
     with_abs: bool,
+    sample: &Sample,
 ) -> Solved<R> {
     let sizes = problem.sizes();
     let panels: Vec<Panels<R>> = (0..sizes.batch * sizes.heads_kv)
@@ -149,6 +168,7 @@ fn run<R: Real>(
                     lse,
                     score_size,
                 })
+                .filter(|block| sample.has(block.head * sizes.seq_q + block.first_row))
                 .collect::<Vec<_>>()
         })
         .collect::<Vec<_>>()

@@ -59,6 +59,11 @@ impl Distances {
         Some(error)
     }
 
+    /// An element without an answer, in a row of which only this is asked: to be written and finite.
+    pub(super) fn add_unanswered(&mut self, got: f64) {
+        self.wrongly_finite += usize::from(!got.is_finite());
+    }
+
     /// Adds what another part of the same output has shown. Parts are merged in order: of equal errors the first counts.
     pub(super) fn merge(&mut self, other: Self) {
         self.count += other.count;

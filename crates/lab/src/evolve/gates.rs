@@ -50,8 +50,9 @@ impl Material {
         ceilings: Option<&Ceilings>,
     ) -> Result<Self, Error> {
         machine::refuse_what_does_not_fit(problem, 2 * sets)?;
-        let cases: Vec<Case> =
-            [seed, seed ^ 0x5555_5555].map(|seed| Case::new(*problem, Family::Normal, seed, None)).into();
+        let cases: Vec<Case> = [seed, seed ^ 0x5555_5555]
+            .map(|seed| Case::in_bounded_time(*problem, Family::Normal, seed, None))
+            .into();
         let inputs = (0..sets).map(|set| cases[set % cases.len()].inputs.clone()).collect();
         let own = device.ceilings(problem)?;
         let floor_us = own.as_ref().or(ceilings).map_or(0.0, |ceilings| ceilings.floor_us(problem));
