@@ -132,9 +132,15 @@ impl Comparison {
                 1.0 / low
             ),
             Word::Same => format!("{candidate} and {other} are equally fast (ratio {low:.2}–{high:.2})"),
-            Word::Ambiguous if self.rounds < FEWEST_ROUNDS => format!(
-                "{candidate} seems {:.2}× as fast as {other}, but {} rounds are too few to say so",
-                self.ratio, self.rounds
+            // The interval may lie on one side and still be all luck, if it was looked at often or made of little.
+            Word::Ambiguous if self.rounds < FEWEST_ROUNDS || low > 1.0 || high < 1.0 => format!(
+                "{candidate} seems {:.2}× as fast as {other}, but {} too few to say so",
+                self.ratio,
+                if self.rounds == 1 {
+                    "1 round is".to_owned()
+                } else {
+                    format!("{} rounds are", self.rounds)
+                }
             ),
             Word::Ambiguous => {
                 format!("no difference shown between {candidate} and {other} (ratio {low:.2}–{high:.2})")
@@ -165,6 +171,23 @@ mod tests {
         assert_eq!(verdict(&times(100.0, 100, 4)), Word::Same);
         // Four samples prove nothing, however far apart.
         assert_eq!(verdict(&times(50.0, 4, 5)), Word::Ambiguous);
+    }
+
+    #[test]
+    fn what_is_not_shown_is_not_said() {
+        let say = |ratio: f64, [low, high]: [f64; 2], rounds| {
+            let comparison = Comparison::new(ratio.ln(), [low.ln(), high.ln()], MARGIN, rounds);
+            Comparison { verdict: Word::Ambiguous, ..comparison }.sentence("new", "old")
+        };
+        assert_eq!(
+            say(2.7, [2.5, 2.9], 8),
+            "new seems 2.70× as fast as old, but 8 rounds are too few to say so"
+        );
+        assert_eq!(
+            say(2.7, [2.7, 2.7], 1),
+            "new seems 2.70× as fast as old, but 1 round is too few to say so"
+        );
+        assert_eq!(say(1.1, [0.9, 1.3], 9), "no difference shown between new and old (ratio 0.90–1.30)");
     }
 
     #[test]
