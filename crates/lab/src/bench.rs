@@ -1,6 +1,9 @@
 //! One problem through the gates and then the clock: every kernel and peer side by side.
 
-use std::{cell::RefCell, time::Duration};
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
 
 use evosdpa_core::{
     Case, Problem,
@@ -47,6 +50,8 @@ pub struct Request {
     pub ceilings: Option<Ceilings>,
     /// Differences below this share do not matter.
     pub margin: f64,
+    /// What the moments of samples are counted from: when the run began.
+    pub epoch: Instant,
 }
 
 /// What a problem gave.
@@ -125,6 +130,7 @@ pub fn measure(
         sets,
         budget: request.budget,
         seed: audit_seed.rotate_left(17),
+        epoch: request.epoch,
     };
     let times = if interrupted {
         Vec::new()
@@ -311,7 +317,7 @@ fn take_in(
         };
         match times.next() {
             Some(Ok(times)) => {
-                row.measured(&times.rounds, problem.flops(), problem.bytes(), request.peak_gflops);
+                row.measured(&times, problem.flops(), problem.bytes(), request.peak_gflops);
                 if let Some(audits) = audits.filter(|_| !row.samples_us.is_empty()) {
                     let detail = format!("{audits} audits between timed calls found nothing");
                     row.gates.push(GateResult::pass(AUDIT, detail));
