@@ -48,6 +48,7 @@ pub(super) fn render(document: &Document) -> Result<String, Error> {
             word => word,
             why => why,
             headlines => document.headlines(),
+            places => places(document),
             svg => svg,
             marks => marks,
             failed => gates(document, |verdict| verdict.is_fail()),
@@ -60,6 +61,20 @@ pub(super) fn render(document: &Document) -> Result<String, Error> {
             rows => rows(document),
         })
         .map_err(report)
+}
+
+/// Where and on which day runs were made, each once.
+fn places(document: &Document) -> Vec<String> {
+    let mut places: Vec<String> = Vec::new();
+    for environment in document.sources.iter().filter_map(|source| source.environment.as_ref()) {
+        let device = environment.accelerator.as_deref().unwrap_or(&environment.cpu);
+        let day = environment.started.split('T').next().unwrap_or_default();
+        let place = format!("{device}, {day}");
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    places
 }
 
 #[derive(Serialize)]
