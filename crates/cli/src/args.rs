@@ -399,6 +399,15 @@ pub(crate) struct Tune {
     /// Leave out the simulator's look at each CUDA candidate
     #[arg(long)]
     pub(crate) no_sim: bool,
+    /// Do not profile CUDA candidates: neither for insights on a new best nor as the last gate of one to be
+    #[arg(long)]
+    pub(crate) no_profile: bool,
+    /// Nsight Compute [default: the one on PATH or in a CUDA toolkit]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ncu: Option<PathBuf>,
+    /// Seconds one profile may take
+    #[arg(long, default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) profile_timeout: f64,
     /// Replay the log of a finished tune to compare strategies; needs no device
     #[arg(long, value_name = "LOG", conflicts_with_all = ["kernel", "shapes", "dtype", "minutes", "out", "resume", "proposer", "prior"])]
     pub(crate) simulate: Option<PathBuf>,

@@ -59,8 +59,8 @@ impl Material {
     }
 }
 
-/// A gate after the others, such as a look at a profile. Gets the candidate's name and a problem.
-pub type LastGate<'a> = Box<dyn Fn(&str, &Problem) -> GateResult + 'a>;
+/// A gate after the others, such as one on a profile, of a candidate by its name.
+pub type LastGate<'a> = &'a dyn Fn(&str) -> GateResult;
 
 /// Judges candidates against the default.
 pub struct Judge<'a> {
@@ -123,9 +123,9 @@ impl<'a> Judge<'a> {
         Ok(Self { device, places, rule, dice: Dice::new(seed), last_gate: None })
     }
 
-    /// Adds a gate that accepted candidates pass last.
-    pub fn with_last_gate(mut self, gate: LastGate<'a>) -> Self {
-        self.last_gate = Some(gate);
+    /// Adds a gate that accepted candidates pass last, if they would be elites: it may be expensive.
+    pub fn with_last_gate(mut self, gate: Option<LastGate<'a>>) -> Self {
+        self.last_gate = gate;
         self
     }
 
@@ -153,9 +153,14 @@ impl<'a> Judge<'a> {
         Ok(Judged { gates, shapes, fitness: Some(1.0), status: Status::Kept })
     }
 
-    /// Takes a candidate through correctness, audits, floor and duels, problem by problem. An error is about the device;
-    /// what is wrong with the candidate is in the result.
-    pub fn judge(&mut self, label: &str, mut proceed: impl FnMut() -> bool) -> Result<Judged, Error> {
+    /// Takes a candidate through correctness, audits, floor and duels, problem by problem, and through the last gate if it
+    /// is fitter than `elite_above`. An error is about the device; what is wrong with the candidate is in the result.
+    pub fn judge(
+        &mut self,
+        label: &str,
+        elite_above: f64,
+        mut proceed: impl FnMut() -> bool,
+    ) -> Result<Judged, Error> {
         let (mut gates, mut shapes) = (Vec::new(), BTreeMap::new());
         let (mut slow, mut fast, mut hopeless) = (0, 0, false);
         let slow_max = SLOW_MAX.min(self.places.len());
@@ -194,8 +199,9 @@ impl<'a> Judge<'a> {
             "performance",
             format!("{fast} FAST, {slow} SLOW of {} measured", shapes.len()),
         ));
-        if let (Some(gate), true) = (&self.last_gate, status > Status::Kept) {
-            let result = gate(label, &self.places[0].material.problem);
+        let would_be_elite = status > Status::Kept && fitness.is_some_and(|fitness| fitness > elite_above);
+        if let Some(gate) = self.last_gate.filter(|_| would_be_elite) {
+            let result = gate(label);
             let failed = result.verdict.is_fail();
             gates.push(result);
             if failed {

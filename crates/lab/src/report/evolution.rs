@@ -110,8 +110,8 @@ impl Evolution {
 
     /// The best evaluations that passed their gates, the best first, each set of tunables once.
     pub fn elites(&self) -> Vec<&Evaluation> {
-        let mut all: Vec<&Evaluation> =
-            self.evaluations.iter().filter(|e| e.fitness.is_some_and(f64::is_finite)).collect();
+        let passed = |e: &&Evaluation| e.stopped_by.is_none() && e.fitness.is_some_and(f64::is_finite);
+        let mut all: Vec<&Evaluation> = self.evaluations.iter().filter(passed).collect();
         all.sort_by(|a, b| b.fitness.unwrap_or_default().total_cmp(&a.fitness.unwrap_or_default()));
         let mut elites: Vec<&Evaluation> = Vec::new();
         for evaluation in all {
