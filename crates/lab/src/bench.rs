@@ -217,18 +217,13 @@ impl<'a, 'b> InDuel<'a, 'b> {
 
 impl Arm for InDuel<'_, '_> {
     fn read(&mut self) -> Result<Reading, Error> {
-        let mut times = Vec::with_capacity(self.calls);
-        let mut clock_ghz = None;
-        for _ in 0..self.calls {
+        Reading::median_of(self.calls, || {
             self.next = (self.next + 1) % self.sets;
-            let reading = match &mut self.timed {
-                Timed::Kernel(kernel) => kernel.loaded.read(self.next)?,
-                Timed::Peer(peer) => Reading { time_us: peer.time_us(self.next)?, clock_ghz: None },
-            };
-            times.push(reading.time_us);
-            clock_ghz = reading.clock_ghz;
-        }
-        Ok(Reading { time_us: median(&times), clock_ghz })
+            match &mut self.timed {
+                Timed::Kernel(kernel) => kernel.loaded.read(self.next),
+                Timed::Peer(peer) => Ok(Reading { time_us: peer.time_us(self.next)?, clock_ghz: None }),
+            }
+        })
     }
 
     fn relocate(&mut self) -> Result<(), Error> {

@@ -57,7 +57,7 @@ pub(crate) fn run(args: Profile) -> anyhow::Result<Found> {
     let status = if interrupt::asked() { Status::Interrupted } else { Status::Complete };
     record.finish(status)?;
     print(&args, &environment, &rows, Some(record.folder()))?;
-    Ok(if interrupt::asked() { Found::Interrupted } else { found(&rows, args.device == "sim") })
+    Ok(found(&rows, args.device == "sim"))
 }
 
 /// A kernel on a problem.
@@ -191,15 +191,8 @@ fn arch_of(launch: &Launch, given: Option<Arch>) -> anyhow::Result<Arch> {
 
 fn found(rows: &[ProfileRow], counting: bool) -> Found {
     let verdicts: Vec<&Verdict> = rows.iter().map(ProfileRow::verdict).collect();
-    if verdicts.iter().any(|verdict| verdict.is_fail()) {
-        Found::Failure
-    } else if verdicts.iter().any(|verdict| verdict.is_pass())
-        || (counting && rows.iter().any(|row| row.simulated.is_some()))
-    {
-        Found::NothingWrong
-    } else {
-        Found::Unavailable
-    }
+    let counted = counting && rows.iter().any(|row| row.simulated.is_some());
+    Found::of_gates(&verdicts, counted || verdicts.iter().any(|verdict| verdict.is_pass()))
 }
 
 fn print(

@@ -322,14 +322,10 @@ impl<'a, 'b> KernelArm<'a, 'b> {
 impl Arm for KernelArm<'_, '_> {
     fn read(&mut self) -> Result<Reading, Error> {
         let sets = self.kernel.auditor.sets();
-        let (mut times, mut clock_ghz) = (Vec::with_capacity(self.calls), None);
-        for _ in 0..self.calls {
+        Reading::median_of(self.calls, || {
             self.next = (self.next + 1) % sets;
-            let reading = self.kernel.loaded.read(self.next)?;
-            times.push(reading.time_us);
-            clock_ghz = reading.clock_ghz;
-        }
-        Ok(Reading { time_us: median(&times), clock_ghz })
+            self.kernel.loaded.read(self.next)
+        })
     }
 
     fn relocate(&mut self) -> Result<(), Error> {
