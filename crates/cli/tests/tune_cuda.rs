@@ -317,15 +317,21 @@ fn a_proposed_source_goes_through_every_gate_and_a_winner_is_kept_whole() {
     assert_eq!(elites["confirmation"]["confirmed"], true, "{elites}");
     let kept = path.join("t/sources/sdpa_v2c_p1");
     assert_eq!(fs::read_to_string(kept.join("sdpa_v2c_p1.cu")).unwrap(), good);
-    let built = Command::new(cargo_bin!("evosdpa"))
-        .args(["build", "--kernels", "sdpa_v2c_p1", "--kernel-path", kept.to_str().unwrap()])
-        .args(["--arch", "sm_90a", "--dtype", "f16", "--problem", "b1h2s96d64:causal", "--json"])
-        .args(["--device", "none"])
-        .current_dir(path)
-        .output()
-        .unwrap();
-    let built_text = String::from_utf8_lossy(&built.stdout);
-    assert!(built.status.success(), "{built_text}{}", String::from_utf8_lossy(&built.stderr));
+    let kept = kept.to_str().unwrap();
+    let build =
+        ["build", "--kernels", "sdpa_v2c_p1", "--arch", "sm_90a", "--dtype", "f16", "--device", "none"];
+    let apply = ["apply", "t/elite.json", "--table", "tuned.toml"];
+    for args in [&[&build[..], &["--problem", "b1h2s96d64:causal"]].concat()[..], &apply] {
+        let run = Command::new(cargo_bin!("evosdpa"))
+            .args(args)
+            .args(["--kernel-path", kept])
+            .current_dir(path)
+            .output()
+            .unwrap();
+        let said = [run.stdout, run.stderr].concat();
+        assert!(run.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said));
+    }
+    assert!(fs::read_to_string(path.join("tuned.toml")).unwrap().contains("sdpa_v2c_p1"));
 
     // Going on with the example: the winner's source is known again, and the proposer sees it with the profile's insights.
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/proposer/unroll.py");
