@@ -270,12 +270,7 @@ fn write_row(out: &mut String, row: &ProfileRow) -> std::fmt::Result {
             writeln!(out, "   {} {}{unit}: {}", evidence.metric, short(evidence.value), evidence.says)?;
         }
         if !insight.tunables.is_empty() {
-            let arrow = |hint: &profile::Hint| match hint.direction {
-                profile::Direction::Up => format!("{}↑", hint.name),
-                profile::Direction::Down => format!("{}↓", hint.name),
-            };
-            let hints: Vec<String> = insight.tunables.iter().map(arrow).collect();
-            writeln!(out, "   try: {}", hints.join(" "))?;
+            writeln!(out, "   try: {}", insight.hints())?;
         }
     }
     for note in row.rules.iter().filter(|rule| rule.starts_with("no ")) {

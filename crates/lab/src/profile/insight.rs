@@ -112,3 +112,11 @@ pub struct Insight {
     /// Tunables of the kernel that point there.
     pub tunables: Vec<Hint>,
 }
+
+impl Insight {
+    /// The tunables to try, with the way to turn them: `STAGES↑ BLOCK_N↓`.
+    pub fn hints(&self) -> String {
+        let hints: Vec<String> = self.tunables.iter().map(ToString::to_string).collect();
+        hints.join(" ")
+    }
+}

@@ -1,5 +1,7 @@
 //! Which tunables turn which screw: how an insight becomes something to try.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// What can be turned.
@@ -54,6 +56,16 @@ pub struct Hint {
     pub name: String,
     /// Which way.
     pub direction: Direction,
+}
+
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let arrow = match self.direction {
+            Direction::Up => '↑',
+            Direction::Down => '↓',
+        };
+        write!(f, "{}{arrow}", self.name)
+    }
 }
 
 use Direction::{Down, Up};
