@@ -73,6 +73,17 @@ pub(crate) struct Common {
     pub(crate) json: bool,
 }
 
+/// Which CUDA kernels.
+#[derive(Args)]
+pub(crate) struct CudaKernels {
+    /// Kernels, separated by commas [default: those of --kernel-path, else all CUDA kernels]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub(crate) kernels: Vec<String>,
+    /// A folder with kernels of your own, each a .cu and a .toml; may be given several times
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Vec<PathBuf>,
+}
+
 #[derive(Args)]
 #[command(after_help = "Examples:
   evosdpa bench
@@ -183,12 +194,8 @@ pub(crate) struct Check {
   evosdpa build --kernel-path my-kernels --set BLOCK_M=64
   evosdpa build --parse nvcc.log")]
 pub(crate) struct Build {
-    /// Kernels, separated by commas [default: those of --kernel-path, else all]
-    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
-    pub(crate) kernels: Vec<String>,
-    /// A folder with kernels of your own, each a .cu and a .toml; may be given several times
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) kernel_path: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) cuda: CudaKernels,
     /// Architectures, separated by commas: sm_80, sm_86, sm_89, sm_90a [default: those of each kernel's manifest]
     #[arg(long, value_delimiter = ',', value_name = "ARCHS")]
     pub(crate) arch: Vec<Arch>,
@@ -232,12 +239,8 @@ pub(crate) struct Build {
   evosdpa sanitize --device sim
   evosdpa sanitize --mutants --device sim")]
 pub(crate) struct Sanitize {
-    /// Kernels, separated by commas [default: those of --kernel-path, else all CUDA kernels]
-    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
-    pub(crate) kernels: Vec<String>,
-    /// A folder with kernels of your own, each a .cu and a .toml; may be given several times
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) kernel_path: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) cuda: CudaKernels,
     /// Shapes, separated by commas: small, ragged, and the one length that some kernels are made for
     #[arg(long, default_value = "tiny,b1h4s77d64:causal,b1h1s512d64:causal", value_delimiter = ',')]
     pub(crate) shapes: Vec<Shape>,
@@ -399,6 +402,15 @@ pub(crate) struct Tune {
     /// Leave out the simulator's look at each CUDA candidate
     #[arg(long)]
     pub(crate) no_sim: bool,
+    /// Do not profile CUDA candidates: neither for insights on a new best nor as the last gate of one to be
+    #[arg(long)]
+    pub(crate) no_profile: bool,
+    /// Nsight Compute [default: the one on PATH or in a CUDA toolkit]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ncu: Option<PathBuf>,
+    /// Seconds one profile may take
+    #[arg(long, default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) profile_timeout: f64,
     /// Replay the log of a finished tune to compare strategies; needs no device
     #[arg(long, value_name = "LOG", conflicts_with_all = ["kernel", "shapes", "dtype", "minutes", "out", "resume", "proposer", "prior"])]
     pub(crate) simulate: Option<PathBuf>,

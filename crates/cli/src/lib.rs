@@ -10,6 +10,7 @@ mod progress;
 use std::ffi::OsString;
 
 use clap::Parser;
+use evosdpa_lab::gate::Verdict;
 
 use args::{Cli, Command};
 
@@ -21,6 +22,18 @@ enum Found {
     /// Nothing could be checked at all.
     Unavailable,
     Interrupted,
+}
+
+impl Found {
+    /// What gates came to. `enough` says whether those that passed are.
+    pub(crate) fn of_gates(verdicts: &[&Verdict], enough: bool) -> Self {
+        match () {
+            () if interrupt::asked() => Self::Interrupted,
+            () if verdicts.iter().any(|verdict| verdict.is_fail()) => Self::Failure,
+            () if enough => Self::NothingWrong,
+            () => Self::Unavailable,
+        }
+    }
 }
 
 /// Runs one command line, its first word being the program's name, and says with which status to exit. Errors have been

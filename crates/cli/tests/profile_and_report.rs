@@ -88,7 +88,16 @@ fn a_run_is_reported_in_every_format_with_the_numbers_it_holds() {
     let drawn: f64 = spans.clone().map(|event| event["dur"].as_f64().unwrap()).sum();
     let samples = rows.iter().flat_map(|row| row["samples_us"].as_array().unwrap());
     let measured: f64 = samples.map(|us| us.as_f64().unwrap()).sum();
-    assert!((drawn / measured - 1.0).abs() < 1e-9 && spans.count() == 40, "{drawn} {measured}");
+    assert!((drawn / measured - 1.0).abs() < 1e-9 && spans.clone().count() == 40, "{drawn} {measured}");
+    for row in &rows {
+        let own = spans.clone().filter(|event| event["name"] == row["kernel"]);
+        let starts: Vec<f64> = own.map(|event| event["ts"].as_f64().unwrap()).collect();
+        let began: Vec<f64> =
+            row["samples_began_ns"].as_array().unwrap().iter().filter_map(Value::as_f64).collect();
+        assert!(began.is_sorted() && began.len() == 20, "{began:?}");
+        let apart = |(start, began): (&f64, &f64)| (start * 1e3 - began).abs();
+        assert!(starts.iter().zip(&began).map(apart).all(|ns| ns < 1.0), "{starts:?} {began:?}");
+    }
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub struct Kernel {
     pub manifest: Manifest,
     /// The manifest's path, as errors name it.
     pub manifest_file: String,
+    /// The manifest's text.
+    pub manifest_text: String,
     /// The source's path: below `cuda/` for embedded kernels, the file's name for a user's.
     pub source_file: String,
     /// The source's text.
@@ -42,6 +44,17 @@ impl Kernel {
     /// The kernel's name.
     pub fn name(&self) -> &str {
         &self.manifest.name
+    }
+
+    /// The files that make this kernel, by name: in a folder of their own, [`Registry::add_folder`] reads it from them.
+    /// Headers that are included through a folder (`../x.cuh`) stay with those that are shipped.
+    pub fn files(&self) -> Vec<(&str, &str)> {
+        let of_source = self.source_file.rsplit('/').next().unwrap_or(&self.source_file);
+        let flat = self.headers.iter().filter(|header| !header.name.contains('/'));
+        let headers = flat.map(|header| (header.name.as_str(), header.text.as_str()));
+        let manifest_name = self.manifest_file.rsplit('/').next().unwrap_or(&self.manifest_file);
+        let own = [(manifest_name, self.manifest_text.as_str()), (of_source, self.source.as_str())];
+        own.into_iter().chain(headers).collect()
     }
 }
 
@@ -112,7 +125,8 @@ impl Registry {
         self.add(&own, &all, &display, &Origin::Folder(path.to_owned()))
     }
 
-    /// Adds a kernel that is another one with a new source: same manifest, its headers found in the same places.
+    /// Adds a kernel that is another one with a new source: its headers are found in the same places, and its manifest
+    /// differs only in the name, the source's name and the descent.
     pub fn adopt(&mut self, of: &str, name: &str, source: &str) -> Result<()> {
         let parent = self.kernel(of)?.clone();
         if let Some(first) = self.kernels.get(name) {
@@ -125,11 +139,22 @@ impl Registry {
         let mut all = embedded::files();
         // Headers of a user's own folder are known by the names they were found under.
         all.extend(parent.headers.iter().map(|header| (header.name.clone(), header.text.clone())));
-        let mut kernel = parent;
-        kernel.headers = headers(&kernel.source_file, source, &all);
-        kernel.source = source.to_owned();
-        kernel.manifest.parent = Some(of.to_owned());
-        kernel.manifest.name = name.to_owned();
+        let beside = |file: &str, ending: &str| match file.rfind('/') {
+            Some(slash) => format!("{}{name}.{ending}", &file[..=slash]),
+            None => format!("{name}.{ending}"),
+        };
+        let manifest_file = beside(&parent.manifest_file, "toml");
+        let manifest_text = renamed(&parent, name)?;
+        let source_file = beside(&parent.source_file, "cu");
+        let kernel = Kernel {
+            manifest: Manifest::parse(&manifest_text, &manifest_file)?,
+            manifest_file,
+            manifest_text,
+            headers: headers(&source_file, source, &all),
+            source_file,
+            source: source.to_owned(),
+            origin: parent.origin,
+        };
         self.kernels.insert(name.to_owned(), kernel);
         Ok(())
     }
@@ -169,7 +194,11 @@ impl Registry {
             let source = source.clone();
             let origin = origin.clone();
             let name = manifest.name.clone();
-            shelf.insert(name, Kernel { manifest, manifest_file, source_file, source, headers, origin });
+            let manifest_text = text.clone();
+            shelf.insert(
+                name,
+                Kernel { manifest, manifest_file, manifest_text, source_file, source, headers, origin },
+            );
         }
         Ok(())
     }
@@ -255,4 +284,24 @@ impl Kernel {
     pub fn compiles_for(&self, arch: Arch) -> bool {
         crate::support::compiles_for(&self.manifest, arch)
     }
+}
+
+/// A kernel's manifest for a relative of this name with a source of its own.
+fn renamed(parent: &Kernel, name: &str) -> Result<String> {
+    let unreadable = |problem: String| Error::ManifestValue {
+        file: parent.manifest_file.clone(),
+        key: "name".to_owned(),
+        problem,
+    };
+    let mut table: toml::Table =
+        parent.manifest_text.parse().map_err(|error: toml::de::Error| unreadable(error.to_string()))?;
+    for (key, value) in [
+        ("name", name.to_owned()),
+        ("parent", parent.name().to_owned()),
+        ("changed", format!("another source than that of {}", parent.name())),
+        ("source", format!("{name}.cu")),
+    ] {
+        table.insert(key.to_owned(), toml::Value::String(value));
+    }
+    toml::to_string(&table).map_err(|error| unreadable(error.to_string()))
 }

@@ -1,6 +1,9 @@
 //! One problem through the gates and then the clock: every kernel and peer side by side.
 
-use std::{cell::RefCell, time::Duration};
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
 
 use evosdpa_core::{
     Case, Problem,
@@ -47,6 +50,8 @@ pub struct Request {
     pub ceilings: Option<Ceilings>,
     /// Differences below this share do not matter.
     pub margin: f64,
+    /// What the moments of samples are counted from: when the run began.
+    pub epoch: Instant,
 }
 
 /// What a problem gave.
@@ -126,6 +131,7 @@ pub fn measure(
         sets,
         budget: request.budget,
         seed: audit_seed.rotate_left(17),
+        epoch: request.epoch,
     };
     let times = if interrupted {
         Vec::new()
@@ -212,18 +218,13 @@ impl<'a, 'b> InDuel<'a, 'b> {
 
 impl Arm for InDuel<'_, '_> {
     fn read(&mut self) -> Result<Reading, Error> {
-        let mut times = Vec::with_capacity(self.calls);
-        let mut clock_ghz = None;
-        for _ in 0..self.calls {
+        Reading::median_of(self.calls, || {
             self.next = (self.next + 1) % self.sets;
-            let reading = match &mut self.timed {
-                Timed::Kernel(kernel) => kernel.loaded.read(self.next)?,
-                Timed::Peer(peer) => Reading { time_us: peer.time_us(self.next)?, clock_ghz: None },
-            };
-            times.push(reading.time_us);
-            clock_ghz = reading.clock_ghz;
-        }
-        Ok(Reading { time_us: median(&times), clock_ghz })
+            match &mut self.timed {
+                Timed::Kernel(kernel) => kernel.loaded.read(self.next),
+                Timed::Peer(peer) => Ok(Reading { time_us: peer.time_us(self.next)?, clock_ghz: None }),
+            }
+        })
     }
 
     fn relocate(&mut self) -> Result<(), Error> {
@@ -312,7 +313,7 @@ fn take_in(
         };
         match times.next() {
             Some(Ok(times)) => {
-                row.measured(&times.rounds, problem.flops(), problem.bytes(), request.peak_gflops);
+                row.measured(&times, problem.flops(), problem.bytes(), request.peak_gflops);
                 if let Some(audits) = audits.filter(|_| !row.samples_us.is_empty()) {
                     let detail = format!("{audits} audits between timed calls found nothing");
                     row.gates.push(GateResult::pass(AUDIT, detail));

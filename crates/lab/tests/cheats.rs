@@ -138,6 +138,7 @@ fn bench(kernels: &[&str], ceilings: Option<Ceilings>) -> Vec<Row> {
         timing: Timing::Graph,
         ceilings,
         margin: 0.01,
+        epoch: std::time::Instant::now(),
     };
     let outcome = bench::measure(&Cheats, &problem, &request, Err("not asked for"), |_| true).unwrap();
     outcome.rows.into_iter().filter(|row| !row.peer).collect()
@@ -199,6 +200,7 @@ fn an_honest_kernel_passes_in_every_way_of_timing() {
             timing,
             ceilings: None,
             margin: 0.01,
+            epoch: std::time::Instant::now(),
         };
         let rows =
             bench::measure(&Cpu::default(), &problem, &request, Err("not asked for"), |_| true).unwrap().rows;

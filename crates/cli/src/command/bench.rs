@@ -1,6 +1,10 @@
 //! `evosdpa bench`: gates, then times, side by side.
 
-use std::{cell::RefCell, fmt::Write, time::Duration};
+use std::{
+    cell::RefCell,
+    fmt::Write,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
@@ -71,6 +75,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
         peak_gflops: environment.fma_peak_gflops,
         timing: args.timing,
         margin: args.margin,
+        epoch: Instant::now(),
         ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_peak_gflops, environment.memory_gbps)),
     };
     let steps = problems.iter().flatten().count() as u64;

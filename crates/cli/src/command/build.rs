@@ -26,8 +26,8 @@ pub(crate) fn run(args: Build) -> anyhow::Result<Found> {
         return parse(log, &args);
     }
     // Known before anything is started, and with what to install.
-    let sim =
-        (args.device == "sim").then(|| Sim::open(registry(&args.kernel_path)?).map_err(anyhow::Error::from));
+    let sim = (args.device == "sim")
+        .then(|| Sim::open(registry(&args.cuda.kernel_path)?).map_err(anyhow::Error::from));
     let sim = sim.transpose()?;
     let gpu = if sim.is_some() { None } else { open_gpu(&args.device)? };
     let only = match (&sim, &gpu) {
@@ -50,7 +50,7 @@ pub(crate) fn run(args: Build) -> anyhow::Result<Found> {
 }
 
 fn parse(log: &Path, args: &Build) -> anyhow::Result<Found> {
-    let rows = resources::from_log(log, &registry(&args.kernel_path)?)?;
+    let rows = resources::from_log(log, &registry(&args.cuda.kernel_path)?)?;
     if args.json {
         output::print_json("build", &Environment::look(None), &rows)?;
     } else {
@@ -106,9 +106,9 @@ fn select(args: &Build, only: Option<Target>) -> anyhow::Result<Selection> {
         set: args.set.clone(),
         all_variants: args.all_variants.then_some(args.max_variants as usize),
     };
-    let registry = registry(&args.kernel_path)?;
+    let registry = registry(&args.cuda.kernel_path)?;
     let mut selection = Selection::default();
-    for kernel in chosen_cuda_kernels(&registry, &args.kernels)? {
+    for kernel in chosen_cuda_kernels(&registry, &args.cuda.kernels)? {
         selection.add(kernel, &request)?;
     }
     Ok(selection)

@@ -23,8 +23,8 @@ pub(crate) fn run(args: &Sanitize) -> anyhow::Result<Found> {
     if !["sim", "cuda"].contains(&args.device.as_str()) {
         return Err(unknown_device(&args.device, &["sim"]));
     }
-    let sim = Sim::open(registry(&args.kernel_path)?)?;
-    let subjects = mutation::subjects(&sim, &args.kernels)?;
+    let sim = Sim::open(registry(&args.cuda.kernel_path)?)?;
+    let subjects = mutation::subjects(&sim, &args.cuda.kernels)?;
     interrupt::listen();
     let bar = progress::bar(subjects.len() as u64);
     let mut rows = Vec::new();

@@ -7,24 +7,20 @@ use evosdpa_core::{
     DType, Problem, Shape,
     inputs::{Family, Inputs},
 };
-use evosdpa_cuda::{Device as Gpu, Program};
-use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
+use evosdpa_cuda::Device as Gpu;
+use evosdpa_kernels::{Arch, InputType, Kernel, Registry, Target};
 use evosdpa_lab::{
-    device::{Cuda, Device, Sim},
+    device::{Cuda, Device},
     gate::Verdict,
     machine::Environment,
     profile::{
-        self, Capture, Collected, Launch, Ncu, ProfileRow, Registry as Metrics, Request, Unprofiled, Work,
-        simulated::Counted, statics,
+        self, Capture, Launch, Ncu, ProfileRow, Registry as Metrics, Session, Unprofiled, Work,
+        simulated::Counted,
     },
     record::{Row, Run, Status},
-    variants,
 };
 
 use crate::{Found, args::Profile, command, interrupt, output, progress};
-
-/// Where there is no GPU, counts are made on this many rows and keys: enough for every line of a kernel to be reached.
-const COUNTED_SEQUENCE: usize = 64;
 
 pub(crate) fn run(args: Profile) -> anyhow::Result<Found> {
     let registry = command::registry(&args.kernel_path)?;
@@ -37,8 +33,8 @@ pub(crate) fn run(args: Profile) -> anyhow::Result<Found> {
     }
     interrupt::listen();
     let mut environment = Environment::look(None);
-    let session = Session::open(&args, registry)?;
-    environment.accelerator = session.accelerator();
+    let (session, gpu) = open(&args, registry)?;
+    environment.accelerator = gpu;
     let command: Vec<String> = std::env::args().skip(1).collect();
     let mut record = Run::create(&args.out, &command.join(" "), &environment)?;
     let bar = progress::bar(work.len() as u64);
@@ -48,10 +44,10 @@ pub(crate) fn run(args: Profile) -> anyhow::Result<Found> {
             break;
         }
         progress::say(&bar, work.label());
-        let row = session.profile(&args, work, record.folder())?;
+        let row = session.profile(&work.name, &work.problem, record.folder())?;
         let mut summary = Row::new(&row.kernel, false, &row.device, &work.problem.to_string());
         summary.gates.clone_from(&row.gates);
-        record.add(&work.stem(), &[summary], &[row.sentence()])?;
+        record.add(&profile::stem(&work.name, &work.problem), &[summary], &[row.sentence()])?;
         rows.push(row);
         // After each, so that what was profiled is there whatever comes next.
         profile::save(record.folder(), &environment, &rows)?;
@@ -61,28 +57,18 @@ pub(crate) fn run(args: Profile) -> anyhow::Result<Found> {
     let status = if interrupt::asked() { Status::Interrupted } else { Status::Complete };
     record.finish(status)?;
     print(&args, &environment, &rows, Some(record.folder()))?;
-    Ok(if interrupt::asked() { Found::Interrupted } else { found(&rows, args.device == "sim") })
+    Ok(found(&rows, args.device == "sim"))
 }
 
 /// A kernel on a problem.
 struct Subject {
-    kernel: String,
     name: String,
     problem: Problem,
-    dtype: InputType,
 }
 
 impl Subject {
     fn label(&self) -> String {
         format!("{} on {}", self.name, self.problem)
-    }
-
-    /// Part of the names of its files.
-    fn stem(&self) -> String {
-        let text = format!("{}_{}_{}", self.name, self.problem.shape(), self.dtype);
-        text.chars()
-            .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '.' })
-            .collect()
     }
 }
 
@@ -103,7 +89,7 @@ fn works(args: &Profile, registry: &Registry) -> anyhow::Result<Vec<Subject>> {
         for &shape in &shapes {
             let dtype = args.dtype.unwrap_or_else(|| usual_dtype(kernel));
             let problem = Problem::new(shape, dtype.name().parse::<DType>()?)?;
-            works.push(Subject { kernel: plain.to_owned(), name: name.clone(), problem, dtype });
+            works.push(Subject { name: name.clone(), problem });
         }
     }
     Ok(works)
@@ -131,178 +117,25 @@ fn ordinal(args: &Profile) -> anyhow::Result<usize> {
     command::cuda_ordinal(&args.device).ok_or_else(|| command::unknown_device(&args.device, &allowed))
 }
 
-/// What there is to profile with.
-struct Session {
-    registry: Registry,
-    target: Target,
-    gpu: Option<String>,
-    /// The profiler and this program, or why there is no profiling here.
-    ncu: Result<(Ncu, Program), Unprofiled>,
-    sim: Result<Sim, String>,
-}
-
-impl Session {
-    fn open(args: &Profile, registry: Registry) -> anyhow::Result<Self> {
-        let sim = Sim::open(registry.clone()).map_err(|error| error.to_string());
-        let nominal = Target::nominal(args.arch.unwrap_or(Arch::Sm90a));
-        if args.device == "sim" {
-            let why = "the simulator counts and has no clock; --device cuda profiles".to_owned();
-            return Ok(Self { registry, target: nominal, gpu: None, ncu: Err(Unprofiled(why)), sim });
-        }
-        let opened = Gpu::open(ordinal(args)?).and_then(|gpu| Ok((gpu.target()?, gpu.info().name.clone())));
-        let (target, gpu, no_gpu) = match opened {
-            Ok((target, name)) => (target, Some(name), None),
-            Err(error) => (nominal, None, Some(Unprofiled(error.to_string()))),
-        };
-        let program = Program::running().context("cannot find this program to run it under ncu")?;
-        let ncu = match (no_gpu, &args.ncu) {
-            // A profiler that was named is used as it is; whether it finds a GPU is then its own to say.
-            (Some(why), None) => Err(why),
-            (_, named) => Ncu::find(named.as_deref()).map(|ncu| (ncu, program)),
-        };
-        Ok(Self { registry, target, gpu, ncu, sim })
+fn open(args: &Profile, registry: Registry) -> anyhow::Result<(Session, Option<String>)> {
+    let nominal = Target::nominal(args.arch.unwrap_or(Arch::Sm90a));
+    let limit = Duration::from_secs_f64(args.timeout);
+    if args.device == "sim" {
+        let why = "the simulator counts and has no clock; --device cuda profiles".to_owned();
+        return Ok((Session::open(registry, nominal, &args.device, Err(Unprofiled(why)), limit)?, None));
     }
-
-    fn accelerator(&self) -> Option<String> {
-        self.gpu.clone()
-    }
-
-    fn profile(&self, args: &Profile, work: &Subject, folder: &Path) -> anyhow::Result<ProfileRow> {
-        let kernel = self.registry.kernel(&work.kernel)?;
-        let arch = self.target.arch;
-        let device = if args.device == "sim" { "sim" } else { "cuda" };
-        let mut row = ProfileRow::new(&work.name, Some(work.problem.to_string()), device, arch.name());
-        let mut facts = ProblemFacts::try_from(&work.problem)?;
-        facts.dtype = work.dtype;
-        if let Err(refusal) = kernel.supports(&facts, &self.target)
-            && args.device != "sim"
-        {
-            row.unavailable(&refusal.to_string());
-            return Ok(row);
-        }
-        match self.statics(work)? {
-            Ok(statics) => row.statics = Some(statics),
-            Err(why) => row.rules.push(format!("no static view: {why}")),
-        }
-        let has: Vec<String> = kernel.manifest.tunables.iter().map(|tunable| tunable.name.clone()).collect();
-        let metrics = Metrics::of(arch);
-        let collected = match &self.ncu {
-            Ok((ncu, program)) => {
-                row.ncu = Some(ncu.version.clone());
-                let arguments = program.arguments_before(launch_arguments(args, work));
-                let request = Request {
-                    program: &program.path,
-                    arguments: &arguments,
-                    entry: &kernel.manifest.entry,
-                    registry: &metrics,
-                    limit: Duration::from_secs_f64(args.timeout),
-                };
-                ncu.collect(&request)?
-            }
-            Err(why) => Err(why.clone()),
-        };
-        match collected {
-            Ok(collected) => {
-                row.files = keep(folder, &work.stem(), &collected)?;
-                let launch = joined(&collected)?;
-                row.profiled(&launch, &metrics, Some(&Work::from(&work.problem)), &has)?;
-            }
-            Err(Unprofiled(why)) => {
-                row.unavailable(&why);
-                self.count(args, work, &mut row, &has);
-            }
-        }
-        Ok(row)
-    }
-
-    fn statics(&self, work: &Subject) -> anyhow::Result<Result<statics::Statics, String>> {
-        let set = match work.name.split_once('[') {
-            Some((_, rest)) => rest
-                .trim_end_matches(']')
-                .split_whitespace()
-                .filter_map(|pair| pair.split_once('='))
-                .map(|(name, value)| Ok((name.to_owned(), value.parse()?)))
-                .collect::<anyhow::Result<Vec<_>>>()
-                .with_context(|| format!("cannot read the tunables of `{}`", work.name))?,
-            None => Vec::new(),
-        };
-        let request = variants::Request {
-            targets: Vec::new(),
-            dtypes: vec![work.dtype],
-            shape: work.problem.shape(),
-            adapt: false,
-            set,
-            all_variants: None,
-        };
-        Ok(statics::look(&self.registry, &request, &work.kernel, &self.target)?)
-    }
-
-    /// The simulator's counts, on the problem itself where that was asked for, else on a corner of it.
-    fn count(&self, args: &Profile, work: &Subject, row: &mut ProfileRow, has: &[String]) {
-        let problem = if args.device == "sim" { Some(work.problem) } else { corner(&work.problem) };
-        let counted = self.sim.as_ref().map_err(Clone::clone).and_then(|sim| match &problem {
-            Some(problem) => Counted::of(sim, &work.name, problem).map_err(|error| error.to_string()),
-            None => Err("there is no smaller problem of its kind".to_owned()),
-        });
-        match counted {
-            Ok(counted) => {
-                row.insights = counted.insights(has);
-                row.simulated = Some(counted);
-            }
-            Err(why) => row.rules.push(format!("no simulated counts: {why}")),
-        }
-    }
-}
-
-/// One head and a few rows of a problem, same head dimension and mask.
-fn corner(problem: &Problem) -> Option<Problem> {
-    let sizes = problem.sizes();
-    let shape = problem.shape().to_string();
-    let mask = shape.split_once(':').map_or(String::new(), |(_, mask)| format!(":{mask}"));
-    let (q, kv) = (sizes.seq_q.min(COUNTED_SEQUENCE), sizes.seq_kv.min(COUNTED_SEQUENCE));
-    let text = format!("b1h1s{q}/{kv}d{}/{}{mask}", sizes.dim_qk, sizes.dim_v);
-    Problem::new(text.parse().ok()?, problem.dtype()).ok()
-}
-
-fn launch_arguments(args: &Profile, work: &Subject) -> Vec<String> {
-    let shape = work.problem.shape().to_string();
-    let fixed = ["profile", "--launch", "--device", &args.device, "--dtype", work.dtype.name()];
-    let what = ["--shape", &shape, "--kernels", &work.name];
-    let mut arguments: Vec<String> = fixed.into_iter().chain(what).map(str::to_owned).collect();
-    for folder in &args.kernel_path {
-        arguments.extend(["--kernel-path".to_owned(), folder.display().to_string()]);
-    }
-    arguments
-}
-
-fn keep(folder: &Path, stem: &str, collected: &Collected) -> anyhow::Result<Vec<String>> {
-    let files = [
-        ("csv", collected.wide.as_bytes()),
-        ("details.csv", collected.long.as_bytes()),
-        ("log", collected.log.as_bytes()),
-        ("ncu-rep", collected.report.as_slice()),
-    ];
-    let mut names = Vec::new();
-    for (ending, contents) in files {
-        let name = format!("profile_{stem}.{ending}");
-        let path = folder.join(&name);
-        std::fs::write(&path, contents).with_context(|| format!("cannot write {}", path.display()))?;
-        names.push(name);
-    }
-    Ok(names)
-}
-
-/// The one launch of a profile: numbers of the wide form, rules of the long one.
-fn joined(collected: &Collected) -> anyhow::Result<Launch> {
-    let mut launch = first_launch(Capture::parse(&collected.wide, "ncu's raw page")?);
-    let details = first_launch(Capture::parse(&collected.long, "ncu's details page")?);
-    launch.rules = details.rules;
-    Ok(launch)
-}
-
-fn first_launch(capture: Capture) -> Launch {
-    // A capture without launches is refused when it is read.
-    capture.launches.into_iter().next().unwrap_or_default()
+    let opened = Gpu::open(ordinal(args)?).and_then(|gpu| Ok((gpu.target()?, gpu.info().name.clone())));
+    let (target, gpu, no_gpu) = match opened {
+        Ok((target, name)) => (target, Some(name), None),
+        Err(error) => (nominal, None, Some(Unprofiled(error.to_string()))),
+    };
+    let ncu = match (no_gpu, &args.ncu) {
+        // A profiler that was named is used as it is; whether it finds a GPU is then its own to say.
+        (Some(why), None) => Err(why),
+        (_, named) => Ncu::find(named.as_deref()),
+    };
+    let session = Session::open(registry, target, &args.device, ncu, limit)?;
+    Ok((session.with_kernel_path(&args.kernel_path), gpu))
 }
 
 fn import(args: &Profile, file: &Path, registry: &Registry) -> anyhow::Result<Found> {
@@ -358,15 +191,8 @@ fn arch_of(launch: &Launch, given: Option<Arch>) -> anyhow::Result<Arch> {
 
 fn found(rows: &[ProfileRow], counting: bool) -> Found {
     let verdicts: Vec<&Verdict> = rows.iter().map(ProfileRow::verdict).collect();
-    if verdicts.iter().any(|verdict| verdict.is_fail()) {
-        Found::Failure
-    } else if verdicts.iter().any(|verdict| verdict.is_pass())
-        || (counting && rows.iter().any(|row| row.simulated.is_some()))
-    {
-        Found::NothingWrong
-    } else {
-        Found::Unavailable
-    }
+    let counted = counting && rows.iter().any(|row| row.simulated.is_some());
+    Found::of_gates(&verdicts, counted || verdicts.iter().any(|verdict| verdict.is_pass()))
 }
 
 fn print(
@@ -444,12 +270,7 @@ fn write_row(out: &mut String, row: &ProfileRow) -> std::fmt::Result {
             writeln!(out, "   {} {}{unit}: {}", evidence.metric, short(evidence.value), evidence.says)?;
         }
         if !insight.tunables.is_empty() {
-            let arrow = |hint: &profile::Hint| match hint.direction {
-                profile::Direction::Up => format!("{}↑", hint.name),
-                profile::Direction::Down => format!("{}↓", hint.name),
-            };
-            let hints: Vec<String> = insight.tunables.iter().map(arrow).collect();
-            writeln!(out, "   try: {}", hints.join(" "))?;
+            writeln!(out, "   try: {}", insight.hints())?;
         }
     }
     for note in row.rules.iter().filter(|rule| rule.starts_with("no ")) {

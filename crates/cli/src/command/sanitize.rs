@@ -56,9 +56,9 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
     if args.mutants {
         return mutants::run(&args);
     }
-    let registry = registry(&args.kernel_path)?;
+    let registry = registry(&args.cuda.kernel_path)?;
     let mut work: Vec<Work<'_>> = Vec::new();
-    for (name, kernel) in named_kernels(&registry, &args.kernels)? {
+    for (name, kernel) in named_kernels(&registry, &args.cuda.kernels)? {
         let dtypes = if args.dtype.is_empty() { &kernel.manifest.dtypes[..1] } else { &args.dtype };
         for &shape in &args.shapes {
             work.extend(dtypes.iter().map(|dtype| Work { name: name.clone(), kernel, shape, dtype: *dtype }));
@@ -85,15 +85,7 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
         output::print(&page(&rows))?;
     }
     let verdicts: Vec<&Verdict> = rows.iter().map(|row| &row.gates[0].verdict).collect();
-    Ok(if interrupt::asked() {
-        Found::Interrupted
-    } else if verdicts.iter().any(|verdict| verdict.is_fail()) {
-        Found::Failure
-    } else if verdicts.iter().any(|verdict| verdict.is_pass()) {
-        Found::NothingWrong
-    } else {
-        Found::Unavailable
-    })
+    Ok(Found::of_gates(&verdicts, verdicts.iter().any(|verdict| verdict.is_pass())))
 }
 
 /// Each kernel on each problem, as often as there are orders of warps to try.
@@ -243,7 +235,7 @@ impl Work<'_> {
         let fixed = ["check", "--device", &args.device, "--seeds", "1", "--once", "--json"];
         let work = ["--shapes", &shape, "--kernels", &self.name, "--dtype", self.dtype.name()];
         let mut arguments: Vec<String> = fixed.into_iter().chain(work).map(str::to_owned).collect();
-        for folder in &args.kernel_path {
+        for folder in &args.cuda.kernel_path {
             arguments.extend(["--kernel-path".to_owned(), folder.display().to_string()]);
         }
         arguments

@@ -12,16 +12,19 @@ use evosdpa_lab::{
         Evaluation, Point, Space, Status,
         ahead::{Ahead, Compiling, Nothing},
         gates,
-        insight::{Prior, StaticView},
+        insight::{InsightSource, Prior, StaticView},
         log,
+        profiler::Profiler,
         proposer::Proposer,
         simulate::{self, Replay},
         space::label,
         strategy,
         tune::{self, Outcome, Request},
     },
+    gate::GateResult,
     machine::Environment,
     measure::{duel::Rule, floor::Ceilings},
+    profile::{self, Ncu, Session},
 };
 use serde::Serialize;
 
@@ -45,6 +48,17 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Found> {
     let prior = args.prior.as_deref().map(Prior::read).transpose()?.unwrap_or_default();
     let folder = args.out.clone().unwrap_or_else(|| PathBuf::from("tunes").join(&space.kernel));
     let breaks = |point: &Point| constraints.as_ref().and_then(|constraints| constraints.broken(point));
+    let bar = progress::bar(u64::from(args.evaluations));
+    let without_counters = |why: &str| progress::say(&bar, format!("no counters: {why}"));
+    let profiler = match constraints.as_ref().filter(|_| !args.no_profile) {
+        Some(constraints) => {
+            let session = constraints.session(&args)?;
+            Some(Profiler::new(session, problems[0], folder.clone(), &without_counters))
+        }
+        None => None,
+    };
+    let source: &dyn InsightSource = profiler.as_ref().map_or(&StaticView, |profiler| profiler);
+    let gate = |label: &str| profiler.as_ref().map_or(not_profiled(), |profiler| profiler.gate(label));
     let request = Request {
         folder: folder.clone(),
         problems,
@@ -63,25 +77,18 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Found> {
         prior,
         ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_peak_gflops, environment.memory_gbps)),
         sets: args.sets.map(|sets| sets as usize),
+        last_gate: (!on_cpu).then_some(&gate),
     };
     let limit = Duration::from_secs_f64(args.proposer_timeout);
     let proposer = args.proposer.as_deref().map(|command| Proposer::new(command, limit));
     interrupt::listen();
-    let bar = progress::bar(u64::from(args.evaluations));
     let watch = |evaluation: &Evaluation| {
         bar.set_position(evaluation.number + 1);
         progress::say(&bar, format!("{} {:?}", shown(&request.space.kernel, evaluation), evaluation.status));
         !interrupt::asked()
     };
-    let outcome = tune::tune(
-        device.as_ref(),
-        ahead.as_mut(),
-        &StaticView,
-        proposer,
-        &request,
-        watch,
-        &interrupt::asked,
-    )?;
+    let outcome =
+        tune::tune(device.as_ref(), ahead.as_mut(), source, proposer, &request, watch, &interrupt::asked)?;
     bar.finish_and_clear();
     if args.common.json {
         output::print_json("tune", &environment, &[Summary::of(&outcome, &folder)])?;
@@ -89,6 +96,11 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Found> {
         output::print(&page(&outcome, &folder))?;
     }
     Ok(if outcome.ended == "interrupted" { Found::Interrupted } else { Found::NothingWrong })
+}
+
+/// The last gate where profiles are not wanted.
+fn not_profiled() -> GateResult {
+    GateResult::unavailable(profile::GATE, "--no-profile")
 }
 
 fn workers(args: &Tune) -> usize {
@@ -122,6 +134,15 @@ impl Constraints {
         let broken =
             |facts| kernel.variant(facts, &self.target, chosen()).err().map(|error| error.to_string());
         self.facts.iter().find_map(broken)
+    }
+
+    /// What the same kernels are profiled with.
+    fn session(&self, args: &Tune) -> anyhow::Result<Session> {
+        let device = if args.common.device == "auto" { "cuda" } else { args.common.device.as_str() };
+        let limit = Duration::from_secs_f64(args.profile_timeout);
+        let ncu = Ncu::find(args.ncu.as_deref());
+        let session = Session::open(self.registry.clone(), self.target, device, ncu, limit)?;
+        Ok(session.with_kernel_path(&args.common.kernel_path))
     }
 }
 
@@ -260,10 +281,11 @@ fn write_page(out: &mut String, outcome: &Outcome, folder: &std::path::Path) -> 
                 .collect();
             let tunables: Vec<String> =
                 elite.tunables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            let source = elite.source.as_ref().map_or(String::new(), |source| format!("{source}\n"));
             vec![
                 format!("#{}", elite.evaluation),
                 format!("{:.3}×", elite.fitness),
-                tunables.join(" "),
+                format!("{source}{}", tunables.join(" ")),
                 shapes.join("\n"),
             ]
         })

@@ -58,6 +58,12 @@ pub trait Ahead {
         let _ = kernel;
         None
     }
+
+    /// The files that make a kernel: name and text.
+    fn files(&self, kernel: &str) -> Vec<(String, String)> {
+        let _ = kernel;
+        Vec::new()
+    }
 }
 
 /// For kernels that need no preparation.
@@ -199,5 +205,11 @@ impl Ahead for Compiling {
 
     fn source(&self, kernel: &str) -> Option<String> {
         self.registry.kernel(kernel).ok().map(|kernel| kernel.source.clone())
+    }
+
+    fn files(&self, kernel: &str) -> Vec<(String, String)> {
+        let own = |(name, text): (&str, &str)| (name.to_owned(), text.to_owned());
+        let of = |kernel: &evosdpa_kernels::Kernel| kernel.files().into_iter().map(own).collect();
+        self.registry.kernel(kernel).map(of).unwrap_or_default()
     }
 }

@@ -60,8 +60,8 @@ impl Material {
     }
 }
 
-/// A gate after the others, such as a look at a profile. Gets the candidate's name and a problem.
-pub type LastGate<'a> = Box<dyn Fn(&str, &Problem) -> GateResult + 'a>;
+/// A gate after the others, such as one on a profile, of a candidate by its name.
+pub type LastGate<'a> = &'a dyn Fn(&str) -> GateResult;
 
 /// Judges candidates against the default.
 pub struct Judge<'a> {
@@ -124,9 +124,9 @@ impl<'a> Judge<'a> {
         Ok(Self { device, places, rule, dice: Dice::new(seed), last_gate: None })
     }
 
-    /// Adds a gate that accepted candidates pass last.
-    pub fn with_last_gate(mut self, gate: LastGate<'a>) -> Self {
-        self.last_gate = Some(gate);
+    /// Adds a gate that accepted candidates pass last, if they would be elites: it may be expensive.
+    pub fn with_last_gate(mut self, gate: Option<LastGate<'a>>) -> Self {
+        self.last_gate = gate;
         self
     }
 
@@ -154,9 +154,14 @@ impl<'a> Judge<'a> {
         Ok(Judged { gates, shapes, fitness: Some(1.0), status: Status::Kept })
     }
 
-    /// Takes a candidate through correctness, audits, floor and duels, problem by problem. An error is about the device;
-    /// what is wrong with the candidate is in the result.
-    pub fn judge(&mut self, label: &str, mut proceed: impl FnMut() -> bool) -> Result<Judged, Error> {
+    /// Takes a candidate through correctness, audits, floor and duels, problem by problem, and through the last gate if it
+    /// is fitter than `elite_above`. An error is about the device; what is wrong with the candidate is in the result.
+    pub fn judge(
+        &mut self,
+        label: &str,
+        elite_above: f64,
+        mut proceed: impl FnMut() -> bool,
+    ) -> Result<Judged, Error> {
         let (mut gates, mut shapes) = (Vec::new(), BTreeMap::new());
         let (mut slow, mut fast, mut hopeless) = (0, 0, false);
         let slow_max = SLOW_MAX.min(self.places.len());
@@ -195,8 +200,9 @@ impl<'a> Judge<'a> {
             "performance",
             format!("{fast} FAST, {slow} SLOW of {} measured", shapes.len()),
         ));
-        if let (Some(gate), true) = (&self.last_gate, status > Status::Kept) {
-            let result = gate(label, &self.places[0].material.problem);
+        let would_be_elite = status > Status::Kept && fitness.is_some_and(|fitness| fitness > elite_above);
+        if let Some(gate) = self.last_gate.filter(|_| would_be_elite) {
+            let result = gate(label);
             let failed = result.verdict.is_fail();
             gates.push(result);
             if failed {
@@ -317,14 +323,10 @@ impl<'a, 'b> KernelArm<'a, 'b> {
 impl Arm for KernelArm<'_, '_> {
     fn read(&mut self) -> Result<Reading, Error> {
         let sets = self.kernel.auditor.sets();
-        let (mut times, mut clock_ghz) = (Vec::with_capacity(self.calls), None);
-        for _ in 0..self.calls {
+        Reading::median_of(self.calls, || {
             self.next = (self.next + 1) % sets;
-            let reading = self.kernel.loaded.read(self.next)?;
-            times.push(reading.time_us);
-            clock_ghz = reading.clock_ghz;
-        }
-        Ok(Reading { time_us: median(&times), clock_ghz })
+            self.kernel.loaded.read(self.next)
+        })
     }
 
     fn relocate(&mut self) -> Result<(), Error> {

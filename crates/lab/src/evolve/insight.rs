@@ -1,7 +1,8 @@
 //! Insights: what a look at the best candidate suggests trying next, and whether such advice has helped before.
 //!
-//! An insight names tunables and the way to move them. A source of insights is anything that can look at an evaluation: the
-//! built-in one reads resources and results, and a profile of the kernel can be another.
+//! An insight names tunables and the way to move them; which tunables answer which diagnosis is known in one place, the
+//! profile's. A source of insights is anything that can look at an evaluation: [`StaticView`] reads resources and results,
+//! and [`Profiler`](super::profiler::Profiler) profiles the candidate.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -11,143 +12,140 @@ use super::{
     log::{Evaluation, Status},
     space::{Point, Space},
 };
-use crate::{Error, error::IoContext, measure::dice::Dice, record::atomic};
+use crate::{
+    Error,
+    error::IoContext,
+    measure::dice::Dice,
+    profile::{self, Bottleneck, Direction, Evidence, Insight, Knob},
+    record::atomic,
+};
 
-/// Which way to move a tunable.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Direction {
-    /// To a larger value.
-    Up,
-    /// To a smaller value.
-    Down,
-    /// To one of these.
-    To(Vec<i64>),
-}
-
-/// Advice.
+/// What a look at an evaluation said. It is kept in the log, so that nothing is looked at twice and a replay gives the same
+/// advice.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Insight {
-    /// What the advice is known by, from run to run.
-    pub id: String,
-    /// What holds the kernel back.
-    pub bottleneck: String,
-    /// How sure the source is, from 0 to 1.
-    pub confidence: f64,
-    /// The advice in words.
-    pub suggestion: String,
-    /// The tunables it points at.
-    pub tunables: Vec<(String, Direction)>,
+pub struct Diagnosis {
+    /// The evaluation.
+    pub number: u64,
+    /// What it rests on.
+    pub view: Seen,
+    /// Why there are no counters behind it, where they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub without_counters: Option<String>,
+    /// The advice.
+    pub insights: Vec<Insight>,
 }
 
-impl Insight {
-    /// The point with one of the named tunables moved, where that is possible.
-    pub fn applied(&self, space: &Space, point: &Point, dice: &mut Dice) -> Option<Point> {
-        let mut moves = Vec::new();
-        for (name, direction) in &self.tunables {
-            let (Some(dimension), Some(now)) = (space.dimension(name), point.get(name)) else { continue };
-            let fits = |value: &&i64| match direction {
-                Direction::Up => **value > *now,
-                Direction::Down => **value < *now,
-                Direction::To(values) => **value != *now && values.contains(value),
-            };
-            moves.extend(dimension.values.iter().filter(fits).map(|value| (name.clone(), *value)));
-        }
-        let (name, value) = dice.pick(&moves)?.clone();
-        let mut moved = point.clone();
-        moved.insert(name, value);
-        Some(moved)
-    }
+/// What a diagnosis rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seen {
+    /// A profiler's counters.
+    Counters,
+    /// The compiler's report and the simulator's counts.
+    Simulated,
+    /// The compiler's report and the times.
+    Static,
 }
 
 /// Something that looks at an evaluation and gives advice.
 pub trait InsightSource {
-    /// Advice on how to go on from here.
-    fn insights(&self, best: &Evaluation, space: &Space) -> Vec<Insight>;
+    /// Advice on how to go on from here. Where it cannot look closely it says less, and never fails.
+    fn look(&self, best: &Evaluation, space: &Space) -> Diagnosis;
 }
 
-/// The built-in source: what resources, shapes of the results and the names of tunables say without a profiler.
+/// The point with one of the tunables that an insight names moved its way, where that is possible.
+pub fn applied(insight: &Insight, space: &Space, point: &Point, dice: &mut Dice) -> Option<Point> {
+    let mut moves = Vec::new();
+    for hint in &insight.tunables {
+        let (Some(dimension), Some(now)) = (space.dimension(&hint.name), point.get(&hint.name)) else {
+            continue;
+        };
+        let fits = |value: &&i64| match hint.direction {
+            Direction::Up => **value > *now,
+            Direction::Down => **value < *now,
+        };
+        moves.extend(dimension.values.iter().filter(fits).map(|value| (hint.name.clone(), *value)));
+    }
+    let (name, value) = dice.pick(&moves)?.clone();
+    let mut moved = point.clone();
+    moved.insert(name, value);
+    Some(moved)
+}
+
+/// The built-in source: what resources and times say without a look at the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StaticView;
 
-/// Occupancy below which more blocks may hide more latency.
-const LOW_OCCUPANCY: f64 = 0.25;
+/// A call of a CPU that is shorter than this is about as short as waking a thread.
+const WAKE_UP_US: f64 = 200.0;
 
 impl InsightSource for StaticView {
-    fn insights(&self, best: &Evaluation, space: &Space) -> Vec<Insight> {
-        let mut all = Vec::new();
-        let mut add =
-            |id: &str, bottleneck: &str, confidence: f64, suggestion: &str, moves: &[(&str, Direction)]| {
-                let tunables: Vec<(String, Direction)> = moves
-                    .iter()
-                    .filter(|(name, _)| space.dimension(name).is_some())
-                    .map(|(name, direction)| ((*name).to_owned(), direction.clone()))
-                    .collect();
-                if !tunables.is_empty() {
-                    all.push(Insight {
-                        id: id.to_owned(),
-                        bottleneck: bottleneck.to_owned(),
-                        confidence,
-                        suggestion: suggestion.to_owned(),
-                        tunables,
-                    });
-                }
-            };
-        use Direction::{Down, To, Up};
-        match best.resources {
-            Some(resources) if resources.spill_bytes > 0 => add(
-                "spills",
-                "registers spill to local memory",
-                0.9,
-                "smaller tiles need fewer registers",
-                &[("BLOCK_M", Down), ("BLOCK_N", Down), ("NUM_PRODUCER_WARPS", Down)],
-            ),
-            Some(resources) if resources.occupancy < LOW_OCCUPANCY => add(
-                "low-occupancy",
-                "few warps are resident, so latency shows",
-                0.5,
-                "less shared memory per block lets more blocks share a multiprocessor, and a deeper pipeline hides more",
-                &[("STAGES", Down), ("BLOCK_N", Down), ("STAGES", Up), ("USE_PERSISTENT_CTA", To(vec![0]))],
-            ),
-            Some(_) => add(
-                "latency",
-                "enough warps are resident: what is left is waiting inside each of them",
-                0.4,
-                "fetch further ahead, or let other warps fetch",
-                &[("STAGES", Up), ("USE_CP_ASYNC", To(vec![1])), ("NUM_PRODUCER_WARPS", Up)],
-            ),
-            None => {}
+    fn look(&self, best: &Evaluation, space: &Space) -> Diagnosis {
+        let has: Vec<String> = space.dimensions.iter().map(|dimension| dimension.name.clone()).collect();
+        let mut insights = match best.resources {
+            Some(used) => profile::statics::insights(used.spill_bytes, used.occupancy, &[], &has),
+            None => on_cpu(best, &has),
+        };
+        insights.retain(|insight| !insight.tunables.is_empty());
+        Diagnosis { number: best.number, view: Seen::Static, without_counters: None, insights }
+    }
+}
+
+/// What the times of a kernel that is not compiled on demand say.
+fn on_cpu(best: &Evaluation, has: &[String]) -> Vec<Insight> {
+    let mut all = Vec::new();
+    let shortest_us = best.shapes.values().map(|shape| shape.p50_us).fold(f64::INFINITY, f64::min);
+    if shortest_us < WAKE_UP_US {
+        all.push(Insight {
+            id: "wake-up".to_owned(),
+            bottleneck: Bottleneck::Overhead,
+            confidence: 0.6,
+            evidence: vec![Evidence::derived(
+                "shortest median",
+                shortest_us,
+                "us",
+                "about as short as waking a thread",
+            )],
+            suggestion: "Fewer threads, or larger pieces of work for each.".to_owned(),
+            tunables: profile::hints(&[Knob::FewerThreads, Knob::MoreRows], has),
+        });
+    }
+    all.push(Insight {
+        id: "packing".to_owned(),
+        bottleneck: Bottleneck::Reuse,
+        confidence: 0.3,
+        evidence: Vec::new(),
+        suggestion: "Keys and values are packed once per block of queries: more queries per block pack less often, more keys \
+                     per block rescale less often."
+            .to_owned(),
+        tunables: profile::hints(&[Knob::MoreRows, Knob::MoreKeys], has),
+    });
+    all
+}
+
+/// What a log's diagnoses said, by tunables; [`StaticView`] where there is none.
+pub struct Recorded<'a> {
+    by_point: BTreeMap<&'a Point, &'a Diagnosis>,
+}
+
+impl<'a> Recorded<'a> {
+    /// Of a tune's evaluations and its diagnoses.
+    pub fn new(evaluations: &'a [Evaluation], diagnoses: &'a [Diagnosis]) -> Self {
+        let of = |diagnosis: &'a Diagnosis| {
+            let evaluation =
+                evaluations.iter().find(|e| e.number == diagnosis.number && e.kernel.is_none())?;
+            Some((&evaluation.point, diagnosis))
+        };
+        Self { by_point: diagnoses.iter().filter_map(of).collect() }
+    }
+}
+
+impl InsightSource for Recorded<'_> {
+    fn look(&self, best: &Evaluation, space: &Space) -> Diagnosis {
+        match self.by_point.get(&best.point) {
+            Some(&known) => Diagnosis { number: best.number, ..known.clone() },
+            None => StaticView.look(best, space),
         }
-        add(
-            "scalar-work",
-            "exponentials and conversions run beside the tensor cores",
-            0.5,
-            "cheaper exponentials, scores that stay in registers, P.V on tensor cores",
-            &[
-                ("USE_FAST_EXP", To(vec![1])),
-                ("USE_FUSED_SOFTMAX", To(vec![1])),
-                ("USE_WMMA_PV", To(vec![1])),
-                ("USE_KV_LUT", To(vec![0, 1])),
-            ],
-        );
-        let shortest_us = best.shapes.values().map(|shape| shape.p50_us).fold(f64::INFINITY, f64::min);
-        if shortest_us < 200.0 {
-            add(
-                "wake-up",
-                "the call is about as short as waking a thread",
-                0.6,
-                "fewer threads, or larger pieces of work for each",
-                &[("THREADS", Down), ("BLOCK_Q", Up)],
-            );
-        }
-        add(
-            "packing",
-            "keys and values are packed once per block of queries",
-            0.3,
-            "more queries per block pack less often; more keys per block rescale less often",
-            &[("BLOCK_Q", Up), ("BLOCK_KV", Up), ("BLOCK_M", Up)],
-        );
-        all
     }
 }
 
@@ -228,37 +226,71 @@ pub fn helped(candidate: &Evaluation, parent: &Evaluation) -> bool {
 mod tests {
     use super::*;
     use crate::evolve::{
-        log::tests::evaluation,
+        log::{Resources, tests::evaluation},
         space::{Layer, tests::space},
     };
+
+    fn insight(id: &str, confidence: f64, tunables: &[(&str, Direction)]) -> Insight {
+        let hint =
+            |&(name, direction): &(&str, Direction)| profile::Hint { name: name.to_owned(), direction };
+        Insight {
+            id: id.into(),
+            bottleneck: Bottleneck::Latency,
+            confidence,
+            evidence: vec![],
+            suggestion: String::new(),
+            tunables: tunables.iter().map(hint).collect(),
+        }
+    }
 
     #[test]
     fn advice_moves_only_what_it_names_and_can_move() {
         let space = space(&[("STAGES", Layer::Micro, 3), ("BLOCK_M", Layer::Macro, 3)]);
-        let insight = Insight {
-            id: "x".into(),
-            bottleneck: String::new(),
-            confidence: 1.0,
-            suggestion: String::new(),
-            tunables: vec![("STAGES".into(), Direction::Up), ("ELSEWHERE".into(), Direction::Down)],
-        };
+        let advice = insight("x", 1.0, &[("STAGES", Direction::Up), ("ELSEWHERE", Direction::Down)]);
         let mut dice = Dice::new(1);
-        let moved = insight.applied(&space, &space.default_point(), &mut dice).unwrap();
+        let moved = applied(&advice, &space, &space.default_point(), &mut dice).unwrap();
         assert_eq!((moved["STAGES"], moved["BLOCK_M"]), (2, 1));
-        assert!(insight.applied(&space, &moved, &mut dice).is_none(), "there is no larger value");
-        assert!(!StaticView.insights(&evaluation(0, 1, 1.0), &space).is_empty());
+        assert!(applied(&advice, &space, &moved, &mut dice).is_none(), "there is no larger value");
+    }
+
+    #[test]
+    fn a_look_without_a_profile_names_tunables_of_the_space() {
+        let cuda = space(&[("STAGES", Layer::Micro, 3), ("BLOCK_N", Layer::Macro, 3)]);
+        let mut compiled = evaluation(0, 1, 1.0);
+        let used =
+            |spill_bytes, occupancy| Resources { registers: 99, smem_bytes: 0, spill_bytes, occupancy };
+        compiled.resources = Some(used(8, 0.5));
+        let ids = |evaluation: &Evaluation, space: &Space| -> Vec<String> {
+            StaticView.look(evaluation, space).insights.into_iter().map(|insight| insight.id).collect()
+        };
+        assert_eq!(ids(&compiled, &cuda), ["0-resources", "4-latency"]);
+        compiled.resources = Some(used(0, 0.1));
+        assert_eq!(ids(&compiled, &cuda), ["s-few-warps"]);
+        let cpu = space(&[("THREADS", Layer::Micro, 3), ("BLOCK_Q", Layer::Macro, 3)]);
+        assert_eq!(ids(&evaluation(0, 1, 1.0), &cpu), ["wake-up", "packing"]);
+    }
+
+    #[test]
+    fn what_was_seen_before_is_not_looked_at_again() {
+        let space = space(&[("STAGES", Layer::Micro, 3)]);
+        let history = [evaluation(0, 1, 1.0), evaluation(1, 2, 1.1)];
+        let seen = Diagnosis {
+            number: 1,
+            view: Seen::Counters,
+            without_counters: None,
+            insights: vec![insight("4-grid", 0.7, &[("STAGES", Direction::Up)])],
+        };
+        let diagnoses = [seen.clone()];
+        let recorded = Recorded::new(&history, &diagnoses);
+        // A replay counts anew, so the number is another.
+        let replayed = Evaluation { number: 7, ..history[1].clone() };
+        assert_eq!(recorded.look(&replayed, &space), Diagnosis { number: 7, ..seen });
+        assert_eq!(recorded.look(&history[0], &space).view, Seen::Static);
     }
 
     #[test]
     fn what_helped_before_is_chosen_more_often() {
-        let insight = |id: &str| Insight {
-            id: id.into(),
-            bottleneck: String::new(),
-            confidence: 0.5,
-            suggestion: String::new(),
-            tunables: vec![],
-        };
-        let insights = [insight("good"), insight("bad")];
+        let insights = [insight("good", 0.5, &[]), insight("bad", 0.5, &[])];
         let mut history = Vec::new();
         for n in 0..20 {
             let mut evaluation = evaluation(n, 0, 1.0);

@@ -9,7 +9,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::space::{Point, Space};
+use super::{
+    insight::Diagnosis,
+    space::{Point, Space},
+};
 use crate::{Error, error::IoContext, gate::GateResult, measure::compare::Word};
 
 /// Schema of the log's first line.
@@ -151,6 +154,7 @@ enum Line {
     Header(Header),
     Evaluation(Box<Evaluation>),
     Confirmation(Confirmation),
+    Diagnosis(Diagnosis),
 }
 
 /// A log, open to be continued.
@@ -169,6 +173,8 @@ pub struct Contents {
     pub evaluations: Vec<Evaluation>,
     /// All confirmations.
     pub confirmations: Vec<Confirmation>,
+    /// What was said of those that were the best at their time.
+    pub diagnoses: Vec<Diagnosis>,
     /// Bytes of whole lines.
     whole_bytes: u64,
     /// Bytes after them: a line that was being written when the tune was killed.
@@ -205,6 +211,11 @@ impl Log {
         self.append(&Line::Confirmation(confirmation.clone()))
     }
 
+    /// Adds a diagnosis.
+    pub fn diagnose(&mut self, diagnosis: &Diagnosis) -> Result<(), Error> {
+        self.append(&Line::Diagnosis(diagnosis.clone()))
+    }
+
     fn append(&mut self, line: &Line) -> Result<(), Error> {
         // Our records hold only strings, numbers and lists of them, which always serialise.
         let mut text = serde_json::to_vec(line).expect("records are plain data");
@@ -238,7 +249,8 @@ pub fn read(path: &Path) -> Result<Contents, Error> {
             path.display()
         ))
     };
-    let (mut header, mut evaluations, mut confirmations) = (None, Vec::new(), Vec::new());
+    let (mut header, mut evaluations) = (None, Vec::new());
+    let (mut confirmations, mut diagnoses) = (Vec::new(), Vec::new());
     let (mut whole_bytes, mut number) = (0_u64, 0);
     let mut rest = text.as_str();
     while let Some(end) = rest.find('\n') {
@@ -252,6 +264,7 @@ pub fn read(path: &Path) -> Result<Contents, Error> {
             }
             Ok(Line::Evaluation(found)) => evaluations.push(*found),
             Ok(Line::Confirmation(found)) => confirmations.push(found),
+            Ok(Line::Diagnosis(found)) => diagnoses.push(found),
             // A machine that lost power may have the length of the last line but not its bytes.
             Err(_) if rest.is_empty() && number > 1 => break,
             Err(error) => return Err(damaged(number, error.to_string())),
@@ -260,7 +273,7 @@ pub fn read(path: &Path) -> Result<Contents, Error> {
     }
     let header = header.ok_or_else(|| damaged(1, "it is not the beginning of a tune".to_owned()))?;
     let cut_bytes = text.len() as u64 - whole_bytes;
-    Ok(Contents { header, evaluations, confirmations, whole_bytes, cut_bytes })
+    Ok(Contents { header, evaluations, confirmations, diagnoses, whole_bytes, cut_bytes })
 }
 
 #[cfg(test)]

@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use super::log::{Confirmation, Evaluation, Header, Status};
+use super::{
+    log::{Confirmation, Evaluation, Header, Status},
+    sources,
+};
 use crate::{Error, record::atomic};
 
 /// Elites kept, unless the caller says otherwise.
@@ -22,6 +25,13 @@ pub fn elites(history: &[Evaluation], top: usize) -> Vec<&Evaluation> {
     });
     alive.truncate(top);
     alive
+}
+
+/// What a candidate's fitness must be above to be among the elites.
+pub fn elite_above(history: &[Evaluation], top: usize) -> f64 {
+    let elites = elites(history, top);
+    let worst = elites.last().filter(|_| elites.len() >= top);
+    worst.and_then(|worst| worst.fitness).unwrap_or(f64::NEG_INFINITY)
 }
 
 /// Evaluations that no other beats on every problem: for each there is a mix of problems on which it is the best.
@@ -89,6 +99,9 @@ pub struct EliteDevice {
 pub struct Elite {
     /// The kernel.
     pub kernel: String,
+    /// Its folder from that of the tune, for `--kernel-path`, where it is a proposed source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
     /// Its tunables.
     pub tunables: BTreeMap<String, i64>,
     /// Geometric mean of the speed-ups.
@@ -119,6 +132,7 @@ pub fn elite_file(
 ) -> EliteFile {
     let elite = |evaluation: &Evaluation| Elite {
         kernel: evaluation.kernel.clone().unwrap_or_else(|| header.space.kernel.clone()),
+        source: evaluation.kernel.as_deref().map(sources::relative),
         tunables: evaluation.point.clone(),
         fitness: evaluation.fitness.unwrap_or(f64::NAN),
         shapes: evaluation

@@ -13,10 +13,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    insight::Insight,
     log::{Evaluation, Header},
     space::Point,
 };
+use crate::profile::Insight;
 
 /// The schema of a request.
 pub const SCHEMA: &str = "evosdpa.proposal/1";

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use serde::Serialize;
 
 use super::{
-    insight::{InsightSource, Prior, StaticView},
+    insight::{InsightSource, Prior, Recorded},
     log::{Contents, Evaluation, Status},
     population,
     space::Point,
@@ -54,6 +54,7 @@ pub fn replay(
             known.len()
         )));
     }
+    let source = Recorded::new(&contents.evaluations, &contents.diagnoses);
     let budget = budget.min(known.len());
     let best_of_log = contents.evaluations.iter().filter_map(alive).fold(0.0, f64::max);
     let mut curves: Vec<Vec<f64>> = Vec::new();
@@ -70,7 +71,7 @@ pub fn replay(
             } else {
                 let insights = population::elites(&history, 1)
                     .first()
-                    .map(|best| StaticView.insights(best, space))
+                    .map(|best| source.look(best, space).insights)
                     .unwrap_or_default();
                 let prior = Prior::default().with(&history);
                 let view = View {

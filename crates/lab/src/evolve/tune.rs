@@ -10,12 +10,12 @@ use evosdpa_core::Problem;
 
 use super::{
     ahead::{Ahead, Prepared},
-    gates::{DeviceLock, Judge, Judged, Material},
-    insight::{self, Insight, InsightSource, Prior},
+    gates::{DeviceLock, Judge, Judged, LastGate, Material},
+    insight::{self, Diagnosis, InsightSource, Prior},
     log::{self, Confirmation, Evaluation, Header, Log, Status},
     population::{self, EliteFile},
     proposer::{self, Proposer},
-    resume,
+    resume, sources,
     space::{Point, Space, label},
     strategy::{self, Proposal, View},
 };
@@ -24,6 +24,7 @@ use crate::{
     device::Device,
     gate::GateResult,
     measure::{compare::Word, dice::Dice, duel::Rule, floor::Ceilings},
+    profile::Insight,
 };
 
 /// What is to be tuned, and for how long.
@@ -62,6 +63,8 @@ pub struct Request<'a> {
     pub ceilings: Option<Ceilings>,
     /// Sets of inputs to rotate through; the device's own number when `None`.
     pub sets: Option<usize>,
+    /// What accepted candidates that would be elites pass last.
+    pub last_gate: Option<LastGate<'a>>,
 }
 
 /// What a tune ended with.
@@ -128,12 +131,16 @@ pub fn tune(
         log,
         request,
         header,
+        diagnoses: contents.diagnoses,
+        looked_at: None,
         insights: Vec::new(),
     };
-    state.look(source);
+    sources::adopt_again(&request.folder, &request.space.kernel, &state.history, ahead, device)?;
+    state.look(source)?;
 
     let materials = state.materials(device, request.seed)?;
-    let mut judge = Judge::new(device, &default_label, &materials, request.rule, Dice::entropy())?;
+    let mut judge = Judge::new(device, &default_label, &materials, request.rule, Dice::entropy())?
+        .with_last_gate(request.last_gate);
     let before = state.history.len();
     if state.history.is_empty() {
         let started = Instant::now();
@@ -142,7 +149,7 @@ pub fn tune(
             Candidate::of(Proposal { point: default, operator: "default", parents: vec![], insight: None });
         let evaluation = state.record(proposal, Prepared::default(), judged, started.elapsed())?;
         watch(&evaluation);
-        state.look(source);
+        state.look(source)?;
     }
 
     let mut queue: VecDeque<Candidate> = VecDeque::new();
@@ -158,7 +165,7 @@ pub fn tune(
         while queue.len() < depth && done + queue.len() < request.evaluations {
             let number = (done + queue.len()) as u64;
             let candidate = match &mut proposer {
-                Some(proposer) => Some(state.ask(proposer, ahead, device, number)),
+                Some(proposer) => Some(state.ask(proposer, ahead, device, number)?),
                 None => state.propose(strategy.as_mut(), number),
             };
             let Some(candidate) = candidate else { break };
@@ -188,7 +195,8 @@ pub fn tune(
                     Judged { gates: vec![], shapes: [].into(), fitness: None, status: Status::Rejected }
                 } else {
                     let _lock = DeviceLock::wait(&device.name())?;
-                    let judged = judge.judge(&name, || !interrupted());
+                    let elite_above = population::elite_above(&state.history, request.top);
+                    let judged = judge.judge(&name, elite_above, || !interrupted());
                     match judged {
                         Ok(_) if interrupted() => break "interrupted",
                         Ok(judged) => judged,
@@ -209,10 +217,10 @@ pub fn tune(
             }
         };
         let evaluation = state.record(candidate, prepared, judged, seconds)?;
-        state.look(source);
         if !watch(&evaluation) {
             break "interrupted";
         }
+        state.look(source)?;
     };
     drop(judge);
     if ended != "interrupted" {
@@ -257,6 +265,9 @@ struct State<'a> {
     header: Header,
     history: Vec<Evaluation>,
     taken: HashSet<Point>,
+    diagnoses: Vec<Diagnosis>,
+    /// The evaluation that `insights` are about.
+    looked_at: Option<u64>,
     insights: Vec<Insight>,
     confirmation: Option<Confirmation>,
 }
@@ -274,11 +285,25 @@ impl State<'_> {
         self.request.problems.iter().map(draw).collect()
     }
 
-    /// Looks at the best for advice.
-    fn look(&mut self, source: &dyn InsightSource) {
-        if let Some(best) = population::elites(&self.history, 1).first() {
-            self.insights = source.insights(best, &self.request.space);
+    /// Looks at a new best for advice. What was said of it before a resume is not asked for again.
+    fn look(&mut self, source: &dyn InsightSource) -> Result<(), Error> {
+        let elites = population::elites(&self.history, 1);
+        let Some(&best) = elites.first().filter(|best| self.looked_at != Some(best.number)) else {
+            return Ok(());
+        };
+        self.looked_at = Some(best.number);
+        if let Some(known) = self.diagnoses.iter().find(|known| known.number == best.number) {
+            self.insights.clone_from(&known.insights);
+            return Ok(());
         }
+        let diagnosis = {
+            let _lock = DeviceLock::wait(&self.header.device)?;
+            source.look(best, &self.request.space)
+        };
+        self.log.diagnose(&diagnosis)?;
+        self.insights.clone_from(&diagnosis.insights);
+        self.diagnoses.push(diagnosis);
+        Ok(())
     }
 
     fn propose(&self, strategy: &mut dyn strategy::Strategy, number: u64) -> Option<Candidate> {
@@ -296,14 +321,14 @@ impl State<'_> {
         strategy.propose(&view, &mut Dice::of_series(self.header.seed, number)).map(Candidate::of)
     }
 
-    /// Asks a proposer. Whatever it does wrong is recorded as one rejected evaluation.
+    /// Asks a proposer. Whatever it does wrong is recorded as one rejected evaluation; an error is about the disk.
     fn ask(
         &self,
         proposer: &mut Proposer,
         ahead: &mut dyn Ahead,
         device: &dyn Device,
         number: u64,
-    ) -> Candidate {
+    ) -> Result<Candidate, Error> {
         let kernel = &self.request.space.kernel;
         let source = ahead.source(kernel);
         let elites = population::elites(&self.history, self.request.top);
@@ -333,18 +358,17 @@ impl State<'_> {
             Ok(answer) => answer,
             Err(why) => {
                 candidate.refused = Some(why);
-                return candidate;
+                return Ok(candidate);
             }
         };
         candidate.rationale = answer.rationale;
         candidate.point = self.request.space.default_point();
         candidate.point.extend(answer.tunables);
         if let Some(source) = answer.source {
-            let name = format!("{kernel}-{number}");
-            let adopted =
-                ahead.adopt(kernel, &name, &source).and_then(|()| device.adopt(kernel, &name, &source));
+            let name = sources::name(kernel, number);
+            candidate.refused =
+                sources::adopt(&self.request.folder, kernel, &name, &source, ahead, device)?.err();
             candidate.kernel = Some(name);
-            candidate.refused = adopted.err().map(|error| error.to_string());
         }
         let space = &self.request.space;
         let again = || {
@@ -357,7 +381,7 @@ impl State<'_> {
             .or_else(|| space.refuses(&candidate.point))
             .or_else(|| (self.request.breaks)(&candidate.point))
             .or_else(again);
-        candidate
+        Ok(candidate)
     }
 
     /// Puts an evaluation on the disk, then everything that follows from it.
@@ -430,7 +454,8 @@ impl State<'_> {
         let name = label(best.kernel.as_deref().unwrap_or(&self.request.space.kernel), &best.point);
         let judged = {
             let _lock = DeviceLock::wait(&device.name())?;
-            Judge::new(device, default, &materials, rule, seed)?.judge(&name, || !interrupted())?
+            Judge::new(device, default, &materials, rule, seed)?
+                .judge(&name, f64::NEG_INFINITY, || !interrupted())?
         };
         if interrupted() {
             return Ok(());

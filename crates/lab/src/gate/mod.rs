@@ -36,6 +36,11 @@ impl Verdict {
         matches!(self, Self::Fail(_))
     }
 
+    /// Whether nothing could be said.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+
     /// Whether the gate ran and found nothing wrong.
     pub fn is_pass(&self) -> bool {
         *self == Self::Pass

@@ -37,6 +37,8 @@ pub struct Plan {
     pub budget: Option<Duration>,
     /// Decides the moments of audits.
     pub seed: u64,
+    /// What moments are counted from.
+    pub epoch: Instant,
 }
 
 /// Rounds that the calls are spread over.
@@ -50,6 +52,8 @@ const SETTLE: Duration = Duration::from_millis(5);
 pub struct Times {
     /// Microseconds, by round.
     pub rounds: Vec<Vec<f64>>,
+    /// When each sample's call began, in the same order: nanoseconds since [`Plan::epoch`].
+    pub began_ns: Vec<u64>,
 }
 
 impl Times {
@@ -98,8 +102,11 @@ pub fn interleave(
             std::thread::sleep(SETTLE);
             let done: usize = times.rounds.iter().map(Vec::len).sum();
             let calls = per_turn[i].min(plan.iters.saturating_sub(done));
-            match turn_of(contestants[i], calls, done, plan.sets, &mut dice) {
-                Ok(round) => times.rounds.push(round),
+            match turn_of(contestants[i], calls, done, plan, &mut dice) {
+                Ok((round, began_ns)) => {
+                    times.rounds.push(round);
+                    times.began_ns.extend(began_ns);
+                }
                 Err(error) => results[i] = Err(error),
             }
         }
@@ -131,14 +138,15 @@ fn turn_of(
     contestant: &mut dyn Contestant,
     calls: usize,
     done: usize,
-    sets: usize,
+    plan: &Plan,
     dice: &mut Dice,
-) -> Result<Vec<f64>, Error> {
+) -> Result<(Vec<f64>, Vec<u64>), Error> {
     if calls == 0 {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), Vec::new()));
     }
+    let sets = plan.sets;
     let audited_before = dice.below(calls);
-    let mut times = Vec::with_capacity(calls);
+    let (mut times, mut began_ns) = (Vec::with_capacity(calls), Vec::with_capacity(calls));
     for call in 0..calls {
         if call == audited_before {
             contestant.audit()?;
@@ -147,9 +155,10 @@ fn turn_of(
             // Once untimed: another contestant or an audit has had the caches.
             contestant.time_us((done + call) % sets)?;
         }
+        began_ns.push(u64::try_from(plan.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX));
         times.push(contestant.time_us((done + call) % sets)?);
     }
-    Ok(times)
+    Ok((times, began_ns))
 }
 
 #[cfg(test)]
@@ -185,7 +194,8 @@ mod tests {
 
     #[test]
     fn the_order_rotates_and_every_call_is_kept() {
-        let (log, results) = run(Plan { iters: 20, warmup: 1, sets: 2, budget: None, seed: 1 }, false);
+        let (log, results) =
+            run(Plan { iters: 20, warmup: 1, sets: 2, budget: None, seed: 1, epoch: Instant::now() }, false);
         // Warm-ups, then a round of a before b, then of b before a: one untimed and two timed calls a turn.
         assert!(log.starts_with("ab" /* warm-up */), "{log}");
         // One more untimed call follows an audit in the middle of a turn.
@@ -193,22 +203,30 @@ mod tests {
         assert!(turns.starts_with("aaab") && !log[2..].contains("aaaaaaaaa"), "{log}");
         for result in results {
             let times = result.unwrap();
-            assert_eq!((times.rounds.len(), times.all().len()), (10, 20));
+            assert_eq!((times.rounds.len(), times.all().len(), times.began_ns.len()), (10, 20, 20));
+            assert!(times.began_ns.is_sorted(), "one call after the other");
             assert_eq!(times.rounds[0], [1.0, 2.0]);
         }
     }
 
     #[test]
     fn one_failure_does_not_stop_the_others() {
-        let (_, results) = run(Plan { iters: 10, warmup: 1, sets: 1, budget: None, seed: 1 }, true);
+        let (_, results) =
+            run(Plan { iters: 10, warmup: 1, sets: 1, budget: None, seed: 1, epoch: Instant::now() }, true);
         assert!(results[0].is_err());
         assert_eq!(results[1].as_ref().unwrap().all().len(), 10);
     }
 
     #[test]
     fn a_budget_gives_fewer_samples_and_at_least_one() {
-        let plan =
-            Plan { iters: 1_000_000, warmup: 1, sets: 1, budget: Some(Duration::from_millis(30)), seed: 1 };
+        let plan = Plan {
+            iters: 1_000_000,
+            warmup: 1,
+            sets: 1,
+            budget: Some(Duration::from_millis(30)),
+            seed: 1,
+            epoch: Instant::now(),
+        };
         let (_, results) = run(plan, false);
         let count = results[0].as_ref().unwrap().all().len();
         assert!((1..1_000_000).contains(&count), "{count}");
@@ -219,7 +237,7 @@ mod tests {
         let log = Rc::new(RefCell::new(String::new()));
         let mut a = Scripted { name: 'a', log, fails: false };
         let mut turns = 0;
-        let plan = Plan { iters: 10, warmup: 1, sets: 1, budget: None, seed: 1 };
+        let plan = Plan { iters: 10, warmup: 1, sets: 1, budget: None, seed: 1, epoch: Instant::now() };
         let results = interleave(&mut [&mut a], &plan, |_| {
             turns += 1;
             turns <= 3

@@ -13,6 +13,8 @@ pub mod sequence;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Error;
+
 /// One sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
@@ -26,6 +28,17 @@ impl Reading {
     /// Cycles that one call took, in thousands.
     pub fn kilocycles(&self) -> Option<f64> {
         self.clock_ghz.map(|ghz| self.time_us * ghz)
+    }
+
+    /// The median of a few calls, with the clock of the last.
+    pub(crate) fn median_of(
+        calls: usize,
+        mut read: impl FnMut() -> Result<Self, Error>,
+    ) -> Result<Self, Error> {
+        let readings = (0..calls).map(|_| read()).collect::<Result<Vec<Self>, Error>>()?;
+        let times: Vec<f64> = readings.iter().map(|reading| reading.time_us).collect();
+        let clock_ghz = readings.last().and_then(|reading| reading.clock_ghz);
+        Ok(Self { time_us: samples::median(&times), clock_ghz })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a profile says and what to do about it: the evolution's I3.
+//! What a profile says and what to do about it: the insights (I3) of an evolution.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,10 @@ pub enum Bottleneck {
     Synchronisation,
     /// Too few blocks, or unequal ones.
     Grid,
+    /// Starting the work costs as much as the work.
+    Overhead,
+    /// What was loaded or packed is used too few times.
+    Reuse,
 }
 
 impl Bottleneck {
@@ -59,6 +63,8 @@ impl Bottleneck {
             Self::InstructionCache => "instruction-cache",
             Self::Synchronisation => "synchronisation",
             Self::Grid => "grid",
+            Self::Overhead => "overhead",
+            Self::Reuse => "reuse",
         }
     }
 }
@@ -66,6 +72,13 @@ impl Bottleneck {
 impl std::fmt::Display for Bottleneck {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+impl Evidence {
+    /// A number that was derived rather than read from a profiler.
+    pub(crate) fn derived(metric: &str, value: f64, unit: &str, says: &str) -> Self {
+        Self { metric: metric.to_owned(), value, unit: unit.to_owned(), says: says.to_owned() }
     }
 }
 
@@ -98,4 +111,12 @@ pub struct Insight {
     pub suggestion: String,
     /// Tunables of the kernel that point there.
     pub tunables: Vec<Hint>,
+}
+
+impl Insight {
+    /// The tunables to try, with the way to turn them: `STAGES↑ BLOCK_N↓`.
+    pub fn hints(&self) -> String {
+        let hints: Vec<String> = self.tunables.iter().map(ToString::to_string).collect();
+        hints.join(" ")
+    }
 }

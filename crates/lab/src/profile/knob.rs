@@ -1,5 +1,7 @@
 //! Which tunables turn which screw: how an insight becomes something to try.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// What can be turned.
@@ -33,6 +35,8 @@ pub enum Knob {
     FewerRegisters,
     /// Arithmetic in place of table look-ups in shared memory, and scores that stay in registers.
     LessSharedTraffic,
+    /// Fewer threads of a CPU.
+    FewerThreads,
 }
 
 /// Which way to turn a tunable.
@@ -54,6 +58,16 @@ pub struct Hint {
     pub direction: Direction,
 }
 
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let arrow = match self.direction {
+            Direction::Up => '↑',
+            Direction::Down => '↓',
+        };
+        write!(f, "{}{arrow}", self.name)
+    }
+}
+
 use Direction::{Down, Up};
 
 /// The tunables that turn a knob, by the names that manifests use.
@@ -62,8 +76,8 @@ fn turned_by(knob: Knob) -> &'static [(&'static str, Direction)] {
         Knob::DeeperPipeline => &[("STAGES", Up), ("USE_CP_ASYNC", Up), ("Q_STAGES", Up)],
         Knob::MoreProducers => &[("NUM_PRODUCER_WARPS", Up), ("USE_WARP_SPECIALIZATION", Up)],
         Knob::FewerRows => &[("BLOCK_M", Down), ("CONSUMERS", Down), ("WG_M", Down), ("WARPS_M", Down)],
-        Knob::MoreRows => &[("BLOCK_M", Up), ("CONSUMERS", Up), ("WG_M", Up)],
-        Knob::MoreKeys => &[("BLOCK_N", Up), ("MAX_BLOCK_N", Up), ("TILE_N", Up)],
+        Knob::MoreRows => &[("BLOCK_M", Up), ("CONSUMERS", Up), ("WG_M", Up), ("BLOCK_Q", Up)],
+        Knob::MoreKeys => &[("BLOCK_N", Up), ("MAX_BLOCK_N", Up), ("TILE_N", Up), ("BLOCK_KV", Up)],
         Knob::FewerKeys => &[("BLOCK_N", Down), ("MAX_BLOCK_N", Down), ("TILE_N", Down)],
         Knob::SplitKeys => &[("CLUSTER", Up), ("WG_N", Up), ("WARPS_N", Up), ("KEYS_PER_WARP", Down)],
         Knob::Occupancy => &[("MIN_CTAS", Up), ("CTAS_PER_SM", Up)],
@@ -81,6 +95,7 @@ fn turned_by(knob: Knob) -> &'static [(&'static str, Direction)] {
             &[("BLOCK_N", Down), ("Q_IN_REGS", Down), ("SPLIT_LOOP", Down), ("MIN_CTAS", Down)]
         }
         Knob::LessSharedTraffic => &[("USE_FUSED_SOFTMAX", Up), ("USE_KV_LUT", Down), ("Q_IN_REGS", Up)],
+        Knob::FewerThreads => &[("THREADS", Down)],
     }
 }
 
@@ -100,13 +115,16 @@ pub fn hints(knobs: &[Knob], has: &[String]) -> Vec<Hint> {
 mod tests {
     use super::*;
 
-    /// A name in the table that no manifest uses would never be a hint.
+    /// A name in the table that no kernel has would never be a hint.
     #[test]
     fn every_name_is_a_tunable_of_some_kernel() {
         let registry = evosdpa_kernels::Registry::embedded().unwrap();
+        let problem = evosdpa_core::Problem::new("tiny".parse().unwrap(), evosdpa_core::DType::F32).unwrap();
+        let of_cpu = crate::evolve::Space::of_cpu(&problem, 2).unwrap();
         let has: Vec<&str> = registry
             .kernels()
             .flat_map(|k| k.manifest.tunables.iter().map(|tunable| tunable.name.as_str()))
+            .chain(of_cpu.dimensions.iter().map(|dimension| dimension.name.as_str()))
             .collect();
         let all = [
             Knob::DeeperPipeline,
@@ -123,6 +141,7 @@ mod tests {
             Knob::TensorCores,
             Knob::FewerRegisters,
             Knob::LessSharedTraffic,
+            Knob::FewerThreads,
         ];
         for (name, _) in all.iter().flat_map(|knob| turned_by(*knob)) {
             assert!(has.contains(name), "{name}");

@@ -84,97 +84,74 @@ pub enum Metric {
     Stall(Stall),
 }
 
-/// Why a warp does not issue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Stall {
+/// Declares the reasons from one list: what each means, its name here and its name in the metric.
+macro_rules! stalls {
+    ($($(#[$doc:meta])+ $reason:ident = $name:literal,)+) => {
+        /// Why a warp does not issue.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Stall {
+            $($(#[$doc])+ $reason,)+
+        }
+
+        impl Stall {
+            /// Every reason; [`Stall::Gmma`] exists on Hopper alone.
+            pub const ALL: &[Self] = &[$(Self::$reason,)+];
+
+            /// Its metric's names, of which it has one.
+            const fn metric_names(self) -> &'static [&'static str] {
+                match self {
+                    $(Self::$reason => {
+                        &[concat!("smsp__average_warps_issue_stalled_", $name, "_per_issue_active.ratio")]
+                    })+
+                }
+            }
+        }
+    };
+}
+
+stalls! {
     /// Waits for other warps at a barrier.
-    Barrier,
+    Barrier = "barrier",
     /// A branch is being resolved.
-    BranchResolving,
+    BranchResolving = "branch_resolving",
     /// The dispatcher holds back.
-    Dispatch,
+    Dispatch = "dispatch_stall",
     /// Stores are draining at the end.
-    Drain,
+    Drain = "drain",
     /// Waits for a warpgroup's matrix product.
-    Gmma,
+    Gmma = "gmma",
     /// A constant is not in its cache.
-    ImcMiss,
+    ImcMiss = "imc_miss",
     /// The queue of global and local accesses is full.
-    LgThrottle,
+    LgThrottle = "lg_throttle",
     /// Waits for global or local memory (on Hopper also for an mbarrier).
-    LongScoreboard,
+    LongScoreboard = "long_scoreboard",
     /// An arithmetic pipe is busy.
-    MathPipe,
+    MathPipe = "math_pipe_throttle",
     /// A memory fence.
-    Membar,
+    Membar = "membar",
     /// The queue of shared-memory and special-function instructions is full.
-    MioThrottle,
+    MioThrottle = "mio_throttle",
     /// Something else.
-    Misc,
+    Misc = "misc",
     /// The next instruction is not in its cache.
-    NoInstruction,
+    NoInstruction = "no_instruction",
     /// Ready, but another warp was chosen.
-    NotSelected,
+    NotSelected = "not_selected",
     /// Waits for shared memory or a special function.
-    ShortScoreboard,
+    ShortScoreboard = "short_scoreboard",
     /// Sleeps.
-    Sleeping,
+    Sleeping = "sleeping",
     /// The texture queue is full.
-    TexThrottle,
+    TexThrottle = "tex_throttle",
     /// A fixed latency between dependent instructions.
-    Wait,
+    Wait = "wait",
 }
 
 impl Stall {
-    /// Every reason; [`Stall::Gmma`] exists on Hopper alone.
-    pub const ALL: [Self; 18] = [
-        Self::Barrier,
-        Self::BranchResolving,
-        Self::Dispatch,
-        Self::Drain,
-        Self::Gmma,
-        Self::ImcMiss,
-        Self::LgThrottle,
-        Self::LongScoreboard,
-        Self::MathPipe,
-        Self::Membar,
-        Self::MioThrottle,
-        Self::Misc,
-        Self::NoInstruction,
-        Self::NotSelected,
-        Self::ShortScoreboard,
-        Self::Sleeping,
-        Self::TexThrottle,
-        Self::Wait,
-    ];
-
     /// Its metric's name.
     pub const fn metric_name(self) -> &'static str {
-        macro_rules! ratio {
-            ($reason:literal) => {
-                concat!("smsp__average_warps_issue_stalled_", $reason, "_per_issue_active.ratio")
-            };
-        }
-        match self {
-            Self::Barrier => ratio!("barrier"),
-            Self::BranchResolving => ratio!("branch_resolving"),
-            Self::Dispatch => ratio!("dispatch_stall"),
-            Self::Drain => ratio!("drain"),
-            Self::Gmma => ratio!("gmma"),
-            Self::ImcMiss => ratio!("imc_miss"),
-            Self::LgThrottle => ratio!("lg_throttle"),
-            Self::LongScoreboard => ratio!("long_scoreboard"),
-            Self::MathPipe => ratio!("math_pipe_throttle"),
-            Self::Membar => ratio!("membar"),
-            Self::MioThrottle => ratio!("mio_throttle"),
-            Self::Misc => ratio!("misc"),
-            Self::NoInstruction => ratio!("no_instruction"),
-            Self::NotSelected => ratio!("not_selected"),
-            Self::ShortScoreboard => ratio!("short_scoreboard"),
-            Self::Sleeping => ratio!("sleeping"),
-            Self::TexThrottle => ratio!("tex_throttle"),
-            Self::Wait => ratio!("wait"),
-        }
+        self.metric_names()[0]
     }
 }
 
@@ -244,7 +221,7 @@ impl Registry {
         if arch == Arch::Sm90a {
             entries.extend(HOPPER);
         }
-        for stall in Stall::ALL {
+        for &stall in Stall::ALL {
             if stall != Stall::Gmma || arch == Arch::Sm90a {
                 entries.push(stall_entry(stall));
             }
@@ -283,31 +260,7 @@ const fn optional(metric: Metric, names: &'static [&'static str], unit: Unit) ->
 }
 
 fn stall_entry(stall: Stall) -> Entry {
-    // One static slice per reason: names are borrowed for ever.
-    macro_rules! names {
-        ($($reason:ident),*) => { match stall { $(Stall::$reason => { const NAME: &[&str] = &[Stall::$reason.metric_name()]; NAME })* } };
-    }
-    let names: &'static [&'static str] = names!(
-        Barrier,
-        BranchResolving,
-        Dispatch,
-        Drain,
-        Gmma,
-        ImcMiss,
-        LgThrottle,
-        LongScoreboard,
-        MathPipe,
-        Membar,
-        MioThrottle,
-        Misc,
-        NoInstruction,
-        NotSelected,
-        ShortScoreboard,
-        Sleeping,
-        TexThrottle,
-        Wait
-    );
-    required(Metric::Stall(stall), names, None, Unit::Count)
+    required(Metric::Stall(stall), stall.metric_names(), None, Unit::Count)
 }
 
 use Metric as M;

@@ -16,6 +16,8 @@ use crate::{Error, device::Sim};
 
 /// Source lines that are kept, those with most conflicts first.
 const LINES: usize = 12;
+/// From this share of all arithmetic on, that outside the tensor cores is worth saying.
+const SCALAR_SHARE: f64 = 0.5;
 
 /// What a launch executed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -86,8 +88,12 @@ impl Counted {
         let mut insights = Vec::new();
         let share = self.conflict_share();
         if share > 0.05 {
-            let mut evidence =
-                vec![evidence("shared_conflicts / shared_wavefronts", 100.0 * share, "%", "bank conflicts")];
+            let mut evidence = vec![Evidence::derived(
+                "shared_conflicts / shared_wavefronts",
+                100.0 * share,
+                "%",
+                "bank conflicts",
+            )];
             let lines = self.conflict_lines.iter().take(3);
             evidence.extend(lines.map(|line| evidence_of_line(line, self.shared_conflicts)));
             insights.push(Insight {
@@ -106,7 +112,7 @@ impl Counted {
                 id: "2d-coalescing".to_owned(),
                 bottleneck: Bottleneck::L2,
                 confidence: round((0.5 * (1.0 - used)).min(0.5)),
-                evidence: vec![evidence("global_bytes / (32 × global_sectors)", 100.0 * used, "%", "used of each sector")],
+                evidence: vec![Evidence::derived("global_bytes / (32 × global_sectors)", 100.0 * used, "%", "used of each sector")],
                 suggestion: "Global accesses use a part of what they fetch: neighbouring lanes should read neighbouring 16 bytes."
                     .to_owned(),
                 tunables: Vec::new(),
@@ -117,15 +123,40 @@ impl Counted {
                 id: "3c-scalar".to_owned(),
                 bottleneck: Bottleneck::Math,
                 confidence: 0.4,
-                evidence: vec![evidence("tensor_ops", 0.0, "", "no product on tensor cores")],
+                evidence: vec![Evidence::derived("tensor_ops", 0.0, "", "no product on tensor cores")],
                 suggestion:
                     "Products are computed by the arithmetic pipes: move both of them to the tensor cores."
                         .to_owned(),
                 tunables: hints(&[Knob::TensorCores], has),
             });
         }
+        insights.extend(self.softmax(has));
         insights.sort_by(|a, b| b.confidence.total_cmp(&a.confidence));
         insights
+    }
+}
+
+impl Counted {
+    /// Arithmetic outside the tensor cores that outnumbers what is on them.
+    fn softmax(&self, has: &[String]) -> Option<Insight> {
+        let of = |class: &str| self.warp_instructions.get(class).copied().unwrap_or_default();
+        let (scalar, tensor) = (of("special") + of("convert") + of("float32") + of("half"), of("tensor"));
+        let share = scalar as f64 / ((scalar + tensor) as f64).max(1.0);
+        (tensor > 0 && share > SCALAR_SHARE).then(|| Insight {
+            id: "3b-softmax".to_owned(),
+            bottleneck: Bottleneck::Softmax,
+            confidence: round(0.5 * share),
+            evidence: vec![Evidence::derived(
+                "scalar / (scalar + tensor) instructions",
+                100.0 * share,
+                "%",
+                "exponentials, conversions and arithmetic beside the tensor cores",
+            )],
+            suggestion: "Scalar instructions outnumber those of the tensor cores: cheaper exponentials, fewer conversions, \
+                         scores that stay in registers."
+                .to_owned(),
+            tunables: hints(&[Knob::CheaperSoftmax, Knob::LessSharedTraffic], has),
+        })
     }
 }
 
@@ -133,11 +164,7 @@ fn round(confidence: f64) -> f64 {
     (confidence * 100.0).round() / 100.0
 }
 
-fn evidence(metric: &str, value: f64, unit: &str, says: &str) -> Evidence {
-    Evidence { metric: metric.to_owned(), value, unit: unit.to_owned(), says: says.to_owned() }
-}
-
 fn evidence_of_line(line: &Line, all: u64) -> Evidence {
     let share = 100.0 * line.conflicts as f64 / (all as f64).max(1.0);
-    evidence(&line.source, share, "%", "of all conflicts are on this line")
+    Evidence::derived(&line.source, share, "%", "of all conflicts are on this line")
 }

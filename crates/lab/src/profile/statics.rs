@@ -6,6 +6,10 @@ use evosdpa_cuda::Builder;
 use evosdpa_kernels::{Registry, Target};
 use serde::{Deserialize, Serialize};
 
+use super::{
+    insight::{Bottleneck, Evidence, Insight},
+    knob::{Knob, hints},
+};
 use crate::{
     Error,
     gate::resources,
@@ -37,6 +41,75 @@ pub struct Statics {
     pub limited_by: String,
     /// What the compiler warns of.
     pub advisories: Vec<String>,
+}
+
+/// Occupancy below which there are few warps to switch to.
+const FEW_WARPS: f64 = 0.25;
+
+impl Statics {
+    /// What the compiler's view alone can say.
+    pub fn insights(&self, has: &[String]) -> Vec<Insight> {
+        insights(self.spill_bytes, self.occupancy, &self.advisories, has)
+    }
+}
+
+/// What spills, warps at once (of what is possible) and the compiler's warnings can say. Nothing here knows of time, so
+/// confidence stays at or below a half. `has` are the kernel's tunables.
+pub fn insights(spill_bytes: u32, occupancy: f64, advisories: &[String], has: &[String]) -> Vec<Insight> {
+    let insight = |id: &str, bottleneck, confidence, evidence, suggestion: &str, knobs: &[Knob]| Insight {
+        id: id.to_owned(),
+        bottleneck,
+        confidence,
+        evidence,
+        suggestion: suggestion.to_owned(),
+        tunables: hints(knobs, has),
+    };
+    let mut all = Vec::new();
+    if spill_bytes > 0 || !advisories.is_empty() {
+        let mut evidence = vec![Evidence::derived(
+            "spill stores and loads",
+            f64::from(spill_bytes),
+            "byte",
+            "per thread, in the code",
+        )];
+        evidence.extend(advisories.iter().map(|text| Evidence::derived("ptxas advisory", 1.0, "", text)));
+        all.push(insight(
+            "0-resources",
+            Bottleneck::Resources,
+            0.5,
+            evidence,
+            "Free registers before anything else: smaller tiles per warp, or fewer values kept across the loop.",
+            &[Knob::FewerRegisters, Knob::FewerRows],
+        ));
+    }
+    let warps = vec![Evidence::derived(
+        "warps at once, of what is possible",
+        100.0 * occupancy,
+        "%",
+        "by registers, shared memory and threads",
+    )];
+    all.push(if occupancy < FEW_WARPS {
+        insight(
+            "s-few-warps",
+            Bottleneck::Latency,
+            0.4,
+            warps,
+            "Few warps are resident, so latency shows: smaller tiles let more blocks share a multiprocessor, and a deeper \
+             pipeline hides more.",
+            &[Knob::Occupancy, Knob::FewerKeys, Knob::DeeperPipeline],
+        )
+    } else {
+        insight(
+            "4-latency",
+            Bottleneck::Latency,
+            0.3,
+            warps,
+            "Enough warps are resident: what is left is waiting inside each of them. Fetch further ahead, or let other warps \
+             fetch.",
+            &[Knob::DeeperPipeline, Knob::MoreProducers],
+        )
+    });
+    all
 }
 
 /// Compiles a kernel (`sdpa_v2c`, with or without tunables) and says what it uses; an error text where it cannot.

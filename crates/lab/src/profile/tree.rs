@@ -126,13 +126,14 @@ impl Seen<'_> {
             return None;
         }
         let mut evidence = self.several(&[(Metric::Spills, "instructions that move spilled registers")]);
-        evidence.push(derived(
+        evidence.push(Evidence::derived(
             "spill share of instructions",
             100.0 * share,
             "%",
             "of all instructions executed",
         ));
-        evidence.extend(self.advisories.iter().map(|text| derived("ptxas advisory", 1.0, "", text)));
+        evidence
+            .extend(self.advisories.iter().map(|text| Evidence::derived("ptxas advisory", 1.0, "", text)));
         evidence.extend(self.several(&[(Metric::Registers, "registers per thread")]));
         let confidence = if self.resources_come_first() { 1.0 } else { share / SPILLED };
         Some(self.insight(
@@ -204,7 +205,7 @@ impl Seen<'_> {
         let mut evidence = self.several(&[(Metric::DramThroughput, "device memory")]);
         let over = self.work.map(|work| moved / work.compulsory_bytes.max(1.0));
         if let Some(over) = over {
-            evidence.push(derived(
+            evidence.push(Evidence::derived(
                 "bytes moved / compulsory bytes",
                 over,
                 "×",
@@ -335,7 +336,10 @@ impl Seen<'_> {
             (Metric::SmCount, "multiprocessors"),
             (Metric::Waves, "of what fits at once"),
         ]);
-        evidence.insert(0, derived("idle share of multiprocessors", 100.0 * idle, "%", "1 − mean/busiest"));
+        evidence.insert(
+            0,
+            Evidence::derived("idle share of multiprocessors", 100.0 * idle, "%", "1 − mean/busiest"),
+        );
         let text = "Multiprocessors idle while others work: more and smaller blocks, keys split over blocks, or persistent \
                     blocks that share the work out evenly.";
         let knobs = [Knob::SplitKeys, Knob::FewerRows, Knob::Persistence];
@@ -363,7 +367,9 @@ impl Seen<'_> {
         let mut evidence: Vec<Evidence> = shares
             .iter()
             .filter(|(stall, share)| group_of(*stall, copies) == group && *share >= 0.01)
-            .map(|(stall, share)| derived(stall.metric_name(), 100.0 * share, "%", "of all waiting"))
+            .map(|(stall, share)| {
+                Evidence::derived(stall.metric_name(), 100.0 * share, "%", "of all waiting")
+            })
             .collect();
         evidence.extend(self.several(&[(Metric::IssueActive, "cycles in which schedulers issued")]));
         let (id, bottleneck, text, knobs): (&str, _, &str, &[Knob]) = match group {
@@ -481,12 +487,8 @@ fn group_of(stall: Stall, copy_engine: bool) -> Group {
     }
 }
 
-fn derived(metric: &str, value: f64, unit: &str, says: &str) -> Evidence {
-    Evidence { metric: metric.to_owned(), value, unit: unit.to_owned(), says: says.to_owned() }
-}
-
 fn conflict_evidence(share: f64) -> Evidence {
-    derived("bank-conflict share of passes", 100.0 * share, "%", "of the passes over shared memory")
+    Evidence::derived("bank-conflict share of passes", 100.0 * share, "%", "of the passes over shared memory")
 }
 
 /// How sure a value past its threshold makes: half at the threshold, whole at 100 %.

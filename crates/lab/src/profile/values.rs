@@ -60,7 +60,7 @@ impl Values {
 
     /// Reasons to wait with their share of all waiting, most first. A warp that was merely not chosen does not wait.
     pub fn stall_shares(&self) -> Vec<(Stall, f64)> {
-        let counted = Stall::ALL.into_iter().filter(|stall| *stall != Stall::NotSelected);
+        let counted = Stall::ALL.iter().copied().filter(|stall| *stall != Stall::NotSelected);
         let stalls: Vec<(Stall, f64)> =
             counted.filter_map(|stall| Some((stall, self.value(Metric::Stall(stall))?))).collect();
         let total: f64 = stalls.iter().map(|(_, warps)| warps).sum();

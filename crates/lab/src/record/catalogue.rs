@@ -114,12 +114,14 @@ mod tests {
     use super::*;
     use crate::{
         machine::Environment,
+        measure::interleave::Times,
         record::{Run, Status},
     };
 
     fn row(kernel: &str, mean: f64) -> Row {
         let mut row = Row::new(kernel, false, "cpu", "mission f32");
-        row.measured(&vec![vec![mean; 4]; 3], 1e9, 1 << 20, Some(100.0));
+        let times = Times { rounds: vec![vec![mean; 4]; 3], began_ns: Vec::new() };
+        row.measured(&times, 1e9, 1 << 20, Some(100.0));
         row
     }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     gate::GateResult,
-    measure::{compare::Comparison, samples::Summary},
+    measure::{compare::Comparison, interleave::Times, samples::Summary},
     peer::torch,
 };
 
@@ -29,6 +29,9 @@ pub struct Row {
     /// Samples per round: samples of one round were taken together, between those of the others.
     #[serde(default)]
     pub samples_per_round: Vec<usize>,
+    /// When each sample's call began, in nanoseconds since measuring began; empty in records that do not say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub samples_began_ns: Vec<u64>,
     /// Median time.
     pub p50_us: Option<f64>,
     /// 90th percentile.
@@ -72,6 +75,7 @@ impl Row {
             gates: Vec::new(),
             samples_us: Vec::new(),
             samples_per_round: Vec::new(),
+            samples_began_ns: Vec::new(),
             p50_us: None,
             p90_us: None,
             p99_us: None,
@@ -104,10 +108,11 @@ impl Row {
         peers.min_by(|(_, a), (_, b)| a.ratio.total_cmp(&b.ratio))
     }
 
-    /// Takes in the samples, by round.
-    pub fn measured(&mut self, rounds: &[Vec<f64>], flops: f64, bytes: u64, peak_gflops: Option<f64>) {
-        self.samples_us = rounds.concat();
-        self.samples_per_round = rounds.iter().map(Vec::len).collect();
+    /// Takes in the samples.
+    pub fn measured(&mut self, times: &Times, flops: f64, bytes: u64, peak_gflops: Option<f64>) {
+        self.samples_us = times.all();
+        self.samples_per_round = times.rounds.iter().map(Vec::len).collect();
+        self.samples_began_ns.clone_from(&times.began_ns);
         let Some(summary) = Summary::of(&self.samples_us) else { return };
         self.p50_us = Some(summary.p50_us);
         self.p90_us = Some(summary.p90_us);
@@ -128,6 +133,11 @@ impl Row {
 
     /// The row without its samples.
     pub fn without_samples(&self) -> Self {
-        Self { samples_us: Vec::new(), samples_per_round: Vec::new(), ..self.clone() }
+        Self {
+            samples_us: Vec::new(),
+            samples_per_round: Vec::new(),
+            samples_began_ns: Vec::new(),
+            ..self.clone()
+        }
     }
 }

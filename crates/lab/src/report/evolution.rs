@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{Error, error::IoContext};
+use crate::{Error, error::IoContext, evolve::insight::Diagnosis};
 
 /// Elites shown.
 const ELITES: usize = 3;
@@ -58,6 +58,8 @@ pub struct Evolution {
     pub source: String,
     /// Evaluations in the order they ended.
     pub evaluations: Vec<Evaluation>,
+    /// What was said of those that were the best at their time.
+    pub diagnoses: Vec<Diagnosis>,
     /// Lines that could not be read: the last one of a killed tune is cut short.
     pub unreadable_lines: usize,
 }
@@ -76,6 +78,9 @@ impl Evolution {
                         kernel = of_space.to_owned();
                     }
                     evolution.evaluations.extend(evaluation(&value, &kernel));
+                    if value.get("kind").is_some_and(|kind| kind == "diagnosis") {
+                        evolution.diagnoses.extend(serde_json::from_value::<Diagnosis>(value));
+                    }
                 }
                 Err(_) => evolution.unreadable_lines += 1,
             }
@@ -86,13 +91,15 @@ impl Evolution {
     /// Evaluations with their best fitness so far, those without one included.
     pub fn best_so_far(&self) -> Vec<Option<f64>> {
         let mut best: Option<f64> = None;
-        let mut take = |fitness: Option<f64>| {
-            if let Some(fitness) = fitness.filter(|fitness| fitness.is_finite()) {
+        let mut take = |evaluation: &Evaluation| {
+            let passed =
+                evaluation.fitness.filter(|fitness| fitness.is_finite() && evaluation.stopped_by.is_none());
+            if let Some(fitness) = passed {
                 best = Some(best.map_or(fitness, |best| best.max(fitness)));
             }
             best
         };
-        self.evaluations.iter().map(|evaluation| take(evaluation.fitness)).collect()
+        self.evaluations.iter().map(&mut take).collect()
     }
 
     /// Insights that led to candidates: how often, and how often they helped.
@@ -110,8 +117,8 @@ impl Evolution {
 
     /// The best evaluations that passed their gates, the best first, each set of tunables once.
     pub fn elites(&self) -> Vec<&Evaluation> {
-        let mut all: Vec<&Evaluation> =
-            self.evaluations.iter().filter(|e| e.fitness.is_some_and(f64::is_finite)).collect();
+        let passed = |e: &&Evaluation| e.stopped_by.is_none() && e.fitness.is_some_and(f64::is_finite);
+        let mut all: Vec<&Evaluation> = self.evaluations.iter().filter(passed).collect();
         all.sort_by(|a, b| b.fitness.unwrap_or_default().total_cmp(&a.fitness.unwrap_or_default()));
         let mut elites: Vec<&Evaluation> = Vec::new();
         for evaluation in all {
@@ -183,6 +190,8 @@ mod tests {
 {"kind":"evaluation","number":1,"parents":[0],"operator":"insight","insight":"4-grid","helped":false,"point":{"A":2},"gates":[{"gate":"compile","verdict":"PASS"},{"gate":"correctness","verdict":"FAIL","detail":"NaN"}],"shapes":{},"fitness":null,"status":"rejected","seconds":0.1}
 {"id":"x","parents":[0,1],"operator":"crossover","kernel":"other","tunables":{"A":3},"fitness":1.3,"accepted":true}
 {"kind":"confirmation","number":0,"fitness":1.1,"confirmed":true}
+{"kind":"diagnosis","number":0,"view":"counters","insights":[{"id":"4-grid","bottleneck":"grid","confidence":0.7,"evidence":[],"suggestion":"Smaller blocks.","tunables":[{"name":"A","direction":"down"}]}]}
+{"kind":"evaluation","number":3,"parents":[0],"operator":"mutation","point":{"A":4},"gates":[{"gate":"profile","verdict":"FAIL","detail":"DRAM"}],"shapes":{},"fitness":1.9,"status":"rejected"}
 {"kind":"evaluation","number":4,"parents":[3],"operator":"muta"#;
 
     #[test]
@@ -191,8 +200,10 @@ mod tests {
         let path = folder.path().join("log.jsonl");
         std::fs::write(&path, LOG).unwrap();
         let evolution = Evolution::read(&path).unwrap();
-        assert_eq!((evolution.evaluations.len(), evolution.unreadable_lines), (3, 1));
-        assert_eq!(evolution.best_so_far(), [Some(1.1), Some(1.1), Some(1.3)]);
+        assert_eq!((evolution.evaluations.len(), evolution.unreadable_lines), (4, 1));
+        // The last is fast, but a gate stopped it.
+        assert_eq!(evolution.best_so_far(), [Some(1.1), Some(1.1), Some(1.3), Some(1.3)]);
+        assert_eq!(evolution.diagnoses[0].insights[0].tunables[0].name, "A");
         assert_eq!(evolution.evaluations[2].parents, ["0", "1"]);
         assert_eq!(evolution.evaluations[1].stopped_by.as_deref(), Some("correctness FAIL: NaN"));
         assert_eq!(evolution.evaluations[0].shapes["mission bf16"].p50_us, Some(9.5));
@@ -200,6 +211,6 @@ mod tests {
         assert_eq!(elites, ["x", "0"]);
         assert_eq!(evolution.insights(), [("4-grid".to_owned(), 1, 0)]);
         let kernels: Vec<&str> = evolution.evaluations.iter().map(|e| e.kernel.as_str()).collect();
-        assert_eq!(kernels, ["k", "k", "other"]);
+        assert_eq!(kernels, ["k", "k", "other", "k"]);
     }
 }

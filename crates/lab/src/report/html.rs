@@ -9,7 +9,11 @@ use super::{
     chart::{self, Chart, Mark, short, time},
     document::{Document, GateLine},
 };
-use crate::{Error, gate::Verdict, profile::Direction};
+use crate::{
+    Error,
+    evolve::insight::{Diagnosis, Seen},
+    gate::Verdict,
+};
 
 const TEMPLATE: &str = include_str!("templates/report.html");
 const STYLE: &str = include_str!("templates/report.css");
@@ -48,6 +52,7 @@ pub(super) fn render(document: &Document) -> Result<String, Error> {
             word => word,
             why => why,
             headlines => document.headlines(),
+            places => places(document),
             svg => svg,
             marks => marks,
             failed => gates(document, |verdict| verdict.is_fail()),
@@ -60,6 +65,20 @@ pub(super) fn render(document: &Document) -> Result<String, Error> {
             rows => rows(document),
         })
         .map_err(report)
+}
+
+/// Where and on which day runs were made, each once.
+fn places(document: &Document) -> Vec<String> {
+    let mut places: Vec<String> = Vec::new();
+    for environment in document.sources.iter().filter_map(|source| source.environment.as_ref()) {
+        let device = environment.accelerator.as_deref().unwrap_or(&environment.cpu);
+        let day = environment.started.split('T').next().unwrap_or_default();
+        let place = format!("{device}, {day}");
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    places
 }
 
 #[derive(Serialize)]
@@ -159,18 +178,12 @@ struct InsightView {
 }
 
 fn profiles(document: &Document) -> Vec<ProfileView> {
-    let arrow = |direction: Direction| if direction == Direction::Up { "↑" } else { "↓" };
     let insight = |insight: &crate::profile::Insight| InsightView {
         id: insight.id.clone(),
         bottleneck: insight.bottleneck.to_string(),
         confidence: format!("{:.2}", insight.confidence),
         suggestion: insight.suggestion.clone(),
-        hints: insight
-            .tunables
-            .iter()
-            .map(|hint| format!("{}{}", hint.name, arrow(hint.direction)))
-            .collect::<Vec<_>>()
-            .join(" "),
+        hints: insight.hints(),
         evidence: insight
             .evidence
             .iter()
@@ -203,6 +216,7 @@ struct Tune {
     accepted: usize,
     stopped: usize,
     unreadable: usize,
+    diagnoses: Vec<[String; 4]>,
     insights: Vec<(String, usize, usize)>,
     svg: Vec<String>,
     elites: Vec<Vec<String>>,
@@ -240,11 +254,25 @@ fn tune(document: &Document, index: usize) -> Tune {
         accepted: evolution.evaluations.iter().filter(|e| e.accepted).count(),
         stopped: evolution.evaluations.iter().filter(|e| e.stopped_by.is_some()).count(),
         unreadable: evolution.unreadable_lines,
+        diagnoses: evolution.diagnoses.iter().filter_map(diagnosis).collect(),
         insights: evolution.insights(),
         svg: charts.iter().map(|chart| chart.svg.clone()).collect(),
         elites,
         charts,
     }
+}
+
+/// Which evaluation, what was looked at, and the first thing it said.
+fn diagnosis(diagnosis: &Diagnosis) -> Option<[String; 4]> {
+    let first = diagnosis.insights.first()?;
+    let view = match diagnosis.view {
+        Seen::Counters => "counters",
+        Seen::Simulated => "simulator",
+        Seen::Static => "resources and times",
+    };
+    let held_back = format!("{} ({}, {:.2})", first.bottleneck, first.id, first.confidence);
+    let what = format!("{} {}", first.suggestion, first.hints());
+    Some([diagnosis.number.to_string(), view.to_owned(), held_back, what.trim_end().to_owned()])
 }
 
 #[derive(Serialize)]

@@ -72,15 +72,7 @@ pub(super) fn run(args: &Sanitize) -> anyhow::Result<Found> {
         output::print(&page(&rows))?;
     }
     let verdicts: Vec<&Verdict> = rows.iter().map(|row| &row.gates[0].verdict).collect();
-    Ok(if interrupt::asked() {
-        Found::Interrupted
-    } else if verdicts.iter().any(|verdict| verdict.is_fail()) {
-        Found::Failure
-    } else if verdicts.iter().all(|verdict| verdict.is_pass()) {
-        Found::NothingWrong
-    } else {
-        Found::Unavailable
-    })
+    Ok(Found::of_gates(&verdicts, verdicts.iter().all(|verdict| verdict.is_pass())))
 }
 
 /// Mutants on a GPU: each run is a process of its own, because a mutant may hang it or break its context.

@@ -88,7 +88,7 @@ fn second_layer(
         // Insights are about the best.
         let best = *elites.first()?;
         let insight = insight::choose(view.insights, view.prior, dice)?;
-        let point = insight.applied(view.space, &best.point, dice)?;
+        let point = insight::applied(insight, view.space, &best.point, dice)?;
         Proposal { insight: Some(insight.id.clone()), ..Proposal::new(point, "insight", vec![best.number]) }
     } else {
         Proposal::new(operators::redetailed(view.space, &parent.point, dice), "details", vec![parent.number])

@@ -13,11 +13,11 @@ pub use hill_climb::HillClimb;
 pub use random::Random;
 
 use super::{
-    insight::{Insight, Prior},
+    insight::Prior,
     log::Evaluation,
     space::{Point, Space},
 };
-use crate::{Error, measure::dice::Dice};
+use crate::{Error, measure::dice::Dice, profile::Insight};
 
 /// What a strategy sees.
 pub struct View<'a> {
@@ -121,7 +121,7 @@ mod tests {
         for number in 0..budget as u64 {
             let insights = population::elites(&history, 1)
                 .first()
-                .map(|best| StaticView.insights(best, &space))
+                .map(|best| StaticView.look(best, &space).insights)
                 .unwrap_or_default();
             let prior = Prior::default().with(&history);
             let view = View {

@@ -2,7 +2,7 @@
 
 use super::{Canvas, Scale, short};
 
-pub(super) const WIDTH: f64 = 720.0;
+pub(super) const WIDTH: f64 = 900.0;
 const LABELS: f64 = 200.0;
 /// Room for a number at the end of a row.
 const NUMBERS: f64 = 74.0;

@@ -29,6 +29,8 @@ pub(crate) fn chart(document: &Document) -> Option<Chart> {
         for row in rows {
             let y = chart.row(&row.row.kernel, false, &format!("{}×", short(row.ratio)));
             let (x, low, high) = (chart.place(row.ratio), chart.place(row.low), chart.place(row.high));
+            // How far from equal, at a glance.
+            chart.canvas.line([chart.place(1.0), y], [x, y], &format!("stem {}", row.class));
             chart.canvas.line([low, y], [high, y], &format!("interval {}", row.class));
             let tip = format!(
                 "{} on {problem}: {}× as fast as {} ({}–{}), {}",

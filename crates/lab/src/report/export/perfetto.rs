@@ -1,7 +1,7 @@
 //! A timeline in Chrome's trace format, which ui.perfetto.dev opens.
 //!
-//! A record keeps how long each sample took and in which order they were taken, not when: samples are laid end to end in
-//! that order, round by round, as they were interleaved, and so are the evaluations of a tune.
+//! Samples lie where they were taken, counted from the beginning of their run. Records that do not say when are laid end to
+//! end in the order in which samples were interleaved, round by round; so are the evaluations of a tune.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,12 @@ pub(crate) fn render(document: &Document) -> String {
     for (i, problem) in document.problems().iter().enumerate() {
         let timed: Vec<&Row> =
             problem.rows.iter().copied().filter(|row| !row.samples_us.is_empty()).collect();
-        at_us = trace.problem(i + 1, &problem.name, &timed, at_us);
+        trace.tracks(i + 1, &problem.name, &timed);
+        if timed.iter().all(|row| row.samples_began_ns.len() == row.samples_us.len()) {
+            trace.as_taken(i + 1, &timed);
+        } else {
+            at_us = trace.end_to_end(i + 1, &timed, at_us);
+        }
     }
     for (i, evolution) in document.evolutions.iter().enumerate() {
         trace.tune(1000 + i, evolution);
@@ -33,12 +38,37 @@ impl Trace {
             .push(json!({ "ph": "M", "name": what, "pid": pid, "tid": tid, "args": { "name": name } }));
     }
 
-    /// One problem's samples from `start_us` on; gives where they end.
-    fn problem(&mut self, pid: usize, name: &str, rows: &[&Row], start_us: f64) -> f64 {
+    /// A problem's name and those of its rows.
+    fn tracks(&mut self, pid: usize, name: &str, rows: &[&Row]) {
         self.name("process_name", pid, 0, name);
         for (tid, row) in rows.iter().enumerate() {
             self.name("thread_name", pid, tid + 1, &row.kernel);
         }
+    }
+
+    fn sample(&mut self, row: &Row, place: [usize; 2], number: usize, round: usize, at_us: f64) {
+        let [pid, tid] = place;
+        self.events.push(json!({
+            "ph": "X", "name": row.kernel, "cat": if row.peer { "peer" } else { "kernel" },
+            "ts": at_us, "dur": row.samples_us[number], "pid": pid, "tid": tid,
+            "args": { "sample": number, "round": round },
+        }));
+    }
+
+    /// One problem's samples at the moments they were taken.
+    fn as_taken(&mut self, pid: usize, rows: &[&Row]) {
+        for (who, row) in rows.iter().enumerate() {
+            let rounds = row.samples_per_round.iter().enumerate();
+            let mut round_of = rounds.flat_map(|(round, count)| std::iter::repeat_n(round, *count));
+            for (number, began_ns) in row.samples_began_ns.iter().enumerate() {
+                let round = round_of.next().unwrap_or_default();
+                self.sample(row, [pid, who + 1], number, round, *began_ns as f64 / 1e3);
+            }
+        }
+    }
+
+    /// One problem's samples from `start_us` on; gives where they end.
+    fn end_to_end(&mut self, pid: usize, rows: &[&Row], start_us: f64) -> f64 {
         let mut at_us = start_us;
         let mut taken = vec![0usize; rows.len()];
         let rounds = rows.iter().map(|row| row.samples_per_round.len().max(1)).max().unwrap_or_default();
@@ -49,13 +79,8 @@ impl Trace {
                 let row = rows[who];
                 let in_round = row.samples_per_round.get(round).copied();
                 let count = in_round.unwrap_or(if round == 0 { row.samples_us.len() } else { 0 });
-                let samples = row.samples_us.iter().enumerate().skip(taken[who]).take(count);
-                for (i, us) in samples {
-                    self.events.push(json!({
-                        "ph": "X", "name": row.kernel, "cat": if row.peer { "peer" } else { "kernel" },
-                        "ts": at_us, "dur": us, "pid": pid, "tid": who + 1,
-                        "args": { "sample": i, "round": round },
-                    }));
+                for (i, us) in row.samples_us.iter().enumerate().skip(taken[who]).take(count) {
+                    self.sample(row, [pid, who + 1], i, round, at_us);
                     at_us += us;
                 }
                 taken[who] += count;
@@ -80,5 +105,40 @@ impl Trace {
             }));
             at_us += took_us;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(kernel: &str, began_ns: &[u64]) -> Row {
+        let mut row = Row::new(kernel, false, "cpu", "tiny f32");
+        row.samples_us = vec![2.0, 3.0, 4.0];
+        row.samples_per_round = vec![2, 1];
+        row.samples_began_ns = began_ns.to_vec();
+        row
+    }
+
+    /// Where the samples of a kernel begin.
+    fn starts(rows: &[&Row], kernel: &str) -> Vec<f64> {
+        let mut trace = Trace::default();
+        if rows.iter().all(|row| !row.samples_began_ns.is_empty()) {
+            trace.as_taken(1, rows);
+        } else {
+            trace.end_to_end(1, rows, 0.0);
+        }
+        let own = trace.events.iter().filter(|event| event["name"] == kernel);
+        own.map(|event| event["ts"].as_f64().unwrap()).collect()
+    }
+
+    #[test]
+    fn samples_lie_where_they_were_taken_or_end_to_end() {
+        let (a, b) = (row("a", &[1_000, 9_500, 40_000]), row("b", &[20_000, 25_000, 31_000]));
+        assert_eq!(starts(&[&a, &b], "a"), [1.0, 9.5, 40.0]);
+        assert_eq!(starts(&[&a, &b], "b"), [20.0, 25.0, 31.0]);
+        let old = row("a", &[]);
+        // Two of a, two of b, then b's third before a's: the order rotates.
+        assert_eq!(starts(&[&old, &b], "a"), [0.0, 2.0, 14.0]);
     }
 }

@@ -1,0 +1,493 @@
+//! A tune of CUDA kernels on a machine without a GPU: the compiler, the resource gate and the simulator are real, and a
+//! device of the test stands in for the last steps. Its kernels give right answers at a speed that the test decides.
+
+use std::{
+    cell::RefCell,
+    collections::HashSet,
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use assert_cmd::cargo::cargo_bin;
+use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_cuda::worker::CompilePool;
+use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target};
+use evosdpa_lab::{
+    Error,
+    device::{Cpu, Device, KernelInfo, Loaded, LoadedCpu, Output, Timing},
+    evolve::{
+        Evaluation, Point, Space, Status,
+        ahead::{Ahead, Compiling, Nothing},
+        gates,
+        insight::{Prior, Seen},
+        log,
+        profiler::Profiler,
+        proposer::Proposer,
+        simulate,
+        tune::{self, Outcome, Request},
+    },
+    gate::{GateResult, Verdict},
+    measure::duel::Rule,
+    profile::{Ncu, Session},
+};
+use serde_json::Value;
+
+/// Kernels that attend on the CPU. What their clock shows is written: those with this text in their name are four times as
+/// fast as the others, however busy the machine is.
+struct Stage {
+    fast: &'static str,
+    adopted: RefCell<HashSet<String>>,
+}
+
+impl Stage {
+    fn new(fast: &'static str) -> Self {
+        Self { fast, adopted: RefCell::default() }
+    }
+}
+
+impl Device for Stage {
+    fn name(&self) -> String {
+        "cpu".to_owned()
+    }
+
+    fn kernels(&self) -> Vec<KernelInfo> {
+        Cpu::default().kernels()
+    }
+
+    fn refuses(&self, _: &str, _: &Problem) -> Option<String> {
+        None
+    }
+
+    fn input_sets(&self, _: &Problem) -> usize {
+        2
+    }
+
+    fn adopt(&self, _: &str, name: &str, _: &str) -> Result<(), Error> {
+        self.adopted.borrow_mut().insert(name.to_owned());
+        Ok(())
+    }
+
+    fn load<'a>(
+        &'a self,
+        kernel: &str,
+        problem: &Problem,
+        inputs: &'a [Inputs],
+    ) -> Result<Box<dyn Loaded + 'a>, Error> {
+        let (name, _) = kernel.split_once('[').unwrap();
+        assert!(!name.contains("_p") || self.adopted.borrow().contains(name), "{name} was never adopted");
+        let attention = evosdpa::Attention::plan(*problem)?;
+        let body = move |inputs: &mut Inputs, output: &mut Output| {
+            let Inputs { q, k, v, .. } = inputs;
+            let lse = output.lse.as_deref_mut();
+            Ok(attention.run(q.view(), k.view(), v.view(), output.o.view_mut(), lse)?)
+        };
+        let time_us = if kernel.contains(self.fast) { 100.0 } else { 400.0 };
+        Ok(Box::new(Written { kernel: LoadedCpu::new(problem, inputs, Box::new(body)), time_us, calls: 0 }))
+    }
+}
+
+/// A kernel that does its work and says that it took a time of the test's choice, give or take a thousandth.
+struct Written {
+    kernel: LoadedCpu,
+    time_us: f64,
+    calls: u32,
+}
+
+impl Loaded for Written {
+    fn run(&mut self, set: usize) -> Result<Output, Error> {
+        self.kernel.run(set)
+    }
+
+    fn time_us(&mut self, set: usize) -> Result<f64, Error> {
+        self.kernel.time_us(set)?;
+        self.calls += 1;
+        Ok(self.time_us * (1.0 + f64::from(self.calls % 7) * 1e-3 / 7.0))
+    }
+
+    fn set_timing(&mut self, timing: Timing) -> Result<(), Error> {
+        self.kernel.set_timing(timing)
+    }
+
+    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error> {
+        self.kernel.refill(set, inputs)
+    }
+
+    fn poison(&mut self) -> Result<(), Error> {
+        self.kernel.poison()
+    }
+
+    fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error> {
+        self.kernel.timed_outputs(set)
+    }
+
+    fn changed_input(&mut self) -> Result<Option<String>, Error> {
+        self.kernel.changed_input()
+    }
+}
+
+fn target() -> Target {
+    Target::nominal(Arch::Sm90a)
+}
+
+fn problem() -> Problem {
+    Problem::new("b1h2s96d64:causal".parse().unwrap(), DType::F16).unwrap()
+}
+
+const CAPTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/tests/ncu/mission-v2c.csv");
+
+/// A stand-in for ncu that answers with a saved capture, or does what it is told instead of profiling. Each profile adds a
+/// line to a file.
+fn profiler_program(folder: &Path, instead: Option<&str>) -> PathBuf {
+    let path = folder.join("ncu");
+    let calls = folder.join("profiles");
+    let writes_report = "while [ \"$1\" != --export ]; do shift; done; echo report > \"$2\"";
+    let script = format!(
+        "#!/bin/sh\ncase \"$1\" in\n--version) echo 'Version 2025.3.1.0';;\n--import) cat {CAPTURE};;\n*) echo \"$@\" >> {}; {};;\nesac\n",
+        calls.display(),
+        instead.unwrap_or(writes_report),
+    );
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+fn profiles(folder: &Path) -> Vec<String> {
+    fs::read_to_string(folder.join("profiles")).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+struct Tune<'a> {
+    registry: Registry,
+    kernel: &'a str,
+    evaluations: usize,
+    resume: bool,
+    stage: Stage,
+    proposer: Option<String>,
+    /// Tunables that are tried, all others fixed; all when empty.
+    only: &'a [&'a str],
+}
+
+impl Tune<'_> {
+    fn run(&self, folder: &Path, profiler: &Profiler<'_>, ahead: &mut dyn Ahead) -> Outcome {
+        let kernel = self.registry.kernel(self.kernel).unwrap();
+        let mut space = Space::of_kernel(kernel, &problem(), &target()).unwrap();
+        if !self.only.is_empty() {
+            space.dimensions.retain(|dimension| self.only.contains(&dimension.name.as_str()));
+        }
+        let gate = |label: &str| profiler.gate(label);
+        let facts = ProblemFacts::try_from(&problem()).unwrap();
+        let breaks = |point: &Point| {
+            let chosen = point.iter().map(|(name, value)| (name.as_str(), *value));
+            kernel.variant(&facts, &target(), chosen).err().map(|error| error.to_string())
+        };
+        let request = Request {
+            folder: folder.join("t"),
+            problems: vec![problem()],
+            space,
+            breaks: &breaks,
+            device_name: "a stage".to_owned(),
+            arch: "sm_90a".to_owned(),
+            strategy: "evo".to_owned(),
+            seed: 3,
+            evaluations: self.evaluations,
+            limit: None,
+            top: 3,
+            resume: self.resume,
+            ahead: 1,
+            rule: Rule { most_blocks: 12, ..gates::rule(None) },
+            prior: Prior::default(),
+            ceilings: None,
+            sets: Some(2),
+            last_gate: Some(&gate),
+        };
+        let proposer =
+            self.proposer.as_deref().map(|command| Proposer::new(command, Duration::from_secs(60)));
+        tune::tune(&self.stage, ahead, profiler, proposer, &request, |_| true, &|| false).unwrap()
+    }
+}
+
+fn shipped() -> Registry {
+    Registry::embedded().unwrap()
+}
+
+fn session(registry: Registry, ncu: &Path) -> Session {
+    Session::open(registry, target(), "cuda", Ncu::find(Some(ncu)), Duration::from_secs(60)).unwrap()
+}
+
+fn compiling() -> Compiling {
+    let pool = CompilePool::with_program(cargo_bin!("evosdpa").to_owned(), 1, Duration::from_secs(120));
+    Compiling::new(shipped(), target(), &[problem()], pool, true).unwrap()
+}
+
+fn failed(evaluation: &Evaluation) -> &GateResult {
+    evaluation.gates.iter().find(|gate| gate.verdict.is_fail()).unwrap_or_else(|| panic!("{evaluation:?}"))
+}
+
+/// A proposer that gives prepared answers one after the other and keeps what it was asked.
+fn prepared_answers(folder: &Path, answers: &[Value]) -> String {
+    for (i, answer) in answers.iter().enumerate() {
+        fs::write(folder.join(format!("answer-{}", i + 1)), format!("{answer}\n")).unwrap();
+    }
+    format!(
+        "cd {}; i=0; while read -r line; do i=$((i+1)); printf '%s\\n' \"$line\" > request-$i; cat answer-$i; done",
+        folder.display()
+    )
+}
+
+#[test]
+fn a_proposed_source_goes_through_every_gate_and_a_winner_is_kept_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let own = shipped().kernel("sdpa_v2c").unwrap().source.clone();
+    let with = |from: &str, to: &str| {
+        assert!(own.contains(from), "{from}");
+        own.replacen(from, to, 1)
+    };
+    let good = with("#pragma unroll 4\n    for (int dim", "#pragma unroll 2\n    for (int dim");
+    let answers = [
+        serde_json::json!({ "source": good, "rationale": "a shorter loop body" }),
+        serde_json::json!({ "source": with("constexpr int STAGES = 2;", "constexpr int STAGES = two;") }),
+        serde_json::json!({
+            "source": with("element2(even.pair[i].x, odd.pair[i].x)", "element2(odd.pair[i].x, even.pair[i].x)")
+        }),
+        serde_json::json!({
+            "source": with("transpose_own_keys(stage);\n    __syncthreads();", "transpose_own_keys(stage);")
+        }),
+    ];
+    let ncu = profiler_program(path, None);
+    let proposer = Some(prepared_answers(path, &answers));
+    let said = RefCell::new(Vec::new());
+    let say = |why: &str| said.borrow_mut().push(why.to_owned());
+    let profiler = Profiler::new(session(shipped(), &ncu), problem(), path.join("t"), &say);
+    let mut tune = Tune {
+        registry: shipped(),
+        kernel: "sdpa_v2c",
+        evaluations: 5,
+        resume: false,
+        stage: Stage::new("_p"),
+        proposer,
+        only: &[],
+    };
+    let outcome = tune.run(path, &profiler, &mut compiling());
+    let [_, good_one, uncompiled, wrong, racing] = outcome.history.as_slice() else {
+        panic!("{:?}", outcome.history.len())
+    };
+
+    let names: Vec<&str> = good_one.gates.iter().map(|gate| gate.gate.as_str()).collect();
+    assert_eq!(names, ["compile", "resources", "sim", "correctness", "performance", "profile"]);
+    assert!(good_one.gates.iter().all(|gate| gate.verdict.is_pass()), "{:?}", good_one.gates);
+    assert_eq!(
+        (good_one.status, good_one.rationale.as_deref()),
+        (Status::Promoted, Some("a shorter loop body"))
+    );
+    assert!(good_one.resources.is_some_and(|used| used.registers > 16));
+
+    let line = 1 + own.lines().position(|line| line.contains("constexpr int STAGES = 2;")).unwrap();
+    let compile = failed(uncompiled);
+    assert_eq!(compile.gate, "compile");
+    let place = format!("sdpa_v2c_p2.cu({line}): error: identifier \"two\" is undefined");
+    assert!(compile.detail.contains(&place), "{}", compile.detail);
+
+    assert_eq!(failed(wrong).gate, "sim");
+    assert!(failed(wrong).detail.contains("bound"), "{}", failed(wrong).detail);
+    assert!(wrong.shapes.is_empty() && wrong.fitness.is_none(), "what is wrong is not timed");
+
+    assert_eq!(failed(racing).gate, "sim");
+    let detail = &failed(racing).detail;
+    assert!(detail.contains("race") && detail.contains("sdpa_v2c_p4.cu:"), "{detail}");
+
+    // The first profiles were of the default and of the winner, on the kernel's own source and on the proposed one.
+    assert!(said.borrow().is_empty(), "{:?}", said.borrow());
+    let profiled = profiles(path);
+    assert_eq!(profiled.len(), 2, "{profiled:?}");
+    assert!(
+        profiled[1].contains("sdpa_v2c_p1[") && profiled[1].contains("t/sources/sdpa_v2c_p1"),
+        "{}",
+        profiled[1]
+    );
+
+    // The winner is where elite.json says, and builds from there without the tune.
+    let elites: Value = serde_json::from_slice(&fs::read(path.join("t/elite.json")).unwrap()).unwrap();
+    assert_eq!(
+        (&elites["elites"][0]["kernel"], &elites["elites"][0]["source"]),
+        (&"sdpa_v2c_p1".into(), &"sources/sdpa_v2c_p1".into())
+    );
+    assert_eq!(elites["confirmation"]["confirmed"], true, "{elites}");
+    let kept = path.join("t/sources/sdpa_v2c_p1");
+    assert_eq!(fs::read_to_string(kept.join("sdpa_v2c_p1.cu")).unwrap(), good);
+    let kept = kept.to_str().unwrap();
+    let build =
+        ["build", "--kernels", "sdpa_v2c_p1", "--arch", "sm_90a", "--dtype", "f16", "--device", "none"];
+    let apply = ["apply", "t/elite.json", "--table", "tuned.toml"];
+    for args in [&[&build[..], &["--problem", "b1h2s96d64:causal"]].concat()[..], &apply] {
+        let run = Command::new(cargo_bin!("evosdpa"))
+            .args(args)
+            .args(["--kernel-path", kept])
+            .current_dir(path)
+            .output()
+            .unwrap();
+        let said = [run.stdout, run.stderr].concat();
+        assert!(run.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said));
+    }
+    assert!(fs::read_to_string(path.join("tuned.toml")).unwrap().contains("sdpa_v2c_p1"));
+
+    // Going on with the example: the winner's source is known again, and the proposer sees it with the profile's insights.
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/proposer/unroll.py");
+    tune = Tune {
+        evaluations: 6,
+        resume: true,
+        stage: Stage::new("_p"),
+        proposer: Some(format!("tee {} | python3 {example}", path.join("request-1").display())),
+        ..tune
+    };
+    let profiler = Profiler::new(session(shipped(), &ncu), problem(), path.join("t"), &say);
+    let outcome = tune.run(path, &profiler, &mut compiling());
+    assert_eq!((outcome.history.len(), outcome.new), (6, 1));
+    let last = &outcome.history[5];
+    assert_eq!(last.kernel.as_deref(), Some("sdpa_v2c_p5"));
+    assert!(last.rationale.as_deref().unwrap().contains("unrolled"), "{last:?}");
+    assert_eq!(last.gates[0].gate, "compile");
+    assert!(last.gates[0].verdict.is_pass(), "{:?}", last.gates);
+    let request: Value = serde_json::from_slice(&fs::read(path.join("request-1")).unwrap()).unwrap();
+    assert_eq!(request["elites"][0]["source"], good);
+    let insight = &request["insights"][0];
+    assert!(insight["evidence"][0]["value"].is_number() && insight["tunables"].is_array(), "{insight}");
+    let again = profiles(path).iter().filter(|line| line.contains("sdpa_v2c_p1[")).count();
+    assert_eq!(again, 1, "what the log says of a profile is not asked for again");
+}
+
+#[test]
+fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let ncu = profiler_program(path, None);
+    let say = |why: &str| panic!("{why}");
+    // Many tunables, and a source that is compiled in no time: the capture is what is read.
+    let source = "#include \"params.h\"\nextern \"C\" __global__ void ampere_fwd(const __grid_constant__ SdpaParams p) {}\n";
+    let mut registry = shipped();
+    registry.adopt("ampere_fwd", "quick", source).unwrap();
+    let profiler = Profiler::new(session(registry.clone(), &ncu), problem(), path.join("t"), &say);
+    let tune = Tune {
+        registry,
+        kernel: "quick",
+        evaluations: 24,
+        resume: false,
+        stage: Stage::new("MIN_CTAS=2"),
+        proposer: None,
+        only: &["MIN_CTAS", "STAGES", "HEAD_GROUP", "SKIP_RESCALE"],
+    };
+    let outcome = tune.run(path, &profiler, &mut Nothing);
+    let contents = log::read(&path.join("t/log.jsonl")).unwrap();
+    assert!(contents.diagnoses.len() >= 2, "the default, and at least one that was better");
+    for diagnosis in &contents.diagnoses {
+        assert_eq!((diagnosis.view, &diagnosis.without_counters), (Seen::Counters, &None));
+        assert_eq!(diagnosis.insights[0].id, "4-issue");
+        assert!(!diagnosis.insights[0].evidence.is_empty());
+    }
+    let ids: HashSet<&str> = contents
+        .diagnoses
+        .iter()
+        .flat_map(|d| d.insights.iter().map(|insight| insight.id.as_str()))
+        .collect();
+    let followed: Vec<&Evaluation> = outcome.history.iter().filter(|e| e.operator == "insight").collect();
+    assert!(!followed.is_empty(), "{:?}", outcome.history.iter().map(|e| &e.operator).collect::<Vec<_>>());
+    for evaluation in followed {
+        assert!(ids.contains(evaluation.insight.as_deref().unwrap()) && evaluation.helped.is_some());
+    }
+    let prior = Prior::read(&path.join("t/insights.json")).unwrap();
+    assert!(prior.insights.keys().all(|id| ids.contains(id.as_str())) && !prior.insights.is_empty());
+
+    // Only what was accepted and would be an elite has a profile gate, and no candidate was profiled twice.
+    for evaluation in &outcome.history {
+        let gated = evaluation.gates.iter().any(|gate| gate.gate == "profile");
+        assert!(!gated || evaluation.status >= Status::Accepted, "{evaluation:?}");
+    }
+    let profiled = profiles(path);
+    assert_eq!(profiled.iter().collect::<HashSet<_>>().len(), profiled.len(), "{profiled:?}");
+    assert!(path.join("t/profiles").is_dir(), "captures are kept");
+
+    // A replay follows the same insights.
+    let replay = simulate::replay(&contents, "evo", 100, 3, 1).unwrap();
+    assert_eq!(replay.budget, contents.evaluations.len());
+}
+
+#[test]
+fn a_profiler_that_is_refused_is_said_once_and_the_simulator_counts_instead() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let ncu = profiler_program(path, Some("echo '==ERROR== ERR_NVGPUCTRPERM - no permission'; exit 1"));
+    let said = RefCell::new(Vec::new());
+    let say = |why: &str| said.borrow_mut().push(why.to_owned());
+    let profiler = Profiler::new(session(shipped(), &ncu), problem(), path.join("t"), &say);
+    let tune = Tune {
+        registry: shipped(),
+        kernel: "sdpa_v2c",
+        evaluations: 4,
+        resume: false,
+        stage: Stage::new("MAX_BLOCK_N=32"),
+        proposer: None,
+        only: &["MAX_BLOCK_N", "BLOCK_M"],
+    };
+    let outcome = tune.run(path, &profiler, &mut Nothing);
+    assert_eq!(outcome.history.len(), 4);
+    assert_eq!(said.borrow().len(), 1, "{:?}", said.borrow());
+    assert!(said.borrow()[0].contains("NVreg_RestrictProfilingToAdminUsers"));
+    assert_eq!(profiles(path).len(), 2, "after two refusals nobody asks again");
+
+    let contents = log::read(&path.join("t/log.jsonl")).unwrap();
+    let first = &contents.diagnoses[0];
+    assert_eq!(first.view, Seen::Simulated);
+    assert!(first.without_counters.as_deref().unwrap().contains("ERR_NVGPUCTRPERM"));
+    let ids: Vec<&str> = first.insights.iter().map(|insight| insight.id.as_str()).collect();
+    assert!(ids.contains(&"2c-smem-conflicts") && ids.contains(&"3b-softmax"), "{ids:?}");
+    assert!(first.insights.iter().all(|insight| insight.confidence <= 0.5), "counts know nothing of time");
+
+    let gates: Vec<&GateResult> =
+        outcome.history.iter().flat_map(|e| &e.gates).filter(|gate| gate.gate == "profile").collect();
+    assert!(!gates.is_empty() && gates.iter().all(|gate| matches!(gate.verdict, Verdict::Unavailable(_))));
+    // An unavailable gate turns nobody away.
+    assert!(outcome.history.iter().any(|e| e.status == Status::Promoted), "{:?}", outcome.history);
+}
+
+#[test]
+fn a_candidate_that_the_profile_gate_fails_is_no_elite() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let ncu = profiler_program(path, None);
+    // The capture of a kernel that waits for device memory with idle tensor cores.
+    let script = fs::read_to_string(&ncu).unwrap();
+    let bound = path.join("memory-bound.csv");
+    fs::write(&bound, with_dram_percent(&fs::read_to_string(CAPTURE).unwrap(), "93.1")).unwrap();
+    fs::write(&ncu, script.replace(CAPTURE, bound.to_str().unwrap())).unwrap();
+    let say = |why: &str| panic!("{why}");
+    let profiler = Profiler::new(session(shipped(), &ncu), problem(), path.join("t"), &say);
+    let tune = Tune {
+        registry: shipped(),
+        kernel: "sdpa_v2c",
+        evaluations: 2,
+        resume: false,
+        stage: Stage::new("BLOCK_M=64"),
+        proposer: None,
+        only: &["BLOCK_M"],
+    };
+    let outcome = tune.run(path, &profiler, &mut Nothing);
+    let candidate = &outcome.history[1];
+    assert_eq!((failed(candidate).gate.as_str(), candidate.status), ("profile", Status::Rejected));
+    assert!(failed(candidate).detail.contains("DRAM 93.1 %"), "{}", failed(candidate).detail);
+    assert!(candidate.fitness.is_some_and(|fitness| fitness > 1.5), "it was fast: {candidate:?}");
+    let elites: Vec<u64> = outcome.elites.elites.iter().map(|elite| elite.evaluation).collect();
+    assert_eq!(elites, [0]);
+}
+
+/// A capture with another number for the use of device memory.
+fn with_dram_percent(capture: &str, percent: &str) -> String {
+    let metric = "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed";
+    let at = |line: &str| line.split("\",\"").position(|cell| cell.trim_matches('"') == metric);
+    let column = capture.lines().find_map(at).unwrap();
+    let launch = capture.lines().last().unwrap();
+    let mut cells: Vec<&str> = launch.split("\",\"").collect();
+    cells[column] = percent;
+    capture.replace(launch, &cells.join("\",\""))
+}
