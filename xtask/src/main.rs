@@ -84,23 +84,27 @@ fn python() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is fuzzed, and folders with inputs to start from.
-const FUZZ_TARGETS: [(&str, &[&str]); 3] =
-    [("shape", &[]), ("ptx", &["fuzz/corpus/ptx", "crates/ptxsan/tests/fixtures"]), ("launch", &[])];
+/// What is fuzzed, with the options of its own: `ptx` starts from small kernels and knows the words of PTX.
+const FUZZ_TARGETS: [(&str, &[&str], &[&str]); 3] = [
+    ("shape", &[], &["-max_len=200"]),
+    ("ptx", &["fuzz/seeds/ptx"], &["-max_len=12000", "-dict=fuzz/ptx.dict"]),
+    ("launch", &[], &["-max_len=2000"]),
+];
 
 fn fuzz(seconds: &str) -> anyhow::Result<()> {
+    let seconds: u32 = seconds.parse().with_context(|| format!("`{seconds}` is not a number of seconds"))?;
     if !tool_is_there("fuzz") {
         bail!("cargo-fuzz is not installed: `cargo install cargo-fuzz`");
     }
     let limit = format!("-max_total_time={seconds}");
-    for (target, seeds) in FUZZ_TARGETS {
-        // New inputs go into the first folder, which must be there.
-        if let Some(corpus) = seeds.first() {
-            std::fs::create_dir_all(corpus).with_context(|| format!("cannot make {corpus}"))?;
-        }
+    for (target, seeds, options) in FUZZ_TARGETS {
+        // What is found goes into the first folder, which must be there and is not committed.
+        let corpus = format!("fuzz/corpus/{target}");
+        std::fs::create_dir_all(&corpus).with_context(|| format!("cannot make {corpus}"))?;
         // A launch may hold 2 GB of blocks; an input that takes 20 s does not end.
-        let tail = ["--", &limit, "-rss_limit_mb=6000", "-timeout=20", "-max_len=20000"];
-        let args = [&["run", "nightly", "cargo", "fuzz", "run", target], seeds, &tail[..]].concat();
+        let common = ["--", &limit, "-rss_limit_mb=6000", "-timeout=20"];
+        let start = ["run", "nightly", "cargo", "fuzz", "run", target, corpus.as_str()];
+        let args = [&start[..], seeds, &common[..], options].concat();
         run(&format!("fuzz {target}"), "rustup", &args, &[])?;
     }
     Ok(())

@@ -237,19 +237,25 @@ pub(crate) struct Build {
   evosdpa sanitize
   evosdpa sanitize --kernels sdpa_v2b --shapes b1h4/2s33/65d64:causal --tools racecheck,synccheck
   evosdpa sanitize --device sim
+  evosdpa sanitize --device sim --all-variants --kernels sdpa_v2c
+  evosdpa sanitize --device sim --mutation-score
   evosdpa sanitize --mutants --device sim")]
 pub(crate) struct Sanitize {
     #[command(flatten)]
     pub(crate) cuda: CudaKernels,
-    /// Shapes, separated by commas: small, ragged, and the one length that some kernels are made for
-    #[arg(long, default_value = "tiny,b1h4s77d64:causal,b1h1s512d64:causal", value_delimiter = ',')]
+    /// Shapes, separated by commas [default: small, ragged, and the one length that some kernels are made for]
+    #[arg(long, value_delimiter = ',')]
     pub(crate) shapes: Vec<Shape>,
-    /// Input types, separated by commas [default: the first of each kernel's manifest]
+    /// Input types, separated by commas [default: the first of each kernel's manifest; with --all-variants, all of it]
     #[arg(long, value_delimiter = ',', value_name = "TYPES")]
     pub(crate) dtype: Vec<InputType>,
     /// Tools of compute-sanitizer, separated by commas
     #[arg(long, default_value = "memcheck,racecheck,initcheck,synccheck", value_delimiter = ',')]
     pub(crate) tools: Vec<Tool>,
+    /// On the simulator: every variant of each kernel, or of more than MOST a choice that shows every pair of settings,
+    /// right and without findings under every schedule
+    #[arg(long, value_name = "MOST", num_args = 0..=1, default_missing_value = "1024", conflicts_with_all = ["tools", "sanitizer", "mutants", "mutation_score"])]
+    pub(crate) all_variants: Option<usize>,
     /// On the simulator: delete each barrier, wait, fence and warp synchronisation of the kernels in turn, and say which
     /// deletions are noticed and why the others are redundant
     #[arg(long, conflicts_with_all = ["shapes", "dtype", "tools", "sanitizer", "mutants"])]

@@ -58,6 +58,27 @@ pub(crate) fn table(header: &[&str], numbers_from: usize, rows: Vec<Vec<String>>
     lines.join("\n") + "\n"
 }
 
+/// Text broken between words so that no line is wider than a table; lines after the first are indented.
+/// A word that is wider stays whole.
+pub(crate) fn wrapped(text: &str, indent: usize) -> String {
+    let mut lines = String::new();
+    let mut width = 0;
+    for (at, word) in text.split(' ').enumerate() {
+        let own = word.chars().count();
+        if width > indent && width + 1 + own > usize::from(WIDTH) {
+            lines.push('\n');
+            lines.push_str(&" ".repeat(indent));
+            width = indent;
+        } else if at > 0 {
+            lines.push(' ');
+            width += 1;
+        }
+        lines.push_str(word);
+        width += own;
+    }
+    lines
+}
+
 /// PASS, FAIL or UNAVAILABLE in its colour.
 pub(crate) fn coloured(verdict: &Verdict) -> String {
     let style = match verdict {
@@ -76,5 +97,23 @@ pub(crate) fn time(us: f64) -> String {
         us if us >= 1e3 => format!("{:.2} ms", us / 1e3),
         us if us >= 100.0 => format!("{us:.0} µs"),
         us => format!("{us:.1} µs"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        let text = format!("  redundant  {}", "bar.sync at a.cu:7 and ".repeat(12));
+        let lines = wrapped(text.trim_end(), 13);
+        assert!(lines.lines().count() > 2 && lines.lines().all(|line| line.len() <= 100), "{lines}");
+        assert!(lines.starts_with("  redundant  bar.sync at"), "{lines}");
+        assert!(lines.lines().skip(1).all(|line| line.starts_with("             ")), "{lines}");
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&lines), words(&text));
+        assert_eq!(wrapped("short", 4), "short");
+        assert_eq!(wrapped(&"x".repeat(120), 4), "x".repeat(120));
     }
 }

@@ -350,6 +350,28 @@ fn once_prints_one_row_for_each_launch() {
 }
 
 #[test]
+fn the_simulator_runs_every_variant_and_scores_deletions() {
+    let home = tempfile::tempdir().unwrap();
+    let sweep = ["sanitize", "--device", "sim", "--all-variants", "--kernels", "sdpa_v2c", "--dtype", "bf16"];
+    let output = evosdpa(home.path(), &[&sweep[..], &["--shapes", "tiny:causal", "--json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let document = json(&output);
+    assert_eq!(document["schema"], "evosdpa.sanitize.variants/1");
+    let row = &document["rows"][0];
+    assert_eq!((row["variants"].as_u64(), row["runs"].as_u64()), (Some(4), Some(24)), "{row}");
+    assert_eq!(row["gates"][0]["verdict"], "PASS");
+    // A problem that no kernel takes is no pass.
+    let output = evosdpa(home.path(), &[&sweep[..], &["--shapes", "b1h1s8d200"]].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stdout));
+
+    let score = ["sanitize", "--device", "sim", "--mutation-score", "--kernels", "sdpa_v1"];
+    let output = evosdpa(home.path(), &score);
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("mutation score 100.0 %: 0 of 0"), "{text}");
+}
+
+#[test]
 fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
     let home = tempfile::tempdir().unwrap();
     let base = ["--kernel-path", EXAMPLE, "--device", "sim"];

@@ -44,9 +44,29 @@ pub fn pairwise<V: Ord>(combinations: &[Vec<V>]) -> Vec<usize> {
     chosen.into_iter().collect()
 }
 
+/// A choice of about `most` combinations: those of [`pairwise`], however many they are, and others at even distances.
+pub fn covering<V: Ord>(combinations: &[Vec<V>], most: usize) -> Vec<usize> {
+    let mut chosen: BTreeSet<usize> = pairwise(combinations).into_iter().collect();
+    let others: Vec<usize> = (0..combinations.len()).filter(|at| !chosen.contains(at)).collect();
+    let wanted = most.saturating_sub(chosen.len()).min(others.len());
+    chosen.extend((0..wanted).map(|i| others[i * others.len() / wanted]));
+    chosen.into_iter().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_choice_is_filled_up_and_still_shows_every_pair() {
+        let all: Vec<Vec<u32>> = (0..256u32).map(|n| (0..8).map(|i| n >> i & 1).collect()).collect();
+        let least = pairwise(&all);
+        let chosen = covering(&all, 100);
+        assert_eq!(chosen.len(), 100);
+        assert!(chosen.is_sorted() && least.iter().all(|at| chosen.contains(at)));
+        assert_eq!(covering(&all, 1), least);
+        assert_eq!(covering(&all, 1000).len(), all.len());
+    }
 
     #[test]
     fn every_pair_is_there_and_far_from_everything_is_chosen() {

@@ -18,6 +18,7 @@ pub mod profile;
 pub mod record;
 pub mod report;
 pub mod self_test;
+pub mod sweep;
 pub mod tool;
 pub mod variants;
 

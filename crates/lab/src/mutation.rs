@@ -1,5 +1,7 @@
 //! Mutation score of the lab's kernels: would the simulator notice if one of their synchronisations were missing?
 
+use std::cell::Cell;
+
 use evosdpa_core::{
     DType, Problem,
     inputs::{Family, Inputs},
@@ -121,8 +123,15 @@ pub struct MutationRow {
     pub score: mutate::Score,
 }
 
-/// Deletes each synchronisation of a kernel in turn and runs it on every problem under every schedule.
-pub fn score(sim: &Sim, subject: &Subject, schedules: &[Schedule]) -> Result<MutationRow, Error> {
+/// Deletes each synchronisation of a kernel in turn and runs it on every problem under every schedule. `launching` is
+/// told before each launch how many there were.
+pub fn score(
+    sim: &Sim,
+    subject: &Subject,
+    schedules: &[Schedule],
+    launching: &dyn Fn(usize),
+) -> Result<MutationRow, Error> {
+    let launches = Cell::new(0);
     let mut runs: Vec<(Simulation, Inputs, &str)> = Vec::new();
     for shape in subject.shapes {
         let problem = Problem::new(shape.parse()?, subject.dtype)?.with_lse(true);
@@ -140,7 +149,8 @@ pub fn score(sim: &Sim, subject: &Subject, schedules: &[Schedule]) -> Result<Mut
         .iter()
         .map(|(simulation, inputs, shape)| mutate::Scene {
             name: (*shape).to_owned(),
-            run: Box::new(move |module: &Module, options: &Options| {
+            run: Box::new(|module: &Module, options: &Options| {
+                launching(launches.replace(launches.get() + 1));
                 let (output, outcome) = simulation.run_module(module, inputs, options)?;
                 let mut bytes = output.o.bytes().to_vec();
                 bytes.extend(output.lse.iter().flatten().flat_map(|value| value.to_le_bytes()));

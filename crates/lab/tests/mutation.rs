@@ -19,7 +19,7 @@ fn a_missing_synchronisation_is_noticed() {
     {
         let subject = mutation::subjects(&sim, &[kernel.to_owned()]).unwrap().remove(0);
         let schedules = [Schedule::RoundRobin, Schedule::ConsumerLate];
-        let row = mutation::score(&sim, &subject, &schedules).unwrap();
+        let row = mutation::score(&sim, &subject, &schedules, &|_| ()).unwrap();
         assert!(row.score.unmutated_findings.is_empty(), "{}", row.score);
         assert!(row.noticed >= least && row.score.share() >= FLOOR, "{}", row.score);
         // What is called redundant says why.

@@ -28,9 +28,30 @@ fn loops_without_end_spend_their_budget() {
     let id = device.load(&module).unwrap();
     let mut launch = Launch::new("k", [1000, 1, 1], [64, 1, 1], 0, vec![]);
     launch.options.instruction_budget = 10_000;
-    let outcome = device.launch(id, &launch).unwrap();
-    assert_eq!(outcome.findings[0].kind, Kind::Budget);
-    assert!(outcome.findings[0].detail.contains("never ends"), "{outcome}");
+    // The budget is the launch's, not a block's; how many blocks run at once changes nothing.
+    for parallel in [false, true] {
+        launch.options.parallel = parallel;
+        let outcome = device.launch(id, &launch).unwrap();
+        assert_eq!(outcome.findings[0].kind, Kind::Budget);
+        assert!(outcome.findings[0].detail.contains("never ends"), "{outcome}");
+        assert_eq!((outcome.findings.len(), outcome.warp_instructions), (1, 10_000), "{outcome}");
+    }
+}
+
+#[test]
+fn blocks_whose_size_wraps_around_are_refused() {
+    let module =
+        Module::parse(".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nret;\n}")
+            .unwrap();
+    let mut device = Device::new();
+    let id = device.load(&module).unwrap();
+    // The products do not fit into 64 bits.
+    for block in
+        [[1 << 31, 1 << 31, 4], [u32::MAX, u32::MAX, u32::MAX], [u32::MAX, u32::MAX, 64], [1025, 1, 1]]
+    {
+        let refused = device.launch(id, &Launch::new("k", [1, 1, 1], block, 0, vec![]));
+        assert!(matches!(refused, Err(Error::Launch { .. })), "{block:?}");
+    }
 }
 
 #[test]

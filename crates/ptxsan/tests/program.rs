@@ -13,7 +13,15 @@ fn fixture(name: &str) -> String {
 
 /// A version 1.0 `.npy` file of 32-bit floats.
 fn write_npy(path: &Path, values: &[f32]) {
-    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({},), }}", values.len());
+    write_npy_as(
+        path,
+        &format!("'descr': '<f4', 'fortran_order': False, 'shape': ({},)", values.len()),
+        values,
+    );
+}
+
+fn write_npy_as(path: &Path, about: &str, values: &[f32]) {
+    let mut header = format!("{{{about}, }}");
     while (header.len() + 11) % 64 != 0 {
         header.push(' ');
     }
@@ -80,6 +88,117 @@ fn findings_exit_with_one_and_wrong_use_with_two() {
     assert_eq!(ptxsan(&["run", &file, "--grid", "1", "--block", "64"]).status.code(), Some(2));
     assert_eq!(ptxsan(&["run", "/nonexistent.ptx", "--grid", "1", "--block", "1"]).status.code(), Some(2));
     assert_eq!(ptxsan(&["entries", &file]).status.code(), Some(0));
+}
+
+/// `vector_add` of `a`, `b` into `c`, three elements.
+fn vector_add(a: &str, b: &str, c: &str) -> Output {
+    let file = fixture("basics.ptx");
+    let line = ["run", &file, "--entry", "vector_add", "--grid", "1", "--block", "32", "--args", a, b, c];
+    ptxsan(&[&line[..], &["i32:3"]].concat())
+}
+
+#[test]
+fn files_change_in_place_and_files_of_another_kind_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (a, c) = (path("a.npy"), path("c.npy"));
+    write_npy(&a, &[1.0, 2.0, 3.0]);
+    let from = format!("in:{}", a.display());
+    let output = vector_add(&from, &from, &format!("inout:{}:{}", a.display(), c.display()));
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(read_npy(&c).1, [2.0, 4.0, 6.0]);
+
+    let refused = |b: &str, expected: &str| {
+        let output = vector_add(&from, b, "fresh:12");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{b}: {text}");
+        assert!(text.contains(expected), "{b}: {text}");
+    };
+    for (name, about, expected) in [
+        ("big.npy", "'descr': '>f4', 'fortran_order': False, 'shape': (3,)", "big-endian"),
+        ("turned.npy", "'descr': '<f4', 'fortran_order': True, 'shape': (3, 1)", "Fortran"),
+        ("wide.npy", "'descr': '<c16', 'fortran_order': False, 'shape': (3,)", "16 bytes"),
+        ("short.npy", "'descr': '<f4', 'fortran_order': False, 'shape': (4,)", "12 bytes of data where 16"),
+        ("huge.npy", "'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807,)", "too large"),
+    ] {
+        write_npy_as(&path(name), about, &[1.0, 2.0, 3.0]);
+        refused(&format!("in:{}", path(name).display()), expected);
+    }
+    std::fs::write(path("no.npy"), "not an array").unwrap();
+    refused(&format!("in:{}", path("no.npy").display()), "no.npy");
+}
+
+#[test]
+fn hostile_arguments_are_wrong_use() {
+    for arg in [
+        "",
+        "zeros",
+        "zeros:",
+        "zeros:-1",
+        "zeros:18446744073709551615",
+        "fresh:18446744073709551615",
+        "fresh:99999999999999999999",
+        "out:x.npy:f32:4294967296x4294967296x4294967296",
+        "out:x.npy:f99:3",
+        "out:x.npy",
+        "in:/nonexistent.npy",
+        "inout:x.npy",
+        "i32:4294967296",
+        "f32:one",
+        "bytes:0",
+        "bytes:zz",
+        "bytes:é",
+        "struct:",
+        "struct:i32:1+",
+        "pointer:0",
+    ] {
+        let output = vector_add("zeros:12", "zeros:12", arg);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arg}: {text}");
+        assert!(text.starts_with("ptxsan: argument 2"), "{arg}: {text}");
+    }
+    let file = fixture("basics.ptx");
+    for (grid, block) in [
+        ("0", "32"),
+        ("1", "0"),
+        ("1", "2048"),
+        ("4294967295,4294967295,4294967295", "32"),
+        ("1,2,3,4", "1"),
+        ("-1", "1"),
+    ] {
+        let line = ["run", &file, "--entry", "vector_add", "--grid", grid, "--block", block, "--args"];
+        let output = ptxsan(&[&line[..], &["zeros:12", "zeros:12", "zeros:12", "i32:3"]].concat());
+        assert_eq!(
+            output.status.code(),
+            Some(2),
+            "{grid} {block}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn a_kernel_with_findings_has_no_score() {
+    let file = fixture("hazards.ptx");
+    let line = ["mutate", &file, "--entry", "missing_barrier", "--grid", "1", "--block", "64", "--json"];
+    let output = ptxsan(&[&line[..], &["--args", "fresh:256"]].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = json["unmutated_findings"].as_array().unwrap();
+    assert!(findings.iter().any(|finding| finding.as_str().unwrap().contains("data race")), "{json}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ptxsan"))
+        .args(["entries", &fixture("basics.ptx")])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"), "{output:?}");
 }
 
 #[test]

@@ -26,21 +26,21 @@ pub(crate) fn run(args: &Sanitize) -> anyhow::Result<Found> {
     let sim = Sim::open(registry(&args.cuda.kernel_path)?)?;
     let subjects = mutation::subjects(&sim, &args.cuda.kernels)?;
     interrupt::listen();
+    let mut environment = Environment::look(None);
+    environment.accelerator = sim.accelerator();
     let bar = progress::bar(subjects.len() as u64);
     let mut rows = Vec::new();
     for subject in &subjects {
         if interrupt::asked() {
             break;
         }
-        progress::say(&bar, subject.kernel.clone());
-        rows.push(mutation::score(&sim, subject, &Schedule::ALL)?);
+        let launched = |runs: usize| progress::say(&bar, format!("{}: launch {runs}", subject.kernel));
+        rows.push(mutation::score(&sim, subject, &Schedule::ALL, &launched)?);
         bar.inc(1);
     }
     bar.finish_and_clear();
 
     if args.json {
-        let mut environment = Environment::look(None);
-        environment.accelerator = sim.accelerator();
         output::print_json("mutation-score", &environment, &rows)?;
     } else {
         output::print(&page(&rows))?;
@@ -60,21 +60,24 @@ fn total(rows: &[MutationRow]) -> (usize, usize) {
     rows.iter().fold((0, 0), |(noticed, matter), row| (noticed + row.noticed, matter + row.matter))
 }
 
-/// A line for each kernel, then every deletion that was not noticed, with the reason or without.
+/// A line for each kernel, then what it does wrong as it stands and every deletion that was not noticed, with the reason
+/// where there is one.
 fn page(rows: &[MutationRow]) -> String {
     let mut page = String::new();
     for row in rows {
-        let _ = writeln!(page, "{} {}", row.kernel, row.dtype);
+        let redundant = row.score.deletions.len() - row.matter;
+        let counts = format!("{} of {} that matter noticed, {redundant} redundant", row.noticed, row.matter);
+        let about = format!("{} {}: {counts}", row.kernel, row.dtype);
+        let _ = writeln!(page, "{}", output::wrapped(&about, 4));
         for finding in &row.score.unmutated_findings {
-            let _ = writeln!(page, "  as it stands: {finding}");
+            for line in format!("as it stands: {finding}").lines() {
+                let _ = writeln!(page, "{}", output::wrapped(&format!("  {}", line.trim()), 4));
+            }
         }
         let unnoticed = |fate: &Fate| !matches!(fate, Fate::Noticed { .. } | Fate::WrongResult { .. });
         for deletion in row.score.deletions.iter().filter(|deletion| unnoticed(&deletion.fate)) {
-            let _ = writeln!(page, "  {deletion}");
+            let _ = writeln!(page, "{}", output::wrapped(&format!("  {deletion}"), 13));
         }
-        let redundant = row.score.deletions.len() - row.matter;
-        let _ =
-            writeln!(page, "  noticed {} of {} that matter, {redundant} redundant", row.noticed, row.matter);
     }
     let (noticed, matter) = total(rows);
     let share = if matter == 0 { 100.0 } else { 100.0 * noticed as f64 / matter as f64 };

@@ -1,6 +1,7 @@
 //! `evosdpa sanitize`: is every kernel clean under compute-sanitizer, or under ptxsan?
 
 mod mutants;
+mod variants;
 
 use std::{
     fmt::Write,
@@ -49,6 +50,17 @@ struct SanitizeRow {
 /// The simulator's name where compute-sanitizer's tools have theirs: it looks for what all four of them look for.
 const PTXSAN: &str = "ptxsan";
 
+/// Small, ragged, and the one length that some kernels are made for.
+const DEFAULT_SHAPES: [&str; 3] = ["tiny", "b1h4s77d64:causal", "b1h1s512d64:causal"];
+
+/// The shapes that were asked for, else these.
+fn parsed(asked: &[Shape], default: &[&str]) -> anyhow::Result<Vec<Shape>> {
+    if !asked.is_empty() {
+        return Ok(asked.to_vec());
+    }
+    Ok(default.iter().map(|text| text.parse()).collect::<Result<_, _>>()?)
+}
+
 pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
     if args.mutation_score {
         return super::mutation::run(&args);
@@ -56,11 +68,15 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
     if args.mutants {
         return mutants::run(&args);
     }
+    if let Some(most) = args.all_variants {
+        return variants::run(&args, most);
+    }
     let registry = registry(&args.cuda.kernel_path)?;
+    let shapes = parsed(&args.shapes, &DEFAULT_SHAPES)?;
     let mut work: Vec<Work<'_>> = Vec::new();
     for (name, kernel) in named_kernels(&registry, &args.cuda.kernels)? {
         let dtypes = if args.dtype.is_empty() { &kernel.manifest.dtypes[..1] } else { &args.dtype };
-        for &shape in &args.shapes {
+        for &shape in &shapes {
             work.extend(dtypes.iter().map(|dtype| Work { name: name.clone(), kernel, shape, dtype: *dtype }));
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use evosdpa_core::{DType, Problem, inputs::Inputs};
-use evosdpa_cuda::{ArtifactKind, Builder};
+use evosdpa_cuda::{Artifact, ArtifactKind, Builder};
 use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant};
 use ptxsan::{Module, Options, Schedule, count::Counters};
 
@@ -47,6 +47,13 @@ impl Sim {
     /// Compiles a kernel by name, to be run with all that ptxsan has to say.
     pub fn simulation(&self, kernel: &str, problem: &Problem) -> Result<Simulation, Error> {
         self.compiled(self.variant(kernel, problem)?, problem)
+    }
+
+    /// Compiles a kernel by name, and no more.
+    pub fn compile(&self, kernel: &str, problem: &Problem) -> Result<(Variant, Artifact), Error> {
+        let variant = self.variant(kernel, problem)?;
+        let artifact = self.builder.ptx(&variant)?;
+        Ok((variant, artifact))
     }
 
     /// As [`Sim::simulation`], for a kernel that cannot be chosen by name: a mutant.

@@ -42,9 +42,23 @@ pub fn check(
     case: &Case,
     forced: Option<Control>,
 ) -> Result<CaseResult, Error> {
+    check_runs(device, kernel, case, forced, 2)
+}
+
+/// As [`check`], with so many runs, all of which must agree: on the simulator each is under another schedule.
+pub fn check_runs(
+    device: &dyn Device,
+    kernel: &str,
+    case: &Case,
+    forced: Option<Control>,
+    runs: usize,
+) -> Result<CaseResult, Error> {
     let inputs = [case.inputs.clone()];
-    let outputs = run(device, kernel, &case.problem, &inputs, |loaded| Ok((loaded.run(0)?, loaded.run(0)?)))?;
-    let (mut output, again) = match outputs {
+    let outputs = run(device, kernel, &case.problem, &inputs, |loaded| {
+        let again = |loaded: &mut dyn Loaded| (1..runs).map(|_| loaded.run(0)).collect::<Result<_, _>>();
+        Ok((loaded.run(0)?, again(loaded)?))
+    })?;
+    let (mut output, again): (Output, Vec<Output>) = match outputs {
         Ok(outputs) => outputs,
         Err(ended) => return Ok(ended),
     };
@@ -97,7 +111,7 @@ fn run<T>(
     }
 }
 
-fn judge(case: &Case, output: &Output, again: &Output, given: &Inputs, forced: bool) -> CaseResult {
+fn judge(case: &Case, output: &Output, again: &[Output], given: &Inputs, forced: bool) -> CaseResult {
     let judgement = case.judge(&output.o.view(), output.lse.as_deref());
     let result = |verdict: Verdict, detail: String| CaseResult {
         verdict,
@@ -123,9 +137,12 @@ fn judge(case: &Case, output: &Output, again: &Output, given: &Inputs, forced: b
         if let Some(at) = first_broken_canary(&output.o) {
             return fail(format!("wrote outside the output: byte {at} of the buffer's gaps changed"));
         }
-        if output.o.bytes() != again.o.bytes() || !same_bits(output.lse.as_deref(), again.lse.as_deref()) {
+        let differs = |again: &&Output| {
+            output.o.bytes() != again.o.bytes() || !same_bits(output.lse.as_deref(), again.lse.as_deref())
+        };
+        if let Some(other) = again.iter().find(differs) {
             let named =
-                audit::describe(again).map_or(String::new(), |finding| format!(", the second: {finding}"));
+                audit::describe(other).map_or(String::new(), |finding| format!(", the later: {finding}"));
             return fail(format!("two runs on the same input differ{named}"));
         }
     }

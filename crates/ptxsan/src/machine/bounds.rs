@@ -8,21 +8,9 @@ use crate::hazard::log::Kind;
 use crate::memory::PAGE_BYTES;
 use crate::parse::ast::Space;
 
-/// Why a lane's access is wrong.
-struct Fault {
-    kind: Kind,
-    detail: String,
-}
-
-impl Fault {
-    fn new(kind: Kind, detail: String) -> Option<Self> {
-        Some(Fault { kind, detail })
-    }
-
-    /// Whether the access cannot be made. Reading what nothing wrote can.
-    fn is_fatal(&self) -> bool {
-        self.kind != Kind::UninitialisedMemory
-    }
+/// Whether an access that is wrong in this way cannot be made. Reading what nothing wrote can.
+fn is_fatal(kind: Kind) -> bool {
+    kind != Kind::UninitialisedMemory
 }
 
 impl Warp {
@@ -38,10 +26,22 @@ impl Warp {
     ) -> u32 {
         let mut good = mask;
         if !in_shared(cx, space, addresses, mask, request) {
+            let (base, shared, params) = (cx.view.base(), cx.shared.data.len(), cx.params.len());
+            let local = cx.kernel.local_bytes;
             for_lanes(mask, |lane| {
-                if let Some(fault) = self.fault(cx, space, addresses[lane], lane, request) {
-                    good &= !(u32::from(fault.is_fatal()) << lane);
-                    cx.report(fault.kind, request.pc, self.index, 1 << lane, || fault.detail);
+                let at = addresses[lane];
+                if let Some(kind) = self.fault(cx, space, at, lane, request) {
+                    good &= !(u32::from(is_fatal(kind)) << lane);
+                    // The same mistake is made again and again: words are only found for the first time.
+                    cx.report(kind, request.pc, self.index, 1 << lane, || {
+                        let limit = match space {
+                            Space::Shared => format!("; the block has {shared} bytes of shared memory"),
+                            Space::Local => format!("; a thread has {local} bytes of local memory"),
+                            Space::Param => format!("; there are {params}"),
+                            _ => format!(", {}", base.describe(at, u64::from(request.bytes))),
+                        };
+                        describe(kind, space, at, request, &limit, || base.locate(at))
+                    });
                 }
             });
         }
@@ -56,68 +56,60 @@ impl Warp {
         at: u64,
         lane: usize,
         request: &Request,
-    ) -> Option<Fault> {
+    ) -> Option<Kind> {
         let bytes = u64::from(request.bytes);
         let is_write = request.direction == Direction::Write;
-        let what = |place: String| {
-            format!("{} of {bytes} bytes at {place}{at:#x}", if is_write { "write" } else { "read" })
-        };
-        let here = || what(format!("{} ", space_name(space)));
         if !at.is_multiple_of(bytes.next_power_of_two().min(32)) {
-            return Fault::new(Kind::Misaligned, here());
+            return Some(Kind::Misaligned);
         }
         let past = |size: u64| at.checked_add(bytes).is_none_or(|end| end > size);
         let start = at as usize;
         match space {
-            Space::Shared => {
-                let size = cx.shared.data.len() as u64;
-                if past(size) {
-                    let text = format!("{}; the block has {size} bytes of shared memory", here());
-                    return Fault::new(Kind::OutOfBounds, text);
-                }
-                unwritten(is_write, &mut cx.shared.written[start..start + bytes as usize], here)
-            }
+            Space::Shared if past(cx.shared.data.len() as u64) => Some(Kind::OutOfBounds),
+            Space::Shared => unwritten(is_write, &mut cx.shared.written[start..start + bytes as usize]),
+            Space::Local if past(cx.kernel.local_bytes) => Some(Kind::OutOfBounds),
             Space::Local => {
-                let size = cx.kernel.local_bytes;
-                if past(size) {
-                    let text = format!("{}; a thread has {size} bytes of local memory", here());
-                    return Fault::new(Kind::OutOfBounds, text);
-                }
-                let start = lane * size as usize + start;
-                unwritten(is_write, &mut self.local_written[start..start + bytes as usize], here)
+                let start = lane * cx.kernel.local_bytes as usize + start;
+                unwritten(is_write, &mut self.local_written[start..start + bytes as usize])
             }
-            Space::Param => {
-                let size = cx.params.len();
-                if past(size as u64) {
-                    Fault::new(Kind::OutOfBounds, format!("{}; there are {size}", here()))
-                } else if is_write {
-                    Fault::new(Kind::ReadOnlyWrite, here())
-                } else {
-                    None
-                }
-            }
+            Space::Param if past(cx.params.len() as u64) => Some(Kind::OutOfBounds),
+            Space::Param => is_write.then_some(Kind::ReadOnlyWrite),
             _ => {
-                let base = cx.view.base();
                 let within = start % PAGE_BYTES;
                 match cx.view.page(at).map(|page| cx.view.at(page)) {
-                    Some(page) if page.is_freed => {
-                        let text = format!("{}, {}", what(String::new()), base.describe(at, bytes));
-                        Fault::new(Kind::UseAfterFree, text)
-                    }
+                    Some(page) if page.is_freed => Some(Kind::UseAfterFree),
                     Some(page) if within as u64 + bytes <= u64::from(page.valid) => {
-                        let named = || format!("{}{}", what(String::new()), base.locate(at));
                         if is_write && page.is_read_only {
-                            return Fault::new(Kind::ReadOnlyWrite, named());
+                            return Some(Kind::ReadOnlyWrite);
                         }
-                        unwritten(is_write, &mut page.written[within..within + bytes as usize], named)
+                        unwritten(is_write, &mut page.written[within..within + bytes as usize])
                     }
-                    _ => {
-                        let text = format!("{}, {}", what(String::new()), base.describe(at, bytes));
-                        Fault::new(Kind::OutOfBounds, text)
-                    }
+                    _ => Some(Kind::OutOfBounds),
                 }
             }
         }
+    }
+}
+
+/// What was done where; for what lies outside, against which limit, and for what lies in a buffer, in which.
+fn describe(
+    kind: Kind,
+    space: Space,
+    at: u64,
+    request: &Request,
+    limit: &str,
+    inside: impl Fn() -> String,
+) -> String {
+    let verb = if request.direction == Direction::Write { "write" } else { "read" };
+    let is_buffer = !matches!(space, Space::Shared | Space::Local | Space::Param);
+    // A misaligned address may lie anywhere, so its space is named whatever it is.
+    let place =
+        if is_buffer && kind != Kind::Misaligned { String::new() } else { format!("{} ", space_name(space)) };
+    let what = format!("{verb} of {} bytes at {place}{at:#x}", request.bytes);
+    match kind {
+        Kind::OutOfBounds | Kind::UseAfterFree => what + limit,
+        Kind::ReadOnlyWrite | Kind::UninitialisedMemory if is_buffer => what + &inside(),
+        _ => what,
     }
 }
 
@@ -150,12 +142,12 @@ fn in_shared(
 }
 
 /// A read of bytes that nothing wrote; said once for each byte.
-fn unwritten(is_write: bool, flags: &mut [u8], what: impl Fn() -> String) -> Option<Fault> {
+fn unwritten(is_write: bool, flags: &mut [u8]) -> Option<Kind> {
     if is_write || all_set(flags) {
         return None;
     }
     flags.fill(1);
-    Fault::new(Kind::UninitialisedMemory, what())
+    Some(Kind::UninitialisedMemory)
 }
 
 fn count_traffic(

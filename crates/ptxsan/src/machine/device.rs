@@ -113,8 +113,11 @@ impl Device {
             fold.add(remains, &mut self.memory);
         } else {
             let mut first = 0;
+            // Each block of a batch may spend what is left of the budget, so the first batch is no larger than what runs
+            // at once: a kernel that never ends takes no longer than its budget.
+            let mut batch_size = if options.parallel { rayon::current_num_threads() as u64 } else { 1 };
             while first < blocks && !fold.is_stopped {
-                let end = blocks.min(first + BATCH);
+                let end = blocks.min(first + batch_size);
                 let left = options.instruction_budget.saturating_sub(fold.instructions);
                 let memory = &self.memory;
                 let setting = Setting { module: &module, kernel: &kernel, options, params: &params, memory };
@@ -126,8 +129,15 @@ impl Device {
                 };
                 for remains in batch {
                     fold.add(remains, &mut self.memory);
+                    // Blocks after the one that stopped the launch never ran, however many did at once.
+                    if fold.is_stopped {
+                        break;
+                    }
                 }
                 first = end;
+                if options.parallel {
+                    batch_size = (2 * batch_size).min(BATCH);
+                }
             }
         }
         Ok(Outcome::new(
@@ -154,9 +164,9 @@ fn block_bytes(kernel: &Kernel, shape: &Shape) -> u64 {
 }
 
 fn check(kernel: &Kernel, launch: &Launch) -> Result<Shape> {
-    let [bx, by, bz] = launch.block.map(u64::from);
-    let threads = bx * by * bz;
-    if threads == 0 || threads > 1024 || bz > 64 {
+    // Three numbers of 32 bits: their product may not fit into 64.
+    let threads = launch.block.iter().fold(1u64, |product, n| product.saturating_mul(u64::from(*n)));
+    if threads == 0 || threads > 1024 || launch.block[2] > 64 {
         return Err(refuse(
             launch,
             format!("block {:?} must have 1 to 1024 threads, at most 64 in z", launch.block),

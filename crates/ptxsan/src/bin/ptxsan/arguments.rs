@@ -20,6 +20,8 @@ pub(crate) fn parse_extent(text: &str) -> std::result::Result<[u32; 3], String> 
     Ok(out)
 }
 
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+
 /// A buffer to be written to a file after the launch.
 struct Output {
     buffer: Buffer,
@@ -85,7 +87,14 @@ impl Bound {
             "f32" => Arg::F32(value.parse()?),
             "f64" => Arg::F64(value.parse()?),
             "bytes" => Arg::Bytes(hex(value)?),
-            "zeros" => Arg::Buffer(device.upload(name, &vec![0; size(value)?])?),
+            "zeros" => {
+                let buffer = device.allocate(name, size(value)?)?;
+                // In pieces: what the device may hold twice over need not fit here as well.
+                for at in (0..buffer.len()).step_by(ZEROS.len()) {
+                    device.write(buffer, at, &ZEROS[..ZEROS.len().min(buffer.len() - at)])?;
+                }
+                Arg::Buffer(buffer)
+            }
             "fresh" => Arg::Buffer(device.allocate(name, size(value)?)?),
             "in" => Arg::Buffer(read_npy(device, value)?.0),
             "inout" => {
@@ -181,9 +190,18 @@ fn read_npy(device: &mut Device, path: &str) -> Result<(Buffer, npyz::DType, Vec
     let shape = header.shape().to_vec();
     let dtype = header.dtype();
     let width = match &dtype {
+        npyz::DType::Plain(kind) if kind.endianness() == npyz::Endianness::Big => {
+            bail!("{path}: big-endian numbers; save x.astype(x.dtype.newbyteorder('<'))")
+        }
         npyz::DType::Plain(kind) => kind.num_bytes().context("an element of no size")?,
         _ => bail!("{path}: only plain element types"),
     };
+    if ![1, 2, 4, 8].contains(&width) {
+        bail!("{path}: elements of {width} bytes; there are kernels' types of 1, 2, 4 and 8");
+    }
+    if header.order() == npyz::Order::Fortran && shape.len() > 1 {
+        bail!("{path}: in Fortran order; save np.ascontiguousarray(x)");
+    }
     let count =
         shape.iter().try_fold(width as u64, |a, n| a.checked_mul(*n)).context("the shape is too large")?;
     let mut bytes = Vec::new();

@@ -9,6 +9,7 @@ use arguments::{Bound, parse_extent};
 use clap::{Args, Parser, Subcommand};
 use ptxsan::mutate::Scene;
 use ptxsan::{Device, Launch, Module, Options, Outcome, Schedule};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -95,11 +96,24 @@ fn main() -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
+        // Nobody reads any more, as in `ptxsan run … | head -1`: that is no mistake of the user's.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("ptxsan: {error:#}");
             ExitCode::from(2)
         }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn say(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
 }
 
 fn load(file: &PathBuf) -> Result<Module> {
@@ -109,15 +123,13 @@ fn load(file: &PathBuf) -> Result<Module> {
 
 fn entries(file: &PathBuf) -> Result<bool> {
     let module = load(file)?;
-    println!("target {}, PTX {}", module.target(), module.version());
+    let mut text = format!("target {}, PTX {}\n", module.target(), module.version());
     for entry in module.entries() {
         let sizes: Vec<String> = module.parameters(entry)?.iter().map(|b| format!("{b} bytes")).collect();
-        println!(
-            "{entry}({}), {} bytes of shared memory",
-            sizes.join(", "),
-            module.static_shared_bytes(entry)?
-        );
+        let (sizes, shared) = (sizes.join(", "), module.static_shared_bytes(entry)?);
+        text += &format!("{entry}({sizes}), {shared} bytes of shared memory\n");
     }
+    say(&text)?;
     Ok(true)
 }
 
@@ -172,12 +184,12 @@ fn run(args: &RunArgs) -> Result<bool> {
             row["seed"] = args.seed.into();
             rows.push(row);
         } else {
-            print!("{}", outcome.output);
-            println!("{outcome}  schedule {schedule:?}, seed {}", args.seed);
+            let name = schedule.name();
+            say(&format!("{}{outcome}  schedule {name}, seed {}\n", outcome.output, args.seed))?;
         }
     }
     if args.json {
-        println!("{}", serde_json::json!({ "schema": "ptxsan.run/1", "rows": rows }));
+        say(&format!("{}\n", serde_json::json!({ "schema": "ptxsan.run/1", "rows": rows })))?;
     }
     Ok(is_clean)
 }
@@ -188,19 +200,19 @@ fn mutate(args: &RunArgs) -> Result<bool> {
     let run = |module: &Module, options: &Options| args.launch(module, options, false);
     let scenes = [Scene { name: args.file.display().to_string(), run: Box::new(run) }];
     let score = ptxsan::mutate::score(&module, &entry, &scenes, &args.schedule.0)?;
-    if args.json {
-        let (noticed, matter) = score.counts();
-        let rows = &score.deletions;
-        println!(
-            "{}",
-            serde_json::json!({ "schema": "ptxsan.mutate/2", "noticed": noticed, "matter": matter, "rows": rows })
-        );
-    } else {
-        println!("{score}");
-    }
-    if !score.unmutated_findings.is_empty() {
-        bail!("`{entry}` has findings as it stands, so deletions say nothing");
-    }
     let (noticed, matter) = score.counts();
-    Ok(noticed == matter)
+    if args.json {
+        let document = serde_json::json!({
+            "schema": "ptxsan.mutate/2",
+            "noticed": noticed,
+            "matter": matter,
+            "unmutated_findings": score.unmutated_findings,
+            "rows": score.deletions,
+        });
+        say(&format!("{document}\n"))?;
+    } else {
+        say(&format!("{score}\n"))?;
+    }
+    // A kernel with findings as it stands says nothing of its deletions.
+    Ok(score.unmutated_findings.is_empty() && noticed == matter)
 }
