@@ -104,7 +104,7 @@ pub(crate) struct Bench {
     /// Element types, separated by commas: f32, f16, bf16 [default: f32 on a CPU, bf16 on a GPU]
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
-    /// Timed calls of each kernel and peer [default: 100, or as many as 6 seconds a problem allow]
+    /// Timed calls of each kernel and peer [default: 100, or as many as 4 seconds a problem allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iters: Option<u32>,
     /// Untimed calls before

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// What a row may take when the user says neither how many calls nor how long.
-const DEFAULT_BUDGET: Duration = Duration::from_secs(6);
+const DEFAULT_BUDGET: Duration = Duration::from_secs(4);
 const DEFAULT_ITERS: u32 = 100;
 
 pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {

@@ -47,6 +47,9 @@ pub const ROUNDS: usize = 10;
 /// Idle time before each turn: thread pools that spin after their last call go to sleep first.
 const SETTLE: Duration = Duration::from_millis(5);
 
+/// A call that lasts longer than this is not the slower for caches that another contestant or an audit has had.
+const CACHES_MATTER_US: f64 = 100_000.0;
+
 /// One contestant's times, by round.
 #[derive(Clone, Debug, Default)]
 pub struct Times {
@@ -75,10 +78,12 @@ pub fn interleave(
     let start = Instant::now();
     let share = plan.budget.map(|budget| budget / (ROUNDS * contestants.len().max(1)) as u32);
     let mut per_turn = vec![plan.iters.div_ceil(ROUNDS).max(1); contestants.len()];
+    let mut caches_matter = vec![true; contestants.len()];
 
     for (i, contestant) in contestants.iter_mut().enumerate() {
         match warm_up(*contestant, plan, share) {
             Ok(typical) => {
+                caches_matter[i] = typical < CACHES_MATTER_US;
                 if let Some(share) = share {
                     let affordable = (share.as_secs_f64() * 1e6 / typical.max(0.1)) as usize;
                     per_turn[i] = per_turn[i].min(affordable).max(1);
@@ -102,7 +107,7 @@ pub fn interleave(
             std::thread::sleep(SETTLE);
             let done: usize = times.rounds.iter().map(Vec::len).sum();
             let calls = per_turn[i].min(plan.iters.saturating_sub(done));
-            match turn_of(contestants[i], calls, done, plan, &mut dice) {
+            match turn_of(contestants[i], calls, done, caches_matter[i], plan, &mut dice) {
                 Ok((round, began_ns)) => {
                     times.rounds.push(round);
                     times.began_ns.extend(began_ns);
@@ -138,6 +143,7 @@ fn turn_of(
     contestant: &mut dyn Contestant,
     calls: usize,
     done: usize,
+    caches_matter: bool,
     plan: &Plan,
     dice: &mut Dice,
 ) -> Result<(Vec<f64>, Vec<u64>), Error> {
@@ -151,7 +157,7 @@ fn turn_of(
         if call == audited_before {
             contestant.audit()?;
         }
-        if call == 0 || call == audited_before {
+        if caches_matter && (call == 0 || call == audited_before) {
             // Once untimed: another contestant or an audit has had the caches.
             contestant.time_us((done + call) % sets)?;
         }
