@@ -210,7 +210,8 @@ fn write_page(
     let shown = rows.iter().filter(|row| !(row.peer && no_torch.is_some())).map(table_row).collect();
     out.push_str(&output::table(&header, 3, shown));
     if let Some(why) = no_torch {
-        writeln!(out, "\ntorch: UNAVAILABLE: {why}")?;
+        let why = why.strip_prefix("torch: ").unwrap_or(why);
+        writeln!(out, "\n{}", output::wrapped(&format!("torch: UNAVAILABLE: {why}"), 2))?;
     }
     writeln!(out)?;
     for words in &record.summary().words {
