@@ -21,6 +21,22 @@ fn unsupported_instructions_are_named_with_their_line() {
 }
 
 #[test]
+fn a_modifier_that_nobody_knows_is_refused() {
+    let with = |modifier: &str| {
+        Module::parse(&format!(
+            ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p)\n{{\n.reg .b64 %a;\n.reg .b32 %r;\n\
+             ld.param.u64 %a, [p];\nld{modifier}.u32 %r, [%a];\nret;\n}}"
+        ))
+    };
+    for known in [".global", ".global.nc.L1::no_allocate.L2::128B", ".relaxed.gpu.global", ".weak.global.ca"]
+    {
+        assert!(with(known).is_ok(), "{known}: {:?}", with(known).err());
+    }
+    let error = with(".global.nocache").err().unwrap().to_string();
+    assert!(error.contains("9") && error.contains("`.nocache`"), "{error}");
+}
+
+#[test]
 fn loops_without_end_spend_their_budget() {
     let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nL:\nbra L;\n}";
     let module = Module::parse(text).unwrap();

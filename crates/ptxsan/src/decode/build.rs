@@ -2,6 +2,7 @@
 
 use super::flow::{BANKS, Graph, allow_undefined_halves, keep_wanted_writes};
 use super::lanes::Args;
+use super::modifier;
 use super::opcode::Opcode;
 use super::scope::{Scopes, Symbol};
 use super::{ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, Special};
@@ -377,7 +378,10 @@ impl Builder<'_> {
             || self.control(&op, operands)?
             || self.matrix(&op, operands)?
         {
-            return Ok(());
+            return match op.parts.iter().find(|part| !modifier::is_known(part)) {
+                Some(part) => Err(self.unsupported(&format!("`.{part}` is no modifier that is known"))),
+                None => Ok(()),
+            };
         }
         Err(self.unsupported("it is outside the supported set"))
     }

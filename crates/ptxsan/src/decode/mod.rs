@@ -10,6 +10,7 @@ mod integer;
 pub(crate) mod lanes;
 mod matrix;
 mod memory;
+mod modifier;
 mod opcode;
 mod operands;
 mod scope;
