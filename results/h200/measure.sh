@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the documents of this folder again, on a machine with an H200.
+# Runs what the documents of this folder come from again, as far as it is plain commands, on a machine with an H200.
 #
 #   results/h200/measure.sh PROGRAM OUT [STEP...]
 #

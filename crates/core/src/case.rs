@@ -297,6 +297,11 @@ mod tests {
         assert!(!judged(&|o| o[chosen[60] * 16] += half::bf16::from_f32(0.1)).passed());
         assert!(judged(&|o| o[other[60] * 16] += half::bf16::from_f32(0.1)).passed());
         assert!(!judged(&|o| o[other[60] * 16] = half::bf16::NAN).passed());
+        // An LSE of these may be anything but what the poison left.
+        let mut lse: Vec<f32> = case.truth.reference.lse.iter().map(|&x| x as f32).collect();
+        assert!(case.judge(&rounded_truth(&case).view(), Some(&lse)).passed());
+        lse[other[60]] = f32::NAN;
+        assert!(!case.judge(&rounded_truth(&case).view(), Some(&lse)).passed());
     }
 
     #[test]

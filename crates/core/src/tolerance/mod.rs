@@ -320,6 +320,7 @@ fn judge_lse(problem: &Problem, reference: &Reference, lse: &[f32]) -> Rule {
     let mut broken = 0usize;
     for (row, (&got, &want)) in lse.iter().zip(&reference.lse).enumerate() {
         if !reference.sample.has(row) {
+            broken += usize::from(got.is_nan());
             continue;
         }
         let got = got as f64;
