@@ -14,26 +14,30 @@ __device__ __forceinline__ void row_state_reset(RowState& state) {
   state.sum[0] = state.sum[1] = 0.f;
 }
 
+// A thread's columns of one row lie at 0, 1, 8, 9, 16, 17, … from its first: how many of them lie before `column`.
+__device__ __forceinline__ int columns_before(int column) { return column <= 0 ? 0 : 2 * (column >> 3) + min(column & 7, 2); }
+
+// The lowest `count` bits, 0 to 32.
+__device__ __forceinline__ u32 low_bits(int count) { return count <= 0 ? 0u : ~0u >> max(0, 32 - count); }
+
 // Hides what lies outside [row + band_lo, row + band_hi] or past the last key. `rows` are this thread's two
-// query positions, `column` is the key of its first accumulator.
+// query positions, `column` is the key of its first accumulator. What is visible is worked out once as a word of bits, which become
+// predicates several at a time: half as many instructions as a comparison for each score.
 template <int N>
 __device__ __forceinline__ void mask_scores(float (&s)[N / 2], const int (&rows)[2], int column, int band_lo,
                                             int band_hi, int seq_kv) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int first = rows[r] + band_lo - column;
-    const int last = min(rows[r] + band_hi, seq_kv - 1) - column;
+    const int end = columns_before(min(rows[r] + band_hi, seq_kv - 1) - column + 1);
+    const int begin = columns_before(rows[r] + band_lo - column);
 #pragma unroll
-    for (int j = 0; j < N / 8; ++j)
+    for (int word = 0; word < (N + 127) / 128; ++word) {
+      const u32 visible = low_bits(end - 32 * word) & ~low_bits(begin - 32 * word);
 #pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (8 * j + e > last) s[4 * j + 2 * r + e] = NEG_INF;
-    if (band_lo > SDPA_BAND_UNBOUNDED_LO) {
-#pragma unroll
-      for (int j = 0; j < N / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (8 * j + e < first) s[4 * j + 2 * r + e] = NEG_INF;
+      for (int i = 0; i < 32; ++i) {
+        const int j = 16 * word + i / 2;
+        if (j < N / 8 && !(visible >> i & 1)) s[4 * j + 2 * r + i % 2] = NEG_INF;
+      }
     }
   }
 }
@@ -69,17 +73,9 @@ struct NoWait {
   __device__ __forceinline__ void operator()() const {}
 };
 
-// Turns scores into unnormalised probabilities relative to the running maximum, and gives the factor by which
-// everything accumulated so far shrinks; false: nothing shrinks. MASKED: a row may have no visible key yet.
-// LAG: the maximum is left where it is while no row of this warp outgrows it by more than 2^LAG; -1 never asks.
-// FMA_OF_8: so many of every eight exponentials are computed on the FMA pipe (never where scores are masked).
-// `wait` is called after WAIT_EIGHTHS eighths of the exponentials (-1: before the maximum, as soon as ptxas likes): what comes
-// behind it may be mixed with the code that follows.
-template <int N, bool MASKED, int FMA_OF_8 = 0, int LAG = -1, int WAIT_EIGHTHS = -1, typename Wait = NoWait>
-__device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& state, float scale_log2, float (&shrink)[2],
-                                               Wait wait = Wait()) {
-  if (WAIT_EIGHTHS < 0) wait();
-  float top[2];
+// The largest score of each row seen so far, the same in its four lanes.
+template <int N>
+__device__ __forceinline__ void row_maxima(const float (&s)[N / 2], const RowState& state, float (&top)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float even = state.max[r], odd = s[2 * r + 1];
@@ -94,6 +90,42 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& stat
   for (int lanes = 1; lanes <= 2; lanes *= 2)
 #pragma unroll
     for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], lanes));
+}
+
+// The same from the scores' bits as integers, for which there is a maximum of three: half the instructions. Floats that are not
+// negative order like their bits, and the bits of negative ones are negative: right whenever the result is not
+// negative. False where a row of this warp has seen negative scores alone.
+template <int N>
+__device__ __forceinline__ bool row_maxima_of_three(const float (&s)[N / 2], const RowState& state, float (&top)[2]) {
+  int most[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    most[r] = __float_as_int(state.max[r]);
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j)
+      most[r] = __vimax3_s32(most[r], __float_as_int(s[4 * j + 2 * r]), __float_as_int(s[4 * j + 2 * r + 1]));
+  }
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) most[r] = max(most[r], __shfl_xor_sync(~0u, most[r], lanes));
+  top[0] = __int_as_float(most[0]), top[1] = __int_as_float(most[1]);
+  return __all_sync(~0u, min(most[0], most[1]) >= 0);
+}
+
+// Turns scores into unnormalised probabilities relative to the running maximum, and gives the factor by which
+// everything accumulated so far shrinks; false: nothing shrinks. MASKED: a row may have no visible key yet.
+// LAG: the maximum is left where it is while no row of this warp outgrows it by more than 2^LAG; -1 never asks.
+// FMA_OF_8: so many of every eight exponentials are computed on the FMA pipe (never where scores are masked).
+// `wait` is called after WAIT_EIGHTHS eighths of the exponentials (-1: before the maximum, as soon as ptxas likes): what comes
+// behind it may be mixed with the code that follows. `by_threes`: maxima as integers, of three at a time, where rows see enough keys for
+// one score that is not negative.
+template <int N, bool MASKED, int FMA_OF_8 = 0, int LAG = -1, int WAIT_EIGHTHS = -1, typename Wait = NoWait>
+__device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& state, float scale_log2, float (&shrink)[2],
+                                               Wait wait = Wait(), bool by_threes = false) {
+  if (WAIT_EIGHTHS < 0) wait();
+  float top[2];
+  if (!by_threes || !row_maxima_of_three<N>(s, state, top)) row_maxima<N>(s, state, top);
   bool grows = true;
   if (LAG >= 0) {
     const bool stays = (top[0] - state.max[0]) * scale_log2 <= LAG && (top[1] - state.max[1]) * scale_log2 <= LAG;
@@ -149,11 +181,11 @@ __device__ __forceinline__ void pack_probabilities(const float (&s)[N / 2], u32 
 
 // What the rounding to 16 bits left over, for rows with so few keys that it would show in the result.
 template <int N>
-__device__ __forceinline__ void pack_residual(const float (&s)[N / 2], u32 (&packed)[N / 4]) {
+__device__ __forceinline__ void pack_residual(const float (&s)[N / 2], const u32 (&packed)[N / 4], u32 (&residual)[N / 4]) {
 #pragma unroll
   for (int i = 0; i < N / 4; ++i) {
     const float2 kept = unpack_pair(packed[i]);
-    packed[i] = pack_pair(s[2 * i] - kept.x, s[2 * i + 1] - kept.y);
+    residual[i] = pack_pair(s[2 * i] - kept.x, s[2 * i + 1] - kept.y);
   }
 }
 

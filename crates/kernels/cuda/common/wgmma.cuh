@@ -37,7 +37,7 @@ __device__ __forceinline__ void pin_registers(u32 (&r)[COUNT]) {
 }
 
 // Wgmma<N>::ss: both operands in shared memory, contiguous along K.
-// Wgmma<N>::rs: A in registers, B in shared memory, contiguous along N (transposed on the way).
+// Wgmma<N>::rs: A in registers, B in shared memory, contiguous along N (transposed on the way) or, TRANSPOSED = 0, along K.
 // `accumulate` = 0 overwrites d.
 template <int N>
 struct Wgmma;
@@ -61,7 +61,7 @@ struct Wgmma;
 #define WG_D8(i) "+f"(d[i]), "+f"(d[i+1]), "+f"(d[i+2]), "+f"(d[i+3]), "+f"(d[i+4]), "+f"(d[i+5]), "+f"(d[i+6]), "+f"(d[i+7])
 
 // One instruction shape: N, its accumulators as text and as operands, and the numbers of the operands behind them.
-#define WG_SHAPE(N, TEXT, OPERANDS, I0, I1, I2, I3, I4, I5)                                                       \
+#define WG_SHAPE(N, TEXT, OPERANDS, I0, I1, I2, I3, I4, I5, I6)                                                   \
   template <>                                                                                                     \
   struct Wgmma<N> {                                                                                               \
     static __device__ __forceinline__ void ss(float (&d)[N / 2], u32 a, u32 b, int accumulate) {                  \
@@ -72,14 +72,15 @@ struct Wgmma;
                    : OPERANDS                                                                                     \
                    : "r"(a), "r"(b), "r"(accumulate));                                                            \
     }                                                                                                             \
+    template <int TRANSPOSED = 1>                                                                                 \
     static __device__ __forceinline__ void rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b,           \
                                               int accumulate) {                                                   \
       asm volatile("{\n.reg .pred p;\n.reg .b64 db;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                              \
                    "mov.b64 db, {%" #I4 ", " WG_UPPER "};\n"                                                      \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." SDPA_DTYPE "." SDPA_DTYPE " {" TEXT          \
-                   "}, {%" #I0 ",%" #I1 ",%" #I2 ",%" #I3 "}, db, p, 1, 1, 1;\n}\n"                        \
+                   "}, {%" #I0 ",%" #I1 ",%" #I2 ",%" #I3 "}, db, p, 1, 1, %" #I6 ";\n}\n"                 \
                    : OPERANDS                                                                                     \
-                   : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(accumulate));                                \
+                   : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(accumulate), "n"(TRANSPOSED));               \
     }                                                                                                             \
   };
 
@@ -116,19 +117,19 @@ struct Wgmma;
 #define WG_O15 WG_O14, WG_D8(112)
 #define WG_O16 WG_O15, WG_D8(120)
 
-WG_SHAPE(16, WG_T1, WG_O1, 8, 9, 10, 11, 12, 13)
-WG_SHAPE(32, WG_T2, WG_O2, 16, 17, 18, 19, 20, 21)
-WG_SHAPE(48, WG_T3, WG_O3, 24, 25, 26, 27, 28, 29)
-WG_SHAPE(64, WG_T4, WG_O4, 32, 33, 34, 35, 36, 37)
-WG_SHAPE(80, WG_T5, WG_O5, 40, 41, 42, 43, 44, 45)
-WG_SHAPE(96, WG_T6, WG_O6, 48, 49, 50, 51, 52, 53)
-WG_SHAPE(112, WG_T7, WG_O7, 56, 57, 58, 59, 60, 61)
-WG_SHAPE(128, WG_T8, WG_O8, 64, 65, 66, 67, 68, 69)
-WG_SHAPE(144, WG_T9, WG_O9, 72, 73, 74, 75, 76, 77)
-WG_SHAPE(160, WG_T10, WG_O10, 80, 81, 82, 83, 84, 85)
-WG_SHAPE(176, WG_T11, WG_O11, 88, 89, 90, 91, 92, 93)
-WG_SHAPE(192, WG_T12, WG_O12, 96, 97, 98, 99, 100, 101)
-WG_SHAPE(208, WG_T13, WG_O13, 104, 105, 106, 107, 108, 109)
-WG_SHAPE(224, WG_T14, WG_O14, 112, 113, 114, 115, 116, 117)
-WG_SHAPE(240, WG_T15, WG_O15, 120, 121, 122, 123, 124, 125)
-WG_SHAPE(256, WG_T16, WG_O16, 128, 129, 130, 131, 132, 133)
+WG_SHAPE(16, WG_T1, WG_O1, 8, 9, 10, 11, 12, 13, 14)
+WG_SHAPE(32, WG_T2, WG_O2, 16, 17, 18, 19, 20, 21, 22)
+WG_SHAPE(48, WG_T3, WG_O3, 24, 25, 26, 27, 28, 29, 30)
+WG_SHAPE(64, WG_T4, WG_O4, 32, 33, 34, 35, 36, 37, 38)
+WG_SHAPE(80, WG_T5, WG_O5, 40, 41, 42, 43, 44, 45, 46)
+WG_SHAPE(96, WG_T6, WG_O6, 48, 49, 50, 51, 52, 53, 54)
+WG_SHAPE(112, WG_T7, WG_O7, 56, 57, 58, 59, 60, 61, 62)
+WG_SHAPE(128, WG_T8, WG_O8, 64, 65, 66, 67, 68, 69, 70)
+WG_SHAPE(144, WG_T9, WG_O9, 72, 73, 74, 75, 76, 77, 78)
+WG_SHAPE(160, WG_T10, WG_O10, 80, 81, 82, 83, 84, 85, 86)
+WG_SHAPE(176, WG_T11, WG_O11, 88, 89, 90, 91, 92, 93, 94)
+WG_SHAPE(192, WG_T12, WG_O12, 96, 97, 98, 99, 100, 101, 102)
+WG_SHAPE(208, WG_T13, WG_O13, 104, 105, 106, 107, 108, 109, 110)
+WG_SHAPE(224, WG_T14, WG_O14, 112, 113, 114, 115, 116, 117, 118)
+WG_SHAPE(240, WG_T15, WG_O15, 120, 121, 122, 123, 124, 125, 126)
+WG_SHAPE(256, WG_T16, WG_O16, 128, 129, 130, 131, 132, 133, 134)

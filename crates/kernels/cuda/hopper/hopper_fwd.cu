@@ -8,6 +8,9 @@
 // still on the tensor cores. PINGPONG: the warpgroups take turns to issue their products, so that one's softmax
 // falls under another's products.
 //
+// CLUSTER: two CTAs work on neighbouring row blocks in step. Each loads half of every key tile into both, which halves what all
+// of them together draw from the second-level cache; a slot is free when both have read it.
+//
 //   smem: | Q (later O) × Q_STAGES | K × STAGES | V × STAGES | mbarriers |, in 128-byte-swizzled panels of 64 columns
 #include "band.cuh"
 #include "warpgroup_softmax.cuh"
@@ -31,11 +34,20 @@
 #ifndef PERSISTENT  // 0: one tile per CTA, 1: each CTA walks tiles with a fixed stride
 #define PERSISTENT 1
 #endif
+#ifndef CLUSTER  // CTAs that share the loads of keys and values
+#define CLUSTER 1
+#endif
+#ifndef LONGEST_FIRST  // 1: row blocks that see most keys come first, dealt out in turns
+#define LONGEST_FIRST 0
+#endif
 #ifndef PAIRED  // 1: a long and a short row block of a causal mask go to the same CTA, one after the other
 #define PAIRED 0
 #endif
 #ifndef Q_STAGES  // 2: the next tile's queries arrive while this tile is still being worked on
 #define Q_STAGES 2
+#endif
+#ifndef Q_REGISTERS  // 1: the queries of a row block are held in registers; 0: every product reads them from shared memory
+#define Q_REGISTERS 0
 #endif
 #ifndef STORE_DIRECT  // 1: O goes from registers to global memory; 0: through shared memory and the copy engine
 #define STORE_DIRECT 1
@@ -55,6 +67,15 @@
 #ifndef WAIT_AT  // P·V is waited for after so many eighths of the next tile's exponentials; -1: before its maximum
 #define WAIT_AT 4
 #endif
+#ifndef MAX_OF_THREE  // 1: maxima of unmasked tiles are found as integers, three at a time
+#define MAX_OF_THREE 0
+#endif
+#ifndef MASKS_APART  // 1: tiles with and without a mask have code of their own; 0: one code that asks
+#define MASKS_APART 1
+#endif
+#ifndef WHOLE_TILES  // 1: every key tile is full and nothing is masked
+#define WHOLE_TILES 0
+#endif
 #ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
 #define PRECISE_KEYS (DTYPE_BF16 ? 256 : 0)
 #endif
@@ -64,9 +85,12 @@ constexpr int BLOCK_M = 64 * CONSUMERS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 // Registers per thread at the start, and how the warpgroups share them out afterwards.
 constexpr int ENTRY_REGS = 65536 / (CTAS_PER_SM * THREADS) / 8 * 8;
-constexpr int PRODUCER_REGS = CONSUMERS == 3 ? 32 : 24;
+constexpr int PRODUCER_REGS = CONSUMERS == 3 || CLUSTER > 1 ? 32 : 24;
 constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / CONSUMERS / 8 * 8;
 constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
+// Whether what rounding leaves of P has room beside everything else while products and softmax overlap.
+constexpr bool RESIDUAL_FITS =
+    PRECISE_KEYS > 0 && BLOCK_N + VALUE_DIM / 2 + (Q_REGISTERS ? HEAD_DIM / 4 : 0) + 40 <= CONSUMER_REGS;
 constexpr int QK_PANELS = (HEAD_DIM + PANEL - 1) / PANEL;
 constexpr int V_PANELS = (VALUE_DIM + PANEL - 1) / PANEL;
 constexpr int Q_PANEL_BYTES = BLOCK_M * 128;
@@ -82,10 +106,20 @@ constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * V_BYTES;
 // barriers: (full, empty) of every Q slot, then K full, K empty, V full, V empty per stage
 constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * Q_STAGES + 32 * STAGES;
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
+static_assert(BLOCK_N % (8 * CLUSTER) == 0, "shares of a key tile are whole groups of eight swizzled rows");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 
-constexpr int PINGPONG_BARRIER = 1;                     // + warpgroup
-constexpr int EPILOGUE_BARRIER = PINGPONG_BARRIER + 3;  // + warpgroup
+// The copy engine's reading of a stored row block is waited for under the first product of the next one, which has another slot.
+constexpr bool STORE_LATER = !STORE_DIRECT && Q_STAGES > 1;
+
+constexpr int PINGPONG_BARRIER = 1;                             // + warpgroup
+constexpr int EPILOGUE_BARRIER = PINGPONG_BARRIER + CONSUMERS;  // + warpgroup
+
+// A value that a lambda can be compiled for.
+template <bool VALUE>
+struct Constant {
+  static constexpr bool value = VALUE;
+};
 
 // How often a ring of SLOTS has been used: the slot, and the parity of its current round.
 template <int SLOTS>
@@ -96,33 +130,59 @@ struct RingPosition {
   __device__ __forceinline__ void advance() { ++uses; }
 };
 
-// The row blocks of one CTA, in order. A unit of work is one row block or, PAIRED, the block i from the end of a head
-// and the block i from its start: under a causal mask all units are then equally long, and a fixed assignment is fair.
+// The row blocks of one CTA, in order.
+//
+// LONGEST_FIRST: the heads are cut into sections whose keys and values fit the second-level cache; in each, the row blocks that see
+// most keys come first, and CTAs pick in turns, forwards in even rounds and backwards in odd ones, so that whoever got the
+// longest of a round gets the shortest of the next: a fixed assignment is then fair under a causal mask too.
+//
+// PAIRED: a unit of work is the block i from the end of a head and the block i from its start, all equally long.
 struct Schedule {
-  int unit = blockIdx.x, second = 0;
-  static __device__ __forceinline__ int m_blocks(const SdpaParams& p) { return (p.seq_q + BLOCK_M - 1) / BLOCK_M; }
+  int round = 0, second = 0;
+
+  // Row blocks of one head; those of a cluster count as one.
+  static __device__ __forceinline__ int m_blocks(const SdpaParams& p) {
+    return (p.seq_q + CLUSTER * BLOCK_M - 1) / (CLUSTER * BLOCK_M);
+  }
   static __device__ __forceinline__ int units_per_head(const SdpaParams& p) {
     return PAIRED ? (m_blocks(p) + 1) / 2 : m_blocks(p);
   }
-  __device__ __forceinline__ bool done(const SdpaParams& p) const {
-    return unit >= units_per_head(p) * p.heads_q * p.batch;
+  // Query heads whose keys and values are worked on at the same time.
+  static __device__ __forceinline__ int section_heads(const SdpaParams& p) {
+    constexpr int SECTION_KEYS = (32 << 20) / (2 * (HEAD_DIM + VALUE_DIM));
+    return max(1, SECTION_KEYS / p.seq_kv) * (p.heads_q / p.heads_kv);
   }
-  __device__ __forceinline__ int head(const SdpaParams& p) const { return unit / units_per_head(p); }
-  __device__ __forceinline__ int m_block(const SdpaParams& p) const {
-    const int inside = unit % units_per_head(p);
-    return second ? inside : m_blocks(p) - 1 - inside;
+  __device__ __forceinline__ int unit() const {
+    const int workers = gridDim.x / CLUSTER, worker = blockIdx.x / CLUSTER;
+    return round * workers + (LONGEST_FIRST && round % 2 ? workers - 1 - worker : worker);
+  }
+  __device__ __forceinline__ bool done(const SdpaParams& p) const {
+    return (!PERSISTENT && round > 0) || unit() >= units_per_head(p) * p.heads_q * p.batch;
+  }
+  // The row block and its head, counted through all batches.
+  __device__ __forceinline__ void find(const SdpaParams& p, int& m_block, int& head) const {
+    const int blocks = units_per_head(p);
+    if (LONGEST_FIRST) {
+      const int heads = section_heads(p);
+      const int section = unit() / (heads * blocks);
+      const int here = min(heads, p.heads_q * p.batch - section * heads);
+      const int inside = unit() - section * heads * blocks;
+      head = section * heads + inside % here;
+      m_block = blocks - 1 - inside / here;
+    } else {
+      const int inside = unit() % blocks;
+      head = unit() / blocks;
+      m_block = second ? inside : m_blocks(p) - 1 - inside;
+    }
   }
   __device__ __forceinline__ void advance(const SdpaParams& p) {
-    if (PAIRED && !second && m_block(p) != unit % units_per_head(p)) {
-      second = 1;
-    } else {
-      second = 0;
-      unit += PERSISTENT ? int(gridDim.x) : (1 << 30);
-    }
+    const bool has_second = PAIRED && !second && 2 * (unit() % units_per_head(p)) != m_blocks(p) - 1;
+    second = has_second;
+    round += !has_second;
   }
 };
 
-// 64·CONSUMERS rows of one head, and the key tiles that they see.
+// 64·CONSUMERS rows of one head, and the key tiles that they, or others of their cluster, see.
 struct Tile {
   int m0, m_last, head, head_kv, batch;
   int first, count;  // key tiles [first, first + count)
@@ -135,27 +195,51 @@ __device__ __forceinline__ int last_seen(const SdpaParams& p, const Tile& t, int
   return max(t.first, min(t.last(), min(min(row, p.seq_q - 1) + p.band_hi, p.seq_kv - 1) / BLOCK_N));
 }
 
+__device__ __forceinline__ int rank_in_cluster() { return CLUSTER > 1 ? int(blockIdx.x % CLUSTER) : 0; }
+
 __device__ __forceinline__ Tile tile_at(const SdpaParams& p, const Schedule& schedule) {
   Tile t;
-  t.m0 = schedule.m_block(p) * BLOCK_M;
+  int m_block, head;
+  schedule.find(p, m_block, head);
+  const int cluster_m0 = m_block * CLUSTER * BLOCK_M;
+  t.m0 = cluster_m0 + rank_in_cluster() * BLOCK_M;
   t.m_last = min(t.m0 + BLOCK_M, p.seq_q) - 1;
-  t.head = schedule.head(p) % p.heads_q;
-  t.batch = schedule.head(p) / p.heads_q;
+  t.head = head % p.heads_q;
+  t.batch = head / p.heads_q;
   t.head_kv = t.head / (p.heads_q / p.heads_kv);
-  const int key_first = max(0, t.m0 + p.band_lo);
-  const int key_last = min(p.seq_kv - 1, t.m_last + p.band_hi);
+  const int key_first = max(0, cluster_m0 + p.band_lo);
+  const int key_last = min(p.seq_kv - 1, min(cluster_m0 + CLUSTER * BLOCK_M, p.seq_q) - 1 + p.band_hi);
   t.first = key_first / BLOCK_N;
   t.count = key_last >= key_first ? key_last / BLOCK_N - t.first + 1 : 0;
   t.precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, t.m0, t.m_last, PRECISE_KEYS);
   return t;
 }
 
-__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u32 q_desc, u32 k_smem) {
+// A warpgroup's queries as the A operand of Q·Kᵀ: where they lie or, Q_REGISTERS, four registers for each k16 step.
+struct Queries {
+  u32 descriptor;
+  u32 fragments[Q_REGISTERS ? HEAD_DIM / 16 : 1][4];
+
+  __device__ __forceinline__ void read(u32 q_smem, int warpgroup, int warp_row, int lane) {
+    descriptor = wgmma_descriptor(q_smem + warpgroup * 64 * 128);
+#pragma unroll
+    for (int k = 0; k < (Q_REGISTERS ? HEAD_DIM / 16 : 0); ++k)
+      ldmatrix_x4(fragments[k], q_smem + (k / 4) * Q_PANEL_BYTES + panel_offset(warp_row + (lane & 15), (k % 4) * 2 + (lane >> 4)));
+  }
+};
+
+__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], const Queries& q, u32 k_smem) {
   const u32 k_desc = wgmma_descriptor(k_smem);
 #pragma unroll
   for (int k = 0; k < HEAD_DIM / 16; ++k) {
     const int inside = (k % 4) * 2;  // 32 bytes per k16 step, in units of 16
-    Wgmma<BLOCK_N>::ss(s, q_desc + inside + (k / 4) * (Q_PANEL_BYTES >> 4), k_desc + inside + (k / 4) * (KV_PANEL_BYTES >> 4), k > 0);
+    const u32 b = k_desc + inside + (k / 4) * (KV_PANEL_BYTES >> 4);
+    if (Q_REGISTERS) {
+      const u32(&a)[4] = q.fragments[Q_REGISTERS ? k : 0];
+      Wgmma<BLOCK_N>::template rs<0>(s, a[0], a[1], a[2], a[3], b, k > 0);
+    } else {
+      Wgmma<BLOCK_N>::ss(s, q.descriptor + inside + (k / 4) * (Q_PANEL_BYTES >> 4), b, k > 0);
+    }
   }
   wgmma_commit();
 }
@@ -196,14 +280,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #pragma unroll
     for (int slot = 0; slot < STAGES; ++slot) {
       mbarrier_init(k_full(slot), 1);
-      mbarrier_init(k_empty(slot), 4 * CONSUMERS);
+      mbarrier_init(k_empty(slot), 4 * CONSUMERS * CLUSTER);
       mbarrier_init(v_full(slot), 1);
-      mbarrier_init(v_empty(slot), 4 * CONSUMERS);
+      mbarrier_init(v_empty(slot), 4 * CONSUMERS * CLUSTER);
     }
     mbarrier_init_fence();
     grid_launch_dependents();
   }
   __syncthreads();
+  if (CLUSTER > 1) cluster_sync();  // nothing arrives from the others before the barriers are there
 
   if (threadIdx.x < 128) {
     // Producer. Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
@@ -211,13 +296,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     if (threadIdx.x == 0) {
       RingPosition<Q_STAGES> q_at;
       RingPosition<STAGES> k_at, v_at;
+      // A panel of a key tile, or this CTA's share of it to the whole cluster.
+      auto load_keys = [&](u32 to, const TensorMap* map, u32 full, int column, int key, const Tile& t) {
+        const int share = rank_in_cluster() * (BLOCK_N / CLUSTER);
+        if (CLUSTER > 1)
+          tma_load_multicast(to + share * 128, map, full, column, key + share, t.head_kv, t.batch, (1 << CLUSTER) - 1, L2_EVICT_LAST);
+        else
+          tma_load(to, map, full, column, key, t.head_kv, t.batch, L2_EVICT_LAST);
+      };
       auto load_k = [&](const Tile& t, int n) {
         mbarrier_wait(k_empty(k_at.slot()), k_at.parity() ^ 1);
         mbarrier_expect_bytes(k_full(k_at.slot()), K_BYTES);
 #pragma unroll
         for (int panel = 0; panel < QK_PANELS; ++panel)
-          tma_load(smem + K_OFFSET + k_at.slot() * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot()), panel * PANEL,
-                   n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
+          load_keys(smem + K_OFFSET + k_at.slot() * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot()), panel * PANEL,
+                    n * BLOCK_N, t);
         k_at.advance();
       };
       auto load_v = [&](const Tile& t, int n) {
@@ -225,8 +318,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         mbarrier_expect_bytes(v_full(v_at.slot()), V_BYTES);
 #pragma unroll
         for (int panel = 0; panel < V_PANELS; ++panel)
-          tma_load(smem + V_OFFSET + v_at.slot() * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot()), panel * PANEL,
-                   n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
+          load_keys(smem + V_OFFSET + v_at.slot() * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot()), panel * PANEL,
+                    n * BLOCK_N, t);
         v_at.advance();
       };
       auto load_q = [&](const Tile& t) {
@@ -274,6 +367,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     auto release = [&](u32 barrier) {
       if (lane == 0) mbarrier_arrive(barrier);
     };
+    auto release_keys = [&](u32 barrier) {  // to every producer that fills this slot
+      if (CLUSTER == 1)
+        release(barrier);
+      else if (lane < CLUSTER)
+        mbarrier_arrive_cluster(cluster_address(barrier, lane));
+    };
     constexpr bool TAKES_TURNS = OVERLAP && PINGPONG && CONSUMERS > 1;
     auto await_turn = [&] { named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256); };
     auto pass_turn = [&] { named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % CONSUMERS, 256); };
@@ -287,15 +386,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     RowState state;
     auto k_tile = [&] { return smem + K_OFFSET + k_at.slot() * K_BYTES; };
     auto v_tile = [&] { return smem + V_OFFSET + v_at.slot() * V_BYTES; };
-    auto q_descriptor = [&] { return wgmma_descriptor(smem + q_at.slot() * Q_SLOT_BYTES + warpgroup * 64 * 128); };
-    // Whoever has read its last keys of a row block needs Q no more.
+    // Queries in registers are needed no more in shared memory, others by whoever has read its last keys of a row block.
     auto release_k = [&](const Tile& t, int n) {
-      release(k_empty(k_at.slot()));
+      release_keys(k_empty(k_at.slot()));
       k_at.advance();
-      if (STORE_DIRECT && n == t.first) release(q_empty(q_at.slot()));
+      if (STORE_DIRECT && !Q_REGISTERS && n == t.first) release(q_empty(q_at.slot()));
     };
     auto release_v = [&] {
-      release(v_empty(v_at.slot()));
+      release_keys(v_empty(v_at.slot()));
       v_at.advance();
     };
     auto await_product = [&] {  // of P·V, in the middle of the next tile's softmax
@@ -304,24 +402,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       pin_registers(packed);
       release_v();
     };
-    auto mask_and_softmax = [&](const Tile& t, int n, bool under_product) {
-      auto wait = [&] {
-        if (under_product) await_product();
-      };
+    auto needs_mask = [&](const Tile& t, int n) {
       const int wg_first = t.m0 + warpgroup * 64;
-      const bool masked = tile_needs_mask(p, wg_first, min(wg_first + 63, p.seq_q - 1), n * BLOCK_N, BLOCK_N);
-      if (masked) {
-        const int row = t.m0 + warp_row + lane / 4;
-        const int rows[2] = {row, row + 8};
-        mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
-      }
-      if (FMA_EXP > 0 && !masked)
-        rescale = softmax_scores<BLOCK_N, false, FMA_EXP, RESCALE_LAG, WAIT_AT>(s, state, p.scale_log2, shrink, wait);
-      else
-        rescale = softmax_scores<BLOCK_N, true, 0, RESCALE_LAG, WAIT_AT>(s, state, p.scale_log2, shrink, wait);
+      return !WHOLE_TILES && tile_needs_mask(p, wg_first, min(wg_first + 63, p.seq_q - 1), n * BLOCK_N, BLOCK_N);
+    };
+    auto mask_tile = [&](const Tile& t, int n) {
+      const int row = t.m0 + warp_row + lane / 4;
+      const int rows[2] = {row, row + 8};
+      mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+    };
+    auto softmax = [&](auto maybe_masked, bool masked, auto wait) {
+      constexpr bool MAYBE_MASKED = decltype(maybe_masked)::value;
+      rescale = softmax_scores<BLOCK_N, MAYBE_MASKED, MAYBE_MASKED ? 0 : FMA_EXP, RESCALE_LAG, WAIT_AT>(
+          s, state, p.scale_log2, shrink, wait, MAX_OF_THREE && !masked);
+    };
+    auto mask_and_softmax = [&](const Tile& t, int n) {  // of a tile with nothing else under way: mostly one with a mask
+      if (needs_mask(t, n)) mask_tile(t, n);
+      softmax(Constant<!WHOLE_TILES>(), !WHOLE_TILES, NoWait());
     };
     auto rescale_output = [&] {
       if (RESCALE_LAG < 0 || rescale) scale_rows(o, shrink);
+    };
+    auto finish_store = [&] {  // of the row block before
+      if (STORE_LATER && q_at.uses > 0 && lane == 0) {
+        tma_store_wait_read();
+        mbarrier_arrive(q_empty((q_at.uses - 1) % Q_STAGES));
+      }
     };
     auto await_k = [&] { mbarrier_wait(k_full(k_at.slot()), k_at.parity()); };
     auto await_v = [&] { mbarrier_wait(v_full(v_at.slot()), v_at.parity()); };
@@ -333,18 +439,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
       row_state_reset(state);
       mbarrier_wait(q_full(q_at.slot()), q_at.parity());
+      Queries q;
+      q.read(smem + q_at.slot() * Q_SLOT_BYTES, warpgroup, warp_row, lane);
+      if (STORE_DIRECT && (Q_REGISTERS || t.count == 0)) release(q_empty(q_at.slot()));
 
-      if (t.count == 0) {
-        if (STORE_DIRECT) release(q_empty(q_at.slot()));
-      } else if (!OVERLAP || (PRECISE_KEYS > 0 && t.precise)) {
-        for (n = t.last(); n >= t.first; --n) {
+      const bool precise = PRECISE_KEYS > 0 && t.precise;
+      // Tiles to the right of all that this warpgroup's rows see: it only keeps step with the others.
+      auto skip_hidden = [&](bool turns) {
+        for (int skipped = t.last(); skipped > n; --skipped) {
+          await_k();
+          release_k(t, skipped);
+          await_v();
+          release_v();
+          if (turns) await_turn(), pass_turn();
+        }
+      };
+      auto run_one_by_one = [&] {
+        finish_store();
+        skip_hidden(false);
+        for (; n >= t.first; --n) {
           await_k();
           wgmma_fence();
-          multiply_qk(s, q_descriptor(), k_tile());
+          multiply_qk(s, q, k_tile());
           wgmma_wait<0>();
           pin_registers(s);
           release_k(t, n);
-          mask_and_softmax(t, n, false);
+          mask_and_softmax(t, n);
           pack_probabilities<BLOCK_N>(s, packed);
           rescale_output();
           await_v();
@@ -352,74 +472,100 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
           pin_registers(packed);
           wgmma_fence();
           multiply_pv(o, packed, v_tile());
-          wgmma_wait<0>();
-          pin_registers(o);
-          if (PRECISE_KEYS > 0 && t.precise) {
-            pack_residual<BLOCK_N>(s, packed);
-            pin_registers(packed);
+          if (precise) {  // the remainder of P is worked out under the product of P
+            u32 residual[BLOCK_N / 4];
+            pack_residual<BLOCK_N>(s, packed, residual);
+            pin_registers(residual);
             wgmma_fence();
-            multiply_pv(o, packed, v_tile());
+            multiply_pv(o, residual, v_tile());
             wgmma_wait<0>();
-            pin_registers(o);
+            pin_registers(residual);
+          } else {
+            wgmma_wait<0>();
           }
+          pin_registers(o);
           release_v();
         }
-      } else {
-        // Tiles to the right of all that this warpgroup's rows see: it only keeps step with the others.
-        for (int skipped = t.last(); skipped > n; --skipped) {
-          await_k();
-          release_k(t, skipped);
-          await_v();
-          release_v();
-          if (TAKES_TURNS) await_turn(), pass_turn();
-        }
+      };
+      auto run_overlapped = [&](auto with_residual) {
+        constexpr bool WITH_RESIDUAL = decltype(with_residual)::value;
+        u32 residual[WITH_RESIDUAL ? BLOCK_N / 4 : 1];
+        auto pack = [&] {
+          pack_probabilities<BLOCK_N>(s, packed);
+          if constexpr (WITH_RESIDUAL) pack_residual<BLOCK_N>(s, packed, residual);
+        };
+        auto multiply_values = [&] {
+          pin_registers(o);
+          if constexpr (WITH_RESIDUAL) pin_registers(residual);
+          wgmma_fence();
+          multiply_pv(o, packed, v_tile());
+          if constexpr (WITH_RESIDUAL) multiply_pv(o, residual, v_tile());
+        };
+        skip_hidden(TAKES_TURNS);
         await_k();
         wgmma_fence();
-        multiply_qk(s, q_descriptor(), k_tile());
+        multiply_qk(s, q, k_tile());
+        finish_store();
         wgmma_wait<0>();
         pin_registers(s);
         release_k(t, n);
-        mask_and_softmax(t, n, false);
-        pack_probabilities<BLOCK_N>(s, packed);
-        const u32 q_desc = q_descriptor();
-        for (--n; n >= t.first; --n) {
+        mask_and_softmax(t, n);
+        pack();
+        auto step = [&](auto maybe_masked, bool masked) {
           await_k();
           if (TAKES_TURNS) await_turn();
           pin_registers(s);
           pin_registers(packed);
           pin_registers(o);
           wgmma_fence();
-          multiply_qk(s, q_desc, k_tile());
+          multiply_qk(s, q, k_tile());
           if (!SCALE_LATE) rescale_output();
           await_v();
-          pin_registers(o);
-          wgmma_fence();
-          multiply_pv(o, packed, v_tile());
+          multiply_values();
           if (TAKES_TURNS) pass_turn();
-          wgmma_wait<1>();
+          wgmma_wait<WITH_RESIDUAL ? 2 : 1>();
           pin_registers(s);
           release_k(t, n);
-          mask_and_softmax(t, n, true);
-          pack_probabilities<BLOCK_N>(s, packed);
+          if (masked) mask_tile(t, n);
+          softmax(maybe_masked, masked, await_product);
+          pack();
           if (SCALE_LATE) rescale_output();
+        };
+        for (--n; n >= t.first; --n) {
+          const bool masked = needs_mask(t, n);
+          if (!MASKS_APART || WITH_RESIDUAL)
+            step(Constant<!WHOLE_TILES>(), masked);
+          else if (masked)
+            step(Constant<!WHOLE_TILES>(), true);
+          else
+            step(Constant<false>(), false);
         }
         if (!SCALE_LATE) rescale_output();
         await_v();
-        pin_registers(o);
         pin_registers(packed);
-        wgmma_fence();
-        multiply_pv(o, packed, v_tile());
+        multiply_values();
         wgmma_wait<0>();
         pin_registers(o);
         release_v();
+      };
+      if (t.count == 0) {  // no key: zeros are stored
+        finish_store();
+      } else if (!OVERLAP || (precise && !RESIDUAL_FITS)) {
+        run_one_by_one();
+      } else if (RESIDUAL_FITS && precise) {
+        run_overlapped(Constant<RESIDUAL_FITS>());
+      } else {
+        run_overlapped(Constant<false>());
       }
 
       // Opaque, so that rows, head and batch are worked out again here instead of being kept in registers over the loop.
       Schedule done_with = schedule;
-      asm volatile("" : "+r"(done_with.unit));
-      const int head = done_with.head(p) % p.heads_q;
-      const int batch = done_with.head(p) / p.heads_q;
-      const int m0 = done_with.m_block(p) * BLOCK_M;
+      asm volatile("" : "+r"(done_with.round));
+      int m_block, flat_head;
+      done_with.find(p, m_block, flat_head);
+      const int head = flat_head % p.heads_q;
+      const int batch = flat_head / p.heads_q;
+      const int m0 = (m_block * CLUSTER + rank_in_cluster()) * BLOCK_M;
       const int rows[2] = {m0 + warp_row + lane / 4, m0 + warp_row + lane / 4 + 8};
       reduce_row_sums(state);
       float inverse[2];
@@ -455,12 +601,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
           for (int panel = 0; panel < V_PANELS; ++panel)
             tma_store(&o_map, o_smem + panel * Q_PANEL_BYTES + warp_row * 128, panel * PANEL, m0 + warp_row, head, batch);
           tma_store_commit();
-          tma_store_wait_read();
-          mbarrier_arrive(q_empty(q_at.slot()));
+          if (!STORE_LATER) {
+            tma_store_wait_read();
+            mbarrier_arrive(q_empty(q_at.slot()));
+          }
         }
         __syncwarp();
       }
       q_at.advance();
     }
+    if (STORE_LATER && lane == 0) tma_store_wait_read();
+  }
+  if (CLUSTER > 1) {  // the others may still load into this CTA's memory and arrive at its barriers
+    __syncwarp();
+    cluster_sync();
   }
 }

@@ -174,10 +174,12 @@ __device__ __forceinline__ void wgmma_wait_all_but(int pending) {
 
 // All tiles of a part at once: Q·Kᵀ of tile i+1 is on the tensor cores before the softmax of tile i begins, and P·V of
 // tile i while that of tile i+1 runs. `multiply_qk(s, tile)` and `multiply_pv(packed, tile)` wait for their operands and issue a
-// product, `mask(s, tile)` hides scores, and `finish()` is what can be done under the last product.
-template <int TILES, typename MultiplyQk, typename MultiplyPv, typename Mask, typename Finish>
+// product, `mask(s, tile)` hides scores, and `finish()` is what can be done under the last product. PRECISE: what rounding left of P is
+// multiplied too (a single tile has the registers for it).
+template <int TILES, bool PRECISE = false, typename MultiplyQk, typename MultiplyPv, typename Mask, typename Finish>
 __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState& state, float scale_log2,
                                              MultiplyQk multiply_qk, MultiplyPv multiply_pv, Mask mask, Finish finish) {
+  static_assert(!PRECISE || TILES == 1, "P and its remainder are held beside one set of scores");
   constexpr int LAST = TILES - 1;
   float s[2][TILE_N / 2];
   u32 packed[TILE_N / 4];
@@ -202,6 +204,11 @@ __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState
     }
     pack_probabilities<TILE_N>(s[tile % 2], packed);
     multiply_pv(packed, tile);
+    if (PRECISE) {
+      u32 residual[TILE_N / 4];
+      pack_residual<TILE_N>(s[tile % 2], packed, residual);
+      multiply_pv(residual, tile);
+    }
   }
   finish();
   wgmma_wait<0>();
@@ -375,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       wgmma_wait<0>();
       pin_registers(o);
       if (PRECISE_KEYS > 0 && precise) {
-        pack_residual<TILE_N>(s, packed);
+        pack_residual<TILE_N>(s, packed, packed);
         multiply_pv(packed, tile);
         wgmma_wait<0>();
         pin_registers(o);
@@ -392,6 +399,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   constexpr int KNOWN = OWN_TILES > 0 && OWN_TILES <= STRAIGHT_MAX ? OWN_TILES : 0;
   if (KNOWN > 0) {
     run_straight<KNOWN == 0 ? 1 : KNOWN>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
+  } else if (PRECISE_KEYS > 0 && precise && own_tiles == 1 && STRAIGHT) {
+    run_straight<1, true>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
   } else if (precise || own_tiles == 0 || own_tiles > STRAIGHT_MAX) {
     run_loop();
   } else if (own_tiles == 1) {

@@ -226,9 +226,9 @@ impl Checker<'_> {
     fn check(&self, manifest: &Manifest) -> Result<()> {
         self.names(manifest)?;
         self.lists(manifest)?;
-        self.tunables(manifest)?;
         self.expressions(manifest)?;
         self.cycles(manifest)?;
+        self.tunables(manifest)?;
         self.satisfiable(manifest)
     }
 
@@ -298,10 +298,9 @@ impl Checker<'_> {
             }
             // A default must not depend on what is being chosen.
             let names = tunable.default.names();
-            if let Some(name) =
-                names.iter().find(|name| !ProblemFacts::NAMES.contains(name) && **name != "dtype")
-            {
-                let problem = format!("its default uses `{name}`, which is not a fact of the problem");
+            if let Some(name) = names.iter().find(|name| depends_on_tunables(manifest, name)) {
+                let problem =
+                    format!("its default uses `{name}`, which does not follow from the problem alone");
                 return Err(self.value(&key, problem));
             }
             let duplicate =
@@ -424,6 +423,15 @@ impl Environment for TunablesOnly<'_> {
     fn dtype(&self) -> Option<InputType> {
         None
     }
+}
+
+/// Whether a name is a tunable, or a define made with one. The defines have no cycles.
+fn depends_on_tunables(manifest: &Manifest, name: &str) -> bool {
+    manifest.tunables.iter().any(|tunable| tunable.name == name)
+        || manifest
+            .defines
+            .get(name)
+            .is_some_and(|expr| expr.names().iter().any(|name| depends_on_tunables(manifest, name)))
 }
 
 fn depends_on_tunables_alone(manifest: &Manifest, constraint: &Constraint) -> bool {
