@@ -167,6 +167,8 @@ struct Tune<'a> {
     proposer: Option<String>,
     /// Tunables that are tried, all others fixed; all when empty.
     only: &'a [&'a str],
+    /// Candidates prepared ahead.
+    ahead: usize,
 }
 
 impl Tune<'_> {
@@ -195,7 +197,7 @@ impl Tune<'_> {
             limit: None,
             top: 3,
             resume: self.resume,
-            ahead: 1,
+            ahead: self.ahead,
             rule: Rule { most_blocks: 12, ..gates::rule(None) },
             prior: Prior::default(),
             ceilings: None,
@@ -269,6 +271,7 @@ fn a_proposed_source_goes_through_every_gate_and_a_winner_is_kept_whole() {
         stage: Stage::new("_p"),
         proposer,
         only: &[],
+        ahead: 1,
     };
     let outcome = tune.run(path, &profiler, &mut compiling());
     let [_, good_one, uncompiled, wrong, racing] = outcome.history.as_slice() else {
@@ -377,6 +380,8 @@ fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
         stage: Stage::new("MIN_CTAS=2"),
         proposer: None,
         only: &["MIN_CTAS", "STAGES", "HEAD_GROUP", "SKIP_RESCALE"],
+        // More than there are evaluations: everything could be proposed before anything is known.
+        ahead: 32,
     };
     let outcome = tune.run(path, &profiler, &mut Nothing);
     let contents = log::read(&path.join("t/log.jsonl")).unwrap();
@@ -392,12 +397,32 @@ fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
         .flat_map(|d| d.insights.iter().map(|insight| insight.id.as_str()))
         .collect();
     let followed: Vec<&Evaluation> = outcome.history.iter().filter(|e| e.operator == "insight").collect();
-    assert!(!followed.is_empty(), "{:?}", outcome.history.iter().map(|e| &e.operator).collect::<Vec<_>>());
-    for evaluation in followed {
+    for evaluation in &followed {
         assert!(ids.contains(evaluation.insight.as_deref().unwrap()) && evaluation.helped.is_some());
+        let led = evaluation.trials.iter().find(|trial| Some(&trial.insight) == evaluation.insight.as_ref());
+        assert_eq!(led.map(|trial| Some(trial.helped)), Some(evaluation.helped), "{evaluation:?}");
     }
+    let operators = || outcome.history.iter().map(|e| (&e.operator, &e.parents)).collect::<Vec<_>>();
+    assert!(followed.len() >= 2, "{:?}", operators());
+    // What was said of the default and of the best that came after it is tried next, however much was on its way.
+    for diagnosis in &contents.diagnoses[..2] {
+        let next = &outcome.history[diagnosis.number as usize + 1];
+        assert_eq!(
+            (next.operator.as_str(), &next.parents),
+            ("insight", &vec![diagnosis.number]),
+            "{:?}",
+            operators()
+        );
+    }
+    assert!(
+        outcome.history.iter().any(|e| e.operator != "insight" && !e.trials.is_empty()),
+        "{:?}",
+        operators()
+    );
     let prior = Prior::read(&path.join("t/insights.json")).unwrap();
     assert!(prior.insights.keys().all(|id| ids.contains(id.as_str())) && !prior.insights.is_empty());
+    let tried: u32 = prior.insights.values().map(|record| record.tried).sum();
+    assert_eq!(tried as usize, outcome.history.iter().map(|e| e.trials.len()).sum::<usize>());
 
     // Only what was accepted and would be an elite has a profile gate, and no candidate was profiled twice.
     for evaluation in &outcome.history {
@@ -411,6 +436,46 @@ fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
     // A replay follows the same insights.
     let replay = simulate::replay(&contents, "evo", 100, 3, 1).unwrap();
     assert_eq!(replay.budget, contents.evaluations.len());
+}
+
+#[test]
+fn a_replay_of_a_log_from_before_trials_is_the_same_each_time() {
+    let log = concat!(env!("CARGO_MANIFEST_DIR"), "/../../results/h200/tune-stage-c/log.jsonl");
+    let contents = log::read(Path::new(log)).unwrap();
+    assert!(contents.evaluations.iter().all(|evaluation| evaluation.trials.is_empty()));
+    let replays = || {
+        let replay = simulate::replay(&contents, "evo", 40, 3, 1).unwrap();
+        assert_eq!((replay.budget, replay.best_so_far.len()), (40, 40));
+        replay.best_so_far
+    };
+    assert_eq!(replays(), replays());
+}
+
+#[test]
+fn what_is_no_longer_wanted_is_passed_over_and_may_be_wanted_again() {
+    let mut ahead = compiling();
+    let source = "#include \"params.h\"\nextern \"C\" __global__ void sdpa_v2c(const __grid_constant__ SdpaParams p) {}\n";
+    let names: Vec<String> = (0..6).map(|i| format!("quick_{i}")).collect();
+    for (i, name) in names.iter().enumerate() {
+        // The first is in no cache: the one worker is busy with it until the others have been forgotten.
+        let unique = if i == 0 { format!("// {:?}\n", std::time::SystemTime::now()) } else { String::new() };
+        ahead.adopt("sdpa_v2c", name, &format!("{unique}{source}")).unwrap();
+    }
+    names.iter().for_each(|name| ahead.start(name));
+    for name in &names[1..] {
+        ahead.forget(name);
+    }
+    let passes = |ahead: &mut Compiling, name: &String| {
+        let prepared = ahead.wait(name).unwrap();
+        assert!(prepared.gates.first().is_some_and(|gate| gate.verdict.is_pass()), "{name}: {prepared:?}");
+    };
+    ahead.start(&names[5]);
+    passes(&mut ahead, &names[0]);
+    // By now the next ones have been passed over; if not, they are prepared from where they stand.
+    std::thread::sleep(Duration::from_millis(100));
+    ahead.start(&names[1]);
+    passes(&mut ahead, &names[1]);
+    passes(&mut ahead, &names[5]);
 }
 
 #[test]
@@ -429,6 +494,7 @@ fn a_profiler_that_is_refused_is_said_once_and_the_simulator_counts_instead() {
         stage: Stage::new("MAX_BLOCK_N=32"),
         proposer: None,
         only: &["MAX_BLOCK_N", "BLOCK_M"],
+        ahead: 1,
     };
     let outcome = tune.run(path, &profiler, &mut Nothing);
     assert_eq!(outcome.history.len(), 4);
@@ -471,6 +537,7 @@ fn a_candidate_that_the_profile_gate_fails_is_no_elite() {
         stage: Stage::new("BLOCK_M=64"),
         proposer: None,
         only: &["BLOCK_M"],
+        ahead: 1,
     };
     let outcome = tune.run(path, &profiler, &mut Nothing);
     let candidate = &outcome.history[1];

@@ -299,6 +299,20 @@ fn write_page(out: &mut String, outcome: &Outcome, folder: &std::path::Path) -> 
             confirmation.number, confirmation.fitness
         )?;
     }
+    let insights = Prior::default().with(history).insights;
+    if !insights.is_empty() {
+        let rows = insights
+            .into_iter()
+            .map(|(id, record)| {
+                let best = record.best_speedup.map_or("–".to_owned(), |speedup| format!("{speedup:.3}×"));
+                let [tried, helped, accepted] =
+                    [record.tried, record.helped, record.accepted].map(|count| count.to_string());
+                vec![id, tried, helped, accepted, best]
+            })
+            .collect();
+        let header = ["insight", "tried", "helped", "accepted", "best over its parent"];
+        write!(out, "\n{}", output::table(&header, 1, rows))?;
+    }
     for evaluation in history.iter().filter(|evaluation| evaluation.status == Status::Rejected).take(5) {
         let failed = evaluation.gates.iter().find(|gate| gate.verdict.is_fail());
         let why: String = failed.map_or(String::new(), |gate| format!("{} {}", gate.gate, gate.verdict));

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     insight::Diagnosis,
     space::{Point, Space},
+    trial::Trial,
 };
 use crate::{Error, error::IoContext, gate::GateResult, measure::compare::Word};
 
@@ -117,6 +118,9 @@ pub struct Evaluation {
     /// Whether that insight helped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub helped: Option<bool>,
+    /// Insights that it put to the test, whether one of them led to it or not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trials: Vec<Trial>,
     /// What a proposer said for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rationale: Option<String>,
@@ -314,6 +318,7 @@ pub(crate) mod tests {
             parents: vec![],
             insight: None,
             helped: None,
+            trials: vec![],
             rationale: None,
             gates: vec![GateResult::pass("correctness", "fine")],
             resources: None,

@@ -20,6 +20,7 @@ pub mod simulate;
 pub mod sources;
 pub mod space;
 pub mod strategy;
+pub mod trial;
 pub mod tune;
 
 pub use log::{Evaluation, Header, ShapeResult, Status};

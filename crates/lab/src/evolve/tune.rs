@@ -18,6 +18,7 @@ use super::{
     resume, sources,
     space::{Point, Space, label},
     strategy::{self, Proposal, View},
+    trial::trials,
 };
 use crate::{
     Error,
@@ -220,7 +221,13 @@ pub fn tune(
         if !watch(&evaluation) {
             break "interrupted";
         }
-        state.look(source)?;
+        if state.look(source)? && strategy.heeds_the_best() {
+            // What is on its way was proposed without knowing of the new best and what is said of it.
+            for outdated in queue.drain(..) {
+                state.taken.remove(&outdated.point);
+                ahead.forget(&outdated.label(&request.space.kernel));
+            }
+        }
     };
     drop(judge);
     if ended != "interrupted" {
@@ -285,16 +292,17 @@ impl State<'_> {
         self.request.problems.iter().map(draw).collect()
     }
 
-    /// Looks at a new best for advice. What was said of it before a resume is not asked for again.
-    fn look(&mut self, source: &dyn InsightSource) -> Result<(), Error> {
+    /// Looks at a new best for advice, and says whether there is one. What was said of it before a resume is not asked for
+    /// again.
+    fn look(&mut self, source: &dyn InsightSource) -> Result<bool, Error> {
         let elites = population::elites(&self.history, 1);
         let Some(&best) = elites.first().filter(|best| self.looked_at != Some(best.number)) else {
-            return Ok(());
+            return Ok(false);
         };
         self.looked_at = Some(best.number);
         if let Some(known) = self.diagnoses.iter().find(|known| known.number == best.number) {
             self.insights.clone_from(&known.insights);
-            return Ok(());
+            return Ok(true);
         }
         let diagnosis = {
             let _lock = DeviceLock::wait(&self.header.device)?;
@@ -303,7 +311,7 @@ impl State<'_> {
         self.log.diagnose(&diagnosis)?;
         self.insights.clone_from(&diagnosis.insights);
         self.diagnoses.push(diagnosis);
-        Ok(())
+        Ok(true)
     }
 
     fn propose(&self, strategy: &mut dyn strategy::Strategy, number: u64) -> Option<Candidate> {
@@ -392,7 +400,7 @@ impl State<'_> {
         judged: Judged,
         took: Duration,
     ) -> Result<Evaluation, Error> {
-        let Candidate { kernel, point, operator, parents, insight, rationale, .. } = candidate;
+        let Candidate { kernel, point, operator, parents, insight, rationale, refused } = candidate;
         let mut gates = prepared.gates;
         gates.extend(judged.gates);
         let mut evaluation = Evaluation {
@@ -403,6 +411,7 @@ impl State<'_> {
             parents,
             insight,
             helped: None,
+            trials: vec![],
             rationale,
             gates,
             resources: prepared.resources,
@@ -414,6 +423,9 @@ impl State<'_> {
         if evaluation.insight.is_some() {
             let parent = evaluation.parents.first().and_then(|number| self.history.get(*number as usize));
             evaluation.helped = Some(parent.is_some_and(|parent| insight::helped(&evaluation, parent)));
+        }
+        if refused.is_none() {
+            evaluation.trials = trials(&evaluation, &self.history, &self.diagnoses);
         }
         self.log.add(&evaluation)?;
         if evaluation.kernel.is_none() {

@@ -35,8 +35,8 @@ pub struct Evaluation {
     pub accepted: bool,
     /// The insight that led to it.
     pub insight: Option<String>,
-    /// Whether that insight helped.
-    pub helped: Option<bool>,
+    /// Insights that it put to the test: id, and whether that helped.
+    pub trials: Vec<(String, bool)>,
     /// How long it took, where the log says.
     pub took_us: Option<f64>,
 }
@@ -102,15 +102,13 @@ impl Evolution {
         self.evaluations.iter().map(&mut take).collect()
     }
 
-    /// Insights that led to candidates: how often, and how often they helped.
+    /// Insights that candidates put to the test: how often, and how often they helped.
     pub fn insights(&self) -> Vec<(String, usize, usize)> {
         let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-        for evaluation in &self.evaluations {
-            if let Some(insight) = &evaluation.insight {
-                let (tried, helped) = counts.entry(insight).or_default();
-                *tried += 1;
-                *helped += usize::from(evaluation.helped == Some(true));
-            }
+        for (insight, has_helped) in self.evaluations.iter().flat_map(|evaluation| &evaluation.trials) {
+            let (tried, helped) = counts.entry(insight).or_default();
+            *tried += 1;
+            *helped += usize::from(*has_helped);
         }
         counts.into_iter().map(|(id, (tried, helped))| (id.to_owned(), tried, helped)).collect()
     }
@@ -151,6 +149,15 @@ fn evaluation(value: &Value, of_header: &str) -> Option<Evaluation> {
     let number = |key: &str| value.get(key).and_then(Value::as_f64);
     let status = value.get("status").and_then(Value::as_str).unwrap_or_default();
     let accepted = value.get("accepted").and_then(Value::as_bool);
+    let insight = value.get("insight").and_then(text);
+    let is_true = |value: &Value, key: &str| value.get(key).and_then(Value::as_bool) == Some(true);
+    let mut trials: Vec<(String, bool)> = list("trials")
+        .filter_map(|trial| Some((text(trial.get("insight")?)?, is_true(trial, "helped"))))
+        .collect();
+    if trials.is_empty() {
+        // A log without trials says only which insight led to a candidate.
+        trials.extend(insight.clone().map(|insight| (insight, is_true(value, "helped"))));
+    }
     Some(Evaluation {
         id,
         parents: list("parents").filter_map(text).collect(),
@@ -166,8 +173,8 @@ fn evaluation(value: &Value, of_header: &str) -> Option<Evaluation> {
             .collect(),
         fitness: number("fitness"),
         accepted: accepted.unwrap_or(matches!(status, "accepted" | "promoted")),
-        insight: value.get("insight").and_then(text),
-        helped: value.get("helped").and_then(Value::as_bool),
+        insight,
+        trials,
         took_us: number("seconds").map(|seconds| seconds * 1e6),
     })
 }
@@ -191,7 +198,7 @@ mod tests {
 {"id":"x","parents":[0,1],"operator":"crossover","kernel":"other","tunables":{"A":3},"fitness":1.3,"accepted":true}
 {"kind":"confirmation","number":0,"fitness":1.1,"confirmed":true}
 {"kind":"diagnosis","number":0,"view":"counters","insights":[{"id":"4-grid","bottleneck":"grid","confidence":0.7,"evidence":[],"suggestion":"Smaller blocks.","tunables":[{"name":"A","direction":"down"}]}]}
-{"kind":"evaluation","number":3,"parents":[0],"operator":"mutation","point":{"A":4},"gates":[{"gate":"profile","verdict":"FAIL","detail":"DRAM"}],"shapes":{},"fitness":1.9,"status":"rejected"}
+{"kind":"evaluation","number":3,"parents":[0],"operator":"mutation","trials":[{"insight":"4-grid","of":0,"speedup":1.7,"accepted":false,"helped":false},{"insight":"4-issue","of":0,"speedup":1.7,"accepted":false,"helped":true}],"point":{"A":4},"gates":[{"gate":"profile","verdict":"FAIL","detail":"DRAM"}],"shapes":{},"fitness":1.9,"status":"rejected"}
 {"kind":"evaluation","number":4,"parents":[3],"operator":"muta"#;
 
     #[test]
@@ -209,7 +216,7 @@ mod tests {
         assert_eq!(evolution.evaluations[0].shapes["mission bf16"].p50_us, Some(9.5));
         let elites: Vec<&str> = evolution.elites().iter().map(|e| e.id.as_str()).collect();
         assert_eq!(elites, ["x", "0"]);
-        assert_eq!(evolution.insights(), [("4-grid".to_owned(), 1, 0)]);
+        assert_eq!(evolution.insights(), [("4-grid".to_owned(), 2, 0), ("4-issue".to_owned(), 1, 1)]);
         let kernels: Vec<&str> = evolution.evaluations.iter().map(|e| e.kernel.as_str()).collect();
         assert_eq!(kernels, ["k", "k", "other", "k"]);
     }

@@ -22,4 +22,8 @@ impl Strategy for HillClimb {
         }
         Random.propose(view, dice)
     }
+
+    fn heeds_the_best(&self) -> bool {
+        true
+    }
 }

@@ -70,6 +70,11 @@ pub trait Strategy {
 
     /// The next point; `None` when nothing is left. The dice belong to this proposal alone.
     fn propose(&mut self, view: &View<'_>, dice: &mut Dice) -> Option<Proposal>;
+
+    /// Whether it goes on from the best: what it proposed before there was a new best is then proposed anew.
+    fn heeds_the_best(&self) -> bool {
+        false
+    }
 }
 
 /// The names of all strategies, the one of the lab first.
