@@ -424,10 +424,13 @@ fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
     let tried: u32 = prior.insights.values().map(|record| record.tried).sum();
     assert_eq!(tried as usize, outcome.history.iter().map(|e| e.trials.len()).sum::<usize>());
 
-    // Only what was accepted and would be an elite has a profile gate, and no candidate was profiled twice.
+    // Every elite passed the profile gate, what is out never saw it, and no candidate was profiled twice.
+    for elite in &outcome.elites.elites {
+        assert!(elite.profile.as_ref().is_some_and(|gate| gate.verdict.is_pass()), "{elite:?}");
+    }
     for evaluation in &outcome.history {
         let gated = evaluation.gates.iter().any(|gate| gate.gate == "profile");
-        assert!(!gated || evaluation.status >= Status::Accepted, "{evaluation:?}");
+        assert!(!gated || evaluation.status >= Status::Kept, "{evaluation:?}");
     }
     let profiled = profiles(path);
     assert_eq!(profiled.iter().collect::<HashSet<_>>().len(), profiled.len(), "{profiled:?}");
@@ -513,20 +516,29 @@ fn a_profiler_that_is_refused_is_said_once_and_the_simulator_counts_instead() {
     let gates: Vec<&GateResult> =
         outcome.history.iter().flat_map(|e| &e.gates).filter(|gate| gate.gate == "profile").collect();
     assert!(!gates.is_empty() && gates.iter().all(|gate| matches!(gate.verdict, Verdict::Unavailable(_))));
+    let file: Value = serde_json::from_slice(&fs::read(path.join("t/elite.json")).unwrap()).unwrap();
+    let elites = file["elites"].as_array().unwrap();
+    assert_eq!(elites.len(), 3);
+    for elite in elites {
+        assert_eq!(elite["profile"]["verdict"], "UNAVAILABLE", "{elite}");
+    }
     // An unavailable gate turns nobody away.
     assert!(outcome.history.iter().any(|e| e.status == Status::Promoted), "{:?}", outcome.history);
 }
 
-#[test]
-fn a_candidate_that_the_profile_gate_fails_is_no_elite() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path();
+/// A tune of two candidates, the default and `BLOCK_M=64`. Those whose name has `bound` in it wait for device memory with idle
+/// tensor cores, says the profiler.
+fn tune_of_two(path: &Path, fast: &'static str, bound: &str) -> Outcome {
     let ncu = profiler_program(path, None);
-    // The capture of a kernel that waits for device memory with idle tensor cores.
     let script = fs::read_to_string(&ncu).unwrap();
-    let bound = path.join("memory-bound.csv");
-    fs::write(&bound, with_dram_percent(&fs::read_to_string(CAPTURE).unwrap(), "93.1")).unwrap();
-    fs::write(&ncu, script.replace(CAPTURE, bound.to_str().unwrap())).unwrap();
+    let capture = path.join("memory-bound.csv");
+    fs::write(&capture, with_dram_percent(&fs::read_to_string(CAPTURE).unwrap(), "93.1")).unwrap();
+    let by_name = format!(
+        "case \"$(tail -n 1 {})\" in *{bound}*) cat {};; *) cat {CAPTURE};; esac",
+        path.join("profiles").display(),
+        capture.display()
+    );
+    fs::write(&ncu, script.replace(&format!("cat {CAPTURE}"), &by_name)).unwrap();
     let say = |why: &str| panic!("{why}");
     let profiler = Profiler::new(session(shipped(), &ncu), problem(), path.join("t"), &say);
     let tune = Tune {
@@ -534,18 +546,35 @@ fn a_candidate_that_the_profile_gate_fails_is_no_elite() {
         kernel: "sdpa_v2c",
         evaluations: 2,
         resume: false,
-        stage: Stage::new("BLOCK_M=64"),
+        stage: Stage::new(fast),
         proposer: None,
         only: &["BLOCK_M"],
         ahead: 1,
     };
-    let outcome = tune.run(path, &profiler, &mut Nothing);
-    let candidate = &outcome.history[1];
-    assert_eq!((failed(candidate).gate.as_str(), candidate.status), ("profile", Status::Rejected));
-    assert!(failed(candidate).detail.contains("DRAM 93.1 %"), "{}", failed(candidate).detail);
-    assert!(candidate.fitness.is_some_and(|fitness| fitness > 1.5), "it was fast: {candidate:?}");
-    let elites: Vec<u64> = outcome.elites.elites.iter().map(|elite| elite.evaluation).collect();
-    assert_eq!(elites, [0]);
+    tune.run(path, &profiler, &mut Nothing)
+}
+
+#[test]
+fn whoever_the_profile_gate_fails_is_no_elite() {
+    let elites = |outcome: &Outcome| -> Vec<u64> {
+        outcome.elites.elites.iter().map(|elite| elite.evaluation).collect()
+    };
+    // Four times as fast as the default; and as fast as it, which is enough to be an elite while there are few.
+    for (fast, expected) in [("BLOCK_M=64", 4.0), ("nobody", 1.0)] {
+        let folder = tempfile::tempdir().unwrap();
+        let outcome = tune_of_two(folder.path(), fast, "BLOCK_M=64");
+        let candidate = &outcome.history[1];
+        assert!(candidate.fitness.is_some_and(|fitness| (fitness / expected - 1.0).abs() < 0.01));
+        assert_eq!((failed(candidate).gate.as_str(), candidate.status), ("profile", Status::Rejected));
+        assert!(failed(candidate).detail.contains("DRAM 93.1 %"), "{}", failed(candidate).detail);
+        assert_eq!(elites(&outcome), [0]);
+    }
+    // The default has no privilege, but the search goes on from it.
+    let folder = tempfile::tempdir().unwrap();
+    let outcome = tune_of_two(folder.path(), "nobody", "BLOCK_M=32");
+    assert_eq!((failed(&outcome.history[0]).gate.as_str(), elites(&outcome)), ("profile", vec![1]));
+    let contents = log::read(&folder.path().join("t/log.jsonl")).unwrap();
+    assert_eq!(contents.diagnoses.iter().map(|d| d.number).collect::<Vec<_>>(), [0, 1]);
 }
 
 /// A capture with another number for the use of device memory.

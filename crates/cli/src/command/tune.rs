@@ -285,12 +285,18 @@ fn write_page(out: &mut String, outcome: &Outcome, folder: &std::path::Path) -> 
             vec![
                 format!("#{}", elite.evaluation),
                 format!("{:.3}×", elite.fitness),
+                elite.profile.as_ref().map_or("–", |gate| gate.verdict.word()).to_owned(),
                 format!("{source}{}", tunables.join(" ")),
                 shapes.join("\n"),
             ]
         })
         .collect();
-    out.push_str(&output::table(&["elite", "fitness", "tunables", "speed-up over the default"], 9, rows));
+    let header = ["elite", "fitness", "profile", "tunables", "speed-up over the default"];
+    out.push_str(&output::table(&header, 9, rows));
+    let profiles = outcome.elites.elites.iter().filter_map(|elite| elite.profile.as_ref());
+    if let Some(gate) = profiles.into_iter().find(|gate| gate.verdict.is_unavailable()) {
+        writeln!(out, "\nthe profile gate is {}", gate.verdict)?;
+    }
     if let Some(confirmation) = &outcome.elites.confirmation {
         let word = if confirmation.confirmed { "confirmed" } else { "NOT confirmed" };
         writeln!(

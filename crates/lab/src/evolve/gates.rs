@@ -69,6 +69,7 @@ pub struct Judge<'a> {
     places: Vec<Place<'a>>,
     rule: Rule,
     dice: Dice,
+    default: String,
     last_gate: Option<LastGate<'a>>,
 }
 
@@ -100,7 +101,7 @@ impl<'a> Judge<'a> {
         rule: Rule,
         seed: u64,
     ) -> Result<Self, Error> {
-        let mut places = Vec::new();
+        let (label, mut places) = (default.to_owned(), Vec::new());
         for (i, material) in materials.iter().enumerate() {
             let problem = &material.problem;
             if let Some(why) = device.refuses(default, problem) {
@@ -121,16 +122,16 @@ impl<'a> Judge<'a> {
             default.loaded.set_timing(Timing::Graph)?;
             places.push(Place { material, name: problem.to_string(), default });
         }
-        Ok(Self { device, places, rule, dice: Dice::new(seed), last_gate: None })
+        Ok(Self { device, places, rule, dice: Dice::new(seed), default: label, last_gate: None })
     }
 
-    /// Adds a gate that accepted candidates pass last, if they would be elites: it may be expensive.
+    /// Adds a gate that candidates pass last, if they would be elites: it may be expensive.
     pub fn with_last_gate(mut self, gate: Option<LastGate<'a>>) -> Self {
         self.last_gate = gate;
         self
     }
 
-    /// The default itself: what everything is compared with.
+    /// The default itself: what everything is compared with. To be an elite it too must pass the last gate.
     pub fn default_result(&mut self) -> Result<Judged, Error> {
         let mut shapes = BTreeMap::new();
         for place in &mut self.places {
@@ -150,8 +151,18 @@ impl<'a> Judge<'a> {
             };
             shapes.insert(place.name.clone(), shape);
         }
-        let gates = vec![GateResult::pass("correctness", "the default, on every problem")];
-        Ok(Judged { gates, shapes, fitness: Some(1.0), status: Status::Kept })
+        let mut gates = vec![GateResult::pass("correctness", "the default, on every problem")];
+        let status = self.after_last_gate(&self.default, Status::Kept, &mut gates);
+        Ok(Judged { gates, shapes, fitness: Some(1.0), status })
+    }
+
+    /// What becomes of a candidate that would be an elite.
+    fn after_last_gate(&self, label: &str, status: Status, gates: &mut Vec<GateResult>) -> Status {
+        let Some(gate) = self.last_gate else { return status };
+        let result = gate(label);
+        let failed = result.verdict.is_fail();
+        gates.push(result);
+        if failed { Status::Rejected } else { status }
     }
 
     /// Takes a candidate through correctness, audits, floor and duels, problem by problem, and through the last gate if it
@@ -200,15 +211,9 @@ impl<'a> Judge<'a> {
             "performance",
             format!("{fast} FAST, {slow} SLOW of {} measured", shapes.len()),
         ));
-        let would_be_elite = status > Status::Kept && fitness.is_some_and(|fitness| fitness > elite_above);
-        if let Some(gate) = self.last_gate.filter(|_| would_be_elite) {
-            let result = gate(label);
-            let failed = result.verdict.is_fail();
-            gates.push(result);
-            if failed {
-                return Ok(Judged { gates, shapes, fitness, status: Status::Rejected });
-            }
-        }
+        // Also one that is not shown to be faster: it becomes an elite as long as there are few.
+        let would_be_elite = status >= Status::Kept && fitness.is_some_and(|fitness| fitness > elite_above);
+        let status = if would_be_elite { self.after_last_gate(label, status, &mut gates) } else { status };
         Ok(Judged { gates, shapes, fitness, status })
     }
 

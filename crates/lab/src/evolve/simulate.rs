@@ -69,9 +69,9 @@ pub fn replay(
         for number in 0..budget as u64 {
             let default = space.default_point();
             let proposal = if number == 0 && known.contains_key(&default) {
-                Proposal { point: default, operator: "default", parents: vec![], insight: None }
+                Proposal { point: default, operator: population::DEFAULT, parents: vec![], insight: None }
             } else {
-                if let Some(best) = population::elites(&history, 1).first()
+                if let Some(best) = population::anchors(&history, 1).first()
                     && diagnoses.last().is_none_or(|last| last.number != best.number)
                 {
                     diagnoses.push(source.look(best, space));

@@ -30,7 +30,7 @@ pub fn trials(candidate: &Evaluation, history: &[Evaluation], diagnoses: &[Diagn
     let parent = candidate.parents.first().and_then(|number| evaluated(*number));
     // With another source it differs in more than its tunables.
     let Some(parent) = parent.filter(|parent| parent.kernel == candidate.kernel) else { return Vec::new() };
-    let best = population::elites(history, 1).first().map(|best| best.number);
+    let best = population::anchors(history, 1).first().map(|best| best.number);
     let mut trials: Vec<Trial> = Vec::new();
     for number in [Some(parent.number), best].into_iter().flatten() {
         for insight in diagnoses.iter().filter(|d| d.number == number).flat_map(|d| &d.insights) {

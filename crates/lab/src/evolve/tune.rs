@@ -64,7 +64,7 @@ pub struct Request<'a> {
     pub ceilings: Option<Ceilings>,
     /// Sets of inputs to rotate through; the device's own number when `None`.
     pub sets: Option<usize>,
-    /// What accepted candidates that would be elites pass last.
+    /// What candidates that would be elites pass last: the profile gate.
     pub last_gate: Option<LastGate<'a>>,
 }
 
@@ -145,9 +145,16 @@ pub fn tune(
     let before = state.history.len();
     if state.history.is_empty() {
         let started = Instant::now();
-        let judged = judge.default_result()?;
-        let proposal =
-            Candidate::of(Proposal { point: default, operator: "default", parents: vec![], insight: None });
+        let judged = {
+            let _lock = DeviceLock::wait(&device.name())?;
+            judge.default_result()?
+        };
+        let proposal = Candidate::of(Proposal {
+            point: default,
+            operator: population::DEFAULT,
+            parents: vec![],
+            insight: None,
+        });
         let evaluation = state.record(proposal, Prepared::default(), judged, started.elapsed())?;
         watch(&evaluation);
         state.look(source)?;
@@ -295,8 +302,8 @@ impl State<'_> {
     /// Looks at a new best for advice, and says whether there is one. What was said of it before a resume is not asked for
     /// again.
     fn look(&mut self, source: &dyn InsightSource) -> Result<bool, Error> {
-        let elites = population::elites(&self.history, 1);
-        let Some(&best) = elites.first().filter(|best| self.looked_at != Some(best.number)) else {
+        let anchors = population::anchors(&self.history, 1);
+        let Some(&best) = anchors.first().filter(|best| self.looked_at != Some(best.number)) else {
             return Ok(false);
         };
         self.looked_at = Some(best.number);
@@ -339,7 +346,7 @@ impl State<'_> {
     ) -> Result<Candidate, Error> {
         let kernel = &self.request.space.kernel;
         let source = ahead.source(kernel);
-        let elites = population::elites(&self.history, self.request.top);
+        let elites = population::anchors(&self.history, self.request.top);
         let sources: Vec<Option<String>> = elites
             .iter()
             .map(|elite| elite.kernel.as_ref().and_then(|kernel| ahead.source(kernel)))
@@ -438,8 +445,10 @@ impl State<'_> {
     }
 
     fn write_elites(&self) -> Result<EliteFile, Error> {
+        let Request { top, last_gate, .. } = self.request;
+        let confirmation = self.confirmation.as_ref();
         let file =
-            population::elite_file(&self.header, &self.history, self.confirmation.as_ref(), self.request.top);
+            population::elite_file(&self.header, &self.history, confirmation, *top, last_gate.is_some());
         population::write_elites(&self.request.folder, &file)?;
         Ok(file)
     }

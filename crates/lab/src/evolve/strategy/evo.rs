@@ -38,12 +38,12 @@ impl Strategy for Evo {
     }
 
     fn propose(&mut self, view: &View<'_>, dice: &mut Dice) -> Option<Proposal> {
-        let elites = population::elites(view.history, TOP);
-        let made = elites.first().and_then(|best| {
+        let anchors = population::anchors(view.history, TOP);
+        let made = anchors.first().and_then(|best| {
             follow(view, best, dice).or_else(|| {
                 (0..TRIES).find_map(|_| match self.in_first_layer(view) {
                     true => structure(view, dice),
-                    false => second_layer(view, &elites, dice),
+                    false => second_layer(view, &anchors, dice),
                 })
             })
         });
@@ -105,9 +105,9 @@ fn following(
     Some(Proposal { insight: Some(insight.id.clone()), ..Proposal::new(point, "insight", vec![best.number]) })
 }
 
-fn second_layer(view: &View<'_>, elites: &[&Evaluation], dice: &mut Dice) -> Option<Proposal> {
+fn second_layer(view: &View<'_>, anchors: &[&Evaluation], dice: &mut Dice) -> Option<Proposal> {
     // The best of two drawn: better parents are likelier, none is certain.
-    let parent = *elites.get(dice.below(elites.len()).min(dice.below(elites.len())))?;
+    let parent = *anchors.get(dice.below(anchors.len()).min(dice.below(anchors.len())))?;
     let mut throw = dice.below(20);
     let mut falls_in = |share: usize| {
         let hit = throw < share;
@@ -121,12 +121,12 @@ fn second_layer(view: &View<'_>, elites: &[&Evaluation], dice: &mut Dice) -> Opt
     } else if falls_in(MUTATION) {
         Proposal::new(operators::mutated(view.space, &parent.point, dice), "mutation", vec![parent.number])
     } else if falls_in(CROSSOVER) {
-        let other = *dice.pick(elites)?;
+        let other = *dice.pick(anchors)?;
         let child = operators::crossed(&parent.point, &other.point, dice);
         Proposal::new(child, "crossover", vec![parent.number, other.number])
     } else if falls_in(INSIGHT) {
         // Insights are about the best.
-        let best = *elites.first()?;
+        let best = *anchors.first()?;
         let with_moves = |insight| {
             let moves = insight::moves(insight, view.space, &best.point);
             moves.iter().any(|point| view.is_free(point)).then_some((insight, moves))

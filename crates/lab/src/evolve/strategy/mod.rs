@@ -124,7 +124,7 @@ mod tests {
         let mut strategy = by_name(name).unwrap();
         let (mut history, mut taken) = (Vec::new(), HashSet::new());
         for number in 0..budget as u64 {
-            let insights = population::elites(&history, 1)
+            let insights = population::anchors(&history, 1)
                 .first()
                 .map(|best| StaticView.look(best, &space).insights)
                 .unwrap_or_default();
