@@ -281,6 +281,20 @@ fn a_proposed_source_goes_through_every_gate_and_a_winner_is_kept_whole() {
     let names: Vec<&str> = good_one.gates.iter().map(|gate| gate.gate.as_str()).collect();
     assert_eq!(names, ["compile", "resources", "sim", "correctness", "performance", "profile"]);
     assert!(good_one.gates.iter().all(|gate| gate.verdict.is_pass()), "{:?}", good_one.gates);
+    // When, and what took how long: ahead until it began, and inside it.
+    let parts: Vec<&str> = good_one.spans.iter().map(|span| span.what.as_str()).collect();
+    assert_eq!(parts, ["compile", "sim", "correctness", "measure", "profile"]);
+    let began_us = good_one.began_us.unwrap();
+    assert!(
+        good_one
+            .spans
+            .iter()
+            .all(|span| (span.began_us < began_us) == ["compile", "sim"].contains(&span.what.as_str()))
+    );
+    let inside: f64 = good_one.spans[2..].iter().map(|span| span.seconds).sum();
+    assert!(inside <= good_one.seconds, "{good_one:?}");
+    let began: Vec<Option<u64>> = outcome.history.iter().map(|evaluation| evaluation.began_us).collect();
+    assert!(began.iter().all(Option::is_some), "{began:?}");
     assert_eq!(
         (good_one.status, good_one.rationale.as_deref()),
         (Status::Promoted, Some("a shorter loop body"))

@@ -13,7 +13,10 @@ use evosdpa_core::{Case, DType, Problem, inputs::Family};
 use evosdpa_cuda::{Builder, worker::CompilePool};
 use evosdpa_kernels::{ProblemFacts, Registry, Target};
 
-use super::log::Resources;
+use super::{
+    log::Resources,
+    span::{Span, timed},
+};
 use crate::{
     Error,
     device::{Sim, split_name},
@@ -28,6 +31,8 @@ pub struct Prepared {
     pub gates: Vec<GateResult>,
     /// What it uses.
     pub resources: Option<Resources>,
+    /// What it took.
+    pub spans: Vec<Span>,
 }
 
 impl Prepared {
@@ -167,7 +172,7 @@ impl Desk {
         for problem in &self.problems {
             let facts = ProblemFacts::try_from(problem)?;
             let variant = kernel.variant(&facts, &self.target, chosen.iter().copied())?;
-            let built = self.builder.build(&variant);
+            let built = timed("compile", &mut prepared.spans, || self.builder.build(&variant));
             let job = Job { dtype: facts.dtype, problem: facts, target: self.target, variant };
             let row = resources::check(&job, built, None)?;
             let failed = row.gates.iter().any(|gate| gate.verdict.is_fail());
@@ -185,7 +190,8 @@ impl Desk {
             }
         }
         if let Some(case) = &self.tiny {
-            prepared.gates.push(self.simulate(label, case, registry)?);
+            let result = timed("sim", &mut prepared.spans, || self.simulate(label, case, registry))?;
+            prepared.gates.push(result);
         }
         Ok(prepared)
     }

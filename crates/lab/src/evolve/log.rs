@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     insight::Diagnosis,
     space::{Point, Space},
+    span::Span,
     trial::Trial,
 };
 use crate::{Error, error::IoContext, gate::GateResult, measure::compare::Word};
@@ -135,8 +136,14 @@ pub struct Evaluation {
     pub fitness: Option<f64>,
     /// What became of it.
     pub status: Status,
-    /// How long it took, waiting for the compiler not counted.
+    /// When it began, after the compiler, in microseconds since 1970 (UTC); older logs do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began_us: Option<u64>,
+    /// How long it took from then on.
     pub seconds: f64,
+    /// Its parts, and what was done ahead.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<Span>,
 }
 
 /// The winner against the default once more, on inputs and in blocks that did not choose it.
@@ -325,7 +332,9 @@ pub(crate) mod tests {
             shapes: [("tiny f32".to_owned(), shape)].into(),
             fitness: Some(fitness),
             status: if fitness > 1.03 { Status::Promoted } else { Status::Kept },
+            began_us: None,
             seconds: 0.1,
+            spans: vec![],
         }
     }
 

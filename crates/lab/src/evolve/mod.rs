@@ -19,6 +19,7 @@ pub mod resume;
 pub mod simulate;
 pub mod sources;
 pub mod space;
+pub mod span;
 pub mod strategy;
 pub mod trial;
 pub mod tune;

@@ -17,6 +17,7 @@ use super::{
     proposer::{self, Proposer},
     resume, sources,
     space::{Point, Space, label},
+    span::Begun,
     strategy::{self, Proposal, View},
     trial::trials,
 };
@@ -144,7 +145,7 @@ pub fn tune(
         .with_last_gate(request.last_gate);
     let before = state.history.len();
     if state.history.is_empty() {
-        let started = Instant::now();
+        let begun = Begun::now();
         let judged = {
             let _lock = DeviceLock::wait(&device.name())?;
             judge.default_result()?
@@ -155,7 +156,7 @@ pub fn tune(
             parents: vec![],
             insight: None,
         });
-        let evaluation = state.record(proposal, Prepared::default(), judged, started.elapsed())?;
+        let evaluation = state.record(proposal, Prepared::default(), judged, begun)?;
         watch(&evaluation);
         state.look(source)?;
     }
@@ -187,20 +188,20 @@ pub fn tune(
         }
         let Some(candidate) = queue.pop_front() else { break "every point has been evaluated" };
         let name = candidate.label(&request.space.kernel);
-        let (prepared, judged, seconds) = match &candidate.refused {
-            Some(why) => (Prepared::default(), rejected("proposal", why), Duration::ZERO),
+        let (prepared, judged, begun) = match &candidate.refused {
+            Some(why) => (Prepared::default(), rejected("proposal", why), Begun::now()),
             None => {
                 let prepared = match ahead.wait(&name) {
                     Ok(prepared) => prepared,
                     Err(error @ Error::Kernel(_)) => Prepared {
                         gates: vec![GateResult::fail("constraints", error.to_string())],
-                        resources: None,
+                        ..Prepared::default()
                     },
                     Err(error) => return Err(error),
                 };
-                let started = Instant::now();
+                let begun = Begun::now();
                 let judged = if prepared.failed() {
-                    Judged { gates: vec![], shapes: [].into(), fitness: None, status: Status::Rejected }
+                    Judged::rejected(vec![], [].into(), vec![])
                 } else {
                     let _lock = DeviceLock::wait(&device.name())?;
                     let elite_above = population::elite_above(&state.history, request.top);
@@ -211,20 +212,16 @@ pub fn tune(
                         // Recorded, so that a resume does not meet it again; then the tune ends, because the device
                         // no longer answers.
                         Err(error) => {
-                            state.record(
-                                candidate,
-                                prepared,
-                                rejected("performance", &error.to_string()),
-                                started.elapsed(),
-                            )?;
+                            let judged = rejected("performance", &error.to_string());
+                            state.record(candidate, prepared, judged, begun)?;
                             return Err(error);
                         }
                     }
                 };
-                (prepared, judged, started.elapsed())
+                (prepared, judged, begun)
             }
         };
-        let evaluation = state.record(candidate, prepared, judged, seconds)?;
+        let evaluation = state.record(candidate, prepared, judged, begun)?;
         if !watch(&evaluation) {
             break "interrupted";
         }
@@ -246,8 +243,7 @@ pub fn tune(
 }
 
 fn rejected(gate: &str, why: &str) -> Judged {
-    let gates = vec![GateResult::fail(gate, why)];
-    Judged { gates, shapes: [].into(), fitness: None, status: Status::Rejected }
+    Judged::rejected(vec![GateResult::fail(gate, why)], [].into(), vec![])
 }
 
 /// A candidate on its way.
@@ -405,11 +401,13 @@ impl State<'_> {
         candidate: Candidate,
         prepared: Prepared,
         judged: Judged,
-        took: Duration,
+        begun: Begun,
     ) -> Result<Evaluation, Error> {
+        let seconds = begun.seconds();
         let Candidate { kernel, point, operator, parents, insight, rationale, refused } = candidate;
-        let mut gates = prepared.gates;
+        let (mut gates, mut spans) = (prepared.gates, prepared.spans);
         gates.extend(judged.gates);
+        spans.extend(judged.spans);
         let mut evaluation = Evaluation {
             number: self.history.len() as u64,
             kernel,
@@ -425,7 +423,9 @@ impl State<'_> {
             shapes: judged.shapes,
             fitness: judged.fitness,
             status: judged.status,
-            seconds: took.as_secs_f64(),
+            began_us: Some(begun.began_us),
+            seconds,
+            spans,
         };
         if evaluation.insight.is_some() {
             let parent = evaluation.parents.first().and_then(|number| self.history.get(*number as usize));

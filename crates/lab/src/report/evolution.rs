@@ -5,7 +5,11 @@ use std::{collections::BTreeMap, path::Path};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{Error, error::IoContext, evolve::insight::Diagnosis};
+use crate::{
+    Error,
+    error::IoContext,
+    evolve::{insight::Diagnosis, span::Span},
+};
 
 /// Elites shown.
 const ELITES: usize = 3;
@@ -37,8 +41,12 @@ pub struct Evaluation {
     pub insight: Option<String>,
     /// Insights that it put to the test: id, and whether that helped.
     pub trials: Vec<(String, bool)>,
+    /// When it began, in microseconds since 1970, where the log says.
+    pub began_us: Option<f64>,
     /// How long it took, where the log says.
     pub took_us: Option<f64>,
+    /// Its parts, and what was done ahead.
+    pub spans: Vec<Span>,
 }
 
 /// What was measured on a shape.
@@ -68,7 +76,11 @@ impl Evolution {
     /// Reads a log. Lines that are no evaluation are counted, never fatal.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path).doing("read", path, "name a tune's folder or its log")?;
-        let mut evolution = Self { source: path.display().to_string(), ..Self::default() };
+        Ok(Self { source: path.display().to_string(), ..Self::parse(&text) })
+    }
+
+    pub(crate) fn parse(text: &str) -> Self {
+        let mut evolution = Self::default();
         let mut kernel = String::new();
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
             match serde_json::from_str::<Value>(line) {
@@ -85,7 +97,7 @@ impl Evolution {
                 Err(_) => evolution.unreadable_lines += 1,
             }
         }
-        Ok(evolution)
+        evolution
     }
 
     /// Evaluations with their best fitness so far, those without one included.
@@ -175,7 +187,9 @@ fn evaluation(value: &Value, of_header: &str) -> Option<Evaluation> {
         accepted: accepted.unwrap_or(matches!(status, "accepted" | "promoted")),
         insight,
         trials,
+        began_us: number("began_us"),
         took_us: number("seconds").map(|seconds| seconds * 1e6),
+        spans: list("spans").filter_map(|span| serde_json::from_value(span.clone()).ok()).collect(),
     })
 }
 
