@@ -266,9 +266,10 @@ pub(crate) struct Sanitize {
     /// Runs at once
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) workers: u32,
-    /// Where kernels run: cuda or cuda:N under compute-sanitizer, or sim under ptxsan
-    #[arg(long, default_value = "cuda", value_name = "DEVICE")]
-    pub(crate) device: String,
+    /// Where kernels run: cuda or cuda:N under compute-sanitizer, or sim under ptxsan [default: cuda; sim with --all-variants
+    /// and --mutation-score, which nothing else can do]
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
     /// compute-sanitizer [default: the one on PATH or in a CUDA toolkit]
     #[arg(long, value_name = "PATH")]
     pub(crate) sanitizer: Option<PathBuf>,

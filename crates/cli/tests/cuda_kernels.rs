@@ -364,11 +364,28 @@ fn the_simulator_runs_every_variant_and_scores_deletions() {
     let output = evosdpa(home.path(), &[&sweep[..], &["--shapes", "b1h1s8d200"]].concat());
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stdout));
 
-    let score = ["sanitize", "--device", "sim", "--mutation-score", "--kernels", "sdpa_v1"];
-    let output = evosdpa(home.path(), &score);
-    assert_eq!(output.status.code(), Some(0));
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("mutation score 100.0 %: 0 of 0"), "{text}");
+    // The simulator is also what is meant where no device is named.
+    let score = ["sanitize", "--mutation-score", "--kernels", "sdpa_v1"];
+    for device in [&["--device", "sim"][..], &[]] {
+        let output = evosdpa(home.path(), &[&score[..], device].concat());
+        assert_eq!(output.status.code(), Some(0));
+        let page = text(&output.stdout);
+        assert!(page.contains("mutation score 100.0 %: 0 of 0"), "{page}");
+    }
+    // A GPU that was asked for is refused, not replaced.
+    for mode in ["--all-variants", "--mutation-score"] {
+        for (device, expected) in [
+            ("cuda", "the allowed device is sim; use --device sim or leave --device out"),
+            ("cuda:1", "not on --device cuda:1"),
+            ("simm", "did you mean `sim`"),
+        ] {
+            let output =
+                evosdpa(home.path(), &["sanitize", mode, "--kernels", "sdpa_v1", "--device", device]);
+            let message = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{mode} {device}: {message}");
+            assert!(message.contains(expected) && output.stdout.is_empty(), "{mode} {device}: {message}");
+        }
+    }
 }
 
 #[test]

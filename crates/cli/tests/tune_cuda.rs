@@ -167,6 +167,8 @@ struct Tune<'a> {
     proposer: Option<String>,
     /// Tunables that are tried, all others fixed; all when empty.
     only: &'a [&'a str],
+    /// Candidates prepared ahead.
+    ahead: usize,
 }
 
 impl Tune<'_> {
@@ -195,7 +197,7 @@ impl Tune<'_> {
             limit: None,
             top: 3,
             resume: self.resume,
-            ahead: 1,
+            ahead: self.ahead,
             rule: Rule { most_blocks: 12, ..gates::rule(None) },
             prior: Prior::default(),
             ceilings: None,
@@ -269,6 +271,7 @@ fn a_proposed_source_goes_through_every_gate_and_a_winner_is_kept_whole() {
         stage: Stage::new("_p"),
         proposer,
         only: &[],
+        ahead: 1,
     };
     let outcome = tune.run(path, &profiler, &mut compiling());
     let [_, good_one, uncompiled, wrong, racing] = outcome.history.as_slice() else {
@@ -278,6 +281,20 @@ fn a_proposed_source_goes_through_every_gate_and_a_winner_is_kept_whole() {
     let names: Vec<&str> = good_one.gates.iter().map(|gate| gate.gate.as_str()).collect();
     assert_eq!(names, ["compile", "resources", "sim", "correctness", "performance", "profile"]);
     assert!(good_one.gates.iter().all(|gate| gate.verdict.is_pass()), "{:?}", good_one.gates);
+    // When, and what took how long: ahead until it began, and inside it.
+    let parts: Vec<&str> = good_one.spans.iter().map(|span| span.what.as_str()).collect();
+    assert_eq!(parts, ["compile", "sim", "correctness", "measure", "profile"]);
+    let began_us = good_one.began_us.unwrap();
+    assert!(
+        good_one
+            .spans
+            .iter()
+            .all(|span| (span.began_us < began_us) == ["compile", "sim"].contains(&span.what.as_str()))
+    );
+    let inside: f64 = good_one.spans[2..].iter().map(|span| span.seconds).sum();
+    assert!(inside <= good_one.seconds, "{good_one:?}");
+    let began: Vec<Option<u64>> = outcome.history.iter().map(|evaluation| evaluation.began_us).collect();
+    assert!(began.iter().all(Option::is_some), "{began:?}");
     assert_eq!(
         (good_one.status, good_one.rationale.as_deref()),
         (Status::Promoted, Some("a shorter loop body"))
@@ -377,6 +394,8 @@ fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
         stage: Stage::new("MIN_CTAS=2"),
         proposer: None,
         only: &["MIN_CTAS", "STAGES", "HEAD_GROUP", "SKIP_RESCALE"],
+        // More than there are evaluations: everything could be proposed before anything is known.
+        ahead: 32,
     };
     let outcome = tune.run(path, &profiler, &mut Nothing);
     let contents = log::read(&path.join("t/log.jsonl")).unwrap();
@@ -392,17 +411,40 @@ fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
         .flat_map(|d| d.insights.iter().map(|insight| insight.id.as_str()))
         .collect();
     let followed: Vec<&Evaluation> = outcome.history.iter().filter(|e| e.operator == "insight").collect();
-    assert!(!followed.is_empty(), "{:?}", outcome.history.iter().map(|e| &e.operator).collect::<Vec<_>>());
-    for evaluation in followed {
+    for evaluation in &followed {
         assert!(ids.contains(evaluation.insight.as_deref().unwrap()) && evaluation.helped.is_some());
+        let led = evaluation.trials.iter().find(|trial| Some(&trial.insight) == evaluation.insight.as_ref());
+        assert_eq!(led.map(|trial| Some(trial.helped)), Some(evaluation.helped), "{evaluation:?}");
     }
+    let operators = || outcome.history.iter().map(|e| (&e.operator, &e.parents)).collect::<Vec<_>>();
+    assert!(followed.len() >= 2, "{:?}", operators());
+    // What was said of the default and of the best that came after it is tried next, however much was on its way.
+    for diagnosis in &contents.diagnoses[..2] {
+        let next = &outcome.history[diagnosis.number as usize + 1];
+        assert_eq!(
+            (next.operator.as_str(), &next.parents),
+            ("insight", &vec![diagnosis.number]),
+            "{:?}",
+            operators()
+        );
+    }
+    assert!(
+        outcome.history.iter().any(|e| e.operator != "insight" && !e.trials.is_empty()),
+        "{:?}",
+        operators()
+    );
     let prior = Prior::read(&path.join("t/insights.json")).unwrap();
     assert!(prior.insights.keys().all(|id| ids.contains(id.as_str())) && !prior.insights.is_empty());
+    let tried: u32 = prior.insights.values().map(|record| record.tried).sum();
+    assert_eq!(tried as usize, outcome.history.iter().map(|e| e.trials.len()).sum::<usize>());
 
-    // Only what was accepted and would be an elite has a profile gate, and no candidate was profiled twice.
+    // Every elite passed the profile gate, what is out never saw it, and no candidate was profiled twice.
+    for elite in &outcome.elites.elites {
+        assert!(elite.profile.as_ref().is_some_and(|gate| gate.verdict.is_pass()), "{elite:?}");
+    }
     for evaluation in &outcome.history {
         let gated = evaluation.gates.iter().any(|gate| gate.gate == "profile");
-        assert!(!gated || evaluation.status >= Status::Accepted, "{evaluation:?}");
+        assert!(!gated || evaluation.status >= Status::Kept, "{evaluation:?}");
     }
     let profiled = profiles(path);
     assert_eq!(profiled.iter().collect::<HashSet<_>>().len(), profiled.len(), "{profiled:?}");
@@ -411,6 +453,46 @@ fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
     // A replay follows the same insights.
     let replay = simulate::replay(&contents, "evo", 100, 3, 1).unwrap();
     assert_eq!(replay.budget, contents.evaluations.len());
+}
+
+#[test]
+fn a_replay_of_a_log_from_before_trials_is_the_same_each_time() {
+    let log = concat!(env!("CARGO_MANIFEST_DIR"), "/../../results/h200/tune-stage-c/log.jsonl");
+    let contents = log::read(Path::new(log)).unwrap();
+    assert!(contents.evaluations.iter().all(|evaluation| evaluation.trials.is_empty()));
+    let replays = || {
+        let replay = simulate::replay(&contents, "evo", 40, 3, 1).unwrap();
+        assert_eq!((replay.budget, replay.best_so_far.len()), (40, 40));
+        replay.best_so_far
+    };
+    assert_eq!(replays(), replays());
+}
+
+#[test]
+fn what_is_no_longer_wanted_is_passed_over_and_may_be_wanted_again() {
+    let mut ahead = compiling();
+    let source = "#include \"params.h\"\nextern \"C\" __global__ void sdpa_v2c(const __grid_constant__ SdpaParams p) {}\n";
+    let names: Vec<String> = (0..6).map(|i| format!("quick_{i}")).collect();
+    for (i, name) in names.iter().enumerate() {
+        // The first is in no cache: the one worker is busy with it until the others have been forgotten.
+        let unique = if i == 0 { format!("// {:?}\n", std::time::SystemTime::now()) } else { String::new() };
+        ahead.adopt("sdpa_v2c", name, &format!("{unique}{source}")).unwrap();
+    }
+    names.iter().for_each(|name| ahead.start(name));
+    for name in &names[1..] {
+        ahead.forget(name);
+    }
+    let passes = |ahead: &mut Compiling, name: &String| {
+        let prepared = ahead.wait(name).unwrap();
+        assert!(prepared.gates.first().is_some_and(|gate| gate.verdict.is_pass()), "{name}: {prepared:?}");
+    };
+    ahead.start(&names[5]);
+    passes(&mut ahead, &names[0]);
+    // By now the next ones have been passed over; if not, they are prepared from where they stand.
+    std::thread::sleep(Duration::from_millis(100));
+    ahead.start(&names[1]);
+    passes(&mut ahead, &names[1]);
+    passes(&mut ahead, &names[5]);
 }
 
 #[test]
@@ -429,6 +511,7 @@ fn a_profiler_that_is_refused_is_said_once_and_the_simulator_counts_instead() {
         stage: Stage::new("MAX_BLOCK_N=32"),
         proposer: None,
         only: &["MAX_BLOCK_N", "BLOCK_M"],
+        ahead: 1,
     };
     let outcome = tune.run(path, &profiler, &mut Nothing);
     assert_eq!(outcome.history.len(), 4);
@@ -447,20 +530,29 @@ fn a_profiler_that_is_refused_is_said_once_and_the_simulator_counts_instead() {
     let gates: Vec<&GateResult> =
         outcome.history.iter().flat_map(|e| &e.gates).filter(|gate| gate.gate == "profile").collect();
     assert!(!gates.is_empty() && gates.iter().all(|gate| matches!(gate.verdict, Verdict::Unavailable(_))));
+    let file: Value = serde_json::from_slice(&fs::read(path.join("t/elite.json")).unwrap()).unwrap();
+    let elites = file["elites"].as_array().unwrap();
+    assert_eq!(elites.len(), 3);
+    for elite in elites {
+        assert_eq!(elite["profile"]["verdict"], "UNAVAILABLE", "{elite}");
+    }
     // An unavailable gate turns nobody away.
     assert!(outcome.history.iter().any(|e| e.status == Status::Promoted), "{:?}", outcome.history);
 }
 
-#[test]
-fn a_candidate_that_the_profile_gate_fails_is_no_elite() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path();
+/// A tune of two candidates, the default and `BLOCK_M=64`. Those whose name has `bound` in it wait for device memory with idle
+/// tensor cores, says the profiler.
+fn tune_of_two(path: &Path, fast: &'static str, bound: &str) -> Outcome {
     let ncu = profiler_program(path, None);
-    // The capture of a kernel that waits for device memory with idle tensor cores.
     let script = fs::read_to_string(&ncu).unwrap();
-    let bound = path.join("memory-bound.csv");
-    fs::write(&bound, with_dram_percent(&fs::read_to_string(CAPTURE).unwrap(), "93.1")).unwrap();
-    fs::write(&ncu, script.replace(CAPTURE, bound.to_str().unwrap())).unwrap();
+    let capture = path.join("memory-bound.csv");
+    fs::write(&capture, with_dram_percent(&fs::read_to_string(CAPTURE).unwrap(), "93.1")).unwrap();
+    let by_name = format!(
+        "case \"$(tail -n 1 {})\" in *{bound}*) cat {};; *) cat {CAPTURE};; esac",
+        path.join("profiles").display(),
+        capture.display()
+    );
+    fs::write(&ncu, script.replace(&format!("cat {CAPTURE}"), &by_name)).unwrap();
     let say = |why: &str| panic!("{why}");
     let profiler = Profiler::new(session(shipped(), &ncu), problem(), path.join("t"), &say);
     let tune = Tune {
@@ -468,17 +560,35 @@ fn a_candidate_that_the_profile_gate_fails_is_no_elite() {
         kernel: "sdpa_v2c",
         evaluations: 2,
         resume: false,
-        stage: Stage::new("BLOCK_M=64"),
+        stage: Stage::new(fast),
         proposer: None,
         only: &["BLOCK_M"],
+        ahead: 1,
     };
-    let outcome = tune.run(path, &profiler, &mut Nothing);
-    let candidate = &outcome.history[1];
-    assert_eq!((failed(candidate).gate.as_str(), candidate.status), ("profile", Status::Rejected));
-    assert!(failed(candidate).detail.contains("DRAM 93.1 %"), "{}", failed(candidate).detail);
-    assert!(candidate.fitness.is_some_and(|fitness| fitness > 1.5), "it was fast: {candidate:?}");
-    let elites: Vec<u64> = outcome.elites.elites.iter().map(|elite| elite.evaluation).collect();
-    assert_eq!(elites, [0]);
+    tune.run(path, &profiler, &mut Nothing)
+}
+
+#[test]
+fn whoever_the_profile_gate_fails_is_no_elite() {
+    let elites = |outcome: &Outcome| -> Vec<u64> {
+        outcome.elites.elites.iter().map(|elite| elite.evaluation).collect()
+    };
+    // Four times as fast as the default; and as fast as it, which is enough to be an elite while there are few.
+    for (fast, expected) in [("BLOCK_M=64", 4.0), ("nobody", 1.0)] {
+        let folder = tempfile::tempdir().unwrap();
+        let outcome = tune_of_two(folder.path(), fast, "BLOCK_M=64");
+        let candidate = &outcome.history[1];
+        assert!(candidate.fitness.is_some_and(|fitness| (fitness / expected - 1.0).abs() < 0.01));
+        assert_eq!((failed(candidate).gate.as_str(), candidate.status), ("profile", Status::Rejected));
+        assert!(failed(candidate).detail.contains("DRAM 93.1 %"), "{}", failed(candidate).detail);
+        assert_eq!(elites(&outcome), [0]);
+    }
+    // The default has no privilege, but the search goes on from it.
+    let folder = tempfile::tempdir().unwrap();
+    let outcome = tune_of_two(folder.path(), "nobody", "BLOCK_M=32");
+    assert_eq!((failed(&outcome.history[0]).gate.as_str(), elites(&outcome)), ("profile", vec![1]));
+    let contents = log::read(&folder.path().join("t/log.jsonl")).unwrap();
+    assert_eq!(contents.diagnoses.iter().map(|d| d.number).collect::<Vec<_>>(), [0, 1]);
 }
 
 /// A capture with another number for the use of device memory.

@@ -11,7 +11,7 @@ use evosdpa_lab::{
 use crate::{
     Found,
     args::Sanitize,
-    command::{registry, unknown_device},
+    command::{registry, sanitize::only_on_sim},
     interrupt, output, progress,
 };
 
@@ -19,10 +19,8 @@ use crate::{
 const FLOOR: f64 = 0.95;
 
 pub(crate) fn run(args: &Sanitize) -> anyhow::Result<Found> {
-    // The simulator is what is measured here; the default of the other modes means it too.
-    if !["sim", "cuda"].contains(&args.device.as_str()) {
-        return Err(unknown_device(&args.device, &["sim"]));
-    }
+    // The simulator is what is measured here.
+    only_on_sim(args, "--mutation-score")?;
     let sim = Sim::open(registry(&args.cuda.kernel_path)?)?;
     let subjects = mutation::subjects(&sim, &args.cuda.kernels)?;
     interrupt::listen();

@@ -61,6 +61,23 @@ fn parsed(asked: &[Shape], default: &[&str]) -> anyhow::Result<Vec<Shape>> {
     Ok(default.iter().map(|text| text.parse()).collect::<Result<_, _>>()?)
 }
 
+/// Where kernels run, in the modes that have a choice.
+fn device(args: &Sanitize) -> &str {
+    args.device.as_deref().unwrap_or("cuda")
+}
+
+/// Refuses any device but the simulator for a mode that only it can do; not to name one means it.
+pub(crate) fn only_on_sim(args: &Sanitize, mode: &str) -> anyhow::Result<()> {
+    match args.device.as_deref() {
+        None | Some("sim") => Ok(()),
+        Some(gpu) if cuda_ordinal(gpu).is_some() => anyhow::bail!(
+            "{mode} runs on the simulator, not on --device {gpu}: the allowed device is sim; use --device sim or leave --device \
+             out"
+        ),
+        Some(other) => Err(unknown_device(other, &["sim"])),
+    }
+}
+
 pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
     if args.mutation_score {
         return super::mutation::run(&args);
@@ -82,13 +99,13 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
     }
     interrupt::listen();
     let mut environment = Environment::look(None);
-    let rows = if args.device == "sim" {
+    let rows = if device(&args) == "sim" {
         let sim = Sim::open(registry.clone())?;
         environment.accelerator = sim.accelerator();
         under_ptxsan(&sim, &work)?
     } else {
-        let Some(ordinal) = cuda_ordinal(&args.device) else {
-            return Err(unknown_device(&args.device, &["cuda", "cuda:N", "sim"]));
+        let Some(ordinal) = cuda_ordinal(device(&args)) else {
+            return Err(unknown_device(device(&args), &["cuda", "cuda:N", "sim"]));
         };
         let ready = ready(&args, ordinal);
         environment.accelerator = ready.as_ref().ok().and_then(|ready| ready.accelerator.clone());
@@ -248,7 +265,7 @@ impl Work<'_> {
     /// One kernel, one problem, one seed, launched once: everything under the tool is many times slower.
     fn check_arguments(&self, args: &Sanitize) -> Vec<String> {
         let shape = self.shape.to_string();
-        let fixed = ["check", "--device", &args.device, "--seeds", "1", "--once", "--json"];
+        let fixed = ["check", "--device", device(args), "--seeds", "1", "--once", "--json"];
         let work = ["--shapes", &shape, "--kernels", &self.name, "--dtype", self.dtype.name()];
         let mut arguments: Vec<String> = fixed.into_iter().chain(work).map(str::to_owned).collect();
         for folder in &args.cuda.kernel_path {

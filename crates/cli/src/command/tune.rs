@@ -285,12 +285,18 @@ fn write_page(out: &mut String, outcome: &Outcome, folder: &std::path::Path) -> 
             vec![
                 format!("#{}", elite.evaluation),
                 format!("{:.3}×", elite.fitness),
+                elite.profile.as_ref().map_or("–", |gate| gate.verdict.word()).to_owned(),
                 format!("{source}{}", tunables.join(" ")),
                 shapes.join("\n"),
             ]
         })
         .collect();
-    out.push_str(&output::table(&["elite", "fitness", "tunables", "speed-up over the default"], 9, rows));
+    let header = ["elite", "fitness", "profile", "tunables", "speed-up over the default"];
+    out.push_str(&output::table(&header, 9, rows));
+    let profiles = outcome.elites.elites.iter().filter_map(|elite| elite.profile.as_ref());
+    if let Some(gate) = profiles.into_iter().find(|gate| gate.verdict.is_unavailable()) {
+        writeln!(out, "\nthe profile gate is {}", gate.verdict)?;
+    }
     if let Some(confirmation) = &outcome.elites.confirmation {
         let word = if confirmation.confirmed { "confirmed" } else { "NOT confirmed" };
         writeln!(
@@ -298,6 +304,20 @@ fn write_page(out: &mut String, outcome: &Outcome, folder: &std::path::Path) -> 
             "\n#{} measured again on other inputs: {:.3}×, {word}",
             confirmation.number, confirmation.fitness
         )?;
+    }
+    let insights = Prior::default().with(history).insights;
+    if !insights.is_empty() {
+        let rows = insights
+            .into_iter()
+            .map(|(id, record)| {
+                let best = record.best_speedup.map_or("–".to_owned(), |speedup| format!("{speedup:.3}×"));
+                let [tried, helped, accepted] =
+                    [record.tried, record.helped, record.accepted].map(|count| count.to_string());
+                vec![id, tried, helped, accepted, best]
+            })
+            .collect();
+        let header = ["insight", "tried", "helped", "accepted", "best over its parent"];
+        write!(out, "\n{}", output::table(&header, 1, rows))?;
     }
     for evaluation in history.iter().filter(|evaluation| evaluation.status == Status::Rejected).take(5) {
         let failed = evaluation.gates.iter().find(|gate| gate.verdict.is_fail());

@@ -2,9 +2,9 @@
 //! threads of its own, so that the device never waits for a compiler.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, Sender, channel},
     },
 };
@@ -13,7 +13,10 @@ use evosdpa_core::{Case, DType, Problem, inputs::Family};
 use evosdpa_cuda::{Builder, worker::CompilePool};
 use evosdpa_kernels::{ProblemFacts, Registry, Target};
 
-use super::log::Resources;
+use super::{
+    log::Resources,
+    span::{Span, timed},
+};
 use crate::{
     Error,
     device::{Sim, split_name},
@@ -28,6 +31,8 @@ pub struct Prepared {
     pub gates: Vec<GateResult>,
     /// What it uses.
     pub resources: Option<Resources>,
+    /// What it took.
+    pub spans: Vec<Span>,
 }
 
 impl Prepared {
@@ -41,6 +46,11 @@ impl Prepared {
 pub trait Ahead {
     /// Begins.
     fn start(&mut self, label: &str);
+
+    /// A candidate that was begun is not waited for, as far as is known now; it may be begun again.
+    fn forget(&mut self, label: &str) {
+        let _ = label;
+    }
 
     /// Waits until a candidate that was begun is ready.
     fn wait(&mut self, label: &str) -> Result<Prepared, Error>;
@@ -85,8 +95,12 @@ pub const SIM: &str = "sim";
 pub struct Compiling {
     registry: Arc<Registry>,
     orders: Sender<(String, Arc<Registry>)>,
-    ready: Receiver<(String, Result<Prepared, Error>)>,
+    ready: Receiver<(String, Option<Result<Prepared, Error>>)>,
     waiting: HashMap<String, Result<Prepared, Error>>,
+    /// Ordered, and not come back.
+    ordered: HashSet<String>,
+    /// Of those, what is still wanted: a thread passes over the rest, and gives nothing back for it.
+    wanted: Arc<Mutex<HashSet<String>>>,
 }
 
 struct Desk {
@@ -118,22 +132,36 @@ impl Compiling {
         let (orders, queue) = channel::<(String, Arc<Registry>)>();
         let (done, ready) = channel();
         let queue = Arc::new(Mutex::new(queue));
+        let wanted = Arc::new(Mutex::new(HashSet::new()));
         for _ in 0..threads {
-            let (queue, desk, done) = (Arc::clone(&queue), Arc::clone(&desk), done.clone());
+            let (queue, wanted) = (Arc::clone(&queue), Arc::clone(&wanted));
+            let (desk, done) = (Arc::clone(&desk), done.clone());
             std::thread::spawn(move || {
                 loop {
-                    // Nothing can panic while the lock is held: receiving does not.
-                    let order = queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
+                    let order = held(&queue).recv();
                     let Ok((label, registry)) = order else { break };
-                    let prepared = desk.prepare(&label, &registry);
+                    let is_wanted = held(&wanted).contains(&label);
+                    let prepared = is_wanted.then(|| desk.prepare(&label, &registry));
                     if done.send((label, prepared)).is_err() {
                         break;
                     }
                 }
             });
         }
-        Ok(Self { registry: Arc::new(registry), orders, ready, waiting: HashMap::new() })
+        let (waiting, ordered) = (HashMap::new(), HashSet::new());
+        Ok(Self { registry: Arc::new(registry), orders, ready, waiting, ordered, wanted })
     }
+
+    fn order(&mut self, label: &str) {
+        self.ordered.insert(label.to_owned());
+        // The threads live as long as this sender.
+        let _ = self.orders.send((label.to_owned(), Arc::clone(&self.registry)));
+    }
+}
+
+/// What a lock holds. Nothing panics while one of these is held, so what is in it is whole.
+fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Desk {
@@ -144,7 +172,7 @@ impl Desk {
         for problem in &self.problems {
             let facts = ProblemFacts::try_from(problem)?;
             let variant = kernel.variant(&facts, &self.target, chosen.iter().copied())?;
-            let built = self.builder.build(&variant);
+            let built = timed("compile", &mut prepared.spans, || self.builder.build(&variant));
             let job = Job { dtype: facts.dtype, problem: facts, target: self.target, variant };
             let row = resources::check(&job, built, None)?;
             let failed = row.gates.iter().any(|gate| gate.verdict.is_fail());
@@ -162,7 +190,8 @@ impl Desk {
             }
         }
         if let Some(case) = &self.tiny {
-            prepared.gates.push(self.simulate(label, case, registry)?);
+            let result = timed("sim", &mut prepared.spans, || self.simulate(label, case, registry))?;
+            prepared.gates.push(result);
         }
         Ok(prepared)
     }
@@ -182,19 +211,32 @@ impl Desk {
 
 impl Ahead for Compiling {
     fn start(&mut self, label: &str) {
-        // The threads live as long as this sender.
-        let _ = self.orders.send((label.to_owned(), Arc::clone(&self.registry)));
+        held(&self.wanted).insert(label.to_owned());
+        if !self.waiting.contains_key(label) && !self.ordered.contains(label) {
+            self.order(label);
+        }
+    }
+
+    fn forget(&mut self, label: &str) {
+        held(&self.wanted).remove(label);
     }
 
     fn wait(&mut self, label: &str) -> Result<Prepared, Error> {
         loop {
             if let Some(prepared) = self.waiting.remove(label) {
+                held(&self.wanted).remove(label);
                 return prepared;
             }
             let Ok((name, prepared)) = self.ready.recv() else {
                 return Err(Error::Tune("the threads that compile have ended".to_owned()));
             };
-            self.waiting.insert(name, prepared);
+            self.ordered.remove(&name);
+            match prepared {
+                Some(prepared) => drop(self.waiting.insert(name, prepared)),
+                // Passed over, and begun again since.
+                None if held(&self.wanted).contains(&name) => self.order(&name),
+                None => {}
+            }
         }
     }
 

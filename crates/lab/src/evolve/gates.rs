@@ -8,7 +8,10 @@ use evosdpa_core::{
     inputs::{Family, Inputs},
 };
 
-use super::log::{ShapeResult, Status};
+use super::{
+    log::{ShapeResult, Status},
+    span::{Span, timed},
+};
 use crate::{
     Error,
     bench::{AUDIT, FLOOR},
@@ -69,6 +72,7 @@ pub struct Judge<'a> {
     places: Vec<Place<'a>>,
     rule: Rule,
     dice: Dice,
+    default: String,
     last_gate: Option<LastGate<'a>>,
 }
 
@@ -89,6 +93,15 @@ pub struct Judged {
     pub fitness: Option<f64>,
     /// What becomes of it.
     pub status: Status,
+    /// What it took.
+    pub spans: Vec<Span>,
+}
+
+impl Judged {
+    /// What a gate turned away.
+    pub fn rejected(gates: Vec<GateResult>, shapes: BTreeMap<String, ShapeResult>, spans: Vec<Span>) -> Self {
+        Self { gates, shapes, fitness: None, status: Status::Rejected, spans }
+    }
 }
 
 impl<'a> Judge<'a> {
@@ -100,7 +113,7 @@ impl<'a> Judge<'a> {
         rule: Rule,
         seed: u64,
     ) -> Result<Self, Error> {
-        let mut places = Vec::new();
+        let (label, mut places) = (default.to_owned(), Vec::new());
         for (i, material) in materials.iter().enumerate() {
             let problem = &material.problem;
             if let Some(why) = device.refuses(default, problem) {
@@ -121,21 +134,23 @@ impl<'a> Judge<'a> {
             default.loaded.set_timing(Timing::Graph)?;
             places.push(Place { material, name: problem.to_string(), default });
         }
-        Ok(Self { device, places, rule, dice: Dice::new(seed), last_gate: None })
+        Ok(Self { device, places, rule, dice: Dice::new(seed), default: label, last_gate: None })
     }
 
-    /// Adds a gate that accepted candidates pass last, if they would be elites: it may be expensive.
+    /// Adds a gate that candidates pass last, if they would be elites: it may be expensive.
     pub fn with_last_gate(mut self, gate: Option<LastGate<'a>>) -> Self {
         self.last_gate = gate;
         self
     }
 
-    /// The default itself: what everything is compared with.
+    /// The default itself: what everything is compared with. To be an elite it too must pass the last gate.
     pub fn default_result(&mut self) -> Result<Judged, Error> {
-        let mut shapes = BTreeMap::new();
+        let (mut shapes, mut spans) = (BTreeMap::new(), Vec::new());
         for place in &mut self.places {
             let mut arm = KernelArm::new(&mut place.default)?;
-            let times = (0..9).map(|_| Ok(arm.read()?.time_us)).collect::<Result<Vec<f64>, Error>>()?;
+            let times = timed("measure", &mut spans, || {
+                (0..9).map(|_| Ok(arm.read()?.time_us)).collect::<Result<Vec<f64>, Error>>()
+            })?;
             let p50_us = median(&times);
             let shape = ShapeResult {
                 speedup: 1.0,
@@ -150,8 +165,24 @@ impl<'a> Judge<'a> {
             };
             shapes.insert(place.name.clone(), shape);
         }
-        let gates = vec![GateResult::pass("correctness", "the default, on every problem")];
-        Ok(Judged { gates, shapes, fitness: Some(1.0), status: Status::Kept })
+        let mut gates = vec![GateResult::pass("correctness", "the default, on every problem")];
+        let status = self.after_last_gate(&self.default, Status::Kept, &mut gates, &mut spans);
+        Ok(Judged { gates, shapes, fitness: Some(1.0), status, spans })
+    }
+
+    /// What becomes of a candidate that would be an elite.
+    fn after_last_gate(
+        &self,
+        label: &str,
+        status: Status,
+        gates: &mut Vec<GateResult>,
+        spans: &mut Vec<Span>,
+    ) -> Status {
+        let Some(gate) = self.last_gate else { return status };
+        let result = timed("profile", spans, || gate(label));
+        let failed = result.verdict.is_fail();
+        gates.push(result);
+        if failed { Status::Rejected } else { status }
     }
 
     /// Takes a candidate through correctness, audits, floor and duels, problem by problem, and through the last gate if it
@@ -162,21 +193,21 @@ impl<'a> Judge<'a> {
         elite_above: f64,
         mut proceed: impl FnMut() -> bool,
     ) -> Result<Judged, Error> {
-        let (mut gates, mut shapes) = (Vec::new(), BTreeMap::new());
+        let (mut gates, mut shapes, mut spans) = (Vec::new(), BTreeMap::new(), Vec::new());
         let (mut slow, mut fast, mut hopeless) = (0, 0, false);
         let slow_max = SLOW_MAX.min(self.places.len());
         for index in 0..self.places.len() {
-            let outcome = self.on_problem(index, label, &mut gates, &mut proceed);
+            let outcome = self.on_problem(index, label, &mut gates, &mut spans, &mut proceed);
             let duel = match outcome {
                 Ok(Some(duel)) => duel,
-                Ok(None) => return Ok(Judged { gates, shapes, fitness: None, status: Status::Rejected }),
+                Ok(None) => return Ok(Judged::rejected(gates, shapes, spans)),
                 Err(error) => {
                     // Does the device still work? If not, going on would blame every other candidate.
                     if self.places[index].default.loaded.time_us(0).is_err() {
                         return Err(error);
                     }
                     gates.push(GateResult::fail("performance", error.to_string()));
-                    return Ok(Judged { gates, shapes, fitness: None, status: Status::Rejected });
+                    return Ok(Judged::rejected(gates, shapes, spans));
                 }
             };
             slow += usize::from(duel.verdict == Word::Slow);
@@ -200,16 +231,11 @@ impl<'a> Judge<'a> {
             "performance",
             format!("{fast} FAST, {slow} SLOW of {} measured", shapes.len()),
         ));
-        let would_be_elite = status > Status::Kept && fitness.is_some_and(|fitness| fitness > elite_above);
-        if let Some(gate) = self.last_gate.filter(|_| would_be_elite) {
-            let result = gate(label);
-            let failed = result.verdict.is_fail();
-            gates.push(result);
-            if failed {
-                return Ok(Judged { gates, shapes, fitness, status: Status::Rejected });
-            }
-        }
-        Ok(Judged { gates, shapes, fitness, status })
+        // Also one that is not shown to be faster: it becomes an elite as long as there are few.
+        let would_be_elite = status >= Status::Kept && fitness.is_some_and(|fitness| fitness > elite_above);
+        let status =
+            if would_be_elite { self.after_last_gate(label, status, &mut gates, &mut spans) } else { status };
+        Ok(Judged { gates, shapes, fitness, status, spans })
     }
 
     /// `None` when a gate turned it away.
@@ -218,11 +244,12 @@ impl<'a> Judge<'a> {
         index: usize,
         label: &str,
         gates: &mut Vec<GateResult>,
+        spans: &mut Vec<Span>,
         proceed: &mut impl FnMut() -> bool,
     ) -> Result<Option<Duel>, Error> {
-        let place = &mut self.places[index];
-        let Material { problem, cases, inputs, floor_us } = place.material;
-        let result = correctness::check(self.device, label, &cases[0], None)?;
+        let Material { problem, cases, .. } = self.places[index].material;
+        let check = || correctness::check(self.device, label, &cases[0], None);
+        let result = timed("correctness", spans, check)?;
         let passed = result.verdict.is_pass();
         if !passed || index == 0 {
             let detail = format!("{problem}: {}", result.detail);
@@ -231,6 +258,19 @@ impl<'a> Judge<'a> {
         if !passed {
             return Ok(None);
         }
+        timed("measure", spans, || self.measured(index, label, gates, proceed))
+    }
+
+    /// The duel with the default, under the eyes of the audits; `None` when a gate turned it away.
+    fn measured(
+        &mut self,
+        index: usize,
+        label: &str,
+        gates: &mut Vec<GateResult>,
+        proceed: &mut impl FnMut() -> bool,
+    ) -> Result<Option<Duel>, Error> {
+        let place = &mut self.places[index];
+        let Material { problem, cases, inputs, floor_us } = place.material;
         let seed = self.dice.below(usize::MAX >> 1) as u64;
         let mut candidate = Audited::load(self.device, label, problem, inputs, cases, seed)?;
         let outcome = {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     log::{Evaluation, Status},
     space::{Point, Space},
+    trial::Trial,
 };
 use crate::{
     Error,
@@ -53,23 +54,36 @@ pub trait InsightSource {
     fn look(&self, best: &Evaluation, space: &Space) -> Diagnosis;
 }
 
-/// The point with one of the tunables that an insight names moved its way, where that is possible.
-pub fn applied(insight: &Insight, space: &Space, point: &Point, dice: &mut Dice) -> Option<Point> {
+/// The points that differ from one in a single tunable that an insight names, moved its way.
+pub fn moves(insight: &Insight, space: &Space, point: &Point) -> Vec<Point> {
     let mut moves = Vec::new();
     for hint in &insight.tunables {
         let (Some(dimension), Some(now)) = (space.dimension(&hint.name), point.get(&hint.name)) else {
             continue;
         };
-        let fits = |value: &&i64| match hint.direction {
-            Direction::Up => **value > *now,
-            Direction::Down => **value < *now,
-        };
-        moves.extend(dimension.values.iter().filter(fits).map(|value| (hint.name.clone(), *value)));
+        for value in dimension.values.iter().filter(|value| is_towards(hint.direction, *now, **value)) {
+            let mut moved = point.clone();
+            moved.insert(hint.name.clone(), *value);
+            moves.push(moved);
+        }
     }
-    let (name, value) = dice.pick(&moves)?.clone();
-    let mut moved = point.clone();
-    moved.insert(name, value);
-    Some(moved)
+    moves
+}
+
+/// Whether a tunable that an insight names moves its way from one point to another.
+pub fn points(insight: &Insight, from: &Point, to: &Point) -> bool {
+    let moves = |hint: &profile::Hint| {
+        let values = from.get(&hint.name).zip(to.get(&hint.name));
+        values.is_some_and(|(from, to)| is_towards(hint.direction, *from, *to))
+    };
+    insight.tunables.iter().any(moves)
+}
+
+fn is_towards(direction: Direction, from: i64, to: i64) -> bool {
+    match direction {
+        Direction::Up => to > from,
+        Direction::Down => to < from,
+    }
 }
 
 /// The built-in source: what resources and times say without a look at the kernel.
@@ -150,16 +164,34 @@ impl InsightSource for Recorded<'_> {
 }
 
 /// How often an insight was followed, and how often that helped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Candidates made from it.
+    /// Candidates that went its way.
     pub tried: u32,
     /// Of those, better than the parent.
     pub helped: u32,
+    /// Of those, accepted or promoted.
+    #[serde(default)]
+    pub accepted: u32,
+    /// How many times as fast as its parent the best of them was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_speedup: Option<f64>,
+}
+
+impl Record {
+    fn add(&mut self, trial: &Trial) {
+        self.tried += 1;
+        self.helped += u32::from(trial.helped);
+        self.accepted += u32::from(trial.accepted);
+        // Of `None` and a number the number is the larger.
+        if trial.speedup > self.best_speedup {
+            self.best_speedup = trial.speedup;
+        }
+    }
 }
 
 /// What is known of insights from earlier runs and this one.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prior {
     /// By the insight's id.
     pub insights: BTreeMap<String, Record>,
@@ -181,7 +213,12 @@ impl Prior {
     pub fn with(&self, history: &[Evaluation]) -> Self {
         let mut all = self.clone();
         for evaluation in history {
-            if let (Some(id), Some(helped)) = (&evaluation.insight, evaluation.helped) {
+            for trial in &evaluation.trials {
+                all.insights.entry(trial.insight.clone()).or_default().add(trial);
+            }
+            // In logs without trials the insight that led to a candidate is the only one known to be tried.
+            let led = evaluation.insight.as_ref().filter(|_| evaluation.trials.is_empty());
+            if let Some((id, helped)) = led.zip(evaluation.helped) {
                 let record = all.insights.entry(id.clone()).or_default();
                 record.tried += 1;
                 record.helped += u32::from(helped);
@@ -192,7 +229,7 @@ impl Prior {
 
     /// The chance that an insight helps: its record, with one success and one failure added so that new ones get theirs.
     pub fn chance(&self, id: &str) -> f64 {
-        let Record { tried, helped } = self.insights.get(id).copied().unwrap_or_default();
+        let Record { tried, helped, .. } = self.insights.get(id).copied().unwrap_or_default();
         f64::from(helped + 1) / f64::from(tried + 2)
     }
 
@@ -205,13 +242,17 @@ impl Prior {
     }
 }
 
-/// An insight drawn with a weight of confidence times chance.
-pub fn choose<'a>(insights: &'a [Insight], prior: &Prior, dice: &mut Dice) -> Option<&'a Insight> {
-    let weight = |insight: &Insight| insight.confidence.clamp(0.0, 1.0) * prior.chance(&insight.id);
-    let total: f64 = insights.iter().map(weight).sum();
+/// How much an insight counts: its confidence times the chance that it helps.
+pub fn weight(insight: &Insight, prior: &Prior) -> f64 {
+    insight.confidence.clamp(0.0, 1.0) * prior.chance(&insight.id)
+}
+
+/// One of several things, drawn by their weights; `None` where all are 0.
+pub fn draw<T>(of: Vec<T>, weight: impl Fn(&T) -> f64, dice: &mut Dice) -> Option<T> {
+    let total: f64 = of.iter().map(&weight).sum();
     let mut left = dice.unit() * total;
-    insights.iter().find(|insight| {
-        left -= weight(insight);
+    of.into_iter().find(|one| {
+        left -= weight(one);
         left < 0.0
     })
 }
@@ -223,14 +264,14 @@ pub fn helped(candidate: &Evaluation, parent: &Evaluation) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::evolve::{
         log::{Resources, tests::evaluation},
         space::{Layer, tests::space},
     };
 
-    fn insight(id: &str, confidence: f64, tunables: &[(&str, Direction)]) -> Insight {
+    pub(crate) fn insight(id: &str, confidence: f64, tunables: &[(&str, Direction)]) -> Insight {
         let hint =
             |&(name, direction): &(&str, Direction)| profile::Hint { name: name.to_owned(), direction };
         Insight {
@@ -247,10 +288,11 @@ mod tests {
     fn advice_moves_only_what_it_names_and_can_move() {
         let space = space(&[("STAGES", Layer::Micro, 3), ("BLOCK_M", Layer::Macro, 3)]);
         let advice = insight("x", 1.0, &[("STAGES", Direction::Up), ("ELSEWHERE", Direction::Down)]);
-        let mut dice = Dice::new(1);
-        let moved = applied(&advice, &space, &space.default_point(), &mut dice).unwrap();
+        let [moved] = moves(&advice, &space, &space.default_point()).try_into().unwrap();
         assert_eq!((moved["STAGES"], moved["BLOCK_M"]), (2, 1));
-        assert!(applied(&advice, &space, &moved, &mut dice).is_none(), "there is no larger value");
+        assert!(moves(&advice, &space, &moved).is_empty(), "there is no larger value");
+        assert!(points(&advice, &space.default_point(), &moved));
+        assert!(!points(&advice, &moved, &space.default_point()) && !points(&advice, &moved, &moved));
     }
 
     #[test]
@@ -299,9 +341,11 @@ mod tests {
             history.push(evaluation);
         }
         let prior = Prior::default().with(&history);
-        assert_eq!(prior.insights["good"], Record { tried: 10, helped: 10 });
+        assert_eq!(prior.insights["good"], Record { tried: 10, helped: 10, ..Record::default() });
         let mut dice = Dice::new(5);
-        let good = (0..1000).filter(|_| choose(&insights, &prior, &mut dice).unwrap().id == "good").count();
+        let mut drawn =
+            || draw(insights.iter().collect(), |insight| weight(insight, &prior), &mut dice).unwrap();
+        let good = (0..1000).filter(|_| drawn().id == "good").count();
         assert!(good > 850, "{good}");
         let folder = tempfile::tempdir().unwrap();
         prior.write(folder.path()).unwrap();

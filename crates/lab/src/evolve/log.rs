@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     insight::Diagnosis,
     space::{Point, Space},
+    span::Span,
+    trial::Trial,
 };
 use crate::{Error, error::IoContext, gate::GateResult, measure::compare::Word};
 
@@ -117,6 +119,9 @@ pub struct Evaluation {
     /// Whether that insight helped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub helped: Option<bool>,
+    /// Insights that it put to the test, whether one of them led to it or not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trials: Vec<Trial>,
     /// What a proposer said for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rationale: Option<String>,
@@ -131,8 +136,14 @@ pub struct Evaluation {
     pub fitness: Option<f64>,
     /// What became of it.
     pub status: Status,
-    /// How long it took, waiting for the compiler not counted.
+    /// When it began, after the compiler, in microseconds since 1970 (UTC); older logs do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began_us: Option<u64>,
+    /// How long it took from then on.
     pub seconds: f64,
+    /// Its parts, and what was done ahead.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<Span>,
 }
 
 /// The winner against the default once more, on inputs and in blocks that did not choose it.
@@ -314,13 +325,16 @@ pub(crate) mod tests {
             parents: vec![],
             insight: None,
             helped: None,
+            trials: vec![],
             rationale: None,
             gates: vec![GateResult::pass("correctness", "fine")],
             resources: None,
             shapes: [("tiny f32".to_owned(), shape)].into(),
             fitness: Some(fitness),
             status: if fitness > 1.03 { Status::Promoted } else { Status::Kept },
+            began_us: None,
             seconds: 0.1,
+            spans: vec![],
         }
     }
 

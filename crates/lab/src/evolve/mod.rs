@@ -19,7 +19,9 @@ pub mod resume;
 pub mod simulate;
 pub mod sources;
 pub mod space;
+pub mod span;
 pub mod strategy;
+pub mod trial;
 pub mod tune;
 
 pub use log::{Evaluation, Header, ShapeResult, Status};

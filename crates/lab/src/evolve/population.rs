@@ -8,10 +8,13 @@ use super::{
     log::{Confirmation, Evaluation, Header, Status},
     sources,
 };
-use crate::{Error, record::atomic};
+use crate::{Error, gate::GateResult, profile, record::atomic};
 
 /// Elites kept, unless the caller says otherwise.
 pub const TOP: usize = 3;
+
+/// The operator of the evaluation that is the default.
+pub const DEFAULT: &str = "default";
 
 /// The elites: evaluations that passed every gate and are not out, best geometric mean first.
 pub fn elites(history: &[Evaluation], top: usize) -> Vec<&Evaluation> {
@@ -25,6 +28,15 @@ pub fn elites(history: &[Evaluation], top: usize) -> Vec<&Evaluation> {
     });
     alive.truncate(top);
     alive
+}
+
+/// What a search goes on from: the elites, or the default while there are none.
+pub fn anchors(history: &[Evaluation], top: usize) -> Vec<&Evaluation> {
+    let elites = elites(history, top);
+    if elites.is_empty() {
+        return history.iter().filter(|evaluation| evaluation.operator == DEFAULT).take(1).collect();
+    }
+    elites
 }
 
 /// What a candidate's fitness must be above to be among the elites.
@@ -110,6 +122,9 @@ pub struct Elite {
     pub shapes: BTreeMap<String, EliteShape>,
     /// Which evaluation of the log it is.
     pub evaluation: u64,
+    /// The profile gate's word, on a device that has one. UNAVAILABLE is no PASS: nobody has seen its counters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<GateResult>,
 }
 
 /// An elite on one shape.
@@ -123,13 +138,20 @@ pub struct EliteShape {
     pub dtype: String,
 }
 
-/// What the history says is to be kept.
+/// What the history says is to be kept; `has_profile_gate` where elites have to pass one.
 pub fn elite_file(
     header: &Header,
     history: &[Evaluation],
     confirmation: Option<&Confirmation>,
     top: usize,
+    has_profile_gate: bool,
 ) -> EliteFile {
+    let profile = |evaluation: &Evaluation| {
+        let known = evaluation.gates.iter().find(|gate| gate.gate == profile::GATE).cloned();
+        // One that would not have been an elite at its time, or of an older log.
+        let never = || GateResult::unavailable(profile::GATE, "it was not profiled when it was evaluated");
+        known.or_else(|| has_profile_gate.then(never))
+    };
     let elite = |evaluation: &Evaluation| Elite {
         kernel: evaluation.kernel.clone().unwrap_or_else(|| header.space.kernel.clone()),
         source: evaluation.kernel.as_deref().map(sources::relative),
@@ -145,6 +167,7 @@ pub fn elite_file(
             })
             .collect(),
         evaluation: evaluation.number,
+        profile: profile(evaluation),
     };
     EliteFile {
         schema: ELITE_SCHEMA.to_owned(),
@@ -185,7 +208,7 @@ mod tests {
         let numbers = |elites: &[&Evaluation]| elites.iter().map(|e| e.number).collect::<Vec<_>>();
         assert_eq!(numbers(&elites(&history, 3)), [1, 4, 0]);
         assert_eq!(numbers(&pareto(&history)), [1]);
-        let file = elite_file(&header(), &history, None, 3);
+        let file = elite_file(&header(), &history, None, 3, false);
         assert_eq!((file.elites.len(), file.elites[0].fitness), (3, 1.2));
         assert_eq!(file.pareto["tiny"].evaluation, 1);
         let folder = tempfile::tempdir().unwrap();
@@ -193,6 +216,26 @@ mod tests {
         let text = std::fs::read_to_string(folder.path().join("elite.json")).unwrap();
         assert_eq!(serde_json::from_str::<EliteFile>(&text).unwrap(), file);
         assert!(text.contains("\"evosdpa.elite/1\"") && text.contains("\"tunables\""), "{text}");
+        assert!(file.elites.iter().all(|elite| elite.profile.is_none()));
+
+        // What nobody profiled is not said to have passed.
+        history[1].gates.push(GateResult::pass(profile::GATE, "tensor pipe 61 %"));
+        let file = elite_file(&header(), &history, None, 3, true);
+        let words: Vec<&str> =
+            file.elites.iter().map(|e| e.profile.as_ref().unwrap().verdict.word()).collect();
+        assert_eq!(words, ["PASS", "UNAVAILABLE", "UNAVAILABLE"]);
+    }
+
+    #[test]
+    fn a_search_goes_on_from_a_default_that_is_no_elite() {
+        let mut default = evaluation(0, 1, 1.0);
+        default.operator = DEFAULT.to_owned();
+        default.status = Status::Rejected;
+        let mut history = vec![default, evaluation(1, 2, 0.99)];
+        assert_eq!(anchors(&history, 3)[0].number, 1);
+        history[1].status = Status::Rejected;
+        assert!(elites(&history, 3).is_empty());
+        assert_eq!(anchors(&history, 3)[0].number, 0);
     }
 
     #[test]

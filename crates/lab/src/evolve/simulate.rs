@@ -5,11 +5,12 @@ use std::collections::{HashMap, HashSet};
 use serde::Serialize;
 
 use super::{
-    insight::{InsightSource, Prior, Recorded},
+    insight::{Diagnosis, InsightSource, Prior, Recorded},
     log::{Contents, Evaluation, Status},
     population,
     space::Point,
-    strategy::{self, View},
+    strategy::{self, Proposal, View},
+    trial::trials,
 };
 use crate::{
     Error,
@@ -64,35 +65,48 @@ pub fn replay(
         let (mut history, mut taken): (Vec<Evaluation>, HashSet<Point>) = (Vec::new(), HashSet::new());
         let keeps = |point: &Point| known.contains_key(point);
         let (mut curve, mut best, mut within) = (Vec::new(), 0.0_f64, None);
+        let mut diagnoses: Vec<Diagnosis> = Vec::new();
         for number in 0..budget as u64 {
             let default = space.default_point();
-            let point = if number == 0 && known.contains_key(&default) {
-                default
+            let proposal = if number == 0 && known.contains_key(&default) {
+                Proposal { point: default, operator: population::DEFAULT, parents: vec![], insight: None }
             } else {
-                let insights = population::elites(&history, 1)
-                    .first()
-                    .map(|best| source.look(best, space).insights)
-                    .unwrap_or_default();
+                if let Some(best) = population::anchors(&history, 1).first()
+                    && diagnoses.last().is_none_or(|last| last.number != best.number)
+                {
+                    diagnoses.push(source.look(best, space));
+                }
                 let prior = Prior::default().with(&history);
                 let view = View {
                     space,
                     keeps: &keeps,
                     history: &history,
                     taken: &taken,
-                    insights: &insights,
+                    insights: diagnoses.last().map_or(&[], |last| last.insights.as_slice()),
                     prior: &prior,
                     budget,
                 };
                 let mut dice = Dice::of_series(seed.wrapping_add(run.wrapping_mul(0x51_7C_C1)), number);
                 match strategy.propose(&view, &mut dice) {
-                    Some(proposal) => proposal.point,
+                    Some(proposal) => proposal,
                     None => break,
                 }
             };
             // Only points of the log are kept by `keeps`.
-            let Some(seen) = known.get(&point) else { break };
-            taken.insert(point);
-            history.push(Evaluation { number, ..(*seen).clone() });
+            let Some(seen) = known.get(&proposal.point) else { break };
+            taken.insert(proposal.point);
+            // What it was made from, and which insights it puts to the test, is this replay's own.
+            let mut evaluation = Evaluation {
+                number,
+                operator: proposal.operator.to_owned(),
+                parents: proposal.parents,
+                insight: proposal.insight,
+                helped: None,
+                trials: vec![],
+                ..(*seen).clone()
+            };
+            evaluation.trials = trials(&evaluation, &history, &diagnoses);
+            history.push(evaluation);
             best = best.max(alive(seen).unwrap_or(0.0));
             if within.is_none() && best >= 0.99 * best_of_log {
                 within = Some(number as f64 + 1.0);

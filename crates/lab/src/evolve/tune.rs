@@ -17,7 +17,9 @@ use super::{
     proposer::{self, Proposer},
     resume, sources,
     space::{Point, Space, label},
+    span::Begun,
     strategy::{self, Proposal, View},
+    trial::trials,
 };
 use crate::{
     Error,
@@ -63,7 +65,7 @@ pub struct Request<'a> {
     pub ceilings: Option<Ceilings>,
     /// Sets of inputs to rotate through; the device's own number when `None`.
     pub sets: Option<usize>,
-    /// What accepted candidates that would be elites pass last.
+    /// What candidates that would be elites pass last: the profile gate.
     pub last_gate: Option<LastGate<'a>>,
 }
 
@@ -143,11 +145,18 @@ pub fn tune(
         .with_last_gate(request.last_gate);
     let before = state.history.len();
     if state.history.is_empty() {
-        let started = Instant::now();
-        let judged = judge.default_result()?;
-        let proposal =
-            Candidate::of(Proposal { point: default, operator: "default", parents: vec![], insight: None });
-        let evaluation = state.record(proposal, Prepared::default(), judged, started.elapsed())?;
+        let begun = Begun::now();
+        let judged = {
+            let _lock = DeviceLock::wait(&device.name())?;
+            judge.default_result()?
+        };
+        let proposal = Candidate::of(Proposal {
+            point: default,
+            operator: population::DEFAULT,
+            parents: vec![],
+            insight: None,
+        });
+        let evaluation = state.record(proposal, Prepared::default(), judged, begun)?;
         watch(&evaluation);
         state.look(source)?;
     }
@@ -179,20 +188,20 @@ pub fn tune(
         }
         let Some(candidate) = queue.pop_front() else { break "every point has been evaluated" };
         let name = candidate.label(&request.space.kernel);
-        let (prepared, judged, seconds) = match &candidate.refused {
-            Some(why) => (Prepared::default(), rejected("proposal", why), Duration::ZERO),
+        let (prepared, judged, begun) = match &candidate.refused {
+            Some(why) => (Prepared::default(), rejected("proposal", why), Begun::now()),
             None => {
                 let prepared = match ahead.wait(&name) {
                     Ok(prepared) => prepared,
                     Err(error @ Error::Kernel(_)) => Prepared {
                         gates: vec![GateResult::fail("constraints", error.to_string())],
-                        resources: None,
+                        ..Prepared::default()
                     },
                     Err(error) => return Err(error),
                 };
-                let started = Instant::now();
+                let begun = Begun::now();
                 let judged = if prepared.failed() {
-                    Judged { gates: vec![], shapes: [].into(), fitness: None, status: Status::Rejected }
+                    Judged::rejected(vec![], [].into(), vec![])
                 } else {
                     let _lock = DeviceLock::wait(&device.name())?;
                     let elite_above = population::elite_above(&state.history, request.top);
@@ -203,24 +212,26 @@ pub fn tune(
                         // Recorded, so that a resume does not meet it again; then the tune ends, because the device
                         // no longer answers.
                         Err(error) => {
-                            state.record(
-                                candidate,
-                                prepared,
-                                rejected("performance", &error.to_string()),
-                                started.elapsed(),
-                            )?;
+                            let judged = rejected("performance", &error.to_string());
+                            state.record(candidate, prepared, judged, begun)?;
                             return Err(error);
                         }
                     }
                 };
-                (prepared, judged, started.elapsed())
+                (prepared, judged, begun)
             }
         };
-        let evaluation = state.record(candidate, prepared, judged, seconds)?;
+        let evaluation = state.record(candidate, prepared, judged, begun)?;
         if !watch(&evaluation) {
             break "interrupted";
         }
-        state.look(source)?;
+        if state.look(source)? && strategy.heeds_the_best() {
+            // What is on its way was proposed without knowing of the new best and what is said of it.
+            for outdated in queue.drain(..) {
+                state.taken.remove(&outdated.point);
+                ahead.forget(&outdated.label(&request.space.kernel));
+            }
+        }
     };
     drop(judge);
     if ended != "interrupted" {
@@ -232,8 +243,7 @@ pub fn tune(
 }
 
 fn rejected(gate: &str, why: &str) -> Judged {
-    let gates = vec![GateResult::fail(gate, why)];
-    Judged { gates, shapes: [].into(), fitness: None, status: Status::Rejected }
+    Judged::rejected(vec![GateResult::fail(gate, why)], [].into(), vec![])
 }
 
 /// A candidate on its way.
@@ -285,16 +295,17 @@ impl State<'_> {
         self.request.problems.iter().map(draw).collect()
     }
 
-    /// Looks at a new best for advice. What was said of it before a resume is not asked for again.
-    fn look(&mut self, source: &dyn InsightSource) -> Result<(), Error> {
-        let elites = population::elites(&self.history, 1);
-        let Some(&best) = elites.first().filter(|best| self.looked_at != Some(best.number)) else {
-            return Ok(());
+    /// Looks at a new best for advice, and says whether there is one. What was said of it before a resume is not asked for
+    /// again.
+    fn look(&mut self, source: &dyn InsightSource) -> Result<bool, Error> {
+        let anchors = population::anchors(&self.history, 1);
+        let Some(&best) = anchors.first().filter(|best| self.looked_at != Some(best.number)) else {
+            return Ok(false);
         };
         self.looked_at = Some(best.number);
         if let Some(known) = self.diagnoses.iter().find(|known| known.number == best.number) {
             self.insights.clone_from(&known.insights);
-            return Ok(());
+            return Ok(true);
         }
         let diagnosis = {
             let _lock = DeviceLock::wait(&self.header.device)?;
@@ -303,7 +314,7 @@ impl State<'_> {
         self.log.diagnose(&diagnosis)?;
         self.insights.clone_from(&diagnosis.insights);
         self.diagnoses.push(diagnosis);
-        Ok(())
+        Ok(true)
     }
 
     fn propose(&self, strategy: &mut dyn strategy::Strategy, number: u64) -> Option<Candidate> {
@@ -331,7 +342,7 @@ impl State<'_> {
     ) -> Result<Candidate, Error> {
         let kernel = &self.request.space.kernel;
         let source = ahead.source(kernel);
-        let elites = population::elites(&self.history, self.request.top);
+        let elites = population::anchors(&self.history, self.request.top);
         let sources: Vec<Option<String>> = elites
             .iter()
             .map(|elite| elite.kernel.as_ref().and_then(|kernel| ahead.source(kernel)))
@@ -390,11 +401,13 @@ impl State<'_> {
         candidate: Candidate,
         prepared: Prepared,
         judged: Judged,
-        took: Duration,
+        begun: Begun,
     ) -> Result<Evaluation, Error> {
-        let Candidate { kernel, point, operator, parents, insight, rationale, .. } = candidate;
-        let mut gates = prepared.gates;
+        let seconds = begun.seconds();
+        let Candidate { kernel, point, operator, parents, insight, rationale, refused } = candidate;
+        let (mut gates, mut spans) = (prepared.gates, prepared.spans);
         gates.extend(judged.gates);
+        spans.extend(judged.spans);
         let mut evaluation = Evaluation {
             number: self.history.len() as u64,
             kernel,
@@ -403,17 +416,23 @@ impl State<'_> {
             parents,
             insight,
             helped: None,
+            trials: vec![],
             rationale,
             gates,
             resources: prepared.resources,
             shapes: judged.shapes,
             fitness: judged.fitness,
             status: judged.status,
-            seconds: took.as_secs_f64(),
+            began_us: Some(begun.began_us),
+            seconds,
+            spans,
         };
         if evaluation.insight.is_some() {
             let parent = evaluation.parents.first().and_then(|number| self.history.get(*number as usize));
             evaluation.helped = Some(parent.is_some_and(|parent| insight::helped(&evaluation, parent)));
+        }
+        if refused.is_none() {
+            evaluation.trials = trials(&evaluation, &self.history, &self.diagnoses);
         }
         self.log.add(&evaluation)?;
         if evaluation.kernel.is_none() {
@@ -426,8 +445,10 @@ impl State<'_> {
     }
 
     fn write_elites(&self) -> Result<EliteFile, Error> {
+        let Request { top, last_gate, .. } = self.request;
+        let confirmation = self.confirmation.as_ref();
         let file =
-            population::elite_file(&self.header, &self.history, self.confirmation.as_ref(), self.request.top);
+            population::elite_file(&self.header, &self.history, confirmation, *top, last_gate.is_some());
         population::write_elites(&self.request.folder, &file)?;
         Ok(file)
     }

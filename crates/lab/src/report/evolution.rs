@@ -5,7 +5,11 @@ use std::{collections::BTreeMap, path::Path};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{Error, error::IoContext, evolve::insight::Diagnosis};
+use crate::{
+    Error,
+    error::IoContext,
+    evolve::{insight::Diagnosis, span::Span},
+};
 
 /// Elites shown.
 const ELITES: usize = 3;
@@ -35,10 +39,14 @@ pub struct Evaluation {
     pub accepted: bool,
     /// The insight that led to it.
     pub insight: Option<String>,
-    /// Whether that insight helped.
-    pub helped: Option<bool>,
+    /// Insights that it put to the test: id, and whether that helped.
+    pub trials: Vec<(String, bool)>,
+    /// When it began, in microseconds since 1970, where the log says.
+    pub began_us: Option<f64>,
     /// How long it took, where the log says.
     pub took_us: Option<f64>,
+    /// Its parts, and what was done ahead.
+    pub spans: Vec<Span>,
 }
 
 /// What was measured on a shape.
@@ -68,7 +76,11 @@ impl Evolution {
     /// Reads a log. Lines that are no evaluation are counted, never fatal.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path).doing("read", path, "name a tune's folder or its log")?;
-        let mut evolution = Self { source: path.display().to_string(), ..Self::default() };
+        Ok(Self { source: path.display().to_string(), ..Self::parse(&text) })
+    }
+
+    pub(crate) fn parse(text: &str) -> Self {
+        let mut evolution = Self::default();
         let mut kernel = String::new();
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
             match serde_json::from_str::<Value>(line) {
@@ -85,7 +97,7 @@ impl Evolution {
                 Err(_) => evolution.unreadable_lines += 1,
             }
         }
-        Ok(evolution)
+        evolution
     }
 
     /// Evaluations with their best fitness so far, those without one included.
@@ -102,15 +114,13 @@ impl Evolution {
         self.evaluations.iter().map(&mut take).collect()
     }
 
-    /// Insights that led to candidates: how often, and how often they helped.
+    /// Insights that candidates put to the test: how often, and how often they helped.
     pub fn insights(&self) -> Vec<(String, usize, usize)> {
         let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-        for evaluation in &self.evaluations {
-            if let Some(insight) = &evaluation.insight {
-                let (tried, helped) = counts.entry(insight).or_default();
-                *tried += 1;
-                *helped += usize::from(evaluation.helped == Some(true));
-            }
+        for (insight, has_helped) in self.evaluations.iter().flat_map(|evaluation| &evaluation.trials) {
+            let (tried, helped) = counts.entry(insight).or_default();
+            *tried += 1;
+            *helped += usize::from(*has_helped);
         }
         counts.into_iter().map(|(id, (tried, helped))| (id.to_owned(), tried, helped)).collect()
     }
@@ -151,6 +161,15 @@ fn evaluation(value: &Value, of_header: &str) -> Option<Evaluation> {
     let number = |key: &str| value.get(key).and_then(Value::as_f64);
     let status = value.get("status").and_then(Value::as_str).unwrap_or_default();
     let accepted = value.get("accepted").and_then(Value::as_bool);
+    let insight = value.get("insight").and_then(text);
+    let is_true = |value: &Value, key: &str| value.get(key).and_then(Value::as_bool) == Some(true);
+    let mut trials: Vec<(String, bool)> = list("trials")
+        .filter_map(|trial| Some((text(trial.get("insight")?)?, is_true(trial, "helped"))))
+        .collect();
+    if trials.is_empty() {
+        // A log without trials says only which insight led to a candidate.
+        trials.extend(insight.clone().map(|insight| (insight, is_true(value, "helped"))));
+    }
     Some(Evaluation {
         id,
         parents: list("parents").filter_map(text).collect(),
@@ -166,9 +185,11 @@ fn evaluation(value: &Value, of_header: &str) -> Option<Evaluation> {
             .collect(),
         fitness: number("fitness"),
         accepted: accepted.unwrap_or(matches!(status, "accepted" | "promoted")),
-        insight: value.get("insight").and_then(text),
-        helped: value.get("helped").and_then(Value::as_bool),
+        insight,
+        trials,
+        began_us: number("began_us"),
         took_us: number("seconds").map(|seconds| seconds * 1e6),
+        spans: list("spans").filter_map(|span| serde_json::from_value(span.clone()).ok()).collect(),
     })
 }
 
@@ -191,7 +212,7 @@ mod tests {
 {"id":"x","parents":[0,1],"operator":"crossover","kernel":"other","tunables":{"A":3},"fitness":1.3,"accepted":true}
 {"kind":"confirmation","number":0,"fitness":1.1,"confirmed":true}
 {"kind":"diagnosis","number":0,"view":"counters","insights":[{"id":"4-grid","bottleneck":"grid","confidence":0.7,"evidence":[],"suggestion":"Smaller blocks.","tunables":[{"name":"A","direction":"down"}]}]}
-{"kind":"evaluation","number":3,"parents":[0],"operator":"mutation","point":{"A":4},"gates":[{"gate":"profile","verdict":"FAIL","detail":"DRAM"}],"shapes":{},"fitness":1.9,"status":"rejected"}
+{"kind":"evaluation","number":3,"parents":[0],"operator":"mutation","trials":[{"insight":"4-grid","of":0,"speedup":1.7,"accepted":false,"helped":false},{"insight":"4-issue","of":0,"speedup":1.7,"accepted":false,"helped":true}],"point":{"A":4},"gates":[{"gate":"profile","verdict":"FAIL","detail":"DRAM"}],"shapes":{},"fitness":1.9,"status":"rejected"}
 {"kind":"evaluation","number":4,"parents":[3],"operator":"muta"#;
 
     #[test]
@@ -209,7 +230,7 @@ mod tests {
         assert_eq!(evolution.evaluations[0].shapes["mission bf16"].p50_us, Some(9.5));
         let elites: Vec<&str> = evolution.elites().iter().map(|e| e.id.as_str()).collect();
         assert_eq!(elites, ["x", "0"]);
-        assert_eq!(evolution.insights(), [("4-grid".to_owned(), 1, 0)]);
+        assert_eq!(evolution.insights(), [("4-grid".to_owned(), 2, 0), ("4-issue".to_owned(), 1, 1)]);
         let kernels: Vec<&str> = evolution.evaluations.iter().map(|e| e.kernel.as_str()).collect();
         assert_eq!(kernels, ["k", "k", "other", "k"]);
     }

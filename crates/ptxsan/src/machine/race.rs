@@ -183,8 +183,9 @@ impl Warp {
         let agent = |yes: bool| if yes { "asynchronous " } else { "" };
         let (a, b) = (agent(request.agent_groups), agent(numbering.is_agent(conflict.who)));
         let (space_name, bytes) = (space_name(space), request.bytes);
-        let place = if space == Space::Global { cx.view.base().locate(address) } else { String::new() };
+        let base = cx.view.base();
         let detail = || {
+            let place = if space == Space::Global { base.locate(address) } else { String::new() };
             format!(
                 "{a}{mine} of {bytes} bytes at {space_name} {address:#x}{place} after an unordered {b}{theirs}; {advice}"
             )

@@ -14,7 +14,7 @@ use evosdpa_lab::{
     machine::Environment,
 };
 
-use super::{Ready, in_parallel, program, ready};
+use super::{Ready, device, in_parallel, program, ready};
 use crate::{
     Found,
     args::Sanitize,
@@ -37,7 +37,7 @@ pub(super) fn run(args: &Sanitize) -> anyhow::Result<Found> {
     let bar = progress::bar(known.len() as u64);
     let mut environment = Environment::look(None);
     let sim = Sim::open(registry.clone().with_mutants())?;
-    let rows: Vec<MutantRow> = if args.device == "sim" {
+    let rows: Vec<MutantRow> = if device(args) == "sim" {
         environment.accelerator = sim.accelerator();
         let mut rows = Vec::new();
         for (kernel, about) in known {
@@ -50,8 +50,8 @@ pub(super) fn run(args: &Sanitize) -> anyhow::Result<Found> {
         }
         rows
     } else {
-        let Some(ordinal) = cuda_ordinal(&args.device) else {
-            return Err(unknown_device(&args.device, &["cuda", "cuda:N", "sim"]));
+        let Some(ordinal) = cuda_ordinal(device(args)) else {
+            return Err(unknown_device(device(args), &["cuda", "cuda:N", "sim"]));
         };
         let ready = ready(args, ordinal).map_err(|why| anyhow::anyhow!("{why}; or use --device sim"))?;
         environment.accelerator = ready.accelerator.clone();
@@ -123,7 +123,7 @@ impl Trial<'_> {
     fn arguments(&self, kernel: &Kernel, about: &Mutant, mistake: bool, once: bool) -> Vec<String> {
         let shape = about.shape.to_string();
         let name = variant_name(kernel, mistake);
-        let fixed = ["check", "--mutants", "--device", &self.args.device, "--seeds", "1", "--json"];
+        let fixed = ["check", "--mutants", "--device", device(self.args), "--seeds", "1", "--json"];
         let work = ["--shapes", &shape, "--kernels", &name, "--dtype", "f16"];
         let limits = ["--time-limit", LAUNCH_SECONDS];
         let parts = fixed.into_iter().chain(work).chain(limits).chain(once.then_some("--once"));

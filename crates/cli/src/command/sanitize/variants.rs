@@ -10,19 +10,12 @@ use evosdpa_lab::{
     sweep::{LONG, Lot, SMALL, SweepRow, Trial, case_spec},
 };
 
-use super::{in_parallel, named_kernels, parsed};
-use crate::{
-    Found,
-    args::Sanitize,
-    command::{registry, unknown_device},
-    interrupt, output, progress,
-};
+use super::{in_parallel, named_kernels, only_on_sim, parsed};
+use crate::{Found, args::Sanitize, command::registry, interrupt, output, progress};
 
 pub(super) fn run(args: &Sanitize, most: usize) -> anyhow::Result<Found> {
-    // Only the simulator can be asked for an order of warps; the default of the other modes means it too.
-    if !["sim", "cuda"].contains(&args.device.as_str()) {
-        return Err(unknown_device(&args.device, &["sim"]));
-    }
+    // Only the simulator can be asked for an order of warps.
+    only_on_sim(args, "--all-variants")?;
     let sim = Sim::open(registry(&args.cuda.kernel_path)?)?;
     interrupt::listen();
     let mut environment = Environment::look(None);

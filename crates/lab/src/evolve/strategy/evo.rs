@@ -4,11 +4,14 @@
 use super::{Proposal, Random, Strategy, View};
 use crate::{
     evolve::{
-        insight, operators,
+        insight,
+        log::Evaluation,
+        operators,
         population::{self, TOP},
-        space::Layer,
+        space::{Layer, Point},
     },
     measure::dice::Dice,
+    profile::Insight,
 };
 
 /// The lab's own strategy.
@@ -22,6 +25,10 @@ const LOCAL: usize = 6;
 const MUTATION: usize = 5;
 const CROSSOVER: usize = 3;
 const INSIGHT: usize = 4;
+/// Insights of a diagnosis that are followed at once, the most confident ones.
+const FOLLOWED: usize = 3;
+/// Advice that is less likely to help is left to chance: none of three trials did.
+const FOLLOWED_FROM: f64 = 0.25;
 /// Attempts of an operator before chance takes over.
 const TRIES: usize = 24;
 
@@ -31,13 +38,20 @@ impl Strategy for Evo {
     }
 
     fn propose(&mut self, view: &View<'_>, dice: &mut Dice) -> Option<Proposal> {
-        let elites = population::elites(view.history, TOP);
-        let made = match elites.first() {
-            None => None,
-            Some(_) if self.in_first_layer(view) => (0..TRIES).find_map(|_| structure(view, dice)),
-            Some(_) => (0..TRIES).find_map(|_| second_layer(view, &elites, dice)),
-        };
+        let anchors = population::anchors(view.history, TOP);
+        let made = anchors.first().and_then(|best| {
+            follow(view, best, dice).or_else(|| {
+                (0..TRIES).find_map(|_| match self.in_first_layer(view) {
+                    true => structure(view, dice),
+                    false => second_layer(view, &anchors, dice),
+                })
+            })
+        });
         made.or_else(|| Random.propose(view, dice))
+    }
+
+    fn heeds_the_best(&self) -> bool {
+        true
     }
 }
 
@@ -61,13 +75,39 @@ fn structure(view: &View<'_>, dice: &mut Dice) -> Option<Proposal> {
     view.is_free(&point).then(|| Proposal::new(point, "sample", Vec::new()))
 }
 
-fn second_layer(
+/// An insight on the best that nothing has put to the test yet. In either layer: a look at the best costs more than a
+/// candidate, and what it says is of use as long as the best is the best.
+fn follow(view: &View<'_>, best: &Evaluation, dice: &mut Dice) -> Option<Proposal> {
+    let mut insights: Vec<&Insight> = view.insights.iter().collect();
+    insights.sort_by(|a, b| b.confidence.total_cmp(&a.confidence));
+    let untried = insights
+        .into_iter()
+        .filter(|insight| view.prior.chance(&insight.id) >= FOLLOWED_FROM)
+        .map(|insight| (insight, insight::moves(insight, view.space, &best.point)))
+        .filter(|(_, moves)| moves.iter().any(view.keeps))
+        .take(FOLLOWED)
+        .filter(|(_, moves)| !moves.iter().any(|point| view.taken.contains(point)));
+    let weight = |insight: &Insight| insight::weight(insight, view.prior);
+    let (insight, moves) = untried.max_by(|(a, _), (b, _)| weight(a).total_cmp(&weight(b)))?;
+    following(view, best, insight, moves, dice)
+}
+
+/// One of the moves that an insight on the best asks for.
+fn following(
     view: &View<'_>,
-    elites: &[&crate::evolve::log::Evaluation],
+    best: &Evaluation,
+    insight: &Insight,
+    mut moves: Vec<Point>,
     dice: &mut Dice,
 ) -> Option<Proposal> {
+    moves.retain(|point| view.is_free(point));
+    let point = dice.pick(&moves)?.clone();
+    Some(Proposal { insight: Some(insight.id.clone()), ..Proposal::new(point, "insight", vec![best.number]) })
+}
+
+fn second_layer(view: &View<'_>, anchors: &[&Evaluation], dice: &mut Dice) -> Option<Proposal> {
     // The best of two drawn: better parents are likelier, none is certain.
-    let parent = *elites.get(dice.below(elites.len()).min(dice.below(elites.len())))?;
+    let parent = *anchors.get(dice.below(anchors.len()).min(dice.below(anchors.len())))?;
     let mut throw = dice.below(20);
     let mut falls_in = |share: usize| {
         let hit = throw < share;
@@ -81,15 +121,20 @@ fn second_layer(
     } else if falls_in(MUTATION) {
         Proposal::new(operators::mutated(view.space, &parent.point, dice), "mutation", vec![parent.number])
     } else if falls_in(CROSSOVER) {
-        let other = *dice.pick(elites)?;
+        let other = *dice.pick(anchors)?;
         let child = operators::crossed(&parent.point, &other.point, dice);
         Proposal::new(child, "crossover", vec![parent.number, other.number])
     } else if falls_in(INSIGHT) {
         // Insights are about the best.
-        let best = *elites.first()?;
-        let insight = insight::choose(view.insights, view.prior, dice)?;
-        let point = insight::applied(insight, view.space, &best.point, dice)?;
-        Proposal { insight: Some(insight.id.clone()), ..Proposal::new(point, "insight", vec![best.number]) }
+        let best = *anchors.first()?;
+        let with_moves = |insight| {
+            let moves = insight::moves(insight, view.space, &best.point);
+            moves.iter().any(|point| view.is_free(point)).then_some((insight, moves))
+        };
+        let possible: Vec<(&Insight, Vec<Point>)> = view.insights.iter().filter_map(with_moves).collect();
+        let (insight, moves) =
+            insight::draw(possible, |(insight, _)| insight::weight(insight, view.prior), dice)?;
+        following(view, best, insight, moves, dice)?
     } else {
         Proposal::new(operators::redetailed(view.space, &parent.point, dice), "details", vec![parent.number])
     };

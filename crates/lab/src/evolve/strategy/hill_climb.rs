@@ -13,7 +13,7 @@ impl Strategy for HillClimb {
     }
 
     fn propose(&mut self, view: &View<'_>, dice: &mut Dice) -> Option<Proposal> {
-        if let Some(best) = population::elites(view.history, 1).first() {
+        if let Some(best) = population::anchors(view.history, 1).first() {
             let free: Vec<_> =
                 view.space.neighbours(&best.point).into_iter().filter(|point| view.is_free(point)).collect();
             if let Some(point) = dice.pick(&free) {
@@ -21,5 +21,9 @@ impl Strategy for HillClimb {
             }
         }
         Random.propose(view, dice)
+    }
+
+    fn heeds_the_best(&self) -> bool {
+        true
     }
 }

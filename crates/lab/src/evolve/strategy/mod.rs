@@ -70,6 +70,11 @@ pub trait Strategy {
 
     /// The next point; `None` when nothing is left. The dice belong to this proposal alone.
     fn propose(&mut self, view: &View<'_>, dice: &mut Dice) -> Option<Proposal>;
+
+    /// Whether it goes on from the best: what it proposed before there was a new best is then proposed anew.
+    fn heeds_the_best(&self) -> bool {
+        false
+    }
 }
 
 /// The names of all strategies, the one of the lab first.
@@ -119,7 +124,7 @@ mod tests {
         let mut strategy = by_name(name).unwrap();
         let (mut history, mut taken) = (Vec::new(), HashSet::new());
         for number in 0..budget as u64 {
-            let insights = population::elites(&history, 1)
+            let insights = population::anchors(&history, 1)
                 .first()
                 .map(|best| StaticView.look(best, &space).insights)
                 .unwrap_or_default();

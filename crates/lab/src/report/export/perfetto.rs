@@ -1,7 +1,8 @@
 //! A timeline in Chrome's trace format, which ui.perfetto.dev opens.
 //!
-//! Samples lie where they were taken, counted from the beginning of their run. Records that do not say when are laid end to
-//! end in the order in which samples were interleaved, round by round; so are the evaluations of a tune.
+//! Samples lie where they were taken, counted from the beginning of their run, and evaluations of a tune from its first moment.
+//! Records that do not say when are laid end to end: samples in the order in which they were interleaved, round by round, and
+//! evaluations one after the other.
 
 use serde_json::{Value, json};
 
@@ -89,28 +90,61 @@ impl Trace {
         at_us
     }
 
+    /// The evaluations of a tune on one track, with their parts inside them; what was done ahead on as many as it needs.
     fn tune(&mut self, pid: usize, evolution: &Evolution) {
         self.name("process_name", pid, 0, &format!("tune {}", evolution.source));
-        let mut at_us = 0.0;
-        for evaluation in &evolution.evaluations {
-            // The log says how long each took, not when: one after the other, a second where it does not say.
+        self.name("thread_name", pid, 1, "evaluations");
+        let began: Option<Vec<f64>> = evolution.evaluations.iter().map(|e| e.began_us).collect();
+        let spans = || evolution.evaluations.iter().flat_map(|evaluation| &evaluation.spans);
+        let moments = || began.iter().flatten().copied().chain(spans().map(|span| span.began_us as f64));
+        let origin_us = moments().fold(f64::INFINITY, f64::min);
+        // When each track of what is done ahead is free again.
+        let mut free_us: Vec<f64> = Vec::new();
+        let mut end_us = 0.0;
+        for (i, evaluation) in evolution.evaluations.iter().enumerate() {
+            // A second where the log does not say.
             let took_us = evaluation.took_us.unwrap_or(1e6);
+            let at_us = began.as_ref().map_or(end_us, |began| began[i] - origin_us);
+            let label = format!("{} {}", evaluation.operator, evaluation.id);
             self.events.push(json!({
-                "ph": "X", "name": format!("{} {}", evaluation.operator, evaluation.id), "cat": "evaluation",
-                "ts": at_us, "dur": took_us, "pid": pid, "tid": 1,
+                "ph": "X", "name": label, "cat": "evaluation", "ts": at_us, "dur": took_us, "pid": pid, "tid": 1,
                 "args": {
                     "kernel": evaluation.kernel, "tunables": evaluation.tunables, "fitness": evaluation.fitness,
                     "accepted": evaluation.accepted, "insight": evaluation.insight,
                 },
             }));
-            at_us += took_us;
+            end_us = at_us + took_us;
+            // Beside evaluations of which nobody knows when, parts have no place.
+            for span in evaluation.spans.iter().filter(|_| began.is_some()) {
+                let (from_us, took_us) = (span.began_us as f64 - origin_us, 1e6 * span.seconds);
+                let tid = if from_us >= at_us { 1 } else { 2 + track(&mut free_us, from_us, took_us) };
+                let name = if tid == 1 { span.what.clone() } else { format!("{} {label}", span.what) };
+                self.events.push(json!({
+                    "ph": "X", "name": name, "cat": span.what, "ts": from_us, "dur": took_us, "pid": pid, "tid": tid,
+                    "args": { "evaluation": evaluation.id },
+                }));
+            }
+        }
+        for track in 0..free_us.len() {
+            self.name("thread_name", pid, 2 + track, "ahead");
         }
     }
+}
+
+/// The first track that is free at a moment; it is taken from then on.
+fn track(free_us: &mut Vec<f64>, from_us: f64, took_us: f64) -> usize {
+    let found = free_us.iter().position(|free| *free <= from_us).unwrap_or(free_us.len());
+    if found == free_us.len() {
+        free_us.push(0.0);
+    }
+    free_us[found] = from_us + took_us;
+    found
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{evolve::span::Span, report::Evaluation};
 
     fn row(kernel: &str, began_ns: &[u64]) -> Row {
         let mut row = Row::new(kernel, false, "cpu", "tiny f32");
@@ -140,5 +174,50 @@ mod tests {
         let old = row("a", &[]);
         // Two of a, two of b, then b's third before a's: the order rotates.
         assert_eq!(starts(&[&old, &b], "a"), [0.0, 2.0, 14.0]);
+    }
+    fn evaluation(id: &str, began_us: Option<f64>, spans: &[(&str, u64)]) -> Evaluation {
+        let span = |&(what, began_us): &(&str, u64)| Span { what: what.into(), began_us, seconds: 2e-6 };
+        let mut evaluation =
+            Evolution::parse(r#"{"kind":"evaluation","number":0,"operator":"sample","seconds":5e-6}"#)
+                .evaluations
+                .remove(0);
+        evaluation.id = id.to_owned();
+        evaluation.began_us = began_us;
+        evaluation.spans = spans.iter().map(span).collect();
+        evaluation
+    }
+
+    #[test]
+    fn evaluations_lie_where_they_were_made_with_what_was_done_ahead_beside_them() {
+        let first = evaluation("0", Some(1_000.0), &[("measure", 1_001)]);
+        let second = evaluation("1", Some(1_040.0), &[("compile", 990), ("sim", 995), ("profile", 1_042)]);
+        // Compiled at the same time as the second.
+        let third = evaluation("2", Some(1_060.0), &[("compile", 991)]);
+        let places = |evaluations: &[&Evaluation]| -> Vec<(String, f64, u64)> {
+            let mut trace = Trace::default();
+            let evaluations = evaluations.iter().map(|e| (*e).clone()).collect();
+            trace.tune(7, &Evolution { evaluations, ..Evolution::default() });
+            let slices = trace.events.iter().filter(|event| event["ph"] == "X");
+            let place = |e: &Value| {
+                (e["cat"].as_str().unwrap().into(), e["ts"].as_f64().unwrap(), e["tid"].as_u64().unwrap())
+            };
+            slices.map(place).collect()
+        };
+        let expected = [
+            ("evaluation", 10.0, 1),
+            ("measure", 11.0, 1),
+            ("evaluation", 50.0, 1),
+            ("compile", 0.0, 2),
+            ("sim", 5.0, 2),
+            ("profile", 52.0, 1),
+            ("evaluation", 70.0, 1),
+            ("compile", 1.0, 3),
+        ];
+        let expected = expected.map(|(cat, ts, tid)| (cat.to_owned(), ts, tid));
+        assert_eq!(places(&[&first, &second, &third]), expected);
+        // One from before the log said when: end to end.
+        let old = evaluation("3", None, &[]);
+        let starts: Vec<f64> = places(&[&old, &first]).into_iter().map(|(_, ts, _)| ts).collect();
+        assert_eq!(starts, [0.0, 5.0]);
     }
 }
