@@ -69,8 +69,13 @@ __device__ __forceinline__ void finish_before_wait(float result) {
   if (__float_as_uint(result) == 0xffffffffu) asm volatile("nanosleep.u32 20;" ::: "memory");
 }
 
+// And what should stay behind the wait from being pulled up before it: `value` then depends on an accumulator that the wait is for.
+__device__ __forceinline__ void begin_after_wait(float& value, float accumulator) {
+  if (__float_as_uint(accumulator) == 0xffffffffu) value = accumulator;
+}
+
 struct NoWait {
-  __device__ __forceinline__ void operator()() const {}
+  __device__ __forceinline__ float operator()() const { return 0.f; }
 };
 
 // The largest score of each row seen so far, the same in its four lanes.
@@ -117,8 +122,8 @@ __device__ __forceinline__ bool row_maxima_of_three(const float (&s)[N / 2], con
 // everything accumulated so far shrinks; false: nothing shrinks. MASKED: a row may have no visible key yet.
 // LAG: the maximum is left where it is while no row of this warp outgrows it by more than 2^LAG; -1 never asks.
 // FMA_OF_8: so many of every eight exponentials are computed on the FMA pipe (never where scores are masked).
-// `wait` is called after WAIT_EIGHTHS eighths of the exponentials (-1: before the maximum, as soon as ptxas likes): what comes
-// behind it may be mixed with the code that follows. `by_threes`: maxima as integers, of three at a time, where rows see enough keys for
+// `wait` is called after WAIT_EIGHTHS eighths of the exponentials (-1: before the maximum, or when ptxas likes) and returns an accumulator of
+// the product that it waits for, or 0: what comes behind it may be mixed with the code that follows. `by_threes`: maxima as integers, of three at a time, where rows see enough keys for
 // one score that is not negative.
 template <int N, bool MASKED, int FMA_OF_8 = 0, int LAG = -1, int WAIT_EIGHTHS = -1, typename Wait = NoWait>
 __device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& state, float scale_log2, float (&shrink)[2],
@@ -141,11 +146,17 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& stat
     state.max[r] = top[r];
   }
   float sum[2][2] = {};
+  float accumulator = 0.f;
 #pragma unroll
   for (int j = 0; j <= N / 8; ++j) {
     if (WAIT_EIGHTHS >= 0 && j == WAIT_EIGHTHS * (N / 8) / 8) {
       finish_before_wait(j == 0 ? shrink[0] + shrink[1] : (sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]));
-      wait();
+      accumulator = wait();
+    }
+    // Two eighths behind it ptxas may still put before the wait, which is as good; all of them, as it sometimes would, is not.
+    if (WAIT_EIGHTHS >= 0 && j == (WAIT_EIGHTHS + 2) * (N / 8) / 8) {
+      begin_after_wait(offset[0], accumulator);
+      begin_after_wait(offset[1], accumulator);
     }
     if (j == N / 8) break;
 #pragma unroll

@@ -28,7 +28,7 @@
 #ifndef OVERLAP
 #define OVERLAP 1
 #endif
-#ifndef PINGPONG
+#ifndef PINGPONG  // warpgroups take turns: 0 never, 1 inside the loop, 2 with the first product of a row block too
 #define PINGPONG 1
 #endif
 #ifndef PERSISTENT  // 0: one tile per CTA, 1: each CTA walks tiles with a fixed stride
@@ -374,6 +374,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         mbarrier_arrive_cluster(cluster_address(barrier, lane));
     };
     constexpr bool TAKES_TURNS = OVERLAP && PINGPONG && CONSUMERS > 1;
+    constexpr bool FIRST_TOO = TAKES_TURNS && PINGPONG > 1;
     auto await_turn = [&] { named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256); };
     auto pass_turn = [&] { named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % CONSUMERS, 256); };
     if (TAKES_TURNS && warpgroup == CONSUMERS - 1) pass_turn();
@@ -401,6 +402,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       pin_registers(o);
       pin_registers(packed);
       release_v();
+      // Where O is not rescaled right behind the softmax, an accumulator that is looked at would have to be kept, and ptxas would
+      // serialise the products.
+      return SCALE_LATE && RESCALE_LAG < 0 ? o[0] : 0.f;
     };
     auto needs_mask = [&](const Tile& t, int n) {
       const int wg_first = t.m0 + warpgroup * 64;
@@ -503,8 +507,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         };
         skip_hidden(TAKES_TURNS);
         await_k();
+        if (FIRST_TOO) await_turn();
         wgmma_fence();
         multiply_qk(s, q, k_tile());
+        if (FIRST_TOO) pass_turn();
         finish_store();
         wgmma_wait<0>();
         pin_registers(s);

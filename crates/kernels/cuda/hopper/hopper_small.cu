@@ -199,6 +199,7 @@ __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState
         wgmma_wait_all_but(tile < LAST);
         pin_registers(o);
         pin_registers(packed);
+        return o[0];
       });
       scale_rows(o, shrink);
     }
