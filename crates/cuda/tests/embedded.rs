@@ -50,7 +50,8 @@ fn every_kernel_compiles_and_keeps_its_limits() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The defaults of the Hopper kernels change their whole structure with the problem: one of each kind.
+/// The defaults of the Hopper kernels change their whole structure with the problem: one of each kind. Products that the compiler
+/// serialises, or registers that are not reallocated, only cost time elsewhere; here they count as failures.
 #[test]
 fn hopper_defaults_of_every_kind_keep_their_limits() {
     let problem = |[batch, heads_q, heads_kv, seq_q, seq_kv, dim]: [u32; 6], causal: bool| ProblemFacts {
@@ -67,13 +68,22 @@ fn hopper_defaults_of_every_kind_keep_their_limits() {
         lse: true,
     };
     let cases = [
-        ("hopper_fwd", problem([8, 32, 32, 2048, 2048, 64], false)), // three consumers
-        ("hopper_fwd", problem([32, 32, 32, 512, 512, 64], true)),   // three CTAs of one consumer
-        ("hopper_fwd", problem([2, 16, 16, 8192, 8192, 128], true)), // two consumers, paired row blocks
-        ("hopper_fwd", problem([32, 8, 8, 512, 512, 256], true)),    // O straight to global memory
-        ("hopper_small", problem([1, 8, 8, 512, 512, 64], true)),    // masked
-        ("hopper_small", problem([2, 8, 8, 512, 512, 64], false)),   // no cluster
-        ("hopper_small", problem([1, 32, 8, 1, 8192, 128], false)),  // decoding
+        ("hopper_fwd", problem([2, 8, 8, 2048, 2048, 64], false)), // two consumers, queries in registers
+        ("hopper_fwd", problem([2, 8, 8, 2048, 2048, 64], true)),  // and paired row blocks
+        ("hopper_fwd", problem([32, 32, 32, 512, 512, 64], false)), // four consumers
+        ("hopper_fwd", problem([8, 32, 32, 2048, 2048, 64], false)), // three
+        ("hopper_fwd", problem([4, 32, 32, 4000, 4000, 64], false)), // three, the last tile not whole
+        ("hopper_fwd", problem([8, 32, 8, 2048, 2048, 64], true)), // three, longest row blocks first
+        ("hopper_fwd", problem([32, 32, 32, 512, 512, 64], true)), // three CTAs of one
+        ("hopper_fwd", problem([4, 16, 16, 4096, 4096, 128], false)),
+        ("hopper_fwd", problem([2, 16, 16, 8192, 8192, 128], true)),
+        ("hopper_fwd", problem([2, 8, 8, 2000, 2000, 192], true)),
+        ("hopper_fwd", problem([4, 8, 8, 4096, 4096, 256], false)), // O straight to global memory
+        ("hopper_fwd", problem([4, 8, 8, 4096, 4096, 256], true)),
+        ("hopper_fwd", problem([32, 8, 8, 512, 512, 256], true)),
+        ("hopper_small", problem([1, 8, 8, 512, 512, 64], true)), // masked
+        ("hopper_small", problem([2, 8, 8, 512, 512, 64], false)), // no cluster
+        ("hopper_small", problem([1, 32, 8, 1, 8192, 128], false)), // decoding
     ];
     let registry = Registry::embedded().unwrap();
     let target = Target::nominal(Arch::Sm90a);
@@ -86,7 +96,7 @@ fn hopper_defaults_of_every_kind_keep_their_limits() {
             report
                 .findings
                 .into_iter()
-                .filter(|f| f.fails)
+                .filter(|f| f.fails || f.text.contains("serialized") || f.text.contains("setmaxnreg"))
                 .map(|f| format!("{}: {}", variant.label(), f.text)),
         );
     }

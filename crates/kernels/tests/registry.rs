@@ -184,9 +184,11 @@ fn the_space_is_enumerated_under_its_constraints() {
 #[test]
 fn a_default_may_use_defines_that_follow_from_the_problem() {
     let with = |define: &str| {
-        manifest_text()
-            .replacen("default = 32", "default = \"LONG ? 64 : 32\"", 1)
-            .replacen("[defines]", &format!("[defines]\n{define}"), 1)
+        manifest_text().replacen("default = 32", "default = \"LONG ? 64 : 32\"", 1).replacen(
+            "[defines]",
+            &format!("[defines]\n{define}"),
+            1,
+        )
     };
     let folder = tempfile::tempdir().unwrap();
     fs::copy(Path::new(FIXTURE).join("scale_rows.cu"), folder.path().join("scale_rows.cu")).unwrap();
@@ -195,7 +197,8 @@ fn a_default_may_use_defines_that_follow_from_the_problem() {
     registry.add_folder(folder.path()).unwrap();
     let rows = |seq_q| {
         let facts = ProblemFacts { seq_q, ..facts() };
-        let variant = registry.kernel("scale_rows").unwrap().default_variant(&facts, &Target::nominal(Arch::Sm89));
+        let variant =
+            registry.kernel("scale_rows").unwrap().default_variant(&facts, &Target::nominal(Arch::Sm89));
         variant.unwrap().tunables.value("ROWS")
     };
     assert_eq!((rows(100), rows(101)), (Some(32), Some(64)));

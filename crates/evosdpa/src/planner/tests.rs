@@ -146,7 +146,7 @@ fn earlier_tables_come_first() {
 fn the_table_that_is_built_in_chooses_what_was_fastest() {
     let planner = embedded();
     let mut problems = 0;
-    for file in ["bench-named-shapes.json", "planner-boundary.json"] {
+    for file in ["hopper-named.json", "bench-named-shapes.json", "planner-boundary.json"] {
         let path = format!("{}/../../results/h200/{file}", env!("CARGO_MANIFEST_DIR"));
         let document: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();

@@ -150,7 +150,7 @@ struct Schedule {
   // Query heads whose keys and values are worked on at the same time.
   static __device__ __forceinline__ int section_heads(const SdpaParams& p) {
     constexpr int SECTION_KEYS = (32 << 20) / (2 * (HEAD_DIM + VALUE_DIM));
-    return max(1, SECTION_KEYS / p.seq_kv) * (p.heads_q / p.heads_kv);
+    return min(max(1, SECTION_KEYS / p.seq_kv) * (p.heads_q / p.heads_kv), p.heads_q * p.batch);
   }
   __device__ __forceinline__ int unit() const {
     const int workers = gridDim.x / CLUSTER, worker = blockIdx.x / CLUSTER;

@@ -5,37 +5,25 @@
 // but says nothing about the order in which another warp sees the tile and the flag: that
 // needs a fence on both sides. A GPU of today mostly delivers them in order.
 //
-// MISTAKE = 0 hands the tiles over by named barriers, which order what comes before them on
-// one side with what comes after them on the other. (Fences on both sides would do as well, and
-// so would a consumer that arrives without waiting; compute-sanitizer's racecheck reports both.)
+// MISTAKE = 0 hands the tiles over by barriers of the block, which order what comes before them
+// with what comes after them. (Fences on both sides of the flags, or barriers between the two
+// warps alone, would do as well; compute-sanitizer's racecheck and synccheck report them.)
 #include "owned_row.cuh"
 
 constexpr int ROWS = 8;
 constexpr int STAGES = 2;
 constexpr int THREADS = 2 * LANES;
-enum Barrier { FILLED = 1, DRAINED = FILLED + STAGES };  // one of each per stage
 
 // Lane 0 announces that the whole warp is done with tile number `turn`.
-__device__ __forceinline__ void raise(volatile int* flag, Barrier barrier, int turn, int lane) {
-#if MISTAKE
+__device__ __forceinline__ void raise(volatile int* flag, int turn, int lane) {
   __syncwarp();
   if (lane == 0) *flag = turn + 1;
-#else
-  if (barrier == FILLED)  // the producer goes on to the next stage
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier + turn % STAGES), "n"(THREADS) : "memory");
-  else
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier + turn % STAGES), "n"(THREADS) : "memory");
-#endif
 }
 
 // Waits until the other warp is done with tile number `turn`.
-__device__ __forceinline__ void wait_until(volatile int* flag, Barrier barrier, int turn) {
-#if MISTAKE
+__device__ __forceinline__ void wait_until(volatile int* flag, int turn) {
   while (*flag < turn + 1) {
   }
-#else
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier + turn % STAGES), "n"(THREADS) : "memory");
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -46,33 +34,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ int drained;  // tiles that the consumer has finished
   const Head head(p);
   const int lane = threadIdx.x % LANES;
+  const bool producer = threadIdx.x < LANES;
   const int first_row = blockIdx.x * ROWS;
   const KeyRange tiles = tiles_of_rows(p, first_row, ROWS);
   if (threadIdx.x == 0) filled = drained = 0;
   __syncthreads();
 
-  if (threadIdx.x < LANES) {
-    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-      const int turn = tile - tiles.begin;
-      if (turn >= STAGES) wait_until(&drained, DRAINED, turn - STAGES);
+  OwnedRow rows[ROWS];
+  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    const int turn = tile - tiles.begin;
+    if (producer) {
+      if (MISTAKE && turn >= STAGES) wait_until(&drained, turn - STAGES);
       copy_kv<LANES>(p, head, tile, k_tile[turn % STAGES], v_tile[turn % STAGES], lane);
       cp_async_commit();
       cp_async_wait<0>();
-      raise(&filled, FILLED, turn, lane);
+      if (MISTAKE) raise(&filled, turn, lane);
+    } else if (MISTAKE) {
+      wait_until(&filled, turn);
     }
-  } else {
-    OwnedRow rows[ROWS];
-    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-      const int turn = tile - tiles.begin;
-      wait_until(&filled, FILLED, turn);
+    if (!MISTAKE) __syncthreads();
+    if (!producer) {
 #pragma unroll
       for (int r = 0; r < ROWS; ++r)
         if (first_row + r < p.seq_q)
           rows[r].attend(p, head, first_row + r, tile, k_tile[turn % STAGES],
                          v_tile[turn % STAGES], lane);
-      // The last tiles are waited for by nobody, and every arrival must be met.
-      if (tile + STAGES < tiles.end) raise(&drained, DRAINED, turn, lane);
+      if (MISTAKE) raise(&drained, turn, lane);
     }
+    if (!MISTAKE) __syncthreads();
+  }
+  if (!producer) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
       if (first_row + r < p.seq_q) rows[r].store(p, head, first_row + r, lane);
