@@ -236,6 +236,16 @@ fn a_regression_fails_when_asked_to() {
 
 #[test]
 fn ctrl_c_keeps_the_finished_shapes() {
+    stopping_keeps_the_finished_shapes("-INT");
+}
+
+/// What `timeout`, a scheduler or a shutdown sends.
+#[test]
+fn being_asked_to_end_keeps_the_finished_shapes() {
+    stopping_keeps_the_finished_shapes("-TERM");
+}
+
+fn stopping_keeps_the_finished_shapes(signal: &str) {
     let folder = tempfile::tempdir().unwrap();
     let args = ["bench", "--no-peers", "--shapes", "tiny,b4h8s1024d64", "--iters", "10000", "--json"];
     let child = Command::new(cargo_bin!("evosdpa"))
@@ -253,7 +263,7 @@ fn ctrl_c_keeps_the_finished_shapes() {
         assert!(start.elapsed().as_secs() < 120, "the first shape never finished");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(json(&output)["rows"].as_array().unwrap().len(), 3);
