@@ -1,4 +1,5 @@
-//! Ctrl-C, or being asked to end by another program (SIGTERM, SIGHUP): finish cleanly what is being written, and keep what is finished.
+//! Ctrl-C, or being asked to end by another program (SIGTERM, SIGHUP): finish cleanly what is being written, and keep what is
+//! finished.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

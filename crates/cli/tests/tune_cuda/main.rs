@@ -1,6 +1,8 @@
 //! A tune of CUDA kernels on a machine without a GPU: the compiler, the resource gate and the simulator are real, and a
 //! device of the test stands in for the last steps. Its kernels give right answers at a speed that the test decides.
 
+mod stage;
+
 use std::{
     cell::RefCell,
     collections::HashSet,
@@ -12,12 +14,10 @@ use std::{
 };
 
 use assert_cmd::cargo::cargo_bin;
-use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::worker::CompilePool;
 use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target};
 use evosdpa_lab::{
-    Error,
-    device::{Cpu, Device, KernelInfo, Loaded, LoadedCpu, Output, Timing},
     evolve::{
         Evaluation, Point, Space, Status,
         ahead::{Ahead, Compiling, Nothing},
@@ -34,99 +34,7 @@ use evosdpa_lab::{
     profile::{Ncu, Session},
 };
 use serde_json::Value;
-
-/// Kernels that attend on the CPU. What their clock shows is written: those with this text in their name are four times as
-/// fast as the others, however busy the machine is.
-struct Stage {
-    fast: &'static str,
-    adopted: RefCell<HashSet<String>>,
-}
-
-impl Stage {
-    fn new(fast: &'static str) -> Self {
-        Self { fast, adopted: RefCell::default() }
-    }
-}
-
-impl Device for Stage {
-    fn name(&self) -> String {
-        "cpu".to_owned()
-    }
-
-    fn kernels(&self) -> Vec<KernelInfo> {
-        Cpu::default().kernels()
-    }
-
-    fn refuses(&self, _: &str, _: &Problem) -> Option<String> {
-        None
-    }
-
-    fn input_sets(&self, _: &Problem) -> usize {
-        2
-    }
-
-    fn adopt(&self, _: &str, name: &str, _: &str) -> Result<(), Error> {
-        self.adopted.borrow_mut().insert(name.to_owned());
-        Ok(())
-    }
-
-    fn load<'a>(
-        &'a self,
-        kernel: &str,
-        problem: &Problem,
-        inputs: &'a [Inputs],
-    ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        let (name, _) = kernel.split_once('[').unwrap();
-        assert!(!name.contains("_p") || self.adopted.borrow().contains(name), "{name} was never adopted");
-        let attention = evosdpa::Attention::plan(*problem)?;
-        let body = move |inputs: &mut Inputs, output: &mut Output| {
-            let Inputs { q, k, v, .. } = inputs;
-            let lse = output.lse.as_deref_mut();
-            Ok(attention.run(q.view(), k.view(), v.view(), output.o.view_mut(), lse)?)
-        };
-        let time_us = if kernel.contains(self.fast) { 100.0 } else { 400.0 };
-        Ok(Box::new(Written { kernel: LoadedCpu::new(problem, inputs, Box::new(body)), time_us, calls: 0 }))
-    }
-}
-
-/// A kernel that does its work and says that it took a time of the test's choice, give or take a thousandth.
-struct Written {
-    kernel: LoadedCpu,
-    time_us: f64,
-    calls: u32,
-}
-
-impl Loaded for Written {
-    fn run(&mut self, set: usize) -> Result<Output, Error> {
-        self.kernel.run(set)
-    }
-
-    fn time_us(&mut self, set: usize) -> Result<f64, Error> {
-        self.kernel.time_us(set)?;
-        self.calls += 1;
-        Ok(self.time_us * (1.0 + f64::from(self.calls % 7) * 1e-3 / 7.0))
-    }
-
-    fn set_timing(&mut self, timing: Timing) -> Result<(), Error> {
-        self.kernel.set_timing(timing)
-    }
-
-    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error> {
-        self.kernel.refill(set, inputs)
-    }
-
-    fn poison(&mut self) -> Result<(), Error> {
-        self.kernel.poison()
-    }
-
-    fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error> {
-        self.kernel.timed_outputs(set)
-    }
-
-    fn changed_input(&mut self) -> Result<Option<String>, Error> {
-        self.kernel.changed_input()
-    }
-}
+use stage::Stage;
 
 fn target() -> Target {
     Target::nominal(Arch::Sm90a)
