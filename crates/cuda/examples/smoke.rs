@@ -288,6 +288,7 @@ fn slow_kernel(table: &mut Table, device: &Device, stream: &Stream, variant: &Va
         cluster: [1; 3],
         dynamic_smem_bytes: 0,
         programmatic: false,
+        counter: false,
     };
     let prepared = PreparedLaunch::new(&function, geometry)?;
     let mut wanted_ns: u64 = 1_000_000_000;

@@ -58,6 +58,7 @@ impl ClockProbe {
             cluster: [1; 3],
             dynamic_smem_bytes: 0,
             programmatic: false,
+            counter: false,
         };
         let stamp = PreparedLaunch::new(&function, geometry)?;
         Ok(Self { stamp, stamps: device.alloc(2 * STAMP_BYTES as usize)? })

@@ -178,7 +178,7 @@ pub struct Entered<'a> {
 impl Entered<'_> {
     /// Whether the device is the one that a thing was made from.
     pub(crate) fn is_of(&self, context: &Context) -> bool {
-        self.context.raw == context.raw
+        self.context.is_same_as(context)
     }
 }
 
@@ -217,6 +217,10 @@ impl Context {
 
     pub(crate) fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
+        self.raw == other.raw
     }
 
     pub(crate) fn give_up(&self) {

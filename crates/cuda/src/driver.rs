@@ -50,6 +50,7 @@ pub(crate) const USED_FUNCTIONS: &[&str] = &[
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
+    "cuStreamIsCapturing",
     "cuStreamSynchronize",
     "cuTensorMapEncodeTiled",
     "cuTensorMapReplaceAddress",

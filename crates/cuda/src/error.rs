@@ -207,6 +207,14 @@ pub enum Error {
         /// How many bytes changed.
         count: usize,
     },
+    /// A kernel did not put its work counters back.
+    #[error("{kernel} left {count} of its work counters at other values than 0")]
+    CountersLeft {
+        /// The kernel.
+        kernel: String,
+        /// How many.
+        count: usize,
+    },
     /// A copy's sizes do not match.
     #[error("{buffer}: {given_bytes} bytes given, it has {bytes}")]
     CopySize {
@@ -231,9 +239,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether a kernel did this while it ran: it hung, wrote where it must not, or made the driver stop it.
+    /// Whether a kernel did this while it ran: it hung, wrote where it must not or not where it must, or made the driver
+    /// stop it.
     pub fn is_the_kernels_fault(&self) -> bool {
-        matches!(self, Self::Hang { .. } | Self::StrayWrite { .. } | Self::Driver { .. })
+        matches!(
+            self,
+            Self::Hang { .. } | Self::StrayWrite { .. } | Self::CountersLeft { .. } | Self::Driver { .. }
+        )
     }
 
     /// Whether a launch was refused before anything ran: the tensors or the device do not suit the kernel.

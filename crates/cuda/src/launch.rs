@@ -1,35 +1,45 @@
 //! Launching: everything is checked once, so that a launch itself is one driver call.
 
-use std::{ffi::c_void, mem, ptr};
+use std::{ffi::c_void, mem, ptr, sync::Arc};
 
 use cudarc::driver::sys::{self, CUfunction_attribute_enum as Attribute};
 use evosdpa_kernels::{LaunchGeometry, SdpaParams};
 
-use crate::{Entered, Error, Function, RawStream, Result, Stream, TensorMap, driver::check};
+use crate::{Counters, Entered, Error, Function, RawStream, Result, Stream, TensorMap, driver::check};
 
 /// The first architecture that can start a kernel before the one ahead of it has ended.
 const PROGRAMMATIC_MAJOR: u32 = 9;
 
 /// A kernel with its launch geometry, checked against the device and ready to go.
 ///
-/// A launch with other pointers costs one driver call: it neither allocates nor waits.
+/// A launch with other pointers costs one driver call, or two where it needs a work counter: it neither allocates nor waits.
 #[derive(Clone, Debug)]
 pub struct PreparedLaunch {
     function: Function,
     geometry: LaunchGeometry,
+    /// Only where the geometry asks for one.
+    counters: Option<Arc<Counters>>,
 }
 
 impl PreparedLaunch {
     /// The most tensor maps a kernel may take.
     pub const TENSOR_MAPS_MAX: usize = 8;
 
-    /// Checks the geometry against the kernel and the device, and raises the kernel's shared-memory limit.
+    /// Checks the geometry against the kernel and the device, and raises the kernel's shared-memory limit. Work counters,
+    /// where it asks for one, are its own.
     pub fn new(function: &Function, geometry: LaunchGeometry) -> Result<Self> {
-        let prepared = Self { function: function.clone(), geometry };
+        Self::sharing(function, geometry, &Arc::new(Counters::of(function.context())))
+    }
+
+    /// As [`PreparedLaunch::new`], with work counters that other launches on the device use too.
+    pub fn sharing(function: &Function, geometry: LaunchGeometry, counters: &Arc<Counters>) -> Result<Self> {
+        let counters = geometry.counter.then(|| Arc::clone(counters));
+        let prepared = Self { function: function.clone(), geometry, counters };
         prepared.check_shared_memory()?;
         prepared.check_threads()?;
         prepared.raise_shared_memory_limit()?;
         prepared.prepare_cluster()?;
+        prepared.prepare_counters()?;
         Ok(prepared)
     }
 
@@ -43,12 +53,17 @@ impl PreparedLaunch {
         &self.geometry
     }
 
+    /// What its work counters come from; `None` when it needs none.
+    pub fn counters(&self) -> Option<&Counters> {
+        self.counters.as_deref()
+    }
+
     /// `sdpa_v2b[STAGES=2]: grid 8x8x1, block 256x1x1, 81920 bytes of dynamic shared memory`.
     pub fn describe(&self) -> String {
         format!("{}: {}", self.function.label(), describe_geometry(&self.geometry))
     }
 
-    /// Launches with these parameters.
+    /// Launches with these parameters; the work counter among them is filled in here.
     ///
     /// # Safety
     /// Every address in the parameters and tensor maps must be device memory that is valid for what the kernel reads
@@ -74,13 +89,18 @@ impl PreparedLaunch {
         if count > max {
             return Err(self.refuse(format!("{count} tensor maps, at most {max}")));
         }
+        if !entered.is_of(self.function.context()) {
+            return Err(self.refuse("another device's context is current".to_owned()));
+        }
+        let counter = self.counters.as_ref().map_or(Ok(0), |counters| counters.next(stream))?;
+        let params = SdpaParams { counter, ..*params };
         let mut arguments = [ptr::null_mut::<c_void>(); 1 + Self::TENSOR_MAPS_MAX];
-        arguments[0] = ptr::from_ref(params).cast_mut().cast();
+        arguments[0] = ptr::from_ref(&params).cast_mut().cast();
         for (argument, map) in arguments[1..].iter_mut().zip(maps) {
             *argument = map.as_ptr().cast_mut().cast();
         }
         // SAFETY: the driver only reads through the pointers, during the call; the rest is this function's contract.
-        unsafe { self.submit(entered, stream.0 as sys::CUstream, &mut arguments[..1 + maps.len()]) }
+        unsafe { self.submit(stream.0 as sys::CUstream, &mut arguments[..1 + maps.len()]) }
     }
 
     /// Launches with arbitrary arguments, each a pointer to a value that the driver copies.
@@ -88,22 +108,14 @@ impl PreparedLaunch {
     /// # Safety
     /// As for [`PreparedLaunch::launch`]; the arguments must be as many and of such sizes as the kernel takes.
     pub unsafe fn launch_arguments(&self, stream: &Stream, arguments: &mut [*mut c_void]) -> Result<()> {
-        let entered = self.function.context().enter()?;
+        let _entered = self.function.context().enter()?;
         // SAFETY: the stream is alive and of this context; the arguments are the caller's promise.
-        unsafe { self.submit(&entered, stream.raw(), arguments) }
+        unsafe { self.submit(stream.raw(), arguments) }
     }
 
     /// # Safety
-    /// The stream must be alive, and the arguments what the kernel takes.
-    unsafe fn submit(
-        &self,
-        entered: &Entered<'_>,
-        stream: sys::CUstream,
-        arguments: &mut [*mut c_void],
-    ) -> Result<()> {
-        if !entered.is_of(self.function.context()) {
-            return Err(self.refuse("another device's context is current".to_owned()));
-        }
+    /// The function's context must be current, the stream alive and of it, and the arguments what the kernel takes.
+    unsafe fn submit(&self, stream: sys::CUstream, arguments: &mut [*mut c_void]) -> Result<()> {
         let mut attributes = self.attributes();
         let config = self.config(stream, &mut attributes);
         // SAFETY: function and attributes are alive; stream and arguments are the caller's promise.
@@ -209,6 +221,15 @@ impl PreparedLaunch {
         Ok(())
     }
 
+    /// Here and not in a launch, which must not allocate.
+    fn prepare_counters(&self) -> Result<()> {
+        let Some(counters) = &self.counters else { return Ok(()) };
+        if !counters.is_of(self.function.context()) {
+            return Err(self.refuse("its work counters are another device's".to_owned()));
+        }
+        counters.prepare()
+    }
+
     fn refuse(&self, problem: String) -> Error {
         Error::Launch {
             kernel: self.function.label().to_owned(),
@@ -249,8 +270,9 @@ fn describe_geometry(geometry: &LaunchGeometry) -> String {
         cluster => format!(", cluster {}", sizes(cluster)),
     };
     let programmatic = if geometry.programmatic { ", programmatic" } else { "" };
+    let counter = if geometry.counter { ", work counter" } else { "" };
     format!(
-        "grid {}, block {}{cluster}{programmatic}, {} bytes of dynamic shared memory",
+        "grid {}, block {}{cluster}{programmatic}{counter}, {} bytes of dynamic shared memory",
         sizes(geometry.grid),
         sizes(geometry.block),
         geometry.dynamic_smem_bytes

@@ -6,17 +6,18 @@ use std::{
     env,
     path::Path,
     process::Command,
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
-use evosdpa_cuda::{Builder, Device, Error, Event, PreparedLaunch, loader};
-use evosdpa_kernels::{Arch, LaunchGeometry};
+use evosdpa_cuda::{Builder, Counters, Device, Error, Event, Graph, PreparedLaunch, loader};
+use evosdpa_kernels::{Arch, LaunchGeometry, SdpaParams};
 
 mod common;
 
 /// What the fake answers; every function not named here says success.
 const ANSWERS: &str = r#"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 static int told(const char* name, int otherwise) {
@@ -36,6 +37,28 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
 }
 int cuFuncGetAttribute(int* value, int attribute, void* function) { *value = 1024; return 0; }
 int cuEventQuery(void* event) { return told("FAKE_EVENT", 0); }
+static int capturing = 0, zeroed = 0;
+int cuMemAlloc_v2(unsigned long long* address, size_t bytes) { *address = 0x10000000; return 0; }
+int cuMemsetD8Async(unsigned long long address, char byte, size_t bytes, void* stream) {
+  /* The memory of work counters: zeroed on a stream that is not the default one. */
+  zeroed = address == 0x10000000 && byte == 0 && stream;
+  return 0;
+}
+int cuMemcpyDtoH_v2(void* host, unsigned long long address, size_t bytes) {
+  memset(host, 0, bytes);
+  memset(host, 1, 4 * told("FAKE_LEFT", 0));
+  return 0;
+}
+int cuStreamCreate(void** stream, unsigned flags) { *stream = &capturing; return 0; }
+int cuStreamBeginCapture_v2(void* stream, int mode) { capturing = 1; return 0; }
+int cuStreamEndCapture(void* stream, void** graph) { capturing = 0; return 0; }
+int cuStreamIsCapturing(void* stream, int* status) { *status = capturing; return 0; }
+int cuLaunchKernelEx(const void* config, void* function, void** arguments, void** extra) {
+  unsigned long long counter = ((unsigned long long*)arguments[0])[28];
+  printf("launch: counter %llx, zeroed %d\n", counter, zeroed);
+  fflush(stdout);
+  return 0;
+}
 "#;
 
 /// The functions that the guard looks for, as the source lists them.
@@ -108,6 +131,7 @@ fn inner() {
         Ok("target") => println!("{}", Device::open(0).unwrap().target().unwrap_err()),
         Ok("hang") => hang(),
         Ok("shared memory") => shared_memory(),
+        Ok("counters") => counters(),
         _ => {}
     }
 }
@@ -139,10 +163,46 @@ fn shared_memory() {
         cluster: [1; 3],
         dynamic_smem_bytes: bytes,
         programmatic: false,
+        counter: false,
     };
     // The fake says 1,024 bytes are static and one block may have 65,536.
     assert!(PreparedLaunch::new(&function, geometry(64512)).is_ok());
     println!("{}", PreparedLaunch::new(&function, geometry(64513)).err().unwrap());
+}
+
+fn counters() {
+    let device = Device::open(0).unwrap();
+    let stream = device.stream().unwrap();
+    let cubin = std::fs::read(env::var_os("FAKE_CUBIN").unwrap()).unwrap();
+    let function = device.load(&cubin, "counting").unwrap().function("scale_rows").unwrap();
+    let geometry = |counter| LaunchGeometry {
+        grid: [1; 3],
+        block: [32, 1, 1],
+        cluster: [1; 3],
+        dynamic_smem_bytes: 0,
+        programmatic: false,
+        counter,
+    };
+    // Whatever the caller has put there, a launch has its own or none.
+    let params = SdpaParams { counter: 0xbad, ..SdpaParams::default() };
+    // SAFETY: the fake launches nothing.
+    let launch = |prepared: &PreparedLaunch| unsafe { prepared.launch(&stream, &params, &[]) };
+    let without = PreparedLaunch::new(&function, geometry(false)).unwrap();
+    assert!(without.counters().is_none());
+    launch(&without).unwrap();
+    let shared = Arc::new(Counters::new(&device));
+    let one = PreparedLaunch::sharing(&function, geometry(true), &shared).unwrap();
+    let other = PreparedLaunch::sharing(&function, geometry(true), &shared).unwrap();
+    assert_contains(&one.describe(), &["work counter"]);
+    launch(&one).unwrap();
+    launch(&other).unwrap();
+    Graph::capture(&stream, || launch(&one).and_then(|()| launch(&other))).unwrap();
+    launch(&one).unwrap();
+    launch(&PreparedLaunch::new(&function, geometry(true)).unwrap()).unwrap();
+    match one.counters().unwrap().check(&one.describe()) {
+        Ok(()) => println!("all are 0"),
+        Err(error) => println!("{error}, the kernel's fault: {}", error.is_the_kernels_fault()),
+    }
 }
 
 fn assert_contains(text: &str, parts: &[&str]) {
@@ -190,15 +250,49 @@ fn a_kernel_that_hangs_is_given_up_and_the_process_goes_on() {
     assert_contains(&text, &["the device was given up after a kernel hung"]);
 }
 
-#[test]
-fn shared_memory_past_the_limit_is_refused_before_a_launch() {
-    // Compiled here: the compiler has no business in a process with a fake driver.
+/// The fixture's code, to be loaded by the fake. Compiled here: the compiler has no business in a process with a fake
+/// driver.
+fn cubin(folder: &Path) -> String {
     let cubin =
         Builder::default().build(&common::variant(Arch::Sm90a)).unwrap_or_else(|error| panic!("{error}"));
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("cubin");
+    let path = folder.join("cubin");
     std::fs::write(&path, &cubin.code).unwrap();
-    let text = with_fake("shared memory", &[("FAKE_CUBIN", path.to_str().unwrap())], None);
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn launches_get_work_counters_where_they_ask_for_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let cubin = cubin(folder.path());
+    let text = with_fake("counters", &[("FAKE_CUBIN", &cubin)], None);
+    // The first comes after what the test harness says, on one line.
+    let launches: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once("launch: ")?.1)).collect();
+    let expected = [
+        "counter 0, zeroed 0",
+        // As they come: a cache line further each.
+        "counter 10000000, zeroed 1",
+        "counter 10000080, zeroed 1",
+        // Captured: from the other half.
+        "counter 10020000, zeroed 1",
+        "counter 10020080, zeroed 1",
+        "counter 10000100, zeroed 1",
+        // Counters of its own: the first of them.
+        "counter 10000000, zeroed 1",
+    ];
+    assert_eq!(launches, expected);
+    assert_contains(&text, &["all are 0"]);
+    let text = with_fake("counters", &[("FAKE_CUBIN", &cubin), ("FAKE_LEFT", "3")], None);
+    assert_contains(
+        &text,
+        &["counting: grid 1x1x1", "left 3 of its work counters", "the kernel's fault: true"],
+    );
+}
+
+#[test]
+fn shared_memory_past_the_limit_is_refused_before_a_launch() {
+    let folder = tempfile::tempdir().unwrap();
+    let cubin = cubin(folder.path());
+    let text = with_fake("shared memory", &[("FAKE_CUBIN", &cubin)], None);
     assert_contains(
         &text,
         &["65537 bytes", "1024 static", "64513 dynamic", "the device allows 65536", "not launched"],

@@ -160,6 +160,9 @@ pub struct Launch {
     /// Not 0: the kernel may start while the one before it on the stream still runs. See
     /// [`LaunchGeometry::programmatic`](crate::LaunchGeometry::programmatic) for what that asks of the kernel.
     pub programmatic: Option<Expr>,
+    /// Not 0: the kernel hands its work out by a counter. See [`LaunchGeometry::counter`](crate::LaunchGeometry::counter)
+    /// for what that asks of the kernel.
+    pub counter: Option<Expr>,
 }
 
 /// A tensor map (TMA descriptor) that a kernel takes by value.

@@ -64,10 +64,13 @@ pub struct SdpaParams {
     pub scale_log2: f32,
     /// Zero.
     pub reserved: i32,
+    /// Device address of a 32-bit word that hands out work: 0 before the launch, left at 0 by the kernel. 0: there is none,
+    /// and the kernel divides its work up beforehand.
+    pub counter: u64,
 }
 
 const _: () = {
-    assert!(size_of::<SdpaParams>() == 224);
+    assert!(size_of::<SdpaParams>() == 232);
     assert!(offset_of!(SdpaParams, q) == 0);
     assert!(offset_of!(SdpaParams, k) == 8);
     assert!(offset_of!(SdpaParams, v) == 16);
@@ -93,4 +96,5 @@ const _: () = {
     assert!(offset_of!(SdpaParams, scale) == 212);
     assert!(offset_of!(SdpaParams, scale_log2) == 216);
     assert!(offset_of!(SdpaParams, reserved) == 220);
+    assert!(offset_of!(SdpaParams, counter) == 224);
 };

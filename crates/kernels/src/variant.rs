@@ -25,6 +25,12 @@ pub struct LaunchGeometry {
     /// written and before it writes what an earlier kernel may still read: nothing else orders it after the kernels
     /// before it. What it does before the wait may touch its own parameters, shared memory and barriers only.
     pub programmatic: bool,
+    /// Whether the kernel hands its work out by a counter in device memory
+    /// ([`SdpaParams::counter`](crate::SdpaParams::counter)).
+    ///
+    /// The counter is 0 when the launch begins, and the kernel must leave it at 0. Sometimes there is none: the kernel must
+    /// do without it then.
+    pub counter: bool,
 }
 
 impl LaunchGeometry {
@@ -310,12 +316,13 @@ impl Resolution<'_> {
             1,
             CLUSTER_MAX,
         )?;
-        let programmatic = match &launch.programmatic {
-            Some(expr) => self.evaluate("launch.programmatic", expr)? != 0,
-            None => false,
+        let is_set = |key: &str, expr: &Option<Expr>| match expr {
+            Some(expr) => Ok(self.evaluate(&format!("launch.{key}"), expr)? != 0),
+            None => Ok(false),
         };
         Ok(LaunchGeometry {
-            programmatic,
+            programmatic: is_set("programmatic", &launch.programmatic)?,
+            counter: is_set("counter", &launch.counter)?,
             block,
             cluster,
             grid: self.sizes("grid", &launch.grid, GRID_MAX)?,

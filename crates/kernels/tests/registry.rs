@@ -158,6 +158,25 @@ fn a_launch_is_programmatic_where_its_expression_says_so() {
 }
 
 #[test]
+fn a_launch_has_a_work_counter_where_its_expression_says_so() {
+    let target = Target::nominal(Arch::Sm90a);
+    assert!(!kernel().default_variant(&facts(), &target).unwrap().launch.counter);
+    let launch = "dynamic_smem = \"ROWS * HEAD_DIM * dtype_bytes\"\n";
+    let with = format!("{launch}counter = \"ROWS == 16\"\n");
+    let mut kernel = kernel();
+    kernel.manifest = Manifest::parse(&manifest_text().replace(launch, &with), "k.toml").unwrap();
+    for (rows, counter) in [(16, true), (32, false)] {
+        let variant = kernel.variant(&facts(), &target, [("ROWS", rows)]).unwrap();
+        assert_eq!(variant.launch.counter, counter, "ROWS = {rows}");
+        assert!(!variant.launch.programmatic);
+    }
+    let message = error_with(launch, &with.replace("ROWS ==", "ROWZ =="));
+    assert_contains(&message, &["launch.counter", "did you mean `ROWS`?"]);
+    let message = error_with(launch, &with.replace("\"ROWS == 16\"", "[\"1\"]"));
+    assert_contains(&message, &["k.toml:21:11", "invalid type: sequence"]);
+}
+
+#[test]
 fn tunables_are_checked() {
     let target = Target::nominal(Arch::Sm89);
     let error = |chosen: (&str, i64)| kernel().variant(&facts(), &target, [chosen]).unwrap_err().to_string();

@@ -36,6 +36,7 @@ struct PlanRow {
     cluster: Option<[u32; 3]>,
     dynamic_smem_bytes: Option<u32>,
     programmatic: Option<bool>,
+    counter: Option<bool>,
     others: Vec<OtherRow>,
 }
 
@@ -113,6 +114,7 @@ fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
         cluster: None,
         dynamic_smem_bytes: None,
         programmatic: None,
+        counter: None,
         others: others
             .map(|name| OtherRow {
                 kernel: name.to_owned(),
@@ -153,6 +155,7 @@ fn on_gpu(
         cluster: Some(launch.cluster),
         dynamic_smem_bytes: Some(launch.dynamic_smem_bytes),
         programmatic: Some(launch.programmatic),
+        counter: Some(launch.counter),
         others: others
             .into_iter()
             .map(|other| OtherRow {
@@ -186,9 +189,10 @@ fn page(row: &PlanRow, explain: bool) -> String {
         let sizes = |[x, y, z]: [u32; 3]| format!("{x}x{y}x{z}");
         let cluster = if cluster == [1; 3] { String::new() } else { format!(", cluster {}", sizes(cluster)) };
         let programmatic = if row.programmatic == Some(true) { ", programmatic" } else { "" };
+        let counter = if row.counter == Some(true) { ", work counter" } else { "" };
         let _ = writeln!(
             page,
-            "  launch    grid {}, block {}{cluster}{programmatic}, {smem_bytes} bytes of shared memory",
+            "  launch    grid {}, block {}{cluster}{programmatic}{counter}, {smem_bytes} bytes of shared memory",
             sizes(grid),
             sizes(block)
         );

@@ -6,7 +6,9 @@ use std::{
 };
 
 use evosdpa_core::Problem;
-use evosdpa_cuda::{Builder, Device, Function, PreparedLaunch, RawStream, RelaxedCapture, TensorMap};
+use evosdpa_cuda::{
+    Builder, Counters, Device, Function, PreparedLaunch, RawStream, RelaxedCapture, TensorMap,
+};
 use evosdpa_kernels::{ProblemFacts, Registry, Target, TensorName, Variant};
 
 use crate::{
@@ -42,6 +44,8 @@ pub struct Gpu {
     plans: RwLock<HashMap<Key, Arc<Plan>>>,
     /// Loaded kernels. Its lock is held while one is compiled, so that no kernel is compiled twice.
     loaded: Mutex<HashMap<Code, Function>>,
+    /// Of every plan, and kept as long as the kernels: a caller's graphs may hold them when the plans are gone.
+    counters: Arc<Counters>,
 }
 
 /// What a plan depends on.
@@ -93,6 +97,7 @@ impl Gpu {
         let device = Device::open(ordinal)?;
         Ok(Self {
             target: device.target()?,
+            counters: Arc::new(Counters::new(&device)),
             device,
             builder: Builder::new()?,
             planner,
@@ -209,7 +214,7 @@ impl Gpu {
                 function
             }
         };
-        Ok(PreparedLaunch::new(&function, variant.launch)?)
+        Ok(PreparedLaunch::sharing(&function, variant.launch, &self.counters)?)
     }
 }
 

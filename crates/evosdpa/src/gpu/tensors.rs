@@ -147,6 +147,8 @@ impl DeviceTensors {
             scale: problem.scale(),
             scale_log2: problem.scale() * std::f32::consts::LOG2_E,
             reserved: 0,
+            // A launch has its own.
+            counter: 0,
         }
     }
 

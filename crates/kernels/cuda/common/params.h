@@ -42,6 +42,9 @@ struct SdpaParams {
   float scale;       // softmax scale
   float scale_log2;  // scale * log2(e): exp(x * scale) == exp2(x * scale_log2)
   int reserved;
+
+  // Hands out work: 0 before the launch, left at 0 by the kernel; null: the kernel divides its work up beforehand.
+  unsigned* counter;
 };
 
 // NVRTC knows neither <stddef.h> nor __builtin_offsetof; its front end's own spelling does.
@@ -77,6 +80,7 @@ SDPA_OFFSET_IS(band_hi, 208);
 SDPA_OFFSET_IS(scale, 212);
 SDPA_OFFSET_IS(scale_log2, 216);
 SDPA_OFFSET_IS(reserved, 220);
-static_assert(sizeof(SdpaParams) == 224, "SdpaParams changed size: change the Rust mirror too");
+SDPA_OFFSET_IS(counter, 224);
+static_assert(sizeof(SdpaParams) == 232, "SdpaParams changed size: change the Rust mirror too");
 #undef SDPA_OFFSET_IS
 #undef SDPA_OFFSET_OF

@@ -80,6 +80,7 @@ struct LaunchTable {
     cluster: Option<[Expr; 3]>,
     dynamic_smem: Expr,
     programmatic: Option<Expr>,
+    counter: Option<Expr>,
 }
 
 #[derive(Deserialize, Default)]
@@ -142,6 +143,7 @@ impl Manifest {
                 cluster: read.launch.cluster,
                 dynamic_smem: read.launch.dynamic_smem,
                 programmatic: read.launch.programmatic,
+                counter: read.launch.counter,
             },
             defines: read.defines,
             tunables: tunables(read.tunable),
@@ -398,6 +400,7 @@ impl Manifest {
         }
         all.push(("launch.dynamic_smem".to_owned(), &self.launch.dynamic_smem));
         all.extend(self.launch.programmatic.iter().map(|expr| ("launch.programmatic".to_owned(), expr)));
+        all.extend(self.launch.counter.iter().map(|expr| ("launch.counter".to_owned(), expr)));
         all.extend(self.defines.iter().map(|(name, expr)| (format!("defines.{name}"), expr)));
         all.extend(self.constraints.iter().map(|constraint| ("constraint".to_owned(), &constraint.expr)));
         for map in &self.tensor_maps {

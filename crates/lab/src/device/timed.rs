@@ -141,6 +141,9 @@ impl Loaded for LoadedCuda<'_> {
     fn run(&mut self, set: usize) -> Result<Output, Error> {
         self.slots[set].poison()?;
         self.elapsed_us(|| Ok(()), || self.launch(set))?;
+        if let Some(counters) = self.prepared.counters() {
+            counters.check(self.prepared.function().label())?;
+        }
         self.slots[set].download(&self.problem)
     }
 
@@ -163,6 +166,10 @@ impl Loaded for LoadedCuda<'_> {
     fn set_timing(&mut self, timing: Timing) -> Result<(), Error> {
         self.timing = timing;
         self.timed = None;
+        // That was the only graph of this launch, whose counters are its own.
+        if let Some(counters) = self.prepared.counters() {
+            counters.reuse_captured();
+        }
         self.slots.truncate(self.sets.len());
         Ok(())
     }
