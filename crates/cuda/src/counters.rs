@@ -186,7 +186,8 @@ mod tests {
     #[test]
     fn threads_never_share_a_captured_counter() {
         let turns = Turns::default();
-        let take_all = || -> Vec<u32> { std::iter::from_fn(|| turns.captured()).collect() };
+        // More than there are, but not for ever.
+        let take_all = || -> Vec<u32> { (0..COUNT + 1).map_while(|_| turns.captured()).collect() };
         let taken: Vec<u32> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(take_all)).collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
