@@ -97,8 +97,8 @@ fn the_example_is_right_under_the_simulator() {
     let output = check(EXAMPLE);
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     let rows = json(&output)["rows"].as_array().unwrap().clone();
-    // Three shapes and nine input families in two types.
-    assert_eq!(rows.len(), 54);
+    // Three shapes and ten input families in two types.
+    assert_eq!(rows.len(), 60);
     assert!(rows.iter().all(|row| row["gates"][0]["verdict"] == "PASS"), "{rows:?}");
 
     let unscaled = changed(home.path(), &same, &|text| text.replace(" * p.scale_log2", ""));

@@ -37,11 +37,14 @@ pub enum Family {
     /// V at ± the dtype's largest value, as far as an fp32 accumulator of unnormalised weights can hold it. In 8-bit
     /// problems, whose scales have no such limit, the largest value of the f16 output.
     MaxValues,
+    /// Normal, with infinite keys where no query sees them: a hidden score must not matter, whatever it is. In 8-bit problems, which
+    /// have no infinity, plain normal.
+    HiddenKeys,
 }
 
 impl Family {
     /// Every family, the plain one first.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Normal,
         Self::Uniform,
         Self::LargeLogits,
@@ -51,6 +54,7 @@ impl Family {
         Self::Denormals,
         Self::Zeros,
         Self::MaxValues,
+        Self::HiddenKeys,
     ];
 
     /// The name used on the command line and in records.
@@ -65,6 +69,7 @@ impl Family {
             Self::Denormals => "denormals",
             Self::Zeros => "zeros",
             Self::MaxValues => "max-values",
+            Self::HiddenKeys => "hidden-keys",
         }
     }
 
@@ -203,8 +208,17 @@ impl Source {
                 let sign = if self.uniform(which, index) < 0.5 { -1.0 } else { 1.0 };
                 sign * max_value(&self.problem)
             }
+            (Family::HiddenKeys, Which::K) if self.is_hidden(s) => f64::INFINITY,
             _ => self.normal(which, index),
         }
+    }
+
+    /// Whether no query sees a key of a floating-point problem.
+    fn is_hidden(&self, key: usize) -> bool {
+        let (band, key) = (self.problem.band(), key as i64);
+        let (first, last) =
+            ((key - band.hi).max(0), (key - band.lo).min(self.problem.sizes().seq_q as i64 - 1));
+        !self.problem.dtype().is_eight_bit() && first > last
     }
 
     /// N(0, 1) by Box and Muller's transform.
@@ -325,6 +339,25 @@ mod tests {
         assert!(values(&denormal.k).iter().any(|&x| x != 0.0 && x.abs() < Float::F16.min_normal()));
         let tied = values(&draw(Family::Ties).k);
         assert_eq!(tied[..16], tied[4 * 16..5 * 16]);
+    }
+
+    #[test]
+    fn keys_that_nobody_sees_are_infinite_and_no_others() {
+        for text in [
+            "b1h1s3/7d8",
+            "b1h1s3/7d8:causal",
+            "b1h1s3/7d8:causal-br",
+            "b1h1s9/7d8:window-tl=1/0",
+            "b1h1s2/7d8:window=1/0",
+        ] {
+            let problem = problem(text, DType::BF16);
+            let keys = values(&Inputs::generate(&problem, Family::HiddenKeys, 1).k);
+            let sizes = problem.sizes();
+            for (key, row) in keys.chunks(8).enumerate() {
+                let seen = (0..sizes.seq_q).any(|i| problem.band().visible(i, sizes.seq_kv).contains(&key));
+                assert!(row.iter().all(|x| x.is_finite() == seen), "{text} {key}");
+            }
+        }
     }
 
     #[test]

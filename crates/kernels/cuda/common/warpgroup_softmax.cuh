@@ -20,12 +20,11 @@ __device__ __forceinline__ int columns_before(int column) { return column <= 0 ?
 // The lowest `count` bits, 0 to 32.
 __device__ __forceinline__ u32 low_bits(int count) { return count <= 0 ? 0u : ~0u >> max(0, 32 - count); }
 
-// Hides what lies outside [row + band_lo, row + band_hi] or past the last key. `rows` are this thread's two
-// query positions, `column` is the key of its first accumulator. What is visible is worked out once as a word of bits, which become
-// predicates several at a time: half as many instructions as a comparison for each score.
-template <int N>
-__device__ __forceinline__ void mask_scores(float (&s)[N / 2], const int (&rows)[2], int column, int band_lo,
-                                            int band_hi, int seq_kv) {
+// Calls visit(i, visible) for every score. Hidden is what lies outside [row + band_lo, row + band_hi] or past the last key. `rows` are
+// this thread's two query positions, `column` is the key of its first accumulator. What is visible is worked out once as a word of bits,
+// which become predicates several at a time: half as many instructions as a comparison for each score.
+template <int N, typename Visit>
+__device__ __forceinline__ void visit_visible(const int (&rows)[2], int column, int band_lo, int band_hi, int seq_kv, Visit visit) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int end = columns_before(min(rows[r] + band_hi, seq_kv - 1) - column + 1);
@@ -36,10 +35,25 @@ __device__ __forceinline__ void mask_scores(float (&s)[N / 2], const int (&rows)
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         const int j = 16 * word + i / 2;
-        if (j < N / 8 && !(visible >> i & 1)) s[4 * j + 2 * r + i % 2] = NEG_INF;
+        if (j < N / 8) visit(4 * j + 2 * r + i % 2, bool(visible >> i & 1));
       }
     }
   }
+}
+
+// Hides scores.
+template <int N>
+__device__ __forceinline__ void mask_scores(float (&s)[N / 2], const int (&rows)[2], int column, int band_lo, int band_hi, int seq_kv) {
+  visit_visible<N>(rows, column, band_lo, band_hi, seq_kv, [&](int i, bool visible) {
+    if (!visible) s[i] = NEG_INF;
+  });
+}
+
+// The same before there are scores: the product is then added to zero, or to an infinity that stays one.
+template <int N>
+__device__ __forceinline__ void mask_in_advance(float (&s)[N / 2], const int (&rows)[2], int column, int band_lo, int band_hi,
+                                                int seq_kv) {
+  visit_visible<N>(rows, column, band_lo, band_hi, seq_kv, [&](int i, bool visible) { s[i] = visible ? 0.f : NEG_INF; });
 }
 
 // 2^(x·scale + offset) without the special-function unit, for finite x and results of at least 2^-126: the exponent

@@ -2,7 +2,8 @@
 //
 // One producer thread streams Q, K and V tiles into shared memory; CONSUMERS warpgroups own 64 query rows each and
 // walk the visible keys right to left, so that the masked tiles come first. K and V have rings of STAGES tiles with
-// a full barrier (filled by the copy engine) and an empty barrier (one arrival per consumer warp) per slot.
+// a full barrier (filled by the copy engine) and an empty barrier (one arrival per consumer warp) per slot. A scheduler thread
+// tells them which row block comes next, in a ring of its own.
 //
 // OVERLAP: S of tile n is computed together with O += P·V of tile n+1, and the softmax of tile n runs while P·V is
 // still on the tensor cores. PINGPONG: the warpgroups take turns to issue their products, so that one's softmax
@@ -11,7 +12,8 @@
 // CLUSTER: two CTAs work on neighbouring row blocks in step. Each loads half of every key tile into both, which halves what all
 // of them together draw from the second-level cache; a slot is free when both have read it.
 //
-//   smem: | Q (later O) × Q_STAGES | K × STAGES | V × STAGES | mbarriers |, in 128-byte-swizzled panels of 64 columns
+//   rows: 64·CONSUMERS, made of PACK_HEADS query heads (of one key head) × POSITIONS positions
+//   smem: | Q (later O) × Q_STAGES | K × STAGES | V × STAGES | mbarriers | row blocks |, in 128-byte-swizzled panels of 64 columns
 #include "warpgroup_softmax.cuh"
 #include "warpgroup_store.cuh"
 
@@ -30,14 +32,20 @@
 #ifndef PINGPONG  // warpgroups take turns: 0 never, 1 inside the loop, 2 with the first product of a row block too
 #define PINGPONG 1
 #endif
-#ifndef PERSISTENT  // 0: one tile per CTA, 1: each CTA walks tiles with a fixed stride
+#ifndef PERSISTENT  // 0: one unit of work per CTA, 1: divided up beforehand, 2: handed out by a counter
 #define PERSISTENT 1
+#endif
+#ifndef PACK_HEADS  // query heads of one key head that share a row block
+#define PACK_HEADS 1
 #endif
 #ifndef CLUSTER  // CTAs that share the loads of keys and values
 #define CLUSTER 1
 #endif
-#ifndef LONGEST_FIRST  // 1: row blocks that see most keys come first, dealt out in turns
+#ifndef LONGEST_FIRST  // 1: row blocks that see most keys come first
 #define LONGEST_FIRST 0
+#endif
+#ifndef SECTION_MIB  // heads are worked on in sections whose keys and values take this much; 0: all at once
+#define SECTION_MIB 0
 #endif
 #ifndef PAIRED  // 1: a long and a short row block of a causal mask go to the same CTA, one after the other
 #define PAIRED 0
@@ -103,8 +111,11 @@ constexpr int Q_SLOT_BYTES = !STORE_DIRECT && O_BYTES > Q_BYTES ? O_BYTES : Q_BY
 constexpr int K_OFFSET = Q_STAGES * Q_SLOT_BYTES;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_BYTES;
 constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * V_BYTES;
-// barriers: (full, empty) of every Q slot, then K full, K empty, V full, V empty per stage
-constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * Q_STAGES + 32 * STAGES;
+// barriers: (full, empty) of every Q slot and of every row block told, the next row block asked for, one spare, then K full, K empty,
+// V full, V empty per stage
+constexpr int WORK_SLOTS = 2;
+constexpr int WORK_OFFSET = BARRIER_OFFSET + 16 * Q_STAGES + 16 * WORK_SLOTS + 16 + 32 * STAGES;
+constexpr int SMEM_BYTES = WORK_OFFSET + WORK_SLOTS * int(sizeof(Work));
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
 static_assert(BLOCK_N % (8 * CLUSTER) == 0, "shares of a key tile are whole groups of eight swizzled rows");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
@@ -129,6 +140,13 @@ struct RingPosition {
   __device__ __forceinline__ u32 parity() const { return uses / SLOTS & 1; }
   __device__ __forceinline__ void advance() { ++uses; }
 };
+
+// The first row of this thread's warp in the row block. Worked out where it is needed instead of kept in a register.
+__device__ __forceinline__ int first_row_of_warp() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread / 32 * 16 - 64;
+}
 
 // A warpgroup's queries as the A operand of Q·Kᵀ: where they lie or, Q_REGISTERS, four registers for each k16 step.
 struct Queries {
@@ -176,9 +194,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   extern __shared__ __align__(1024) unsigned char smem_raw[];
   const u32 smem = smem_address(smem_raw);
   const u32 barriers = smem + BARRIER_OFFSET;
-  const u32 ring_barriers = barriers + 16 * Q_STAGES;
+  const u32 work_barriers = barriers + 16 * Q_STAGES;
+  const u32 work_wanted = work_barriers + 16 * WORK_SLOTS;
+  const u32 ring_barriers = work_wanted + 16;
+  auto told = [&](int slot) { return smem + WORK_OFFSET + slot * int(sizeof(Work)); };
   auto q_full = [&](int slot) { return barriers + slot * 16; };
   auto q_empty = [&](int slot) { return barriers + slot * 16 + 8; };
+  auto work_full = [&](int slot) { return work_barriers + slot * 16; };
+  auto work_empty = [&](int slot) { return work_barriers + slot * 16 + 8; };
   auto k_full = [&](int slot) { return ring_barriers + slot * 32; };
   auto k_empty = [&](int slot) { return ring_barriers + slot * 32 + 8; };
   auto v_full = [&](int slot) { return ring_barriers + slot * 32 + 16; };
@@ -191,6 +214,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     for (int slot = 0; slot < Q_STAGES; ++slot) {
       mbarrier_init(q_full(slot), 1);
       mbarrier_init(q_empty(slot), 4 * CONSUMERS);
+    }
+    mbarrier_init(work_wanted, 1);
+#pragma unroll
+    for (int slot = 0; slot < WORK_SLOTS; ++slot) {
+      mbarrier_init(work_full(slot), 1);
+      mbarrier_init(work_empty(slot), 4 * CONSUMERS + 1);
     }
 #pragma unroll
     for (int slot = 0; slot < STAGES; ++slot) {
@@ -206,9 +235,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   if (CLUSTER > 1) cluster_sync();  // nothing arrives from the others before the barriers are there
 
   if (threadIdx.x < 128) {
-    // Producer. Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
+    // Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
     registers_release<PRODUCER_REGS>();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 32) {
+      // Scheduler. Consumers give a slot back when they have stored the row block it told them. A counter is asked for the next one as
+      // late as the producer can bear: who takes a long one early is the last to finish.
+      Schedule schedule;
+      RingPosition<WORK_SLOTS> work_at;
+      for (bool more = true; more; work_at.advance()) {
+        const Work work = schedule.work(p);
+        more = work.head >= 0;
+        mbarrier_wait(work_empty(work_at.slot()), work_at.parity() ^ 1);
+        tell_work(told(work_at.slot()), work);
+        mbarrier_arrive(work_full(work_at.slot()));
+        if (PERSISTENT == 2 && work_at.uses == 0) grid_wait();  // the launch before may use the same counter
+        if (PERSISTENT == 2 && more) mbarrier_wait(work_wanted, work_at.uses & 1);
+        if (more) schedule.advance(p);
+      }
+    } else if (threadIdx.x == 0) {
+      // Producer.
+      RingPosition<WORK_SLOTS> work_at;
       RingPosition<Q_STAGES> q_at;
       RingPosition<STAGES> k_at, v_at;
       // A panel of a key tile, or this CTA's share of it to the whole cluster.
@@ -246,25 +292,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
                    t.m0, t.head, t.batch, L2_EVICT_FIRST);
         q_at.advance();
       };
-      Schedule schedule;
-      bool more = !schedule.done(p);
+      auto next_tile = [&](Tile& t) {  // false: there is no more
+        mbarrier_wait(work_full(work_at.slot()), work_at.parity());
+        const Work work = read_work(told(work_at.slot()));
+        mbarrier_arrive(work_empty(work_at.slot()));
+        work_at.advance();
+        if (work.head >= 0) t = tile_of(p, work);
+        return work.head >= 0;
+      };
       grid_wait();  // the inputs may be another kernel's outputs
       Tile t;
+      bool more = next_tile(t);
       if (more) {
-        t = tile_at(p, schedule);
         load_q(t);
         if (t.count > 0) load_k(t, t.last());
       }
       // Everything in the order in which it is consumed: the next row block's first keys come before this one's last
       // values. Its queries too, unless they have to wait until this block's have been used.
       while (more) {
+        auto want_more = [&] {
+          if (PERSISTENT == 2) mbarrier_arrive(work_wanted);
+        };
+        if (t.count < 2) want_more();
         for (int n = t.last(); n > t.first; --n) {
+          if (n == min(t.last(), t.first + 2)) want_more();
           load_k(t, n - 1);
           load_v(t, n);
         }
-        schedule.advance(p);
-        more = !schedule.done(p);
-        const Tile next = more ? tile_at(p, schedule) : t;
+        Tile next = t;
+        more = next_tile(next);
         if (more && Q_STAGES > 1) load_q(next);
         if (more && next.count > 0) load_k(next, next.last());
         if (t.count > 0) load_v(t, t.first);
@@ -276,9 +332,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     registers_claim<CONSUMER_REGS>();
     const int warpgroup = threadIdx.x / 128 - 1;
     const int lane = threadIdx.x % 32;
-    const int warp_row = warpgroup * 64 + (threadIdx.x % 128) / 32 * 16;  // first of this warp's 16 rows
     RingPosition<Q_STAGES> q_at;
-    RingPosition<STAGES> k_at, v_at;
+    RingPosition<STAGES> k_at;
+    // Values are used behind keys: their place follows from that of the next keys, which saves a register.
+    auto v_at = [&](int behind) { return RingPosition<STAGES>{k_at.uses - behind}; };
     auto release = [&](u32 barrier) {
       if (lane == 0) mbarrier_arrive(barrier);
     };
@@ -301,32 +358,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     bool rescale;
     RowState state;
     auto k_tile = [&] { return smem + K_OFFSET + k_at.slot() * K_BYTES; };
-    auto v_tile = [&] { return smem + V_OFFSET + v_at.slot() * V_BYTES; };
+    auto v_tile = [&] { return smem + V_OFFSET + v_at(1).slot() * V_BYTES; };
     // Queries in registers are needed no more in shared memory, others by whoever has read its last keys of a row block.
     auto release_k = [&](const Tile& t, int n) {
       release_keys(k_empty(k_at.slot()));
       k_at.advance();
       if (STORE_DIRECT && !Q_REGISTERS && n == t.first) release(q_empty(q_at.slot()));
     };
-    auto release_v = [&] {
-      release_keys(v_empty(v_at.slot()));
-      v_at.advance();
-    };
+    auto release_v = [&](int behind = 1) { release_keys(v_empty(v_at(behind).slot())); };
     auto await_product = [&] {  // of P·V, in the middle of the next tile's softmax
       wgmma_wait<0>();
       pin_registers(o);
       pin_registers(packed);
-      release_v();
+      release_v(2);
       // Where O is not rescaled right behind the softmax, an accumulator that is looked at would have to be kept, and ptxas would
       // serialise the products.
       return SCALE_LATE && RESCALE_LAG < 0 ? o[0] : 0.f;
     };
     auto needs_mask = [&](const Tile& t, int n) {
-      const int wg_first = t.m0 + warpgroup * 64;
-      return !WHOLE_TILES && tile_needs_mask(p, wg_first, min(wg_first + 63, p.seq_q - 1), n * BLOCK_N, BLOCK_N);
+      const int wg_first = PACK_HEADS > 1 ? t.m0 : t.m0 + warpgroup * 64;
+      const int wg_last = PACK_HEADS > 1 ? t.m_last : min(wg_first + 63, p.seq_q - 1);
+      return !WHOLE_TILES && tile_needs_mask(p, wg_first, wg_last, n * BLOCK_N, BLOCK_N);
     };
     auto mask_tile = [&](const Tile& t, int n) {
-      const int row = t.m0 + warp_row + lane / 4;
+      const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
       const int rows[2] = {row, row + 8};
       mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
     };
@@ -349,17 +404,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       }
     };
     auto await_k = [&] { mbarrier_wait(k_full(k_at.slot()), k_at.parity()); };
-    auto await_v = [&] { mbarrier_wait(v_full(v_at.slot()), v_at.parity()); };
+    auto await_v = [&] { mbarrier_wait(v_full(v_at(1).slot()), v_at(1).parity()); };
 
-    for (Schedule schedule; !schedule.done(p); schedule.advance(p)) {
-      const Tile t = tile_at(p, schedule);
-      int n = last_seen(p, t, t.m0 + warpgroup * 64 + 63);
+    for (;;) {
+      const RingPosition<WORK_SLOTS> work_at = {q_at.uses};
+      mbarrier_wait(work_full(work_at.slot()), work_at.parity());
+      const Work work = read_work(told(work_at.slot()));
+      if (work.head < 0) break;
+      const Tile t = tile_of(p, work);
+      int n = PACK_HEADS > 1 ? t.last() : last_seen(p, t, t.m0 + warpgroup * 64 + 63);
 #pragma unroll
       for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
       row_state_reset(state);
       mbarrier_wait(q_full(q_at.slot()), q_at.parity());
       Queries q;
-      q.read(smem + q_at.slot() * Q_SLOT_BYTES, warpgroup, warp_row, lane);
+      q.read(smem + q_at.slot() * Q_SLOT_BYTES, warpgroup, first_row_of_warp(), lane);
       if (STORE_DIRECT && (Q_REGISTERS || t.count == 0)) release(q_empty(q_at.slot()));
 
       const bool precise = PRECISE_KEYS > 0 && t.precise;
@@ -479,15 +538,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         run_overlapped(Constant<false>());
       }
 
-      // Opaque, so that rows, head and batch are worked out again here instead of being kept in registers over the loop.
-      Schedule done_with = schedule;
-      asm volatile("" : "+r"(done_with.round));
-      int m_block, flat_head;
-      done_with.find(p, m_block, flat_head);
-      const int head = flat_head % p.heads_q;
-      const int batch = flat_head / p.heads_q;
-      const int m0 = (m_block * CLUSTER + rank_in_cluster()) * BLOCK_M;
-      const int rows[2] = {m0 + warp_row + lane / 4, m0 + warp_row + lane / 4 + 8};
+      // Read again, so that rows, head and batch are not kept in registers over the loop.
+      const int work_slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
+      const int warp_row = first_row_of_warp();
+      int m0, head, batch;
+      locate(p, read_work(told(work_slot)), m0, head, batch);
+      release(work_empty(work_slot));
+      if (PACK_HEADS > 1) head += warp_row / POSITIONS;
+      m0 += warp_row % POSITIONS;
+      const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};
       reduce_row_sums(state);
       float inverse[2];
 #pragma unroll
@@ -520,7 +579,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         if (lane == 0) {
 #pragma unroll
           for (int panel = 0; panel < V_PANELS; ++panel)
-            tma_store(&o_map, o_smem + panel * Q_PANEL_BYTES + warp_row * 128, panel * PANEL, m0 + warp_row, head, batch);
+            tma_store(&o_map, o_smem + panel * Q_PANEL_BYTES + warp_row * 128, panel * PANEL, m0, head, batch);
           tma_store_commit();
           if (!STORE_LATER) {
             tma_store_wait_read();

@@ -14,7 +14,7 @@
 //   rows:    64·WG_M, made of PACK_HEADS query heads (of one key head) × 64·WG_M / PACK_HEADS positions
 //   columns: of VALUE_DIM, warpgroup n collects [n·WG_COLUMNS, …), of which the CTA of rank r finishes [r·SLICE, …)
 //   smem:    | Q | (K tile, V tile) × STAGES, later messages, × WG_N | columns, statistics of the cluster | mbarriers |
-#include "band.cuh"
+#include "spoilt_row.cuh"
 #include "warpgroup_softmax.cuh"
 #include "warpgroup_store.cuh"
 
@@ -95,9 +95,17 @@ constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * (2 + WG_N * STAGES);
 // Straight code: where two sets of scores fit the registers beside P and O any number of tiles that fits the ring, otherwise one.
 constexpr bool TWO_SETS = THREADS * MIN_CTAS <= 256 && 5 * TILE_N / 4 + VALUE_DIM / 2 <= 200;
 constexpr int STRAIGHT_MAX = !STRAIGHT ? 0 : TWO_SETS ? STAGES : 1;
+constexpr int KNOWN_TILES = OWN_TILES <= STRAIGHT_MAX ? OWN_TILES : 0;
+constexpr int FEW_TILES = STRAIGHT_MAX > 1 ? 2 : 1;  // worked on by the same code, the missing ones as hidden ones
 static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && TILE_N % 16 == 0 && TILE_N <= 256, "tile shapes");
 static_assert(ROWS % PACK_HEADS == 0 && POSITIONS <= 256, "head packing");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
+
+// A value that a lambda can be compiled for.
+template <int VALUE>
+struct Constant {
+  static constexpr int value = VALUE;
+};
 
 // Lists that leave one member out: the place of `other` in `self`'s list, and who stands in a place.
 __device__ __forceinline__ int place_without(int self, int other) { return other < self ? other : other - 1; }
@@ -172,25 +180,42 @@ __device__ __forceinline__ void wgmma_wait_all_but(int pending) {
   if (pending == 2) wgmma_wait<2>();
 }
 
-// All tiles of a part at once: Q·Kᵀ of tile i+1 is on the tensor cores before the softmax of tile i begins, and P·V of
-// tile i while that of tile i+1 runs. `multiply_qk(s, tile)` and `multiply_pv(packed, tile)` wait for their operands and issue a
-// product, `mask(s, tile)` hides scores, and `finish()` is what can be done under the last product. PRECISE: what rounding left of P is
-// multiplied too (a single tile has the registers for it).
-template <int TILES, bool PRECISE = false, typename MultiplyQk, typename MultiplyPv, typename Mask, typename Finish>
-__device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState& state, float scale_log2,
+// TILES tiles of a part at once, of which the last ones may be hidden: Q·Kᵀ of tile i+1 is on the tensor cores before the softmax of
+// tile i begins, and P·V of tile i while that of tile i+1 runs. `multiply_qk(s, tile)` and `multiply_pv(packed, tile)` wait for their
+// operands and issue a product, `mask(s, tile)` hides scores in advance, and `finish()` is what can be done under the last product.
+// Masks are laid out before the keys are there, where they cost nothing.
+//
+// `precise`: all tiles but the first are hidden, and what rounding left of P is multiplied instead of a second tile. All row blocks of a
+// problem thus run the same code: a path of its own for each kind would have to come from the second-level cache, again and
+// again, which takes longer than what it saves.
+template <int TILES, typename MultiplyQk, typename MultiplyPv, typename Mask, typename Finish>
+__device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState& state, float scale_log2, bool precise,
                                              MultiplyQk multiply_qk, MultiplyPv multiply_pv, Mask mask, Finish finish) {
-  static_assert(!PRECISE || TILES == 1, "P and its remainder are held beside one set of scores");
   constexpr int LAST = TILES - 1;
   float s[2][TILE_N / 2];
   u32 packed[TILE_N / 4];
+  auto multiply_residual = [&] {
+    u32 residual[TILE_N / 4];
+    pack_residual<TILE_N>(s[0], packed, residual);
+    multiply_pv(residual, 0);
+    wgmma_wait<0>();
+    pin_registers(residual);
+    pin_registers(packed);
+  };
+  mask(s[0], 0);
+  if (TILES > 1) mask(s[1], 1);
   multiply_qk(s[0], 0);
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {
+    if (tile > 0 && tile < LAST) mask(s[(tile + 1) % 2], tile + 1);
     if (tile < LAST) multiply_qk(s[(tile + 1) % 2], tile + 1);
     // In flight behind this tile's scores: P·V of the tile before, and the scores of the next.
     wgmma_wait_all_but((tile > 0) + (tile < LAST));
     pin_registers(s[tile % 2]);
-    mask(s[tile % 2], tile);
+    if (PRECISE_KEYS > 0 && TILES == 2 && tile == 1 && precise) {
+      multiply_residual();
+      break;
+    }
     float shrink[2];
     if (tile == 0) {
       softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP>(s[0], state, scale_log2, shrink);
@@ -205,11 +230,7 @@ __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState
     }
     pack_probabilities<TILE_N>(s[tile % 2], packed);
     multiply_pv(packed, tile);
-    if (PRECISE) {
-      u32 residual[TILE_N / 4];
-      pack_residual<TILE_N>(s[tile % 2], packed, residual);
-      multiply_pv(residual, tile);
-    }
+    if (PRECISE_KEYS > 0 && TILES == 1 && precise) multiply_residual();
   }
   finish();
   wgmma_wait<0>();
@@ -251,6 +272,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const int tiles = key_last >= key_first ? (key_last - key_first) / TILE_N + 1 : 0;
   const int own_tiles = OWN_TILES > 0 ? OWN_TILES : tiles > part ? (tiles - part - 1) / PARTS + 1 : 0;
   const bool precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
+
+  // Tiles worked on without a loop, hidden ones at their end included; 0: the loop takes them.
+  const int at_once = KNOWN_TILES > 0                                                       ? KNOWN_TILES
+                      : own_tiles > STRAIGHT_MAX || STRAIGHT_MAX == 0 || (precise && own_tiles > 1) ? 0
+                                                                                            : max(own_tiles, FEW_TILES);
 
   const u32 q_full = smem + BARRIER_OFFSET;
   const u32 arrived = q_full + 8;
@@ -296,10 +322,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     }
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage)
-      if (stage < own_tiles) load_k(stage, stage);
+      if (stage < max(own_tiles, at_once)) load_k(stage, stage);
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage)  // behind all keys, which would come later otherwise
-      if (stage < own_tiles) load_v(stage, stage);
+      if (stage < max(own_tiles, at_once)) load_v(stage, stage);
   }
   __syncwarp();
   // While the loads travel.
@@ -313,22 +339,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   float o[VALUE_DIM / 2] = {};
   RowState state;
   row_state_reset(state);
-  mbarrier_wait(q_full, 0);
   const u32 q_desc = wgmma_descriptor(smem + wg_m * 64 * 128);
 
   auto stage_smem = [&](int stage) { return ring + stage * (K_BYTES + V_BYTES); };
-  auto multiply_qk = [&](float(&s)[TILE_N / 2], int tile) {
+  auto multiply_qk_onto = [&](float(&s)[TILE_N / 2], int tile, bool onto) {  // onto what s holds
     const int stage = tile % STAGES;
+    if (tile == 0) mbarrier_wait(q_full, 0);
     mbarrier_wait(k_full + stage * 16, (tile / STAGES) & 1);
     const u32 k_desc = wgmma_descriptor(stage_smem(stage));
+    if (onto) pin_registers(s);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; ++k) {
       const int inside = (k % 4) * 2;  // 32 bytes per k16 step, in units of 16
-      Wgmma<TILE_N>::ss(s, q_desc + inside + (k / 4) * (Q_PANEL_BYTES >> 4), k_desc + inside + (k / 4) * (KV_PANEL_BYTES >> 4), k > 0);
+      Wgmma<TILE_N>::ss(s, q_desc + inside + (k / 4) * (Q_PANEL_BYTES >> 4), k_desc + inside + (k / 4) * (KV_PANEL_BYTES >> 4), onto || k > 0);
     }
     wgmma_commit();
   };
+  auto multiply_qk = [&](float(&s)[TILE_N / 2], int tile) { multiply_qk_onto(s, tile, !WHOLE_TILES); };
   auto multiply_pv = [&](u32(&packed)[TILE_N / 4], int tile) {
     const int stage = tile % STAGES;
     mbarrier_wait(v_full + stage * 16, (tile / STAGES) & 1);
@@ -341,10 +369,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       Wgmma<VALUE_DIM>::rs(o, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3], v_desc + k * (2048 >> 4), 1);
     wgmma_commit();
   };
+  auto first_key = [&](int tile) { return key_first + (part + tile * PARTS) * TILE_N; };
   auto mask = [&](float(&s)[TILE_N / 2], int tile) {
-    const int n0 = key_first + (part + tile * PARTS) * TILE_N;
-    if (!WHOLE_TILES && tile_needs_mask(p, m0, m_last, n0, TILE_N))
-      mask_scores<TILE_N>(s, rows, n0 + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+    if (WHOLE_TILES) return;
+    mask_in_advance<TILE_N>(s, rows, first_key(tile) + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+    pin_registers(s);  // here, not behind the wait for the keys
   };
 
   // (m, l) of this warpgroup's rows, to every other CTA: they arrive before the columns do.
@@ -372,10 +401,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       float s[TILE_N / 2];
       u32 packed[TILE_N / 4];
       float shrink[2];
-      multiply_qk(s, tile);
+      multiply_qk_onto(s, tile, false);
       wgmma_wait<0>();
       pin_registers(s);
-      mask(s, tile);
+      if (!WHOLE_TILES && tile_needs_mask(p, m0, m_last, first_key(tile), TILE_N))
+        mask_scores<TILE_N>(s, rows, first_key(tile) + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
       softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP>(s, state, p.scale_log2, shrink);
       pack_probabilities<TILE_N>(s, packed);
       if (tile > 0) scale_rows(o, shrink);
@@ -397,22 +427,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     tell_statistics();
   };
 
-  constexpr int KNOWN = OWN_TILES > 0 && OWN_TILES <= STRAIGHT_MAX ? OWN_TILES : 0;
-  if (KNOWN > 0) {
-    run_straight<KNOWN == 0 ? 1 : KNOWN>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
-  } else if (PRECISE_KEYS > 0 && precise && own_tiles == 1 && STRAIGHT) {
-    run_straight<1, true>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
-  } else if (precise || own_tiles == 0 || own_tiles > STRAIGHT_MAX) {
+  auto straight = [&](auto tiles) {
+    run_straight<decltype(tiles)::value>(o, state, p.scale_log2, precise, multiply_qk, multiply_pv, mask, tell_statistics);
+  };
+  if (KNOWN_TILES > 0)
+    straight(Constant<KNOWN_TILES == 0 ? 1 : KNOWN_TILES>());
+  else if (at_once == FEW_TILES)
+    straight(Constant<FEW_TILES>());
+  else if (STRAIGHT_MAX > 2 && at_once == 3)
+    straight(Constant<STRAIGHT_MAX < 3 ? 1 : 3>());
+  else if (STRAIGHT_MAX > 3 && at_once == 4)
+    straight(Constant<STRAIGHT_MAX < 4 ? 1 : 4>());
+  else
     run_loop();
-  } else if (own_tiles == 1) {
-    run_straight<1>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
-  } else if (own_tiles == 2) {
-    run_straight<STRAIGHT_MAX < 2 ? 1 : 2>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
-  } else if (own_tiles == 3) {
-    run_straight<STRAIGHT_MAX < 3 ? 1 : 3>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
-  } else {
-    run_straight<STRAIGHT_MAX < 4 ? 1 : 4>(o, state, p.scale_log2, multiply_qk, multiply_pv, mask, tell_statistics);
-  }
   const int thread = threadIdx.x % 128;
   // Step 1: columns [j·WG_COLUMNS, …) go to warpgroup j of this CTA.
   float mine[WG_COLUMNS / 2];
@@ -515,5 +542,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     if (p.lse && column == 0 && inside[r] && lane % 4 == 0)
       p.lse[batch * p.lse_stride[0] + out_head[r] * p.lse_stride[1] + rows[r]] =
           state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
+  }
+
+  // A hidden score of +infinity or NaN does not stay hidden behind a mask in advance: it shows in the sum.
+  if (!WHOLE_TILES) {
+    __syncwarp();  // the lanes of a row have stored each other's columns
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (isnan(state.sum[r]) && inside[r])
+        compute_row_again(p, batch, out_head[r], head_kv, rows[r], column, min(column + SLICE, p.dim_v), out[r],
+                          p.lse && column == 0 ? p.lse + batch * p.lse_stride[0] + out_head[r] * p.lse_stride[1] + rows[r] : nullptr);
   }
 }

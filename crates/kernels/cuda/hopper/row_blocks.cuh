@@ -1,65 +1,91 @@
-// Which row blocks a CTA of hopper_fwd works on, in which order, and which key tiles each of them needs. Producer and consumers walk
-// the same list without a word between them.
+// Which row blocks a CTA of hopper_fwd works on, in which order, and which key tiles each of them needs. One thread of the CTA, the
+// scheduler, walks the list and tells the producer and the consumers.
 #pragma once
 #include "band.cuh"
 
 namespace {
 
 constexpr int BLOCK_M = 64 * CONSUMERS;
+constexpr int POSITIONS = BLOCK_M / PACK_HEADS;  // query positions of one row block
+static_assert(BLOCK_M % PACK_HEADS == 0 && POSITIONS % 16 == 0, "the 16 rows of a warp are of one head");
+
+// A row block: its number in its head, and the head, or group of PACK_HEADS heads, counted through all batches; negative: the list ends.
+struct Work {
+  int m_block, head;
+};
+
+__device__ __forceinline__ void tell_work(u32 smem, const Work& work) {
+  asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(smem), "r"(work.m_block), "r"(work.head) : "memory");
+}
+
+__device__ __forceinline__ Work read_work(u32 smem) {
+  Work work;
+  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(work.m_block), "=r"(work.head) : "r"(smem) : "memory");
+  return work;
+}
 
 // The row blocks of one CTA, in order.
 //
 // LONGEST_FIRST: the heads are cut into sections whose keys and values fit the second-level cache; in each, the row blocks that see
-// most keys come first, and CTAs pick in turns, forwards in even rounds and backwards in odd ones, so that whoever got the
-// longest of a round gets the shortest of the next: a fixed assignment is then fair under a causal mask too.
-//
+// most keys come first.
 // PAIRED: a unit of work is the block i from the end of a head and the block i from its start, all equally long.
+//
+// Units are handed out by a counter that all CTAs share (PERSISTENT 2) or divided up beforehand: in turns, and longest first
+// forwards in even rounds and backwards in odd ones, so that whoever got the longest of a round gets the shortest of the next.
 struct Schedule {
-  int round = 0, second = 0;
+  int unit = worker(), round = 0, second = 0;
 
+  static __device__ __forceinline__ int worker() { return blockIdx.x / CLUSTER; }
+  static __device__ __forceinline__ int workers() { return gridDim.x / CLUSTER; }
   // Row blocks of one head; those of a cluster count as one.
   static __device__ __forceinline__ int m_blocks(const SdpaParams& p) {
-    return (p.seq_q + CLUSTER * BLOCK_M - 1) / (CLUSTER * BLOCK_M);
+    return (p.seq_q + CLUSTER * POSITIONS - 1) / (CLUSTER * POSITIONS);
   }
+  static __device__ __forceinline__ int heads(const SdpaParams& p) { return p.heads_q / PACK_HEADS * p.batch; }
   static __device__ __forceinline__ int units_per_head(const SdpaParams& p) {
     return PAIRED ? (m_blocks(p) + 1) / 2 : m_blocks(p);
   }
-  // Query heads whose keys and values are worked on at the same time.
+  static __device__ __forceinline__ int units(const SdpaParams& p) { return units_per_head(p) * heads(p); }
+  // Heads whose keys and values are worked on at the same time.
   static __device__ __forceinline__ int section_heads(const SdpaParams& p) {
-    constexpr int SECTION_KEYS = (32 << 20) / (2 * (HEAD_DIM + VALUE_DIM));
-    return min(max(1, SECTION_KEYS / p.seq_kv) * (p.heads_q / p.heads_kv), p.heads_q * p.batch);
+    if (SECTION_MIB == 0) return heads(p);
+    constexpr int SECTION_KEYS = (SECTION_MIB << 20) / (2 * (HEAD_DIM + VALUE_DIM));
+    return min(max(1, SECTION_KEYS / p.seq_kv) * (p.heads_q / p.heads_kv / PACK_HEADS), heads(p));
   }
-  __device__ __forceinline__ int unit() const {
-    const int workers = gridDim.x / CLUSTER, worker = blockIdx.x / CLUSTER;
-    return round * workers + (LONGEST_FIRST && round % 2 ? workers - 1 - worker : worker);
-  }
-  __device__ __forceinline__ bool done(const SdpaParams& p) const {
-    return (!PERSISTENT && round > 0) || unit() >= units_per_head(p) * p.heads_q * p.batch;
-  }
-  // The row block and its head, counted through all batches.
-  __device__ __forceinline__ void find(const SdpaParams& p, int& m_block, int& head) const {
+  __device__ __forceinline__ bool done(const SdpaParams& p) const { return unit >= units(p); }
+
+  __device__ __forceinline__ Work work(const SdpaParams& p) const {
+    if (done(p)) return {0, -1};
     const int blocks = units_per_head(p);
     if (LONGEST_FIRST) {
-      const int heads = section_heads(p);
-      const int section = unit() / (heads * blocks);
-      const int here = min(heads, p.heads_q * p.batch - section * heads);
-      const int inside = unit() - section * heads * blocks;
-      head = section * heads + inside % here;
-      m_block = blocks - 1 - inside / here;
-    } else {
-      const int inside = unit() % blocks;
-      head = unit() / blocks;
-      m_block = second ? inside : m_blocks(p) - 1 - inside;
+      const int most = section_heads(p);
+      const int section = unit / (most * blocks);
+      const int here = min(most, heads(p) - section * most);
+      const int inside = unit - section * most * blocks;
+      return {blocks - 1 - inside / here, section * most + inside % here};
     }
+    const int inside = unit % blocks;
+    return {second ? inside : m_blocks(p) - 1 - inside, unit / blocks};
   }
+
   __device__ __forceinline__ void advance(const SdpaParams& p) {
-    const bool has_second = PAIRED && !second && 2 * (unit() % units_per_head(p)) != m_blocks(p) - 1;
-    second = has_second;
-    round += !has_second;
+    second = PAIRED && !second && 2 * (unit % units_per_head(p)) != m_blocks(p) - 1;
+    if (second) return;
+    ++round;
+    if (!PERSISTENT) {
+      unit = units(p);
+    } else if (PERSISTENT == 2 && p.counter) {
+      // Everybody asks until there is no more, so there are as many questions as units; the last one leaves a zero.
+      const int taken = atomicAdd(p.counter, 1u);
+      if (taken == units(p) - 1) *p.counter = 0;
+      unit = workers() + taken;
+    } else {
+      unit = round * workers() + (LONGEST_FIRST && round % 2 ? workers() - 1 - worker() : worker());
+    }
   }
 };
 
-// 64·CONSUMERS rows of one head, and the key tiles that they, or others of their cluster, see.
+// POSITIONS rows of one head, or of each of PACK_HEADS heads, and the key tiles that they, or others of their cluster, see.
 struct Tile {
   int m0, m_last, head, head_kv, batch;
   int first, count;  // key tiles [first, first + count)
@@ -74,18 +100,22 @@ __device__ __forceinline__ int last_seen(const SdpaParams& p, const Tile& t, int
 
 __device__ __forceinline__ int rank_in_cluster() { return CLUSTER > 1 ? int(blockIdx.x % CLUSTER) : 0; }
 
-__device__ __forceinline__ Tile tile_at(const SdpaParams& p, const Schedule& schedule) {
+// Where a row block starts: position, first head and batch.
+__device__ __forceinline__ void locate(const SdpaParams& p, const Work& work, int& m0, int& head, int& batch) {
+  const int heads = p.heads_q / PACK_HEADS;
+  m0 = (work.m_block * CLUSTER + rank_in_cluster()) * POSITIONS;
+  batch = work.head / heads;
+  head = (work.head - batch * heads) * PACK_HEADS;
+}
+
+__device__ __forceinline__ Tile tile_of(const SdpaParams& p, const Work& work) {
   Tile t;
-  int m_block, head;
-  schedule.find(p, m_block, head);
-  const int cluster_m0 = m_block * CLUSTER * BLOCK_M;
-  t.m0 = cluster_m0 + rank_in_cluster() * BLOCK_M;
-  t.m_last = min(t.m0 + BLOCK_M, p.seq_q) - 1;
-  t.head = head % p.heads_q;
-  t.batch = head / p.heads_q;
+  locate(p, work, t.m0, t.head, t.batch);
+  t.m_last = min(t.m0 + POSITIONS, p.seq_q) - 1;
   t.head_kv = t.head / (p.heads_q / p.heads_kv);
+  const int cluster_m0 = work.m_block * CLUSTER * POSITIONS;
   const int key_first = max(0, cluster_m0 + p.band_lo);
-  const int key_last = min(p.seq_kv - 1, min(cluster_m0 + CLUSTER * BLOCK_M, p.seq_q) - 1 + p.band_hi);
+  const int key_last = min(p.seq_kv - 1, min(cluster_m0 + CLUSTER * POSITIONS, p.seq_q) - 1 + p.band_hi);
   t.first = key_first / BLOCK_N;
   t.count = key_last >= key_first ? key_last / BLOCK_N - t.first + 1 : 0;
   t.precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, t.m0, t.m_last, PRECISE_KEYS);

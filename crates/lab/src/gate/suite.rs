@@ -199,8 +199,10 @@ fn acceptance(dtype: DType, seeds: u64, all: &mut Vec<CaseSpec>) -> Result<(), E
 
 fn families(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
     for family in Family::ALL {
+        // Queries that end before the keys do leave keys that nobody sees.
+        let seq_q = if family == Family::HiddenKeys { 77 } else { 130 };
         for mask in [Mask::Full, TOP_LEFT] {
-            let sizes = Sizes { heads_q: 4, heads_kv: 2, ..Sizes::square(2, 4, 130, 64) };
+            let sizes = Sizes { heads_q: 4, heads_kv: 2, seq_q, ..Sizes::square(2, 4, 130, 64) };
             let problem = Problem::new(Shape::new(sizes, mask)?, dtype)?;
             all.push(CaseSpec { group: Group::Families, problem, family, seed: 1, row_gap: Some(8) });
         }
