@@ -73,7 +73,7 @@ fn hopper_defaults_of_every_kind_keep_their_limits() {
         ("hopper_fwd", problem([32, 32, 32, 512, 512, 64], false)), // four consumers
         ("hopper_fwd", problem([8, 32, 32, 2048, 2048, 64], false)), // three
         ("hopper_fwd", problem([4, 32, 32, 4000, 4000, 64], false)), // three, the last tile not whole
-        ("hopper_fwd", problem([8, 32, 8, 2048, 2048, 64], true)), // three, longest row blocks first
+        ("hopper_fwd", problem([8, 32, 8, 2048, 2048, 64], true)), // three, longest row blocks first, by a counter
         ("hopper_fwd", problem([32, 32, 32, 512, 512, 64], true)), // three CTAs of one
         ("hopper_fwd", problem([4, 16, 16, 4096, 4096, 128], false)),
         ("hopper_fwd", problem([2, 16, 16, 8192, 8192, 128], true)),
@@ -81,9 +81,14 @@ fn hopper_defaults_of_every_kind_keep_their_limits() {
         ("hopper_fwd", problem([4, 8, 8, 4096, 4096, 256], false)), // O straight to global memory
         ("hopper_fwd", problem([4, 8, 8, 4096, 4096, 256], true)),
         ("hopper_fwd", problem([32, 8, 8, 512, 512, 256], true)),
+        ("hopper_fwd", problem([32, 8, 8, 500, 500, 256], false)),
+        ("hopper_fwd", problem([8, 32, 8, 192, 4096, 128], false)), // two heads share a row block
+        ("hopper_fwd", problem([16, 32, 4, 16, 8192, 128], true)),  // eight heads
         ("hopper_small", problem([1, 8, 8, 512, 512, 64], true)), // masked
         ("hopper_small", problem([2, 8, 8, 512, 512, 64], false)), // no cluster
+        ("hopper_small", problem([2, 8, 8, 500, 500, 64], true)),
         ("hopper_small", problem([1, 32, 8, 1, 8192, 128], false)), // decoding
+        ("hopper_small", problem([16, 32, 4, 1, 8192, 128], false)), // with eight heads in a row block
     ];
     let registry = Registry::embedded().unwrap();
     let target = Target::nominal(Arch::Sm90a);

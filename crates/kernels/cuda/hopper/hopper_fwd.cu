@@ -93,7 +93,7 @@ namespace {
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 // Registers per thread at the start, and how the warpgroups share them out afterwards.
 constexpr int ENTRY_REGS = 65536 / (CTAS_PER_SM * THREADS) / 8 * 8;
-constexpr int PRODUCER_REGS = CONSUMERS == 3 || CLUSTER > 1 ? 32 : 24;
+constexpr int PRODUCER_REGS = CONSUMERS >= 3 || CLUSTER > 1 ? 32 : 24;
 constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / CONSUMERS / 8 * 8;
 constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 // Whether what rounding leaves of P has room beside everything else while products and softmax overlap.
@@ -419,7 +419,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       mbarrier_wait(q_full(q_at.slot()), q_at.parity());
       Queries q;
       q.read(smem + q_at.slot() * Q_SLOT_BYTES, warpgroup, first_row_of_warp(), lane);
-      if (STORE_DIRECT && (Q_REGISTERS || t.count == 0)) release(q_empty(q_at.slot()));
+      if (STORE_DIRECT && (Q_REGISTERS || t.count == 0)) {
+        __syncwarp();
+        release(q_empty(q_at.slot()));
+      }
 
       const bool precise = PRECISE_KEYS > 0 && t.precise;
       // Tiles to the right of all that this warpgroup's rows see: it only keeps step with the others.
@@ -543,20 +546,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const int warp_row = first_row_of_warp();
       int m0, head, batch;
       locate(p, read_work(told(work_slot)), m0, head, batch);
-      release(work_empty(work_slot));
       if (PACK_HEADS > 1) head += warp_row / POSITIONS;
       m0 += warp_row % POSITIONS;
       const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};
       reduce_row_sums(state);
       float inverse[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        inverse[r] = state.sum[r] > 0.f ? 1.f / state.sum[r] : 0.f;
-        if (p.lse && lane % 4 == 0 && rows[r] < p.seq_q)
-          p.lse[batch * p.lse_stride[0] + head * p.lse_stride[1] + rows[r]] =
-              state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
-      }
+      for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? 1.f / state.sum[r] : 0.f;
       scale_rows(o, inverse);
+      __syncwarp();
+      release(work_empty(work_slot));
       if (STORE_DIRECT) {
         half_type* o_head = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
 #pragma unroll
@@ -588,6 +587,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         }
         __syncwarp();
       }
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (p.lse && lane % 4 == 0 && rows[r] < p.seq_q)
+          p.lse[batch * p.lse_stride[0] + head * p.lse_stride[1] + rows[r]] =
+              state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
       q_at.advance();
     }
     if (STORE_LATER && lane == 0) tma_store_wait_read();

@@ -545,12 +545,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   }
 
   // A hidden score of +infinity or NaN does not stay hidden behind a mask in advance: it shows in the sum.
-  if (!WHOLE_TILES) {
-    __syncwarp();  // the lanes of a row have stored each other's columns
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (isnan(state.sum[r]) && inside[r])
-        compute_row_again(p, batch, out_head[r], head_kv, rows[r], column, min(column + SLICE, p.dim_v), out[r],
-                          p.lse && column == 0 ? p.lse + batch * p.lse_stride[0] + out_head[r] * p.lse_stride[1] + rows[r] : nullptr);
+  if (WHOLE_TILES || !__any_sync(~0u, isnan(state.sum[0] + state.sum[1]))) return;
+  __syncwarp();  // the lanes of a row have stored each other's columns
+#pragma unroll 1
+  for (int r = 0; r < 2; ++r) {
+    const int row = r ? rows[1] : rows[0], in_head = r ? out_head[1] : out_head[0];
+    if (isnan(r ? state.sum[1] : state.sum[0]) && (r ? inside[1] : inside[0]))
+      compute_row_again(p, batch, in_head, head_kv, row, column, min(column + SLICE, p.dim_v), r ? out[1] : out[0],
+                        p.lse && column == 0 ? p.lse + batch * p.lse_stride[0] + in_head * p.lse_stride[1] + row : nullptr);
   }
 }
