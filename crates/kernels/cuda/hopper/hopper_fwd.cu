@@ -409,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     for (;;) {
       const RingPosition<WORK_SLOTS> work_at = {q_at.uses};
       mbarrier_wait(work_full(work_at.slot()), work_at.parity());
-      const Work work = read_work(told(work_at.slot()));
+      const Work work = read_work_for_warp(told(work_at.slot()));
       if (work.head < 0) break;
       const Tile t = tile_of(p, work);
       int n = PACK_HEADS > 1 ? t.last() : last_seen(p, t, t.m0 + warpgroup * 64 + 63);
@@ -545,7 +545,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const int work_slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
       const int warp_row = first_row_of_warp();
       int m0, head, batch;
-      locate(p, read_work(told(work_slot)), m0, head, batch);
+      locate(p, read_work_for_warp(told(work_slot)), m0, head, batch);
       if (PACK_HEADS > 1) head += warp_row / POSITIONS;
       m0 += warp_row % POSITIONS;
       const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};
@@ -554,7 +554,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #pragma unroll
       for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? 1.f / state.sum[r] : 0.f;
       scale_rows(o, inverse);
-      __syncwarp();
       release(work_empty(work_slot));
       if (STORE_DIRECT) {
         half_type* o_head = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];

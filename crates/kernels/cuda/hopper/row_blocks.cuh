@@ -24,6 +24,13 @@ __device__ __forceinline__ Work read_work(u32 smem) {
   return work;
 }
 
+// For a whole warp: its first lane reads, which is also the one that says that it has read.
+__device__ __forceinline__ Work read_work_for_warp(u32 smem) {
+  Work work = {};
+  if (threadIdx.x % 32 == 0) work = read_work(smem);
+  return {__shfl_sync(~0u, work.m_block, 0), __shfl_sync(~0u, work.head, 0)};
+}
+
 // The row blocks of one CTA, in order.
 //
 // LONGEST_FIRST: the heads are cut into sections whose keys and values fit the second-level cache; in each, the row blocks that see
