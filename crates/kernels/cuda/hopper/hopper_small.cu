@@ -57,6 +57,9 @@
 #ifndef WAIT_AT  // P·V is waited for after so many eighths of the next tile's exponentials; -1: before its maximum
 #define WAIT_AT 4
 #endif
+#ifndef LOOP  // 0: every part has at most two tiles, or one where rows are precise: no code for more
+#define LOOP 1
+#endif
 #ifndef STRAIGHT  // 1: straight code where a part has no more tiles than stages; 0: always the loop
 #define STRAIGHT 1
 #endif
@@ -97,6 +100,7 @@ constexpr bool TWO_SETS = THREADS * MIN_CTAS <= 256 && 5 * TILE_N / 4 + VALUE_DI
 constexpr int STRAIGHT_MAX = !STRAIGHT ? 0 : TWO_SETS ? STAGES : 1;
 constexpr int KNOWN_TILES = OWN_TILES <= STRAIGHT_MAX ? OWN_TILES : 0;
 constexpr int FEW_TILES = STRAIGHT_MAX > 1 ? 2 : 1;  // worked on by the same code, the missing ones as hidden ones
+static_assert(LOOP || FEW_TILES == 2, "two tiles at once");
 static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && TILE_N % 16 == 0 && TILE_N <= 256, "tile shapes");
 static_assert(ROWS % PACK_HEADS == 0 && POSITIONS <= 256, "head packing");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
@@ -274,9 +278,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const bool precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
 
   // Tiles worked on without a loop, hidden ones at their end included; 0: the loop takes them.
-  const int at_once = KNOWN_TILES > 0                                                       ? KNOWN_TILES
-                      : own_tiles > STRAIGHT_MAX || STRAIGHT_MAX == 0 || (precise && own_tiles > 1) ? 0
-                                                                                            : max(own_tiles, FEW_TILES);
+  const bool needs_loop = LOOP && KNOWN_TILES == 0 && (own_tiles > STRAIGHT_MAX || STRAIGHT_MAX == 0 || (precise && own_tiles > 1));
+  const int at_once = KNOWN_TILES > 0 ? KNOWN_TILES : needs_loop ? 0 : LOOP ? max(own_tiles, FEW_TILES) : FEW_TILES;
 
   const u32 q_full = smem + BARRIER_OFFSET;
   const u32 arrived = q_full + 8;
@@ -432,13 +435,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   };
   if (KNOWN_TILES > 0)
     straight(Constant<KNOWN_TILES == 0 ? 1 : KNOWN_TILES>());
-  else if (at_once == FEW_TILES)
+  else if (!LOOP || at_once == FEW_TILES)
     straight(Constant<FEW_TILES>());
   else if (STRAIGHT_MAX > 2 && at_once == 3)
     straight(Constant<STRAIGHT_MAX < 3 ? 1 : 3>());
   else if (STRAIGHT_MAX > 3 && at_once == 4)
     straight(Constant<STRAIGHT_MAX < 4 ? 1 : 4>());
-  else
+  else if (LOOP)
     run_loop();
   const int thread = threadIdx.x % 128;
   // Step 1: columns [j·WG_COLUMNS, …) go to warpgroup j of this CTA.
