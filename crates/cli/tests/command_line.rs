@@ -236,16 +236,16 @@ fn a_regression_fails_when_asked_to() {
 
 #[test]
 fn ctrl_c_keeps_the_finished_shapes() {
-    stopping_keeps_the_finished_shapes("-INT");
+    stopping_keeps_the_finished_shapes("-INT", 1);
 }
 
-/// What `timeout`, a scheduler or a shutdown sends.
+/// What `timeout`, a scheduler or a shutdown sends; `timeout` sends it twice, to the program and to its process group.
 #[test]
 fn being_asked_to_end_keeps_the_finished_shapes() {
-    stopping_keeps_the_finished_shapes("-TERM");
+    stopping_keeps_the_finished_shapes("-TERM", 2);
 }
 
-fn stopping_keeps_the_finished_shapes(signal: &str) {
+fn stopping_keeps_the_finished_shapes(signal: &str, times: usize) {
     let folder = tempfile::tempdir().unwrap();
     let args = ["bench", "--no-peers", "--shapes", "tiny,b4h8s1024d64", "--iters", "10000", "--json"];
     let child = Command::new(cargo_bin!("evosdpa"))
@@ -263,7 +263,10 @@ fn stopping_keeps_the_finished_shapes(signal: &str) {
         assert!(start.elapsed().as_secs() < 120, "the first shape never finished");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+    for _ in 0..times {
+        Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(json(&output)["rows"].as_array().unwrap().len(), 3);
