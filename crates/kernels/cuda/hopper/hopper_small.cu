@@ -347,7 +347,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   auto stage_smem = [&](int stage) { return ring + stage * (K_BYTES + V_BYTES); };
   auto multiply_qk_onto = [&](float(&s)[TILE_N / 2], int tile, bool onto) {  // onto what s holds
     const int stage = tile % STAGES;
-    if (tile == 0) mbarrier_wait(q_full, 0);
     mbarrier_wait(k_full + stage * 16, (tile / STAGES) & 1);
     const u32 k_desc = wgmma_descriptor(stage_smem(stage));
     if (onto) pin_registers(s);
@@ -359,7 +358,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     }
     wgmma_commit();
   };
-  auto multiply_qk = [&](float(&s)[TILE_N / 2], int tile) { multiply_qk_onto(s, tile, !WHOLE_TILES); };
+  auto multiply_qk = [&](float(&s)[TILE_N / 2], int tile) {
+    if (tile == 0) mbarrier_wait(q_full, 0);
+    multiply_qk_onto(s, tile, !WHOLE_TILES);
+  };
   auto multiply_pv = [&](u32(&packed)[TILE_N / 4], int tile) {
     const int stage = tile % STAGES;
     mbarrier_wait(v_full + stage * 16, (tile / STAGES) & 1);
@@ -400,6 +402,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
 
   // Any number of tiles, one after the other; rows with few keys have a second product with what rounding left of P.
   auto run_loop = [&] {
+    mbarrier_wait(q_full, 0);
     for (int tile = 0; tile < own_tiles; ++tile) {
       float s[TILE_N / 2];
       u32 packed[TILE_N / 4];
