@@ -4,6 +4,12 @@
 #include "params.h"
 #include "wgmma.cuh"
 
+// A value that a lambda can be compiled for.
+template <int VALUE>
+struct Constant {
+  static constexpr int value = VALUE;
+};
+
 struct RowState {
   float max[2];  // running maximum of the raw scores, the same in the four lanes of a row
   float sum[2];  // running sum of this thread's own columns; reduced over the lanes at the end

@@ -126,12 +126,6 @@ constexpr bool STORE_LATER = !STORE_DIRECT && Q_STAGES > 1;
 constexpr int PINGPONG_BARRIER = 1;                             // + warpgroup
 constexpr int EPILOGUE_BARRIER = PINGPONG_BARRIER + CONSUMERS;  // + warpgroup
 
-// A value that a lambda can be compiled for.
-template <bool VALUE>
-struct Constant {
-  static constexpr bool value = VALUE;
-};
-
 // How often a ring of SLOTS has been used: the slot, and the parity of its current round.
 template <int SLOTS>
 struct RingPosition {

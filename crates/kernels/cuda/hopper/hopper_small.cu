@@ -105,12 +105,6 @@ static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && TILE_N % 16 == 0 && TILE_N
 static_assert(ROWS % PACK_HEADS == 0 && POSITIONS <= 256, "head packing");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 
-// A value that a lambda can be compiled for.
-template <int VALUE>
-struct Constant {
-  static constexpr int value = VALUE;
-};
-
 // Lists that leave one member out: the place of `other` in `self`'s list, and who stands in a place.
 __device__ __forceinline__ int place_without(int self, int other) { return other < self ? other : other - 1; }
 __device__ __forceinline__ int member_without(int self, int place) { return place < self ? place : place + 1; }

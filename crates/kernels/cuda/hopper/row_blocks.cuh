@@ -84,7 +84,7 @@ struct Schedule {
     } else if (PERSISTENT == 2 && p.counter) {
       // Everybody asks until there is no more, so there are as many questions as units; the last one leaves a zero.
       const int taken = atomicAdd(p.counter, 1u);
-      if (taken == units(p) - 1) *p.counter = 0;
+      if (taken == units(p) - 1) atomicExch(p.counter, 0u);
       unit = workers() + taken;
     } else {
       unit = round * workers() + (LONGEST_FIRST && round % 2 ? workers() - 1 - worker() : worker());
