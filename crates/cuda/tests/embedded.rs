@@ -50,10 +50,10 @@ fn every_kernel_compiles_and_keeps_its_limits() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The defaults of the Hopper kernels change their whole structure with the problem: one of each kind. Products that the compiler
+/// The defaults of the fast kernels change their whole structure with the problem: one of each kind. Products that the compiler
 /// serialises, or registers that are not reallocated, only cost time elsewhere; here they count as failures.
 #[test]
-fn hopper_defaults_of_every_kind_keep_their_limits() {
+fn defaults_of_every_kind_keep_their_limits() {
     let problem = |[batch, heads_q, heads_kv, seq_q, seq_kv, dim]: [u32; 6], causal: bool| ProblemFacts {
         batch,
         heads_q,
@@ -68,6 +68,9 @@ fn hopper_defaults_of_every_kind_keep_their_limits() {
         lse: true,
     };
     let cases = [
+        ("ampere_fwd", problem([2, 8, 8, 2048, 2048, 64], false)), // rows enough to fill the machine
+        ("ampere_fwd", problem([2, 8, 8, 2048, 2048, 64], true)),
+        ("ampere_fwd", problem([2, 8, 8, 2048, 2048, 128], true)),
         ("hopper_fwd", problem([2, 8, 8, 2048, 2048, 64], false)), // two consumers, queries in registers
         ("hopper_fwd", problem([2, 8, 8, 2048, 2048, 64], true)),  // and paired row blocks
         ("hopper_fwd", problem([32, 32, 32, 512, 512, 64], false)), // four consumers
@@ -91,19 +94,21 @@ fn hopper_defaults_of_every_kind_keep_their_limits() {
         ("hopper_small", problem([16, 32, 4, 1, 8192, 128], false)), // with eight heads in a row block
     ];
     let registry = Registry::embedded().unwrap();
-    let target = Target::nominal(Arch::Sm90a);
     let mut wrong = Vec::new();
     for (name, facts) in cases {
-        let variant = registry.kernel(name).unwrap().default_variant(&facts, &target).unwrap();
-        let report =
-            resources::gate(&Builder::default().build(&variant).unwrap(), &variant, &target).unwrap();
-        wrong.extend(
-            report
-                .findings
-                .into_iter()
-                .filter(|f| f.fails || f.text.contains("serialized") || f.text.contains("setmaxnreg"))
-                .map(|f| format!("{}: {}", variant.label(), f.text)),
-        );
+        let kernel = registry.kernel(name).unwrap();
+        for target in kernel.manifest.archs.iter().map(|arch| Target::nominal(*arch)) {
+            let variant = kernel.default_variant(&facts, &target).unwrap();
+            let report =
+                resources::gate(&Builder::default().build(&variant).unwrap(), &variant, &target).unwrap();
+            wrong.extend(
+                report
+                    .findings
+                    .into_iter()
+                    .filter(|f| f.fails || f.text.contains("serialized") || f.text.contains("setmaxnreg"))
+                    .map(|f| format!("{} {}: {}", variant.label(), variant.arch, f.text)),
+            );
+        }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
