@@ -67,7 +67,7 @@ impl Order {
             ("BLOCK_N", 128),
             ("HEAD_DIM", 256),
             ("VALUE_DIM", 256),
-            ("PRECISE_KEYS", 0),
+            ("PRECISE_KEYS", 256),
         ];
         Variant {
             source: WALK.to_owned(),
@@ -84,6 +84,16 @@ impl Order {
         let rows = 128 / self.pack_heads * self.cluster;
         (i64::from(seq_q) + rows - 1) / rows
     }
+
+    fn units_per_head(self, seq_q: i32) -> i64 {
+        let blocks = self.m_blocks(seq_q);
+        let precise = (256 * self.pack_heads + 127) / 128;
+        match self.paired {
+            0 => blocks,
+            2 if blocks > 2 * precise + 1 => (blocks + 1) / 2 + 1,
+            _ => (blocks + 1) / 2,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,11 +105,12 @@ struct Problem {
 }
 
 /// One CTA, fewer and more than there is work for, sections of several heads and sections that do not come out even.
-const PROBLEMS: [Problem; 4] = [
+const PROBLEMS: [Problem; 5] = [
     Problem { batch: 1, heads_q: 4, heads_kv: 2, seq_q: 1 },
     Problem { batch: 2, heads_q: 4, heads_kv: 2, seq_q: 700 },
     Problem { batch: 1, heads_q: 14, heads_kv: 7, seq_q: 1025 },
     Problem { batch: 3, heads_q: 6, heads_kv: 3, seq_q: 384 },
+    Problem { batch: 1, heads_q: 4, heads_kv: 2, seq_q: 2048 },
 ];
 
 /// Runs the walk with so many CTAs (or clusters) and returns how often each row block was visited, whether every CTA's blocks came
@@ -155,6 +166,8 @@ fn every_row_block_has_its_turn_once_and_the_counter_is_left_at_zero() {
         Order { persistent: 0, longest_first: 1, section_mib: 8, ..PLAIN },
         Order { persistent: 2, ..PLAIN },
         Order { persistent: 2, paired: 1, ..PLAIN },
+        Order { paired: 2, ..PLAIN },
+        Order { persistent: 2, paired: 2, ..PLAIN },
         Order { persistent: 2, longest_first: 1, section_mib: 8, ..PLAIN },
     ];
     let mut walked = BTreeMap::new();
@@ -163,7 +176,7 @@ fn every_row_block_has_its_turn_once_and_the_counter_is_left_at_zero() {
         let module = Module::parse(artifact.ptx()).unwrap();
         for problem in PROBLEMS {
             let heads = i64::from(problem.heads_q) / order.pack_heads * i64::from(problem.batch);
-            let units = heads * ((order.m_blocks(problem.seq_q) + order.paired) / (1 + order.paired));
+            let units = heads * order.units_per_head(problem.seq_q);
             // The launch never has more CTAs than units.
             let workers = if order.persistent == 0 { units } else { units.min(7) };
             for counter in [true, false] {

@@ -47,7 +47,7 @@
 #ifndef SECTION_MIB  // heads are worked on in sections whose keys and values take this much; 0: all at once
 #define SECTION_MIB 0
 #endif
-#ifndef PAIRED  // 1: a long and a short row block of a causal mask go to the same CTA, one after the other
+#ifndef PAIRED  // 1: a long and a short row block of a causal mask go to the same CTA, one after the other; 2: see row_blocks.cuh
 #define PAIRED 0
 #endif
 #ifndef Q_STAGES  // 2: the next tile's queries arrive while this tile is still being worked on

@@ -35,7 +35,9 @@ __device__ __forceinline__ Work read_work_for_warp(u32 smem) {
 //
 // LONGEST_FIRST: the heads are cut into sections whose keys and values fit the second-level cache; in each, the row blocks that see
 // most keys come first.
-// PAIRED: a unit of work is the block i from the end of a head and the block i from its start, all equally long.
+// PAIRED: a unit of work is the block i from the end of a head and the block i from its start, all equally long. PAIRED 2: but precise
+// blocks, which take longer than their tiles say, go with the next shorter block from the end. The longest block is then alone and
+// one short block of every head left over, for CTAs that no pair is left for.
 //
 // Units are handed out by a counter that all CTAs share (PERSISTENT 2) or divided up beforehand: in turns, and longest first
 // forwards in even rounds and backwards in odd ones, so that whoever got the longest of a round gets the shortest of the next.
@@ -52,7 +54,13 @@ struct Schedule {
   static __device__ __forceinline__ int units_per_head(const SdpaParams& p) {
     return PAIRED ? (m_blocks(p) + 1) / 2 : m_blocks(p);
   }
-  static __device__ __forceinline__ int units(const SdpaParams& p) { return units_per_head(p) * heads(p); }
+  static __device__ __forceinline__ int pairs(const SdpaParams& p) { return units_per_head(p) * heads(p); }
+  // Precise blocks at the start of a head that go with other blocks; the next one is left over. 0: all go with their own.
+  static __device__ __forceinline__ int moved(const SdpaParams& p) {
+    constexpr int PRECISE_BLOCKS = (PRECISE_KEYS + POSITIONS - 1) / POSITIONS;
+    return PAIRED == 2 && m_blocks(p) > 2 * PRECISE_BLOCKS + 1 ? PRECISE_BLOCKS : 0;
+  }
+  static __device__ __forceinline__ int units(const SdpaParams& p) { return pairs(p) + (moved(p) ? heads(p) : 0); }
   // Heads whose keys and values are worked on at the same time.
   static __device__ __forceinline__ int section_heads(const SdpaParams& p) {
     if (SECTION_MIB == 0) return heads(p);
@@ -71,12 +79,19 @@ struct Schedule {
       const int inside = unit - section * most * blocks;
       return {blocks - 1 - inside / here, section * most + inside % here};
     }
+    if (PAIRED == 2 && unit >= pairs(p)) return {moved(p), unit - pairs(p)};
     const int inside = unit % blocks;
-    return {second ? inside : m_blocks(p) - 1 - inside, unit / blocks};
+    return {second ? partner(p, inside) : m_blocks(p) - 1 - inside, unit / blocks};
+  }
+
+  // The short block that goes with the block `inside` from the end; -1: none.
+  static __device__ __forceinline__ int partner(const SdpaParams& p, int inside) {
+    if (inside <= moved(p) && moved(p)) return inside - 1;
+    return 2 * inside == m_blocks(p) - 1 ? -1 : inside;
   }
 
   __device__ __forceinline__ void advance(const SdpaParams& p) {
-    second = PAIRED && !second && 2 * (unit % units_per_head(p)) != m_blocks(p) - 1;
+    second = PAIRED && !second && unit < pairs(p) && partner(p, unit % units_per_head(p)) >= 0;
     if (second) return;
     ++round;
     if (!PERSISTENT) {
