@@ -90,6 +90,7 @@ pub(crate) struct CudaKernels {
   evosdpa bench --shapes mission,long:causal --dtype bf16 --iters 50
   evosdpa bench --shapes b1h32/8s1/8192d128 --json > decode.json
   evosdpa bench --shapes mission --timing cold --no-peers
+  evosdpa bench --shapes tiny --peers torch
   evosdpa bench --shapes tiny --kernels cpu_flash --self-test 200")]
 pub(crate) struct Bench {
     #[command(flatten)]
@@ -133,6 +134,9 @@ pub(crate) struct Bench {
     /// Seconds PyTorch may take to start, and to answer, before the run goes on without it
     #[arg(long, default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
     pub(crate) peer_timeout: f64,
+    /// PyTorch's ways to compare with, by name: flash, cudnn, efficient, math, eager on a GPU, torch on a CPU [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with = "no_peers")]
+    pub(crate) peers: Vec<String>,
     /// Do not look for PyTorch
     #[arg(long)]
     pub(crate) no_peers: bool,

@@ -34,6 +34,8 @@ use crate::{
 pub struct Request {
     /// Kernels to measure, the baseline first.
     pub kernels: Vec<String>,
+    /// Peers to measure beside them.
+    pub peers: Vec<torch::Mode>,
     /// Timed calls per contestant.
     pub iters: usize,
     /// Untimed calls before.
@@ -123,7 +125,7 @@ pub fn measure(
     } else {
         Err("peers are timed by graph replay over rotated inputs only: use --timing graph")
     };
-    entries.extend(peers(device, &cases[0], &inputs, torch));
+    entries.extend(peers(device, &cases[0], &inputs, &request.peers, torch));
 
     let plan = Plan {
         iters: request.iters,
@@ -244,6 +246,7 @@ fn peers<'a>(
     device: &dyn Device,
     case: &Case,
     inputs: &[Inputs],
+    modes: &[torch::Mode],
     torch: Result<&'a RefCell<Torch>, &str>,
 ) -> Vec<Entry<'a>> {
     let name = device.name();
@@ -266,7 +269,7 @@ fn peers<'a>(
         let contestant = loaded.as_ref().ok().filter(|_| in_the_race);
         Entry { row, contestant: contestant.map(|torch| Timed::Peer(torch::Timed(torch, *mode))) }
     };
-    torch::modes(&name).iter().map(entry).collect()
+    modes.iter().map(entry).collect()
 }
 
 fn peer_gate(torch: &mut Torch, mode: torch::Mode, case: &Case) -> GateResult {

@@ -14,7 +14,7 @@ use evosdpa_lab::{
     evolve::gates::DeviceLock,
     machine::Environment,
     measure::{duel::Rule, floor::Ceilings, interleave},
-    peer::torch::Torch,
+    peer::torch::{self, Torch},
     record::{Row, Run, Status},
     self_test::{self, SelfTest},
 };
@@ -35,6 +35,10 @@ const DEFAULT_ITERS: u32 = 100;
 pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
     let device = args.common.open()?;
     let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
+    let peers = match args.peers.as_slice() {
+        [] => torch::modes(&device.name()).to_vec(),
+        names => torch::modes_called(&device.name(), names).context("--peers")?,
+    };
     let on_cpu = device.name() == "cpu";
     let dtypes = match args.dtype.as_slice() {
         [] if on_cpu => vec![DType::F32],
@@ -68,6 +72,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
     };
     let request = Request {
         kernels,
+        peers,
         iters: args.iters.unwrap_or(DEFAULT_ITERS) as usize,
         warmup: args.warmup as usize,
         seed: args.seed,
@@ -98,10 +103,10 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
                 }
                 !interrupt::asked()
             };
-            let peers = torch.as_ref().map_err(String::as_str);
+            let torch = torch.as_ref().map_err(String::as_str);
             // One measurement at a time on a GPU.
             let _lock = DeviceLock::wait(&device.name())?;
-            let outcome = bench::measure(device.as_ref(), problem, &request, peers, proceed)?;
+            let outcome = bench::measure(device.as_ref(), problem, &request, torch, proceed)?;
             if outcome.interrupted {
                 status = Status::Interrupted;
                 break 'shapes;

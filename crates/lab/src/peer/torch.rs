@@ -30,6 +30,13 @@ pub struct Mode {
     graph: bool,
 }
 
+impl Mode {
+    /// Its name without PyTorch's, where it has one of its own.
+    pub fn short_name(&self) -> &'static str {
+        self.name.strip_prefix("torch ").unwrap_or(self.name)
+    }
+}
+
 /// PyTorch on a CPU has one way.
 const CPU_MODES: [Mode; 1] = [Mode { name: "torch", backend: "default", graph: false }];
 
@@ -50,6 +57,19 @@ pub fn is_peer(name: &str) -> bool {
 /// The ways to compare with on a device of the lab.
 pub fn modes(device: &str) -> &'static [Mode] {
     if device == "cpu" { &CPU_MODES } else { &GPU_MODES }
+}
+
+/// Those of them that are asked for, by their short names, in the order of [`modes`].
+pub fn modes_called(device: &str, names: &[String]) -> Result<Vec<Mode>, Error> {
+    let all = modes(device);
+    if let Some(unknown) = names.iter().find(|name| all.iter().all(|mode| mode.short_name() != **name)) {
+        let known: Vec<&str> = all.iter().map(Mode::short_name).collect();
+        return Err(peer(format!(
+            "`{unknown}` is none of its ways on {device}; known are {}",
+            known.join(", ")
+        )));
+    }
+    Ok(all.iter().filter(|mode| names.iter().any(|name| name == mode.short_name())).copied().collect())
 }
 
 /// A running child with torch imported.
@@ -203,4 +223,19 @@ fn remove(folder: &Path) {
 
 fn peer(why: String) -> Error {
     Error::Peer { peer: NAME, why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_are_chosen_by_their_short_names() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let chosen = modes_called("cuda:0", &names(&["cudnn", "flash"])).unwrap();
+        assert_eq!(chosen.iter().map(|mode| mode.name).collect::<Vec<_>>(), ["torch flash", "torch cudnn"]);
+        assert_eq!(modes_called("cpu", &names(&["torch"])).unwrap(), CPU_MODES);
+        let error = modes_called("cuda:0", &names(&["cudnn", "fa3"])).unwrap_err().to_string();
+        assert!(error.contains("`fa3`") && error.contains("flash, cudnn, efficient, math, eager"), "{error}");
+    }
 }
