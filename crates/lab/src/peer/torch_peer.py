@@ -35,8 +35,9 @@ def band_mask(torch, seq_q, seq_kv, lo, hi):
 class Session:
     """One problem at a time, on one device, by any of PyTorch's backends."""
 
-    # Calls that one sample on a GPU is the mean of.
-    GPU_CALLS = 24
+    # One sample on a GPU is the mean of calls for about this long, and of no more than so many.
+    SAMPLE_US = 300
+    SAMPLE_CALLS_MAX = 80
 
     def __init__(self, torch):
         self.torch = torch
@@ -44,11 +45,13 @@ class Session:
         self.sets = []
         self.options = {}
         self.graphs = {}
+        self.eager_calls = None
         self.output = None
 
     def load(self, request):
         self.device = request["device"]
         self.graphs = {}
+        self.eager_calls = None
         self.sets = [[read_tensor(self.torch, t).to(self.device) for t in tensors] for tensors in request["sets"]]
         query, key, _ = self.sets[0]
         self.options = {"scale": request["scale"]}
@@ -89,32 +92,53 @@ class Session:
                 return {"time_us": self.time_graph(request["backend"])}
             return {"time_us": self.time_eager()}
 
+    def calls_of_a_sample(self, call_us):
+        """Whole turns through the input sets, so that every set is used equally often."""
+        wanted = min(max(int(self.SAMPLE_US / call_us), 1), self.SAMPLE_CALLS_MAX)
+        return -(-wanted // len(self.sets)) * len(self.sets)
+
     def time_eager(self):
         """What a program that calls PyTorch in a loop sees: host and device together."""
-        self.torch.cuda.synchronize()
-        start = time.perf_counter_ns()
-        for number in range(self.GPU_CALLS):
-            self.output = self.call(number)
-        self.torch.cuda.synchronize()
-        return (time.perf_counter_ns() - start) / 1e3 / self.GPU_CALLS
+
+        def time_calls(calls):
+            self.torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            for number in range(calls):
+                self.output = self.call(number)
+            self.torch.cuda.synchronize()
+            return (time.perf_counter_ns() - start) / 1e3 / calls
+
+        if self.eager_calls is None:
+            time_calls(1)
+            self.eager_calls = self.calls_of_a_sample(time_calls(len(self.sets)))
+        return time_calls(self.eager_calls)
 
     def time_graph(self, backend):
         """The device alone: calls captured in a CUDA graph over all input sets."""
-        cuda = self.torch.cuda
         if backend not in self.graphs:
             self.call(0)
-            cuda.synchronize()
-            graph = cuda.CUDAGraph()
-            with cuda.graph(graph):
-                outputs = [self.call(number) for number in range(self.GPU_CALLS)]
-            self.graphs[backend] = (graph, outputs[-1])
-        graph, _ = self.graphs[backend]
-        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+            few = self.capture(len(self.sets))
+            self.replay(few)
+            self.graphs[backend] = self.capture(self.calls_of_a_sample(self.replay(few)))
+        return self.replay(self.graphs[backend])
+
+    def capture(self, calls):
+        """A graph of so many calls, with an output to keep."""
+        self.torch.cuda.synchronize()
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):
+            outputs = [self.call(number) for number in range(calls)]
+        return graph, calls, outputs[-1]
+
+    def replay(self, captured):
+        """The share of one call."""
+        graph, calls, _ = captured
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) * 1e3 / self.GPU_CALLS
+        return start.elapsed_time(end) * 1e3 / calls
 
     def save(self, request):
         with self.backend(request["backend"]):
