@@ -122,6 +122,18 @@ __device__ __forceinline__ float4 shared_load(u32 address) {
   return v;
 }
 
+// One lane of a warp all of whose lanes come here. Unlike a comparison with the lane's number, ptxas knows that it is one, and gives its
+// work to the copy engine without a loop over lanes.
+__device__ __forceinline__ bool elect_lane() {
+  u32 elected;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // Programmatic dependent launch. Both do nothing when the launch does not ask for it.
 // Until here a kernel may run while the one before it in the stream still does: no global memory before it.
 __device__ __forceinline__ void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -18,6 +18,33 @@ __device__ __forceinline__ void transpose_quad(u32 (&w)[4], int t) {
   }
 }
 
+// Writes columns [first, first + COLUMNS) of those of this thread's two rows, each `dim` long, that need no more than 16 bytes at a time, and
+// says whether that was all that is inside. All lanes of a warp take part, whose groups of four exchange their columns. For code that
+// runs once, from a cold instruction cache: what other rows need is somewhere else.
+template <int COLUMNS>
+__device__ __forceinline__ bool store_whole_rows(const float (&o)[COLUMNS / 2], half_type* const (&row)[2], const bool (&inside)[2],
+                                                 int first, int dim) {
+  if (COLUMNS % 32 != 0 || first + COLUMNS > dim) return false;
+  const int t = threadIdx.x % 4;
+  const bool aligned[2] = {aligned16(row[0] + first, 0), aligned16(row[1] + first, 0)};
+#pragma unroll
+  for (int group = 0; group < COLUMNS / 32; ++group) {
+    u32 w[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int at = 16 * group + 4 * (i % 4) + 2 * (i / 4);
+      w[i / 4][i % 4] = pack_pair(o[at], o[at + 1]);
+    }
+    transpose_quad(w[0], t);
+    transpose_quad(w[1], t);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (inside[r] && aligned[r])
+        *reinterpret_cast<uint4*>(row[r] + first + 32 * group + 8 * t) = make_uint4(w[r][0], w[r][1], w[r][2], w[r][3]);
+  }
+  return (aligned[0] || !inside[0]) && (aligned[1] || !inside[1]);
+}
+
 // Writes columns [first, first + COLUMNS) of this thread's row r (0 or 1), which starts at `row` and is `dim` long.
 // The four lanes of a row exchange their columns, so that each writes 16 bytes and together they fill whole sectors;
 // all lanes of a warp take part, those with `inside` false without writing. Not WIDE: every lane writes its own pairs, which

@@ -231,7 +231,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   if (threadIdx.x < 128) {
     // Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
     registers_release<PRODUCER_REGS>();
-    if (threadIdx.x == 32) {
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (warp == 1 && elect_lane()) {
       // Scheduler. Consumers give a slot back when they have stored the row block it told them. A counter is asked for the next one as
       // late as the producer can bear: who takes a long one early is the last to finish.
       Schedule schedule;
@@ -246,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         if (PERSISTENT == 2 && more) mbarrier_wait(work_wanted, work_at.uses & 1);
         if (more) schedule.advance(p);
       }
-    } else if (threadIdx.x == 0) {
+    } else if (warp == 0 && elect_lane()) {
       // Producer.
       RingPosition<WORK_SLOTS> work_at;
       RingPosition<Q_STAGES> q_at;
@@ -392,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       if (RESCALE_LAG < 0 || rescale) scale_rows(o, shrink);
     };
     auto finish_store = [&] {  // of the row block before
-      if (STORE_LATER && q_at.uses > 0 && lane == 0) {
+      if (STORE_LATER && q_at.uses > 0 && elect_lane()) {
         tma_store_wait_read();
         mbarrier_arrive(q_empty((q_at.uses - 1) % Q_STAGES));
       }
@@ -568,7 +569,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         }
         async_proxy_fence();
         __syncwarp();
-        if (lane == 0) {
+        if (elect_lane()) {  // always the same one
 #pragma unroll
           for (int panel = 0; panel < V_PANELS; ++panel)
             tma_store(&o_map, o_smem + panel * Q_PANEL_BYTES + warp_row * 128, panel * PANEL, m0, head, batch);
@@ -587,7 +588,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
               state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
       q_at.advance();
     }
-    if (STORE_LATER && lane == 0) tma_store_wait_read();
+    if (STORE_LATER && elect_lane()) tma_store_wait_read();
   }
   if (CLUSTER > 1) {  // the others may still load into this CTA's memory and arrive at its barriers
     __syncwarp();

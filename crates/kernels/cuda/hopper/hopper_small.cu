@@ -57,6 +57,9 @@
 #ifndef WAIT_AT  // P·V is waited for after so many eighths of the next tile's exponentials; -1: before its maximum
 #define WAIT_AT 4
 #endif
+#ifndef NEXT_LATE  // 1: the second tile's keys are waited for behind the first one's maximum, 0: before its scores
+#define NEXT_LATE 0
+#endif
 #ifndef LOOP  // 0: every part has at most two tiles, or one where rows are precise: no code for more
 #define LOOP 1
 #endif
@@ -105,9 +108,15 @@ static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && TILE_N % 16 == 0 && TILE_N
 static_assert(ROWS % PACK_HEADS == 0 && POSITIONS <= 256, "head packing");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 
-// Lists that leave one member out: the place of `other` in `self`'s list, and who stands in a place.
-__device__ __forceinline__ int place_without(int self, int other) { return other < self ? other : other - 1; }
-__device__ __forceinline__ int member_without(int self, int place) { return place < self ? place : place + 1; }
+// Lists of MEMBERS that leave one out: the place of `other` in `self`'s list, and who stands in a place.
+template <int MEMBERS>
+__device__ __forceinline__ int place_without(int self, int other) {
+  return MEMBERS == 2 ? 0 : other < self ? other : other - 1;
+}
+template <int MEMBERS>
+__device__ __forceinline__ int member_without(int self, int place) {
+  return MEMBERS == 2 ? 1 - self : place < self ? place : place + 1;
+}
 
 // Part `own` of `all`. Selects, not a branch on `own`: inside `if (i == own)` the compiler would replace i by `own` and
 // put the array into local memory to index it.
@@ -171,6 +180,13 @@ __device__ __forceinline__ void merge_messages(float (&o)[COLUMNS / 2], RowState
   state.max[0] = top[0], state.max[1] = top[1];
 }
 
+// 1 / sum of a row's weights, one of which is 1 unless there is none.
+__device__ __forceinline__ float reciprocal(float sum) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(sum));
+  return sum > 0.f ? r : 0.f;
+}
+
 // wgmma_wait for a number that is constant once the loop around it is unrolled.
 __device__ __forceinline__ void wgmma_wait_all_but(int pending) {
   if (pending == 0) wgmma_wait<0>();
@@ -205,10 +221,11 @@ __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState
   multiply_qk(s[0], 0);
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {
+    const bool next_now = tile < LAST && !(NEXT_LATE && tile == 0);
     if (tile > 0 && tile < LAST) mask(s[(tile + 1) % 2], tile + 1);
-    if (tile < LAST) multiply_qk(s[(tile + 1) % 2], tile + 1);
+    if (next_now) multiply_qk(s[(tile + 1) % 2], tile + 1);
     // In flight behind this tile's scores: P·V of the tile before, and the scores of the next.
-    wgmma_wait_all_but((tile > 0) + (tile < LAST));
+    wgmma_wait_all_but((tile > 0) + next_now);
     pin_registers(s[tile % 2]);
     if (PRECISE_KEYS > 0 && TILES == 2 && tile == 1 && precise) {
       multiply_residual();
@@ -216,7 +233,10 @@ __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState
     }
     float shrink[2];
     if (tile == 0) {
-      softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP>(s[0], state, scale_log2, shrink);
+      softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP, -1, NEXT_LATE ? 0 : -1>(s[0], state, scale_log2, shrink, [&] {
+        if (LAST > 0 && NEXT_LATE) multiply_qk(s[1], 1);
+        return 0.f;
+      });
     } else {
       softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP, -1, WAIT_AT>(s[tile % 2], state, scale_log2, shrink, [&] {
         wgmma_wait_all_but(tile < LAST);
@@ -248,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     tma_prefetch_map(&v_map);
     if (!LATE_TRIGGER) grid_launch_dependents();
   }
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = THREADS == 128 ? 0 : threadIdx.x / 128;
   const int wg_n = warpgroup % WG_N;
   const int wg_m = warpgroup / WG_N;
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
@@ -268,61 +288,72 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const int key_first = WHOLE_TILES ? 0 : max(0, m0 + p.band_lo);
   const int key_last = WHOLE_TILES ? p.seq_kv - 1 : min(p.seq_kv - 1, m_last + p.band_hi);
   const int tiles = key_last >= key_first ? (key_last - key_first) / TILE_N + 1 : 0;
-  const int own_tiles = OWN_TILES > 0 ? OWN_TILES : tiles > part ? (tiles - part - 1) / PARTS + 1 : 0;
+  auto tiles_of = [&](int part) { return OWN_TILES > 0 ? OWN_TILES : tiles > part ? (tiles - part - 1) / PARTS + 1 : 0; };
   const bool precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
 
   // Tiles worked on without a loop, hidden ones at their end included; 0: the loop takes them.
-  const bool needs_loop = LOOP && KNOWN_TILES == 0 && (own_tiles > STRAIGHT_MAX || STRAIGHT_MAX == 0 || (precise && own_tiles > 1));
-  const int at_once = KNOWN_TILES > 0 ? KNOWN_TILES : needs_loop ? 0 : LOOP ? max(own_tiles, FEW_TILES) : FEW_TILES;
+  auto straight_tiles = [&](int own) {
+    if (KNOWN_TILES > 0) return KNOWN_TILES;
+    if (LOOP && (own > STRAIGHT_MAX || STRAIGHT_MAX == 0 || (precise && own > 1))) return 0;
+    return LOOP ? max(own, FEW_TILES) : FEW_TILES;
+  };
+  const int own_tiles = tiles_of(part);
+  const int at_once = straight_tiles(own_tiles);
 
   const u32 q_full = smem + BARRIER_OFFSET;
   const u32 arrived = q_full + 8;
-  const u32 k_full = q_full + 32 + wg_n * STAGES * 16;
+  auto k_full_of = [&](int wg_n) { return q_full + 32 + wg_n * STAGES * 16; };
+  auto ring_of = [&](int wg_n) { return smem + KV_OFFSET + wg_n * RING_BYTES; };
+  const u32 k_full = k_full_of(wg_n);
   const u32 v_full = k_full + 8;
-  const u32 ring = smem + KV_OFFSET + wg_n * RING_BYTES;
-  auto load_k = [&](int tile, int stage) {
-    const int n0 = key_first + (part + tile * PARTS) * TILE_N;
-    const u32 k_smem = ring + stage * (K_BYTES + V_BYTES);
-    mbarrier_expect_bytes(k_full + stage * 16, K_BYTES);
+  const u32 ring = ring_of(wg_n);
+  auto load_k = [&](int wg_n, int tile, int stage) {
+    const int n0 = key_first + (int(rank) * WG_N + wg_n + tile * PARTS) * TILE_N;
+    const u32 k_smem = ring_of(wg_n) + stage * (K_BYTES + V_BYTES);
+    const u32 full = k_full_of(wg_n) + stage * 16;
+    mbarrier_expect_bytes(full, K_BYTES);
 #pragma unroll
     for (int panel = 0; panel < QK_PANELS; ++panel)
-      tma_load(k_smem + panel * KV_PANEL_BYTES, &k_map, k_full + stage * 16, panel * PANEL, n0, head_kv, batch, L2_EVICT_LAST);
+      tma_load(k_smem + panel * KV_PANEL_BYTES, &k_map, full, panel * PANEL, n0, head_kv, batch, L2_EVICT_LAST);
   };
-  auto load_v = [&](int tile, int stage) {
-    const int n0 = key_first + (part + tile * PARTS) * TILE_N;
-    const u32 k_smem = ring + stage * (K_BYTES + V_BYTES);
-    mbarrier_expect_bytes(v_full + stage * 16, V_BYTES);
+  auto load_v = [&](int wg_n, int tile, int stage) {
+    const int n0 = key_first + (int(rank) * WG_N + wg_n + tile * PARTS) * TILE_N;
+    const u32 v_smem = ring_of(wg_n) + stage * (K_BYTES + V_BYTES) + K_BYTES;
+    const u32 full = k_full_of(wg_n) + stage * 16 + 8;
+    mbarrier_expect_bytes(full, V_BYTES);
 #pragma unroll
     for (int panel = 0; panel < V_PANELS; ++panel)
-      tma_load(k_smem + K_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full + stage * 16, panel * PANEL, n0, head_kv, batch, L2_EVICT_LAST);
+      tma_load(v_smem + panel * KV_PANEL_BYTES, &v_map, full, panel * PANEL, n0, head_kv, batch, L2_EVICT_LAST);
   };
 
-  // Everything is requested before anyone waits: each key warpgroup's first thread serves its own ring.
-  const bool leader = threadIdx.x % 128 == 0 && wg_m == 0;
-  if (leader) {
-    if (wg_n == 0) mbarrier_init(q_full, 1);
-    if (CLUSTER > 1 && wg_n == 0) {
+  // Everything is requested before anyone waits, by one lane, in the order in which it will be needed.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  if (warp == 0 && elect_lane()) {
+    mbarrier_init(q_full, 1);
+    if (CLUSTER > 1) {
       mbarrier_init(arrived, 1);
       mbarrier_expect_bytes(arrived, WG_M * WG_N * (CLUSTER - 1) * CTA_MESSAGE_BYTES);
       mbarrier_init(arrived + 8, 1);
       mbarrier_expect_bytes(arrived + 8, (CLUSTER - 1) * WG_N * ROWS * 8);
     }
 #pragma unroll
-    for (int stage = 0; stage < STAGES; ++stage) mbarrier_init(k_full + stage * 16, 1), mbarrier_init(v_full + stage * 16, 1);
+    for (int i = 0; i < 2 * WG_N * STAGES; ++i) mbarrier_init(q_full + 32 + i * 8, 1);
     mbarrier_init_fence();
     grid_wait();  // the inputs may be another kernel's outputs
-    if (wg_n == 0) {
-      mbarrier_expect_bytes(q_full, QK_PANELS * Q_PANEL_BYTES);
+    mbarrier_expect_bytes(q_full, QK_PANELS * Q_PANEL_BYTES);
 #pragma unroll
-      for (int panel = 0; panel < QK_PANELS; ++panel)
-        tma_load(smem + panel * Q_PANEL_BYTES, &q_map, q_full, panel * PANEL, m0, head, batch, L2_EVICT_FIRST);
-    }
+    for (int panel = 0; panel < QK_PANELS; ++panel)
+      tma_load(smem + panel * Q_PANEL_BYTES, &q_map, q_full, panel * PANEL, m0, head, batch, L2_EVICT_FIRST);
+    auto requested = [&](int stage, int wg_n) {
+      const int own = tiles_of(int(rank) * WG_N + wg_n);
+      return stage < max(own, straight_tiles(own));
+    };
 #pragma unroll
-    for (int stage = 0; stage < STAGES; ++stage)
-      if (stage < max(own_tiles, at_once)) load_k(stage, stage);
+    for (int i = 0; i < STAGES * WG_N; ++i)
+      if (requested(i / WG_N, i % WG_N)) load_k(i % WG_N, i / WG_N, i / WG_N);
 #pragma unroll
-    for (int stage = 0; stage < STAGES; ++stage)  // behind all keys, which would come later otherwise
-      if (stage < max(own_tiles, at_once)) load_v(stage, stage);
+    for (int i = 0; i < STAGES * WG_N; ++i)  // behind all keys, which would come later otherwise
+      if (requested(i / WG_N, i % WG_N)) load_v(i % WG_N, i / WG_N, i / WG_N);
   }
   __syncwarp();
   // While the loads travel.
@@ -375,8 +406,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     pin_registers(s);  // here, not behind the wait for the keys
   };
 
-  // (m, l) of this warpgroup's rows, to every other CTA: they arrive before the columns do.
-  auto tell_statistics = [&] {
+  // What can be done under the last product. (m, l) of this warpgroup's rows go to every other CTA: they arrive before the columns do.
+  auto finish = [&] {
     if (LATE_TRIGGER) grid_launch_dependents();
     reduce_row_sums(state);
     if (CLUSTER > 1) {
@@ -385,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
         const u32 mine = smem + STATISTICS_OFFSET + ((rank * WG_N + wg_n) * ROWS + warp_row) * 8;
 #pragma unroll
         for (int place = 0; place < CLUSTER - 1; ++place) {
-          const int to = member_without(rank, place);
+          const int to = member_without<CLUSTER>(rank, place);
           const u32 there = cluster_address(mine, to), reports = cluster_address(arrived + 8, to);
           cluster_store_async(there, make_float2(state.max[0], state.sum[0]), reports);
           cluster_store_async(there + 64, make_float2(state.max[1], state.sum[1]), reports);
@@ -420,15 +451,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       }
       if (tile + STAGES < own_tiles) {
         named_barrier_sync(1 + wg_n, 128 * WG_M);  // all readers of this stage are done
-        if (leader) load_k(tile + STAGES, tile % STAGES), load_v(tile + STAGES, tile % STAGES);
+        if (warp % 4 == 0 && wg_m == 0 && elect_lane())
+          load_k(wg_n, tile + STAGES, tile % STAGES), load_v(wg_n, tile + STAGES, tile % STAGES);
         __syncwarp();
       }
     }
-    tell_statistics();
+    finish();
   };
 
   auto straight = [&](auto tiles) {
-    run_straight<decltype(tiles)::value>(o, state, p.scale_log2, precise, multiply_qk, multiply_pv, mask, tell_statistics);
+    run_straight<decltype(tiles)::value>(o, state, p.scale_log2, precise, multiply_qk, multiply_pv, mask, finish);
   };
   if (KNOWN_TILES > 0)
     straight(Constant<KNOWN_TILES == 0 ? 1 : KNOWN_TILES>());
@@ -447,21 +479,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   if (WG_N > 1) {
     auto message = [&](int sender, int receiver) {
       return smem + KV_OFFSET + sender * RING_BYTES +
-             (wg_m * (WG_N - 1) + place_without(sender, receiver)) * WG_MESSAGE_BYTES + thread * 16;
+             (wg_m * (WG_N - 1) + place_without<WG_N>(sender, receiver)) * WG_MESSAGE_BYTES + thread * 16;
     };
     named_barrier_sync(1 + wg_n, 128 * WG_M);  // all readers of this ring are done
 #pragma unroll
     for (int place = 0; place < WG_N - 1; ++place) {
-      const u32 to = message(wg_n, member_without(wg_n, place));
+      const u32 to = message(wg_n, member_without<WG_N>(wg_n, place));
       send_part<WG_N, WG_COLUMNS / 2>(o, wg_n, place, [&](int offset, float4 v) { shared_store(to + offset, v); });
       shared_store(to + 128 * (WG_COLUMNS / 8) * 16, make_float4(state.max[0], state.sum[0], state.max[1], state.sum[1]));
     }
     __syncthreads();
     merge_messages<WG_N - 1, WG_COLUMNS>(mine, state, p.scale_log2,
-                                         [&](int place) { return message(member_without(wg_n, place), wg_n); });
+                                         [&](int place) { return message(member_without<WG_N>(wg_n, place), wg_n); });
   }
 
-  // Where this thread's rows go, worked out before the columns of the other CTAs are waited for.
+  // Where this thread's rows go.
   const int column = wg_n * WG_COLUMNS + int(rank) * SLICE;
   half_type* out[2];
   int out_head[2];
@@ -472,7 +504,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     inside[r] = rows[r] < p.seq_q && in_group < group;
     out_head[r] = head_kv * group + in_group;
     out[r] = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + out_head[r] * p.o_stride[1] + rows[r] * p.o_stride[2];
-    asm volatile("" : "+l"(out[r]));
   }
 
   // Step 2: of these, columns [r·SLICE, …) go to the CTA of rank r.
@@ -481,15 +512,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   float inverse[2];
   if (CLUSTER == 1) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? __fdividef(1.f, state.sum[r]) : 0.f;
+    for (int r = 0; r < 2; ++r) inverse[r] = reciprocal(state.sum[r]);
     scale_rows(slice, inverse);
   } else {
     auto arrival = [&](int receiver, int sender) {
-      return smem + ARRIVALS_OFFSET + (warpgroup * (CLUSTER - 1) + place_without(receiver, sender)) * CTA_MESSAGE_BYTES + thread * 16;
+      return smem + ARRIVALS_OFFSET + (warpgroup * (CLUSTER - 1) + place_without<CLUSTER>(receiver, sender)) * CTA_MESSAGE_BYTES + thread * 16;
     };
 #pragma unroll
     for (int place = 0; place < CLUSTER - 1; ++place) {
-      const int to = member_without(rank, place);
+      const int to = member_without<CLUSTER>(rank, place);
       const u32 message = cluster_address(arrival(to, rank), to);
       const u32 reports = cluster_address(arrived, to);
       send_part<CLUSTER, SLICE / 2>(mine, rank, place, [&](int offset, float4 v) { cluster_store_async(message + offset, v, reports); });
@@ -502,13 +533,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     for (int place = 0; place < CLUSTER - 1; ++place)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const u32 from = smem + STATISTICS_OFFSET + (member_without(rank, place) * WG_N * ROWS + warp_row + 8 * r) * 8;
+        const u32 from = smem + STATISTICS_OFFSET + (member_without<CLUSTER>(rank, place) * WG_N * ROWS + warp_row + 8 * r) * 8;
         float2 part[WG_N];
         float m = NEG_INF, l = 0.f;
 #pragma unroll
         for (int i = 0; i < WG_N; ++i) part[i] = shared_load_pair(from + i * ROWS * 8), m = fmaxf(m, part[i].x);
 #pragma unroll
-        for (int i = 0; i < WG_N; ++i) l = fmaf(part[i].y, exp2_approx((part[i].x - (m == NEG_INF ? 0.f : m)) * p.scale_log2), l);
+        for (int i = 0; i < WG_N; ++i)
+          l = WG_N == 1 ? part[i].y : fmaf(part[i].y, exp2_approx((part[i].x - (m == NEG_INF ? 0.f : m)) * p.scale_log2), l);
         their_max[place][r] = m, their_sum[place][r] = l;
         top[r] = fmaxf(top[r], m);
       }
@@ -523,7 +555,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
         weight[place][r] = exp2_approx((their_max[place][r] - safe) * p.scale_log2);
         sum = fmaf(their_sum[place][r], weight[place][r], sum);
       }
-      inverse[r] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+      inverse[r] = reciprocal(sum);
       keep[r] *= inverse[r];
 #pragma unroll
       for (int place = 0; place < CLUSTER - 1; ++place) weight[place][r] *= inverse[r];
@@ -533,19 +565,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     mbarrier_wait_cluster(arrived, 0);
 #pragma unroll
     for (int place = 0; place < CLUSTER - 1; ++place)
-      add_columns<SLICE>(slice, weight[place], arrival(rank, member_without(rank, place)));
+      add_columns<SLICE>(slice, weight[place], arrival(rank, member_without<CLUSTER>(rank, place)));
   }
 
+  // Mostly that is all, and a launch ends with its last warp: what else there may be is behind the way out.
+  const bool stored = STORE_WIDE && store_whole_rows<SLICE>(slice, out, inside, column, p.dim_v);
+  const bool spoilt = !WHOLE_TILES && isnan(state.sum[0] + state.sum[1]);
+  if (__all_sync(~0u, stored && !p.lse && !spoilt)) return;
+
+  if (!__all_sync(~0u, stored))
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    store_row<SLICE, STORE_WIDE>(slice, r, out[r], inside[r], column, p.dim_v);
-    if (p.lse && column == 0 && inside[r] && lane % 4 == 0)
-      p.lse[batch * p.lse_stride[0] + out_head[r] * p.lse_stride[1] + rows[r]] =
-          state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
-  }
+    for (int r = 0; r < 2; ++r) store_row<SLICE, STORE_WIDE>(slice, r, out[r], inside[r], column, p.dim_v);
+  if (p.lse && column == 0 && lane % 4 == 0)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (inside[r])
+        p.lse[batch * p.lse_stride[0] + out_head[r] * p.lse_stride[1] + rows[r]] =
+            state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
 
   // A hidden score of +infinity or NaN does not stay hidden behind a mask in advance: it shows in the sum.
-  if (WHOLE_TILES || !__any_sync(~0u, isnan(state.sum[0] + state.sum[1]))) return;
+  if (WHOLE_TILES || !__any_sync(~0u, spoilt)) return;
   __syncwarp();  // the lanes of a row have stored each other's columns
 #pragma unroll 1
   for (int r = 0; r < 2; ++r) {
