@@ -18,6 +18,13 @@ __device__ __forceinline__ void tma_prefetch_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+__device__ __forceinline__ void tma_load(u32 smem, const TensorMap* map, u32 barrier, int d, int s, int h, int b) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6}], [%2];" ::"r"(smem),
+      "l"(map), "r"(barrier), "r"(d), "r"(s), "r"(h), "r"(b)
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_load(u32 smem, const TensorMap* map, u32 barrier, int d, int s, int h, int b,
                                          u64 l2_hint) {
   asm volatile(

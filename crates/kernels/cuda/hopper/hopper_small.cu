@@ -314,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     mbarrier_expect_bytes(full, K_BYTES);
 #pragma unroll
     for (int panel = 0; panel < QK_PANELS; ++panel)
-      tma_load(k_smem + panel * KV_PANEL_BYTES, &k_map, full, panel * PANEL, n0, head_kv, batch, L2_EVICT_LAST);
+      tma_load(k_smem + panel * KV_PANEL_BYTES, &k_map, full, panel * PANEL, n0, head_kv, batch);
   };
   auto load_v = [&](int wg_n, int tile, int stage) {
     const int n0 = key_first + (int(rank) * WG_N + wg_n + tile * PARTS) * TILE_N;
@@ -323,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     mbarrier_expect_bytes(full, V_BYTES);
 #pragma unroll
     for (int panel = 0; panel < V_PANELS; ++panel)
-      tma_load(v_smem + panel * KV_PANEL_BYTES, &v_map, full, panel * PANEL, n0, head_kv, batch, L2_EVICT_LAST);
+      tma_load(v_smem + panel * KV_PANEL_BYTES, &v_map, full, panel * PANEL, n0, head_kv, batch);
   };
 
   // Everything is requested before anyone waits, by one lane, in the order in which it will be needed.
@@ -343,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     mbarrier_expect_bytes(q_full, QK_PANELS * Q_PANEL_BYTES);
 #pragma unroll
     for (int panel = 0; panel < QK_PANELS; ++panel)
-      tma_load(smem + panel * Q_PANEL_BYTES, &q_map, q_full, panel * PANEL, m0, head, batch, L2_EVICT_FIRST);
+      tma_load(smem + panel * Q_PANEL_BYTES, &q_map, q_full, panel * PANEL, m0, head, batch);
     auto requested = [&](int stage, int wg_n) {
       const int own = tiles_of(int(rank) * WG_N + wg_n);
       return stage < max(own, straight_tiles(own));
