@@ -93,17 +93,28 @@ __device__ __forceinline__ void cluster_store_async(u32 address, float2 v, u32 b
                : "memory");
 }
 
-// mbarrier_wait for what other CTAs of the cluster have written.
+// mbarrier_wait for what other CTAs of the cluster have written. ASK: the thread asks again and again instead of being suspended, and
+// does not have to be woken up.
+template <bool ASK = false>
 __device__ __forceinline__ void mbarrier_wait_cluster(u32 barrier, u32 parity) {
   u32 done = 0;
   while (!done)
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
+    if (ASK)
+      asm volatile(
+          "{\n.reg .pred p;\n"
+          "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n}"
+          : "=r"(done)
+          : "r"(barrier), "r"(parity)
+          : "memory");
+    else
+      asm volatile(
+          "{\n.reg .pred p;\n"
+          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n}"
+          : "=r"(done)
+          : "r"(barrier), "r"(parity)
+          : "memory");
 }
 
 __device__ __forceinline__ void shared_store(u32 address, float4 v) {

@@ -60,6 +60,9 @@
 #ifndef NEXT_LATE  // 1: the second tile's keys are waited for behind the first one's maximum, 0: before its scores
 #define NEXT_LATE 0
 #endif
+#ifndef POLL  // 1: threads ask for the messages of other CTAs until they are there; 0: they are suspended and woken up
+#define POLL 0
+#endif
 #ifndef LOOP  // 0: every part has at most two tiles, or one where rows are precise: no code for more
 #define LOOP 1
 #endif
@@ -344,16 +347,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
 #pragma unroll
     for (int panel = 0; panel < QK_PANELS; ++panel)
       tma_load(smem + panel * Q_PANEL_BYTES, &q_map, q_full, panel * PANEL, m0, head, batch);
-    auto requested = [&](int stage, int wg_n) {
-      const int own = tiles_of(int(rank) * WG_N + wg_n);
-      return stage < max(own, straight_tiles(own));
+    // Tiles whose keys, or values, a warpgroup waits for: nothing may be on its way when a CTA ends.
+    auto used = [&](int wg_n, bool values) {
+      const int own = tiles_of(int(rank) * WG_N + wg_n), straight = straight_tiles(own);
+      return values && precise && straight > 1 ? 1 : max(own, straight);
     };
 #pragma unroll
     for (int i = 0; i < STAGES * WG_N; ++i)
-      if (requested(i / WG_N, i % WG_N)) load_k(i % WG_N, i / WG_N, i / WG_N);
+      if (i / WG_N < used(i % WG_N, false)) load_k(i % WG_N, i / WG_N, i / WG_N);
 #pragma unroll
     for (int i = 0; i < STAGES * WG_N; ++i)  // behind all keys, which would come later otherwise
-      if (requested(i / WG_N, i % WG_N)) load_v(i % WG_N, i / WG_N, i / WG_N);
+      if (i / WG_N < used(i % WG_N, true)) load_v(i % WG_N, i / WG_N, i / WG_N);
   }
   __syncwarp();
   // While the loads travel.
@@ -526,7 +530,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       send_part<CLUSTER, SLICE / 2>(mine, rank, place, [&](int offset, float4 v) { cluster_store_async(message + offset, v, reports); });
     }
     // While the columns travel: every CTA's weight from the statistics, which are already here.
-    mbarrier_wait_cluster(arrived + 8, 0);
+    mbarrier_wait_cluster<POLL>(arrived + 8, 0);
     float top[2] = {state.max[0], state.max[1]};
     float their_max[CLUSTER - (CLUSTER > 1)][2], their_sum[CLUSTER - (CLUSTER > 1)][2];
 #pragma unroll
@@ -562,7 +566,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       state.max[r] = top[r], state.sum[r] = sum;
     }
     scale_rows(slice, keep);
-    mbarrier_wait_cluster(arrived, 0);
+    mbarrier_wait_cluster<POLL>(arrived, 0);
 #pragma unroll
     for (int place = 0; place < CLUSTER - 1; ++place)
       add_columns<SLICE>(slice, weight[place], arrival(rank, member_without<CLUSTER>(rank, place)));
