@@ -36,7 +36,7 @@ steps=(
   "hopper-named|110|bench --device cuda --kernels $fast --shapes $named"
   "bench-line|90|bench --device cuda --kernels $line --shapes mission,mission:causal --no-peers"
   "bench-line-u8|60|bench --device cuda --kernels sdpa_fp8_stage_c --dtype u8 --shapes mission,mission:causal --no-peers"
-  "grid|300|bench --device cuda --kernels $fast --shapes ${grid%,} --budget 3"
+  "grid|900|bench --device cuda --kernels hopper_fwd --shapes ${grid%,} --peers flash,cudnn --budget 3"
   "profile-mission|90|profile --shape mission --kernels sdpa_v2b,sdpa_v2c,fa_s512_v3,hopper_small"
   "profile-long|90|profile --shape long128 --kernels ampere_fwd,hopper_fwd"
   "cheats|60|bench --device cuda --kernel-path crates/lab/tests/cheats --shapes b1h2s64d64 --no-peers"
