@@ -130,6 +130,7 @@ fn bench(kernels: &[&str], ceilings: Option<Ceilings>) -> Vec<Row> {
     let problem = Problem::new("b1h2s48d32:causal".parse().unwrap(), DType::F32).unwrap().with_lse(true);
     let request = Request {
         kernels: kernels.iter().map(|name| (*name).to_owned()).collect(),
+        peers: Vec::new(),
         iters: 30,
         warmup: WARMUP,
         seed: 0,
@@ -192,6 +193,7 @@ fn an_honest_kernel_passes_in_every_way_of_timing() {
     for timing in Timing::ALL {
         let request = Request {
             kernels: vec!["cpu_naive".to_owned(), "cpu_flash[BLOCK_KV=32 BLOCK_Q=48 THREADS=1]".to_owned()],
+            peers: Vec::new(),
             iters: 10,
             warmup: 1,
             seed: 1,
