@@ -168,6 +168,8 @@ fn every_row_block_has_its_turn_once_and_the_counter_is_left_at_zero() {
         Order { persistent: 2, paired: 1, ..PLAIN },
         Order { paired: 2, ..PLAIN },
         Order { persistent: 2, paired: 2, ..PLAIN },
+        Order { paired: 2, cluster: 2, ..PLAIN },
+        Order { persistent: 2, paired: 2, pack_heads: 2, ..PLAIN },
         Order { persistent: 2, longest_first: 1, section_mib: 8, ..PLAIN },
     ];
     let mut walked = BTreeMap::new();
