@@ -120,7 +120,7 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
         (&["bench", "--device", "cp"], "did you mean `cpu`"),
         (&["bench", "--isa", "avx513"], "did you mean `avx512`"),
         (&["bench", "--iters", "0"], "0 is not in 1..=1000000"),
-        (&["bench", "--peers", "cudnn"], "`cudnn` is none of its ways on cpu; known are torch"),
+        (&["bench", "--peers", "cudnn"], "unknown peer `cudnn`; allowed: torch"),
         (&["bench", "--threads", "0"], "0 is not in 1..=4096"),
         (&["bench", "--budget", "-3"], "must be above 0"),
         (&["check", "--force", "zeroes"], "did you mean `zeros`"),

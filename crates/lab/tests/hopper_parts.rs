@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use evosdpa_core::{Case, DType, inputs::Family};
 use evosdpa_cuda::Builder;
-use evosdpa_kernels::{Arch, InputType, ProblemFacts, Registry, SdpaParams, Target, Variant};
+use evosdpa_kernels::{Arch, ProblemFacts, Registry, SdpaParams, Target, Variant};
 use evosdpa_lab::device::Sim;
 use ptxsan::{Arg, Device, Launch, Module, Options, Schedule};
 
@@ -41,19 +41,8 @@ const PLAIN: Order =
 
 impl Order {
     fn variant(self) -> Variant {
-        let facts = ProblemFacts {
-            batch: 1,
-            heads_q: 8,
-            heads_kv: 8,
-            seq_q: 512,
-            seq_kv: 512,
-            head_dim: 64,
-            value_dim: 64,
-            dtype: InputType::F16,
-            band_lo: None,
-            band_hi: None,
-            lse: false,
-        };
+        let any = evosdpa_core::Problem::new("mission".parse().unwrap(), DType::F16).unwrap();
+        let facts = ProblemFacts::try_from(&any).unwrap();
         let registry = Registry::embedded().unwrap();
         let kernel = registry.kernel("hopper_fwd").unwrap();
         let defines = [

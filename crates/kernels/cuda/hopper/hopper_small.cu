@@ -198,7 +198,7 @@ __device__ __forceinline__ void wgmma_wait_all_but(int pending) {
 }
 
 // TILES tiles of a part at once, of which the last ones may be hidden: Q·Kᵀ of tile i+1 is on the tensor cores before the softmax of
-// tile i begins, and P·V of tile i while that of tile i+1 runs. `multiply_qk(s, tile)` and `multiply_pv(packed, tile)` wait for their
+// tile i begins (of the second tile, NEXT_LATE, before the exponentials of the first), and P·V of tile i while that of tile i+1 runs. `multiply_qk(s, tile)` and `multiply_pv(packed, tile)` wait for their
 // operands and issue a product, `mask(s, tile)` hides scores in advance, and `finish()` is what can be done under the last product.
 // Masks are laid out before the keys are there, where they cost nothing.
 //

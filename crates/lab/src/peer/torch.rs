@@ -62,12 +62,14 @@ pub fn modes(device: &str) -> &'static [Mode] {
 /// Those of them that are asked for, by their short names, in the order of [`modes`].
 pub fn modes_called(device: &str, names: &[String]) -> Result<Vec<Mode>, Error> {
     let all = modes(device);
-    if let Some(unknown) = names.iter().find(|name| all.iter().all(|mode| mode.short_name() != **name)) {
-        let known: Vec<&str> = all.iter().map(Mode::short_name).collect();
-        return Err(peer(format!(
-            "`{unknown}` is none of its ways on {device}; known are {}",
-            known.join(", ")
-        )));
+    let known: Vec<&str> = all.iter().map(Mode::short_name).collect();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(Error::Problem(evosdpa_core::Error::UnknownName {
+            kind: "peer",
+            name: unknown.clone(),
+            nearest: evosdpa_core::error::nearest(unknown, known.iter().copied()),
+            allowed: known.join(", "),
+        }));
     }
     Ok(all.iter().filter(|mode| names.iter().any(|name| name == mode.short_name())).copied().collect())
 }
@@ -235,7 +237,8 @@ mod tests {
         let chosen = modes_called("cuda:0", &names(&["cudnn", "flash"])).unwrap();
         assert_eq!(chosen.iter().map(|mode| mode.name).collect::<Vec<_>>(), ["torch flash", "torch cudnn"]);
         assert_eq!(modes_called("cpu", &names(&["torch"])).unwrap(), CPU_MODES);
-        let error = modes_called("cuda:0", &names(&["cudnn", "fa3"])).unwrap_err().to_string();
-        assert!(error.contains("`fa3`") && error.contains("flash, cudnn, efficient, math, eager"), "{error}");
+        let error = modes_called("cuda:0", &names(&["flash", "cudn"])).unwrap_err().to_string();
+        assert!(error.contains("did you mean `cudnn`"), "{error}");
+        assert!(error.contains("allowed: flash, cudnn, efficient, math, eager"), "{error}");
     }
 }

@@ -35,7 +35,7 @@ def band_mask(torch, seq_q, seq_kv, lo, hi):
 class Session:
     """One problem at a time, on one device, by any of PyTorch's backends."""
 
-    # One sample on a GPU is the mean of calls for about this long, and of no more than so many.
+    # One sample on a GPU is the mean of calls for about this long, and of no more than so many: as of kernels (timed.rs).
     SAMPLE_US = 300
     SAMPLE_CALLS_MAX = 80
 
