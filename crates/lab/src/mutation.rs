@@ -6,6 +6,7 @@ use evosdpa_core::{
     DType, Problem,
     inputs::{Family, Inputs},
 };
+use evosdpa_kernels::VariantId;
 use ptxsan::{Module, Options, mutate};
 pub use ptxsan::{Schedule, mutate::Fate};
 use serde::Serialize;
@@ -89,7 +90,7 @@ pub fn subjects(sim: &Sim, asked: &[String]) -> Result<Vec<Subject>, Error> {
     if asked.is_empty() {
         return Ok(SUBJECTS.iter().map(of).collect());
     }
-    let base = |name: &str| name.split('[').next().unwrap_or_default().to_owned();
+    let base = VariantId::kernel_of;
     let mut subjects = Vec::new();
     for name in asked {
         crate::find_kernel(sim, name)?;

@@ -80,7 +80,7 @@ fn pairs(sim: &Sim, kernel: &str, shapes: &[&'static str], dtypes: &[DType], off
             let step = names.len().div_ceil(POOL) | 1;
             turn += 1;
             for (at, name) in names.into_iter().step_by(step).enumerate() {
-                let tunables: Vec<String> = settings(&name).into_iter().map(str::to_owned).collect();
+                let tunables = settings(&name).unwrap();
                 // Where a run is short every schedule is offered, else each in turn.
                 let schedules = match offer {
                     Offer::EverySchedule => &Schedule::ALL[..],

@@ -6,6 +6,7 @@ use evosdpa_core::{
     Case, Control, DType, Problem,
     inputs::{Family, Inputs},
 };
+use evosdpa_kernels::VariantId;
 use evosdpa_lab::{
     device::Device,
     gate::{
@@ -227,7 +228,7 @@ fn page(rows: &[CheckRow]) -> String {
     let mut failures = String::new();
     for row in rows {
         let dtype = row.problem.split_whitespace().nth(1).unwrap_or_default().to_owned();
-        let kernel = row.kernel.split('[').next().unwrap_or_default().to_owned();
+        let kernel = VariantId::kernel_of(&row.kernel).to_owned();
         let tally = tallies.entry((kernel, dtype, row.group)).or_default();
         let gate = &row.gates[0];
         match &gate.verdict {

@@ -8,7 +8,7 @@ use evosdpa_core::{
     inputs::{Family, Inputs},
 };
 use evosdpa_cuda::Device as Gpu;
-use evosdpa_kernels::{Arch, InputType, Kernel, Registry, Target};
+use evosdpa_kernels::{Arch, InputType, Kernel, Registry, Target, VariantId};
 use evosdpa_lab::{
     device::{Cuda, Device},
     gate::Verdict,
@@ -80,7 +80,7 @@ fn works(args: &Profile, registry: &Registry) -> anyhow::Result<Vec<Subject>> {
     let shapes = if args.shape.is_empty() { vec!["mission".parse::<Shape>()?] } else { args.shape.clone() };
     let mut works = Vec::new();
     for name in &args.kernels {
-        let plain = name.split('[').next().unwrap_or(name);
+        let plain = VariantId::kernel_of(name);
         let kernel = registry.kernel(plain)?;
         let name = match &args.variant {
             Some(variant) => format!("{plain}[{variant}]"),
@@ -149,8 +149,7 @@ fn import(args: &Profile, file: &Path, registry: &Registry) -> anyhow::Result<Fo
     };
     let capture = Capture::parse(&text, &file.display().to_string())?;
     let wanted = |launch: &&Launch| {
-        args.kernels.is_empty()
-            || args.kernels.iter().any(|name| launch.kernel == name.split('[').next().unwrap_or(name))
+        args.kernels.is_empty() || args.kernels.iter().any(|name| launch.kernel == VariantId::kernel_of(name))
     };
     let mut rows = Vec::new();
     for launch in capture.launches.iter().filter(wanted) {

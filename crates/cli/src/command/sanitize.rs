@@ -19,7 +19,7 @@ use evosdpa_core::{
     inputs::{Family, Inputs},
 };
 use evosdpa_cuda::{Device, Program};
-use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
+use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target, VariantId};
 use evosdpa_lab::{
     device::{Device as _, SCHEDULES, Sim},
     gate::{
@@ -212,8 +212,7 @@ fn named_kernels<'a>(registry: &'a Registry, asked: &[String]) -> anyhow::Result
         let kernels = chosen_cuda_kernels(registry, &[])?;
         return Ok(kernels.into_iter().map(|kernel| (kernel.name().to_owned(), kernel)).collect());
     }
-    let base = |name: &str| name.split('[').next().unwrap_or_default().to_owned();
-    asked.iter().map(|name| Ok((name.clone(), registry.kernel(&base(name))?))).collect()
+    asked.iter().map(|name| Ok((name.clone(), registry.kernel(VariantId::kernel_of(name))?))).collect()
 }
 
 struct Ready {

@@ -49,7 +49,7 @@ impl Device for Stage {
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        let (name, _) = kernel.split_once('[').unwrap();
+        let name = evosdpa_kernels::VariantId::kernel_of(kernel);
         assert!(!name.contains("_p") || self.adopted.borrow().contains(name), "{name} was never adopted");
         let attention = evosdpa::Attention::plan(*problem)?;
         let body = move |inputs: &mut Inputs, output: &mut Output| {

@@ -13,8 +13,6 @@ pub use cuda::Cuda;
 pub use sim::{SCHEDULES, Sim};
 pub use simulation::Simulation;
 
-pub(crate) use cuda::split_name;
-
 use std::{fmt, str::FromStr};
 
 use evosdpa_core::{DType, Problem, Tensor, inputs::Inputs};
