@@ -17,7 +17,8 @@ pub(crate) use cuda::split_name;
 
 use std::{fmt, str::FromStr};
 
-use evosdpa_core::{DType, Problem, Tensor, inputs::Inputs};
+use evosdpa_core::{DType, Problem, Tensor};
+use evosdpa_oracle::inputs::Inputs;
 
 use crate::{
     Error,
