@@ -2,11 +2,9 @@
 
 use std::cell::Cell;
 
-use evosdpa_core::{
-    DType, Problem,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem};
 use evosdpa_kernels::VariantId;
+use evosdpa_oracle::inputs::{Family, Inputs};
 use ptxsan::{Module, Options, mutate};
 pub use ptxsan::{Schedule, mutate::Fate};
 use serde::Serialize;

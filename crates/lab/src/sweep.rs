@@ -8,8 +8,9 @@ use std::{
     sync::Mutex,
 };
 
-use evosdpa_core::{Case, DType, Problem, Shape, inputs::Family};
+use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_kernels::VariantId;
+use evosdpa_oracle::{Case, inputs::Family};
 use serde::Serialize;
 
 use crate::{

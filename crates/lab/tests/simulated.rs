@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evosdpa_core::{Case, DType};
+use evosdpa_core::DType;
 use evosdpa_kernels::Registry;
 use evosdpa_lab::{
     covering::pairwise,
@@ -15,6 +15,7 @@ use evosdpa_lab::{
     gate::suite::CaseSpec,
     sweep::{LONG, Lot, SMALL, Shown, SweepRow, Trial, case_spec, settings},
 };
+use evosdpa_oracle::Case;
 use ptxsan::{Options, Schedule};
 
 const HALF: [DType; 2] = [DType::F16, DType::BF16];

@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write, time::Duration};
 
-use evosdpa_core::{
-    Case, Control, DType, Problem,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem};
 use evosdpa_kernels::VariantId;
 use evosdpa_lab::{
     device::Device,
@@ -15,6 +12,10 @@ use evosdpa_lab::{
         suite::{self, CaseSpec, Group},
     },
     machine::{self, Environment},
+};
+use evosdpa_oracle::{
+    Case, Control,
+    inputs::{Family, Inputs},
 };
 use serde::Serialize;
 

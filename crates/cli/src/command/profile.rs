@@ -3,10 +3,7 @@
 use std::{fmt::Write, path::Path, time::Duration};
 
 use anyhow::Context;
-use evosdpa_core::{
-    DType, Problem, Shape,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::Device as Gpu;
 use evosdpa_kernels::{Arch, InputType, Kernel, Registry, Target, VariantId};
 use evosdpa_lab::{
@@ -19,6 +16,7 @@ use evosdpa_lab::{
     },
     record::{Row, Run, Status},
 };
+use evosdpa_oracle::inputs::{Family, Inputs};
 
 use crate::{Found, args::Profile, command, interrupt, output, progress};
 

@@ -14,10 +14,7 @@ use std::{
 };
 
 use anyhow::Context;
-use evosdpa_core::{
-    DType, Problem, Shape,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::{Device, Program};
 use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target, VariantId};
 use evosdpa_lab::{
@@ -29,6 +26,7 @@ use evosdpa_lab::{
     machine::Environment,
     tool::CudaTool,
 };
+use evosdpa_oracle::inputs::{Family, Inputs};
 use serde::Serialize;
 
 use crate::{

@@ -2,11 +2,12 @@
 
 use std::{cell::RefCell, collections::HashSet};
 
-use evosdpa_core::{Problem, inputs::Inputs};
+use evosdpa_core::Problem;
 use evosdpa_lab::{
     Error,
     device::{Cpu, Device, KernelInfo, Loaded, LoadedCpu, Output, Timing},
 };
+use evosdpa_oracle::inputs::Inputs;
 
 /// Kernels that attend on the CPU. What their clock shows is written: those with this text in their name are four times as
 /// fast as the others, however busy the machine is.

@@ -1,8 +1,9 @@
 //! The machine's own processor.
 
 use evosdpa::{Attention, CpuKernel, FlashTiles, Isa, Options};
-use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_core::{DType, Problem};
 use evosdpa_kernels::VariantId;
+use evosdpa_oracle::inputs::Inputs;
 
 use super::{Device, KernelInfo, Loaded, Output, Timing, fresh_output};
 use crate::{Error, measure::dice::Dice};

@@ -6,12 +6,13 @@ use std::{
 };
 
 use evosdpa::{DeviceScales, gpu};
-use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{
     ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffer, L2Flush, PreparedLaunch, Stream,
     TensorMap,
 };
 use evosdpa_kernels::{ProblemFacts, Registry, SdpaParams, Target, Variant, VariantId};
+use evosdpa_oracle::inputs::Inputs;
 
 use super::{Device, KernelInfo, Loaded, Output, ahead, arguments, fresh_output, timed::LoadedCuda};
 use crate::{Error, measure::floor::Ceilings};

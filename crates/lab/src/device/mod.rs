@@ -15,7 +15,8 @@ pub use simulation::Simulation;
 
 use std::{fmt, str::FromStr};
 
-use evosdpa_core::{DType, Problem, Tensor, inputs::Inputs};
+use evosdpa_core::{DType, Problem, Tensor};
+use evosdpa_oracle::inputs::Inputs;
 
 use crate::{
     Error,

@@ -9,9 +9,10 @@ use std::{
     },
 };
 
-use evosdpa_core::{Case, DType, Problem, inputs::Family};
+use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{Builder, worker::CompilePool};
 use evosdpa_kernels::{ProblemFacts, Registry, Target, VariantId};
+use evosdpa_oracle::{Case, inputs::Family};
 
 use super::{
     log::Resources,
