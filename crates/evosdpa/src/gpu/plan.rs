@@ -184,7 +184,7 @@ impl Gpu {
                 Ok((wanted.tensor, TensorMap::encode(&self.device, &request)?))
             })
             .collect::<Result<_, Error>>()?;
-        let planned = Planned { label: variant.label(), kernel: variant.kernel, origin };
+        let planned = Planned { label: variant.label(), kernel: variant.id.kernel, origin };
         let plan = Arc::new(Plan { planned, tensor_maps, prepared });
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= PLANS_MAX {
@@ -199,12 +199,12 @@ impl Gpu {
     fn prepared(&self, variant: &Variant) -> Result<PreparedLaunch, Error> {
         let count = variant.tensor_maps.len();
         if count > PreparedLaunch::TENSOR_MAPS_MAX {
-            return Err(Error::TensorMapCount { kernel: variant.kernel.clone(), count });
+            return Err(Error::TensorMapCount { kernel: variant.id.kernel.clone(), count });
         }
         let entered = self.device.enter()?;
         // The first call of a problem may come while its caller captures a graph.
         let _relaxed = RelaxedCapture::begin(&entered)?;
-        let code = Code { kernel: variant.kernel.clone(), defines: variant.defines.clone() };
+        let code = Code { kernel: variant.id.kernel.clone(), defines: variant.defines.clone() };
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let function = match loaded.get(&code) {
             Some(function) => function.clone(),
