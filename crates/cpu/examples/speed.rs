@@ -2,11 +2,11 @@
 //!
 //! `cargo run --release -p evosdpa-cpu --example speed -- [shapes] [dtypes] [threads] [blocks] [isa]`; 0 threads leaves their number to the library.
 
-use evosdpa_core::inputs::{Family, Inputs};
 use evosdpa_core::{DType, Problem, Shape, Tensor};
 use evosdpa_cpu::{
     CpuKernel, CpuOptions, FlashTiles, Isa, attention, fma_peak_gflops, memory_bandwidth_gbps,
 };
+use evosdpa_oracle::inputs::{Family, Inputs};
 use std::time::Instant;
 
 /// Measured time per row and block: short enough to interleave, long enough to average over.

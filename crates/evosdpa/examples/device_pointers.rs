@@ -17,11 +17,11 @@ use evosdpa::{
     DType, DeviceLse, DeviceScales, DeviceTensor, DeviceTensors, Error, Layout, Problem, Tensor, TensorView,
     gpu::{self, Gpu},
 };
-use evosdpa_core::{
+use evosdpa_cuda::{DeviceBuffer, Event, Graph, PreparedLaunch, Stream, TensorMap, worker};
+use evosdpa_oracle::{
     Case,
     inputs::{Family, Inputs},
 };
-use evosdpa_cuda::{DeviceBuffer, Event, Graph, PreparedLaunch, Stream, TensorMap, worker};
 use serde_json::{Value, json};
 
 /// Timed calls.

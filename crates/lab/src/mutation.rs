@@ -2,10 +2,9 @@
 
 use std::cell::Cell;
 
-use evosdpa_core::{
-    DType, Problem,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem};
+use evosdpa_kernels::VariantId;
+use evosdpa_oracle::inputs::{Family, Inputs};
 use ptxsan::{Module, Options, mutate};
 pub use ptxsan::{Schedule, mutate::Fate};
 use serde::Serialize;
@@ -89,7 +88,7 @@ pub fn subjects(sim: &Sim, asked: &[String]) -> Result<Vec<Subject>, Error> {
     if asked.is_empty() {
         return Ok(SUBJECTS.iter().map(of).collect());
     }
-    let base = |name: &str| name.split('[').next().unwrap_or_default().to_owned();
+    let base = VariantId::kernel_of;
     let mut subjects = Vec::new();
     for name in asked {
         crate::find_kernel(sim, name)?;

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_core::{DType, Problem};
 use evosdpa_lab::{
     Error,
     bench::{self, Request},
@@ -11,6 +11,7 @@ use evosdpa_lab::{
     measure::floor::Ceilings,
     record::Row,
 };
+use evosdpa_oracle::inputs::Inputs;
 
 /// The right answer, computed by a kernel that does not cheat.
 fn attend(problem: &Problem, inputs: &Inputs, output: &mut Output) -> Result<(), Error> {

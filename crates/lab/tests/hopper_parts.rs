@@ -3,10 +3,11 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use evosdpa_core::{Case, DType, inputs::Family};
+use evosdpa_core::DType;
 use evosdpa_cuda::Builder;
 use evosdpa_kernels::{Arch, ProblemFacts, Registry, SdpaParams, Target, Variant};
 use evosdpa_lab::device::Sim;
+use evosdpa_oracle::{Case, inputs::Family};
 use ptxsan::{Arg, Device, Launch, Module, Options, Schedule};
 
 /// Every block walks its list and counts its visits.

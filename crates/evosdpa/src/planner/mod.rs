@@ -13,7 +13,7 @@
 //! let (tensors, target) = (assumed_tensors(&problem), Target::nominal(Arch::Sm89));
 //! let question = Question { problem: &problem, tensors: &tensors, target: &target, device: None };
 //! let choice = planner.choose(&question)?;
-//! assert_eq!(choice.variant.kernel, "ampere_fwd");
+//! assert_eq!(choice.variant.id.kernel, "ampere_fwd");
 //! # Ok(())
 //! # }
 //! ```
@@ -175,7 +175,7 @@ impl Planner {
                     }
                     break;
                 }
-                (Ok(variant), Some((best, _))) if variant.label() == best.label() => continue,
+                (Ok(variant), Some((best, _))) if variant.id == best.id => continue,
                 (Ok(_), Some(_)) => "something better is there".to_owned(),
                 (Err(error), _) if is_refusal(&error) => error.to_string(),
                 (Err(error), _) => return Err(error),

@@ -1,7 +1,9 @@
 //! The machine's own processor.
 
 use evosdpa::{Attention, CpuKernel, FlashTiles, Isa, Options};
-use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_core::{DType, Problem};
+use evosdpa_kernels::VariantId;
+use evosdpa_oracle::inputs::Inputs;
 
 use super::{Device, KernelInfo, Loaded, Output, Timing, fresh_output};
 use crate::{Error, measure::dice::Dice};
@@ -30,14 +32,14 @@ impl Cpu {
 
     /// A kernel by its name, with what the name sets: `cpu_flash[BLOCK_KV=128 BLOCK_Q=192 THREADS=1]`.
     fn options(&self, name: &str) -> Result<Options, Error> {
-        let (plain, tunables) = super::cuda::split_name(name)?;
+        let VariantId { kernel: plain, tunables } = name.parse()?;
         let Some(kernel) = Self::KERNELS.into_iter().find(|known| known.name() == plain) else {
-            return Err(crate::unknown_kernel(self, plain));
+            return Err(crate::unknown_kernel(self, &plain));
         };
         let mut options =
             Options { kernel: Some(kernel), threads: self.threads, isa: self.isa, ..Options::default() };
         let (mut block_q, mut block_kv) = (None, None);
-        for (tunable, value) in tunables {
+        for (tunable, value) in tunables.iter() {
             let value = usize::try_from(value).map_err(|_| Error::Tunables { text: name.to_owned() })?;
             match tunable {
                 // 0 leaves the choice to the kernel.

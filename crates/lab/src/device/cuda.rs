@@ -6,12 +6,13 @@ use std::{
 };
 
 use evosdpa::{DeviceScales, gpu};
-use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{
     ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffer, L2Flush, PreparedLaunch, Stream,
     TensorMap,
 };
-use evosdpa_kernels::{ProblemFacts, Registry, SdpaParams, Target, Variant};
+use evosdpa_kernels::{ProblemFacts, Registry, SdpaParams, Target, Variant, VariantId};
+use evosdpa_oracle::inputs::Inputs;
 
 use super::{Device, KernelInfo, Loaded, Output, ahead, arguments, fresh_output, timed::LoadedCuda};
 use crate::{Error, measure::floor::Ceilings};
@@ -95,20 +96,6 @@ impl Cuda {
     }
 }
 
-/// Tunables by name, as they were written.
-pub(crate) type Chosen<'a> = Vec<(&'a str, i64)>;
-
-/// A kernel's name and the tunables that follow it: `sdpa_v2c[STAGES=3]`.
-pub(crate) fn split_name(name: &str) -> Result<(&str, Chosen<'_>), Error> {
-    let Some((kernel, rest)) = name.split_once('[') else { return Ok((name, Vec::new())) };
-    let unreadable = || Error::Tunables { text: name.to_owned() };
-    let pairs = rest.strip_suffix(']').ok_or_else(unreadable)?.split_whitespace().map(|pair| {
-        let (tunable, value) = pair.split_once('=')?;
-        Some((tunable, value.parse().ok()?))
-    });
-    Ok((kernel, pairs.collect::<Option<Chosen<'_>>>().ok_or_else(unreadable)?))
-}
-
 /// The variant that a name means: `sdpa_v2c` with its defaults, or `sdpa_v2c[STAGES=3]`.
 pub(super) fn variant(
     registry: &Registry,
@@ -116,11 +103,12 @@ pub(super) fn variant(
     facts: &ProblemFacts,
     target: &Target,
 ) -> Result<Variant, Error> {
-    let (kernel, chosen) = split_name(name)?;
-    if chosen.is_empty() {
-        return Ok(registry.kernel(kernel)?.default_variant(facts, target)?);
+    let VariantId { kernel, tunables } = name.parse()?;
+    let kernel = registry.kernel(&kernel)?;
+    if tunables.is_empty() {
+        return Ok(kernel.default_variant(facts, target)?);
     }
-    Ok(registry.kernel(kernel)?.variant(facts, target, chosen)?)
+    Ok(kernel.variant(facts, target, tunables.iter())?)
 }
 
 /// The kernels of a registry, as they are listed.

@@ -13,11 +13,10 @@ pub use cuda::Cuda;
 pub use sim::{SCHEDULES, Sim};
 pub use simulation::Simulation;
 
-pub(crate) use cuda::split_name;
-
 use std::{fmt, str::FromStr};
 
-use evosdpa_core::{DType, Problem, Tensor, inputs::Inputs};
+use evosdpa_core::{DType, Problem, Tensor};
+use evosdpa_oracle::inputs::Inputs;
 
 use crate::{
     Error,

@@ -1,8 +1,9 @@
 //! A kernel loaded on a GPU: graph replay and single launches, cold and warm, with the clock read around each sample.
 
-use evosdpa_core::{Problem, inputs::Inputs};
+use evosdpa_core::Problem;
 use evosdpa_cuda::{Event, Graph, PreparedLaunch, Stream};
 use evosdpa_kernels::Variant;
+use evosdpa_oracle::inputs::Inputs;
 
 use super::{
     Cuda, Loaded, Output, Timing,
