@@ -194,7 +194,8 @@ impl Plans {
             Some(function) => function.clone(),
             None => {
                 let artifact = gpu.builder().build(variant)?;
-                let function = gpu.device().load(&artifact.code, &artifact.label)?.function(&variant.entry)?;
+                let function =
+                    gpu.device().load(&artifact.code, &artifact.label)?.function(&variant.entry)?;
                 loaded.insert(code, function.clone());
                 function
             }
