@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use evosdpa_core::{Control, DType, Shape};
+use evosdpa_core::{DType, Shape};
 use evosdpa_kernels::{Arch, InputType};
 use evosdpa_lab::{device::Timing, gate::sanitizer::Tool, report::Format};
+use evosdpa_oracle::Control;
 
 /// A laboratory for fused attention kernels: check them, time them, compare them.
 #[derive(Parser)]

@@ -5,8 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use evosdpa_core::{
-    Case, Problem,
+use evosdpa_core::Problem;
+use evosdpa_oracle::{
+    Case,
     inputs::{Family, Inputs},
 };
 

@@ -3,10 +3,11 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use evosdpa_core::{Case, DType, inputs::Family};
+use evosdpa_core::DType;
 use evosdpa_cuda::Builder;
 use evosdpa_kernels::{Arch, ProblemFacts, Registry, SdpaParams, Target, Variant};
 use evosdpa_lab::device::Sim;
+use evosdpa_oracle::{Case, inputs::Family};
 use ptxsan::{Arg, Device, Launch, Module, Options, Schedule};
 
 /// Every block walks its list and counts its visits.
@@ -192,13 +193,13 @@ fn every_row_block_has_its_turn_once_and_the_counter_is_left_at_zero() {
 
 /// Every row by itself.
 const AGAIN: &str = r#"
-#include "spoilt_row.cuh"
+#include "nonfinite_fallback.cuh"
 
 extern "C" __global__ void again(const __grid_constant__ SdpaParams p) {
   const int row = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   half_type* o = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1] + row * p.o_stride[2];
   float* lse = p.lse ? p.lse + batch * p.lse_stride[0] + head * p.lse_stride[1] + row : nullptr;
-  compute_row_again(p, batch, head, head / (p.heads_q / p.heads_kv), row, 0, p.dim_v, o, lse);
+  nonfinite_fallback(p, batch, head, head / (p.heads_q / p.heads_kv), row, 0, p.dim_v, o, lse);
 }
 "#;
 
@@ -238,8 +239,8 @@ spill_bytes = 0
 #[test]
 fn a_row_computed_again_is_right_and_knows_no_hidden_key() {
     let folder = tempfile::tempdir().unwrap();
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/cuda/hopper/spoilt_row.cuh");
-    fs::copy(header, folder.path().join("spoilt_row.cuh")).unwrap();
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/cuda/hopper/nonfinite_fallback.cuh");
+    fs::copy(header, folder.path().join("nonfinite_fallback.cuh")).unwrap();
     fs::write(folder.path().join("again.cu"), AGAIN).unwrap();
     fs::write(folder.path().join("again.toml"), AGAIN_MANIFEST).unwrap();
     let mut registry = Registry::embedded().unwrap();

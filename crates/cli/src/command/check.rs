@@ -2,10 +2,8 @@
 
 use std::{collections::BTreeMap, fmt::Write, time::Duration};
 
-use evosdpa_core::{
-    Case, Control, DType, Problem,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem};
+use evosdpa_kernels::VariantId;
 use evosdpa_lab::{
     device::Device,
     gate::{
@@ -14,6 +12,10 @@ use evosdpa_lab::{
         suite::{self, CaseSpec, Group},
     },
     machine::{self, Environment},
+};
+use evosdpa_oracle::{
+    Case, Control,
+    inputs::{Family, Inputs},
 };
 use serde::Serialize;
 
@@ -242,7 +244,7 @@ fn page(rows: &[CheckRow], no_gpu: Option<&str>) -> String {
     let mut failures = String::new();
     for row in rows {
         let dtype = row.problem.split_whitespace().nth(1).unwrap_or_default().to_owned();
-        let kernel = row.kernel.split('[').next().unwrap_or_default().to_owned();
+        let kernel = VariantId::kernel_of(&row.kernel).to_owned();
         let tally = tallies.entry((kernel, dtype, row.group)).or_default();
         let gate = &row.gates[0];
         match &gate.verdict {

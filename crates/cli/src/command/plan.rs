@@ -96,7 +96,7 @@ fn place(args: &Plan) -> anyhow::Result<Place> {
 }
 
 fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
-    let chosen = Attention::plan(problem)?.kernel();
+    let chosen = Attention::plan(problem, evosdpa::Device::Cpu)?.variant();
     let isa = Isa::available().last().map_or("portable", |isa| isa.name());
     let others =
         [CpuKernel::Flash, CpuKernel::Naive].map(CpuKernel::name).into_iter().filter(|name| *name != chosen);
@@ -104,7 +104,7 @@ fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
         problem: problem.to_string(),
         device: format!("cpu ({isa})"),
         arch: None,
-        kernel: chosen.to_owned(),
+        kernel: chosen.clone(),
         tunables: BTreeMap::new(),
         from: "rule: the streaming kernel is the fastest on a CPU".to_owned(),
         why: None,
@@ -145,8 +145,8 @@ fn on_gpu(
         problem: problem.to_string(),
         device: device.map_or_else(|| target.arch.to_string(), |name| format!("{name} ({})", target.arch)),
         arch: Some(target.arch.to_string()),
-        kernel: variant.kernel.clone(),
-        tunables: variant.tunables.iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        kernel: variant.id.kernel.clone(),
+        tunables: variant.id.tunables.to_map(),
         from: origin.to_string(),
         why,
         p50_us,

@@ -3,12 +3,9 @@
 use std::{fmt::Write, path::Path, time::Duration};
 
 use anyhow::Context;
-use evosdpa_core::{
-    DType, Problem, Shape,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::Device as Gpu;
-use evosdpa_kernels::{Arch, InputType, Kernel, Registry, Target};
+use evosdpa_kernels::{Arch, InputType, Kernel, Registry, Target, VariantId};
 use evosdpa_lab::{
     device::{Cuda, Device},
     gate::Verdict,
@@ -19,6 +16,7 @@ use evosdpa_lab::{
     },
     record::{Row, Run, RunStatus},
 };
+use evosdpa_oracle::inputs::{Family, Inputs};
 
 use crate::{Status, args::Profile, command, interrupt, output, progress};
 
@@ -80,7 +78,7 @@ fn works(args: &Profile, registry: &Registry) -> anyhow::Result<Vec<Subject>> {
     let shapes = if args.shape.is_empty() { vec!["mission".parse::<Shape>()?] } else { args.shape.clone() };
     let mut works = Vec::new();
     for name in &args.kernels {
-        let plain = name.split('[').next().unwrap_or(name);
+        let plain = VariantId::kernel_of(name);
         let kernel = registry.kernel(plain)?;
         let name = match &args.variant {
             Some(variant) => format!("{plain}[{variant}]"),
@@ -149,8 +147,7 @@ fn import(args: &Profile, file: &Path, registry: &Registry) -> anyhow::Result<St
     };
     let capture = Capture::parse(&text, &file.display().to_string())?;
     let wanted = |launch: &&Launch| {
-        args.kernels.is_empty()
-            || args.kernels.iter().any(|name| launch.kernel == name.split('[').next().unwrap_or(name))
+        args.kernels.is_empty() || args.kernels.iter().any(|name| launch.kernel == VariantId::kernel_of(name))
     };
     let mut rows = Vec::new();
     for launch in capture.launches.iter().filter(wanted) {

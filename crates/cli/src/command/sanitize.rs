@@ -14,12 +14,9 @@ use std::{
 };
 
 use anyhow::Context;
-use evosdpa_core::{
-    DType, Problem, Shape,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::{Device, Program};
-use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
+use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target, VariantId};
 use evosdpa_lab::{
     device::{Device as _, SCHEDULES, Sim},
     gate::{
@@ -29,6 +26,7 @@ use evosdpa_lab::{
     machine::Environment,
     tool::CudaTool,
 };
+use evosdpa_oracle::inputs::{Family, Inputs};
 use serde::Serialize;
 
 use crate::{
@@ -212,8 +210,7 @@ fn named_kernels<'a>(registry: &'a Registry, asked: &[String]) -> anyhow::Result
         let kernels = chosen_cuda_kernels(registry, &[])?;
         return Ok(kernels.into_iter().map(|kernel| (kernel.name().to_owned(), kernel)).collect());
     }
-    let base = |name: &str| name.split('[').next().unwrap_or_default().to_owned();
-    asked.iter().map(|name| Ok((name.clone(), registry.kernel(&base(name))?))).collect()
+    asked.iter().map(|name| Ok((name.clone(), registry.kernel(VariantId::kernel_of(name))?))).collect()
 }
 
 struct Ready {

@@ -299,9 +299,9 @@ fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
         kernel: "quick",
         evaluations: 24,
         resume: false,
-        stage: Stage::new("MIN_CTAS=2"),
+        stage: Stage::new("CTAS_PER_SM=2"),
         proposer: None,
-        only: &["MIN_CTAS", "STAGES", "HEAD_GROUP", "SKIP_RESCALE"],
+        only: &["CTAS_PER_SM", "STAGES", "HEAD_GROUP", "SKIP_RESCALE"],
         // More than there are evaluations: everything could be proposed before anything is known.
         ahead: 32,
     };

@@ -53,8 +53,8 @@
 #ifndef Q_STAGES  // 2: the next tile's queries arrive while this tile is still being worked on
 #define Q_STAGES 2
 #endif
-#ifndef Q_REGISTERS  // 1: the queries of a row block are held in registers; 0: every product reads them from shared memory
-#define Q_REGISTERS 0
+#ifndef Q_IN_REGS  // 1: the queries of a row block are held in registers; 0: every product reads them from shared memory
+#define Q_IN_REGS 0
 #endif
 #ifndef STORE_DIRECT  // 1: O goes from registers to global memory; 0: through shared memory and the copy engine
 #define STORE_DIRECT 1
@@ -74,11 +74,11 @@
 #ifndef WAIT_AT  // P·V is waited for after so many eighths of the next tile's exponentials; -1: before its maximum
 #define WAIT_AT 4
 #endif
-#ifndef MAX_OF_THREE  // 1: maxima of unmasked tiles are found as integers, three at a time
-#define MAX_OF_THREE 0
+#ifndef USE_VIMNMX3  // 1: maxima of unmasked tiles are found as integers, three at a time
+#define USE_VIMNMX3 0
 #endif
-#ifndef MASKS_APART  // 1: tiles with and without a mask have code of their own; 0: one code that asks
-#define MASKS_APART 1
+#ifndef SPLIT_MASKED_LOOP  // 1: tiles with and without a mask have code of their own; 0: one code that asks
+#define SPLIT_MASKED_LOOP 1
 #endif
 #ifndef WHOLE_TILES  // 1: every key tile is full and nothing is masked
 #define WHOLE_TILES 0
@@ -98,7 +98,7 @@ constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / 
 constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 // Whether what rounding leaves of P has room beside everything else while products and softmax overlap.
 constexpr bool RESIDUAL_FITS =
-    PRECISE_KEYS > 0 && BLOCK_N + VALUE_DIM / 2 + (Q_REGISTERS ? HEAD_DIM / 4 : 0) + 40 <= CONSUMER_REGS;
+    PRECISE_KEYS > 0 && BLOCK_N + VALUE_DIM / 2 + (Q_IN_REGS ? HEAD_DIM / 4 : 0) + 40 <= CONSUMER_REGS;
 constexpr int QK_PANELS = (HEAD_DIM + PANEL - 1) / PANEL;
 constexpr int V_PANELS = (VALUE_DIM + PANEL - 1) / PANEL;
 constexpr int Q_PANEL_BYTES = BLOCK_M * 128;
@@ -111,7 +111,7 @@ constexpr int Q_SLOT_BYTES = !STORE_DIRECT && O_BYTES > Q_BYTES ? O_BYTES : Q_BY
 constexpr int K_OFFSET = Q_STAGES * Q_SLOT_BYTES;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_BYTES;
 constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * V_BYTES;
-// barriers: (full, empty) of every Q slot and of every row block told, the next row block asked for, one spare, then K full, K empty,
+// barriers: (full, empty) of every Q slot and of every Q tile published, the next row block asked for, one spare, then K full, K empty,
 // V full, V empty per stage
 constexpr int WORK_SLOTS = 2;
 constexpr int WORK_OFFSET = BARRIER_OFFSET + 16 * Q_STAGES + 16 * WORK_SLOTS + 16 + 32 * STAGES;
@@ -142,15 +142,15 @@ __device__ __forceinline__ int first_row_of_warp() {
   return thread / 32 * 16 - 64;
 }
 
-// A warpgroup's queries as the A operand of Q·Kᵀ: where they lie or, Q_REGISTERS, four registers for each k16 step.
+// A warpgroup's queries as the A operand of Q·Kᵀ: where they lie or, Q_IN_REGS, four registers for each k16 step.
 struct Queries {
   u32 descriptor;
-  u32 fragments[Q_REGISTERS ? HEAD_DIM / 16 : 1][4];
+  u32 fragments[Q_IN_REGS ? HEAD_DIM / 16 : 1][4];
 
   __device__ __forceinline__ void read(u32 q_smem, int warpgroup, int warp_row, int lane) {
     descriptor = wgmma_descriptor(q_smem + warpgroup * 64 * 128);
 #pragma unroll
-    for (int k = 0; k < (Q_REGISTERS ? HEAD_DIM / 16 : 0); ++k)
+    for (int k = 0; k < (Q_IN_REGS ? HEAD_DIM / 16 : 0); ++k)
       ldmatrix_x4(fragments[k], q_smem + (k / 4) * Q_PANEL_BYTES + panel_offset(warp_row + (lane & 15), (k % 4) * 2 + (lane >> 4)));
   }
 };
@@ -161,8 +161,8 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], const Queri
   for (int k = 0; k < HEAD_DIM / 16; ++k) {
     const int inside = (k % 4) * 2;  // 32 bytes per k16 step, in units of 16
     const u32 b = k_desc + inside + (k / 4) * (KV_PANEL_BYTES >> 4);
-    if (Q_REGISTERS) {
-      const u32(&a)[4] = q.fragments[Q_REGISTERS ? k : 0];
+    if (Q_IN_REGS) {
+      const u32(&a)[4] = q.fragments[Q_IN_REGS ? k : 0];
       Wgmma<BLOCK_N>::template rs<0>(s, a[0], a[1], a[2], a[3], b, k > 0);
     } else {
       Wgmma<BLOCK_N>::ss(s, q.descriptor + inside + (k / 4) * (Q_PANEL_BYTES >> 4), b, k > 0);
@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   const u32 work_barriers = barriers + 16 * Q_STAGES;
   const u32 work_wanted = work_barriers + 16 * WORK_SLOTS;
   const u32 ring_barriers = work_wanted + 16;
-  auto told = [&](int slot) { return smem + WORK_OFFSET + slot * int(sizeof(Work)); };
+  auto work_slot = [&](int slot) { return smem + WORK_OFFSET + slot * int(sizeof(Work)); };
   auto q_full = [&](int slot) { return barriers + slot * 16; };
   auto q_empty = [&](int slot) { return barriers + slot * 16 + 8; };
   auto work_full = [&](int slot) { return work_barriers + slot * 16; };
@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     registers_release<PRODUCER_REGS>();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp == 1 && elect_lane()) {
-      // Scheduler. Consumers give a slot back when they have stored the row block it told them. A counter is asked for the next one as
+      // Scheduler. Consumers give a slot back when they have stored the Q tile it published. A counter is asked for the next one as
       // late as the producer can bear: who takes a long one early is the last to finish.
       Schedule schedule;
       RingPosition<WORK_SLOTS> work_at;
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         const Work work = schedule.work(p);
         more = work.head >= 0;
         mbarrier_wait(work_empty(work_at.slot()), work_at.parity() ^ 1);
-        tell_work(told(work_at.slot()), work);
+        publish_work(work_slot(work_at.slot()), work);
         mbarrier_arrive(work_full(work_at.slot()));
         if (PERSISTENT == 2 && work_at.uses == 0) grid_wait();  // the launch before may use the same counter
         if (PERSISTENT == 2 && more) mbarrier_wait(work_wanted, work_at.uses & 1);
@@ -289,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       };
       auto next_tile = [&](Tile& t) {  // false: there is no more
         mbarrier_wait(work_full(work_at.slot()), work_at.parity());
-        const Work work = read_work(told(work_at.slot()));
+        const Work work = read_work(work_slot(work_at.slot()));
         mbarrier_arrive(work_empty(work_at.slot()));
         work_at.advance();
         if (work.head >= 0) t = tile_of(p, work);
@@ -358,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     auto release_k = [&](const Tile& t, int n) {
       release_keys(k_empty(k_at.slot()));
       k_at.advance();
-      if (STORE_DIRECT && !Q_REGISTERS && n == t.first) release(q_empty(q_at.slot()));
+      if (STORE_DIRECT && !Q_IN_REGS && n == t.first) release(q_empty(q_at.slot()));
     };
     auto release_v = [&](int behind = 1) { release_keys(v_empty(v_at(behind).slot())); };
     auto await_product = [&] {  // of P·V, in the middle of the next tile's softmax
@@ -383,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     auto softmax = [&](auto maybe_masked, bool masked, auto wait) {
       constexpr bool MAYBE_MASKED = decltype(maybe_masked)::value;
       rescale = softmax_scores<BLOCK_N, MAYBE_MASKED, MAYBE_MASKED ? 0 : FMA_EXP, RESCALE_LAG, WAIT_AT>(
-          s, state, p.scale_log2, shrink, wait, MAX_OF_THREE && !masked);
+          s, state, p.scale_log2, shrink, wait, USE_VIMNMX3 && !masked);
     };
     auto mask_and_softmax = [&](const Tile& t, int n) {  // of a tile with nothing else under way: mostly one with a mask
       if (needs_mask(t, n)) mask_tile(t, n);
@@ -404,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     for (;;) {
       const RingPosition<WORK_SLOTS> work_at = {q_at.uses};
       mbarrier_wait(work_full(work_at.slot()), work_at.parity());
-      const Work work = read_work_for_warp(told(work_at.slot()));
+      const Work work = read_work_for_warp(work_slot(work_at.slot()));
       if (work.head < 0) break;
       const Tile t = tile_of(p, work);
       int n = PACK_HEADS > 1 ? t.last() : last_seen(p, t, t.m0 + warpgroup * 64 + 63);
@@ -414,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       mbarrier_wait(q_full(q_at.slot()), q_at.parity());
       Queries q;
       q.read(smem + q_at.slot() * Q_SLOT_BYTES, warpgroup, first_row_of_warp(), lane);
-      if (STORE_DIRECT && (Q_REGISTERS || t.count == 0)) {
+      if (STORE_DIRECT && (Q_IN_REGS || t.count == 0)) {
         __syncwarp();
         release(q_empty(q_at.slot()));
       }
@@ -511,7 +511,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         };
         for (--n; n >= t.first; --n) {
           const bool masked = needs_mask(t, n);
-          if (!MASKS_APART || WITH_RESIDUAL)
+          if (!SPLIT_MASKED_LOOP || WITH_RESIDUAL)
             step(Constant<!WHOLE_TILES>(), masked);
           else if (masked)
             step(Constant<!WHOLE_TILES>(), true);
@@ -537,10 +537,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       }
 
       // Read again, so that rows, head and batch are not kept in registers over the loop.
-      const int work_slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
+      const int slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
       const int warp_row = first_row_of_warp();
       int m0, head, batch;
-      locate(p, read_work_for_warp(told(work_slot)), m0, head, batch);
+      locate(p, read_work_for_warp(work_slot(slot)), m0, head, batch);
       if (PACK_HEADS > 1) head += warp_row / POSITIONS;
       m0 += warp_row % POSITIONS;
       const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};
@@ -549,7 +549,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #pragma unroll
       for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? 1.f / state.sum[r] : 0.f;
       scale_rows(o, inverse);
-      release(work_empty(work_slot));
+      release(work_empty(slot));
       if (STORE_DIRECT) {
         half_type* o_head = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
 #pragma unroll

@@ -14,7 +14,7 @@ struct Work {
   int m_block, head;
 };
 
-__device__ __forceinline__ void tell_work(u32 smem, const Work& work) {
+__device__ __forceinline__ void publish_work(u32 smem, const Work& work) {
   asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(smem), "r"(work.m_block), "r"(work.head) : "memory");
 }
 

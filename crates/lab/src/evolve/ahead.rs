@@ -9,9 +9,10 @@ use std::{
     },
 };
 
-use evosdpa_core::{Case, DType, Problem, inputs::Family};
+use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{Builder, worker::CompilePool};
-use evosdpa_kernels::{ProblemFacts, Registry, Target};
+use evosdpa_kernels::{ProblemFacts, Registry, Target, VariantId};
+use evosdpa_oracle::{Case, inputs::Family};
 
 use super::{
     log::Resources,
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::{
     Error, ErrorKind,
-    device::{Sim, split_name},
+    device::Sim,
     gate::{GateResult, Verdict, correctness, resources},
     variants::Job,
 };
@@ -172,11 +173,11 @@ fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Desk {
     fn prepare(&self, label: &str, registry: &Arc<Registry>) -> Result<Prepared, Error> {
         let mut prepared = Prepared::default();
-        let (kernel, chosen) = split_name(label)?;
-        let kernel = registry.kernel(kernel)?;
+        let VariantId { kernel, tunables } = label.parse()?;
+        let kernel = registry.kernel(&kernel)?;
         for problem in &self.problems {
             let facts = ProblemFacts::try_from(problem)?;
-            let variant = kernel.variant(&facts, &self.target, chosen.iter().copied())?;
+            let variant = kernel.variant(&facts, &self.target, tunables.iter())?;
             let built = timed("compile", &mut prepared.spans, || {
                 let built = self.builder.build(&variant);
                 // A worker that was killed says nothing about the source.

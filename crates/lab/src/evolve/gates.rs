@@ -3,8 +3,9 @@
 
 use std::{collections::BTreeMap, fs::File, time::Duration};
 
-use evosdpa_core::{
-    Case, Problem,
+use evosdpa_core::Problem;
+use evosdpa_oracle::{
+    Case,
     inputs::{Family, Inputs},
 };
 

@@ -4,7 +4,8 @@
 //! order: do wrong answers fail (the negative controls, on the very data of this case)? is the output right? are the
 //! canaries and the inputs untouched? is a second run bit-identical?
 
-use evosdpa_core::{Case, Control, Problem, Tensor, TensorView, inputs::Inputs};
+use evosdpa_core::{Problem, Tensor, TensorView};
+use evosdpa_oracle::{Case, Control, inputs::Inputs};
 
 use crate::{
     Error, ErrorKind,
@@ -190,7 +191,8 @@ fn same_bits(a: Option<&[f32]>, b: Option<&[f32]>) -> bool {
 mod tests {
     use std::cell::Cell;
 
-    use evosdpa_core::{DType, Layout, inputs::Family};
+    use evosdpa_core::{DType, Layout};
+    use evosdpa_oracle::inputs::Family;
 
     use super::*;
     use crate::device::{Cpu, KernelInfo, fresh_output};
@@ -276,7 +278,7 @@ mod tests {
         for layout in Layout::ALL {
             let problem = Problem::new("b2h3s5d8".parse().unwrap(), DType::F16).unwrap().with_layout(layout);
             let mut output = fresh_output(&problem);
-            output.o.fill_with(|_| 1.0);
+            evosdpa_oracle::elements::fill(&mut output.o, |_| 1.0);
             assert_eq!(first_broken_canary(&output.o), None);
             // 8 elements of a row, then 16 of gap: the last byte of the last gap, then the first of an inner one.
             for (row, inside) in [(rows - 1, 47), (7, 16)] {

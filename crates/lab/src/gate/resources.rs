@@ -137,11 +137,11 @@ pub fn check(
     device: Option<&Device>,
 ) -> Result<ResourceRow, Error> {
     let mut row = ResourceRow {
-        kernel: job.variant.kernel.clone(),
+        kernel: job.variant.id.kernel.clone(),
         arch: Some(job.target.arch.name().to_owned()),
         dtype: Some(job.dtype.name().to_owned()),
         problem: Some(job.problem.to_string()),
-        tunables: job.variant.tunables.iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        tunables: job.variant.id.tunables.to_map(),
         usage: None,
         limits: job.variant.limits,
         from_cache: None,
