@@ -52,7 +52,7 @@ impl Device for Stage {
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
         let name = evosdpa_kernels::VariantId::kernel_of(kernel);
         assert!(!name.contains("_p") || self.adopted.borrow().contains(name), "{name} was never adopted");
-        let attention = evosdpa::Attention::plan(*problem)?;
+        let attention = evosdpa::Attention::plan(*problem, evosdpa::Device::Cpu)?;
         let body = move |inputs: &mut Inputs, output: &mut Output| {
             let Inputs { q, k, v, .. } = inputs;
             let lse = output.lse.as_deref_mut();

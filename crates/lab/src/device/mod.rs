@@ -23,6 +23,9 @@ use crate::{
     measure::{Reading, floor::Ceilings},
 };
 
+/// The name that leaves the choice of a kernel to the library.
+pub const AUTO: &str = "auto";
+
 /// A kernel as `evosdpa kernels` lists it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct KernelInfo {
@@ -159,6 +162,11 @@ impl FromStr for Timing {
 
 /// A kernel ready to run on its inputs. What is only needed to time and audit it is refused where there is no clock.
 pub trait Loaded {
+    /// The variant that runs, where that is more than the name it was loaded by.
+    fn variant(&self) -> Option<String> {
+        None
+    }
+
     /// Runs once on input set `set` into a buffer poisoned with NaN.
     fn run(&mut self, set: usize) -> Result<Output, Error>;
 
