@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use evosdpa_core::{Control, DType, Shape};
+use evosdpa_core::{DType, Shape};
 use evosdpa_kernels::{Arch, InputType};
 use evosdpa_lab::{device::Timing, gate::sanitizer::Tool, report::Format};
+use evosdpa_oracle::Control;
 
 /// A laboratory for fused attention kernels: check them, time them, compare them.
 #[derive(Parser)]
@@ -16,8 +17,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-const EXIT_CODES: &str =
-    "Exit status: 0 every gate passed, 1 a gate failed, 2 wrong use or environment, 130 stopped by Ctrl-C.";
+const EXIT_CODES: &str = "Exit status: 0 every gate that ran passed, 1 a gate failed, 2 wrong use or environment or nothing to run, 130 stopped by\nCtrl-C.";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {

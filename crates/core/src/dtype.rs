@@ -6,7 +6,6 @@ use crate::{Error, Float, error::nearest};
 
 /// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
 pub enum DType {
     /// IEEE single precision.
     F32,

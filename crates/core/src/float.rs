@@ -3,7 +3,7 @@
 use crate::{DType, Element};
 
 /// A floating-point format wide enough for results. The 8-bit types are not among them: their codes mean nothing
-/// without a scale, so that rounding "to u8" is a question for [`crate::quantize`] and not for a tolerance.
+/// without a scale, so that rounding "to u8" is a question of quantising and not of a tolerance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Float {
     /// IEEE single precision.

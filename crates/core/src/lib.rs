@@ -1,25 +1,18 @@
-//! What is asked and what is right.
+//! What is asked: an attention [`Problem`], how it is spelled, and the tensors it is asked of.
 //!
-//! A [`Problem`] says what attention is to be computed, [`inputs`] makes data for it, the [`oracle`] knows the answer,
-//! and [`tolerance`] decides whether another answer is good enough. Nothing here is fast except by accident; nothing
-//! here knows of a device.
+//! Nothing here computes attention or knows of a device. What the right answer to a problem is, the crate
+//! `evosdpa-oracle` says.
 
-pub mod case;
 mod code;
 mod dtype;
 pub mod error;
 mod float;
-pub mod inputs;
 mod layout;
 pub mod mask;
-pub mod oracle;
 mod problem;
-pub mod quantize;
 mod shape;
 mod tensor;
-pub mod tolerance;
 
-pub use case::{Case, Control};
 pub use code::{CODE_MAX, E4M3Code, U8Code};
 pub use dtype::{DType, Element};
 pub use error::Error;
@@ -27,6 +20,5 @@ pub use float::Float;
 pub use layout::Layout;
 pub use mask::{Alignment, Band, Mask};
 pub use problem::Problem;
-pub use quantize::Scales;
 pub use shape::{MAX_HEAD_DIM, MAX_SEQUENCE, Shape, Sizes};
 pub use tensor::{Tensor, TensorView, TensorViewMut};

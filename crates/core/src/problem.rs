@@ -52,7 +52,7 @@ impl Problem {
     }
 
     /// The same for one head alone.
-    pub(crate) fn of_one_head(self) -> Self {
+    pub fn of_one_head(self) -> Self {
         Self { shape: self.shape.of_one_head(), ..self }
     }
 

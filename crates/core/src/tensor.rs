@@ -2,9 +2,6 @@
 
 use crate::{DType, E4M3Code, Element, Error, Layout, U8Code};
 
-/// Rows that one thread works on before another may help: less is not worth the handing over.
-const ROWS_AT_ONCE: usize = 128;
-
 /// A cache line: the unit in which tensors are allocated, so that their data is aligned for any vector width.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
@@ -27,18 +24,6 @@ impl Tensor {
         Self::with_strides(shape, dtype, layout.strides(shape), len)
     }
 
-    /// A packed tensor whose element at `index` is `value(index)`, rounded to `dtype`.
-    pub fn from_fn(
-        shape: [usize; 4],
-        dtype: DType,
-        layout: Layout,
-        value: impl Fn([usize; 4]) -> f64 + Sync,
-    ) -> Self {
-        let mut tensor = Self::zeros(shape, dtype, layout);
-        tensor.fill_with(value);
-        tensor
-    }
-
     /// A tensor in a larger buffer: rows are `row_gap` elements further apart than they need to be. Every byte of the
     /// buffer is set to `0xFF`, so that a read outside the elements shows: a NaN in every dtype but u8, where it is the
     /// largest value.
@@ -48,18 +33,6 @@ impl Tensor {
         let mut tensor = Self::with_strides(shape, dtype, strides, padded.iter().product());
         tensor.bytes_mut().fill(0xFF);
         tensor
-    }
-
-    /// Sets each element to `value(index)`, rounded to the tensor's dtype; in 8-bit tensors, to the code whose value at
-    /// scale one is nearest.
-    pub fn fill_with(&mut self, value: impl Fn([usize; 4]) -> f64 + Sync) {
-        match self.dtype {
-            DType::F32 => self.fill_typed::<f32>(value),
-            DType::F16 => self.fill_typed::<half::f16>(value),
-            DType::BF16 => self.fill_typed::<half::bf16>(value),
-            DType::U8 => self.fill_typed::<U8Code>(value),
-            DType::E4M3 => self.fill_typed::<E4M3Code>(value),
-        }
     }
 
     /// The tensor to read from.
@@ -87,32 +60,6 @@ impl Tensor {
     fn with_strides(shape: [usize; 4], dtype: DType, strides: [usize; 4], len: usize) -> Self {
         let lines = (len * dtype.bytes()).div_ceil(size_of::<Line>());
         Self { lines: vec![Line([0; 64]); lines], len, dtype, shape, strides }
-    }
-
-    fn fill_typed<T: Element>(&mut self, value: impl Fn([usize; 4]) -> f64 + Sync) {
-        use rayon::prelude::*;
-
-        let ([_, heads, seq, dim], strides) = (self.shape, self.strides);
-        // Both layouts lay rows of one pitch one after the other, so rows split safely.
-        let pitch = strides[1].min(strides[2]).max(1);
-        let heads_outside = seq == 1 || (heads > 1 && strides[1] > strides[2]);
-        let data: &mut [T] = bytemuck::cast_slice_mut(self.bytes_mut());
-        let fill = |(row, elements): (usize, &mut [T])| {
-            let (b, inside) = (row * pitch / strides[0], row * pitch % strides[0]);
-            let (h, s) = if heads_outside {
-                (inside / strides[1], inside % strides[1] / strides[2])
-            } else {
-                (inside % strides[2] / strides[1], inside / strides[2])
-            };
-            for (d, element) in elements[..dim].iter_mut().enumerate() {
-                *element = T::from_f64(value([b, h, s, d]));
-            }
-        };
-        if data.len() <= ROWS_AT_ONCE * pitch {
-            data.chunks_mut(pitch).enumerate().for_each(fill);
-        } else {
-            data.par_chunks_mut(pitch).enumerate().with_min_len(ROWS_AT_ONCE).for_each(fill);
-        }
     }
 }
 
@@ -168,34 +115,14 @@ impl<'a> TensorView<'a> {
         (T::DTYPE == self.dtype).then(|| bytemuck::cast_slice(self.bytes))
     }
 
-    /// Every element in logical order, widened as [`TensorView::row_f64`] does.
-    pub(crate) fn values_f64(&self) -> Vec<f64> {
-        use rayon::prelude::*;
-
-        let [batch, heads, seq, dim] = self.shape;
-        let mut all = vec![0.0; batch * heads * seq * dim];
-        let widen = |row: &mut Vec<f64>, (r, out): (usize, &mut [f64])| {
-            self.row_f64(r / (heads * seq), r / seq % heads, r % seq, row);
-            out.copy_from_slice(row);
-        };
-        if batch * heads * seq <= ROWS_AT_ONCE {
-            let mut row = Vec::new();
-            all.chunks_mut(dim.max(1)).enumerate().for_each(|one| widen(&mut row, one));
-        } else {
-            let rows = all.par_chunks_mut(dim.max(1)).enumerate().with_min_len(ROWS_AT_ONCE);
-            rows.for_each_init(Vec::new, widen);
-        }
-        all
-    }
-
     /// The first head of the first batch entry alone.
-    pub(crate) fn first_head(&self) -> Self {
+    pub fn first_head(&self) -> Self {
         let [.., seq, dim] = self.shape;
         Self { shape: [1, 1, seq, dim], ..*self }
     }
 
     /// One row (the head dimension) widened to f64. For 8-bit codes these are the values at scale one, within ±448: a
-    /// view does not know its scales ([`crate::inputs::Inputs::dequantized`] does).
+    /// view does not know its scales.
     pub fn row_f64(&self, b: usize, h: usize, s: usize, out: &mut Vec<f64>) {
         out.clear();
         self.row_map(b, h, s, |x| out.push(x));
@@ -320,46 +247,6 @@ fn overlaps(shape: [usize; 4], strides: [usize; 4]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn layouts_index_the_same_elements() {
-        let value = |[b, h, s, d]: [usize; 4]| (b * 1000 + h * 100 + s * 10 + d) as f64;
-        for layout in Layout::ALL {
-            let tensor = Tensor::from_fn([2, 3, 4, 5], DType::F32, layout, value);
-            let mut row = Vec::new();
-            tensor.view().row_f64(1, 2, 3, &mut row);
-            assert_eq!(row, [1230.0, 1231.0, 1232.0, 1233.0, 1234.0]);
-            // Rows are told apart by their strides, of which some coincide when a size is one.
-            for shape @ [batch, heads, seq, dim] in [[2, 1, 4, 3], [2, 3, 1, 3], [1, 1, 1, 3], [3, 2, 200, 1]]
-            {
-                let mut tensor = Tensor::poisoned_gaps(shape, DType::F32, layout, 2);
-                tensor.fill_with(value);
-                for (b, h, s) in
-                    (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..seq).map(move |s| (b, h, s))))
-                {
-                    tensor.view().row_f64(b, h, s, &mut row);
-                    let expected: Vec<f64> = (0..dim).map(|d| value([b, h, s, d])).collect();
-                    assert_eq!(row, expected, "{shape:?} {layout} {:?}", (b, h, s));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn gaps_hold_nan_in_every_dtype() {
-        for dtype in DType::ALL {
-            for layout in Layout::ALL {
-                let mut tensor = Tensor::poisoned_gaps([2, 2, 3, 4], dtype, layout, 3);
-                tensor.fill_with(|_| 1.0);
-                let words =
-                    tensor.bytes().chunks(dtype.bytes()).filter(|c| c.iter().all(|&b| b == 0xFF)).count();
-                assert_eq!(words, 2 * 2 * 3 * 3, "{dtype} {layout}");
-                let mut row = Vec::new();
-                tensor.view().row_f64(1, 1, 2, &mut row);
-                assert_eq!(row, [1.0; 4]);
-            }
-        }
-    }
 
     #[test]
     fn codes_are_read_at_scale_one() {

@@ -1,12 +1,12 @@
 //! Times the CPU kernels over the shapes given on the command line, against the machine's own peak measured in the same run.
 //!
-//! `cargo run --release -p evosdpa-cpu --example speed -- [shapes] [dtypes] [threads] [blocks] [isa]`
+//! `cargo run --release -p evosdpa-cpu --example speed -- [shapes] [dtypes] [threads] [blocks] [isa]`; 0 threads leaves their number to the library.
 
-use evosdpa_core::inputs::{Family, Inputs};
 use evosdpa_core::{DType, Problem, Shape, Tensor};
 use evosdpa_cpu::{
     CpuKernel, CpuOptions, FlashTiles, Isa, attention, fma_peak_gflops, memory_bandwidth_gbps,
 };
+use evosdpa_oracle::inputs::{Family, Inputs};
 use std::time::Instant;
 
 /// Measured time per row and block: short enough to interleave, long enough to average over.
@@ -31,7 +31,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (Some(q), Some(kv)) => Some(FlashTiles { block_q: q.parse()?, block_kv: kv.parse()? }),
         _ => None,
     };
-    let options = CpuOptions { threads: Some(threads), isa, tiles };
+    let options = CpuOptions { threads: (threads > 0).then_some(threads), isa, tiles };
+    let threads = if threads > 0 { threads } else { std::thread::available_parallelism()?.get() };
     let mut rows = Vec::new();
     for shape in shapes {
         for &dtype in &dtypes {

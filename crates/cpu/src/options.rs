@@ -2,6 +2,8 @@
 
 use crate::error::Error;
 use crate::isa::Isa;
+use evosdpa_core::Problem;
+use std::sync::OnceLock;
 
 /// The kernels of this crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,7 +27,7 @@ impl CpuKernel {
 /// How a kernel runs. The default uses every core and the best instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuOptions {
-    /// Threads to use; `None` for as many as the machine has. The result does not depend on it.
+    /// Threads to use; `None` for as many as this process may use, asked once. The result does not depend on it.
     pub threads: Option<usize>,
     /// Instruction set to use; `None` for the best this machine has. The naive kernel is always portable.
     pub isa: Option<Isa>,
@@ -34,11 +36,19 @@ pub struct CpuOptions {
 }
 
 impl CpuOptions {
+    /// Refuses what this machine or these head dimensions cannot meet. Costs a few dozen nanoseconds.
+    pub fn check(&self, problem: &Problem) -> Result<(), Error> {
+        let sizes = problem.sizes();
+        Isa::resolve(self.isa)?;
+        self.tile_sizes(sizes.dim_qk, sizes.dim_v)?;
+        self.thread_count().map(drop)
+    }
+
     /// The number of threads to use.
     pub(crate) fn thread_count(&self) -> Result<usize, Error> {
         const MOST: usize = 4096;
         match self.threads {
-            None => Ok(std::thread::available_parallelism().map_or(1, |n| n.get())),
+            None => Ok(machine_threads()),
             Some(count) if (1..=MOST).contains(&count) => Ok(count),
             Some(count) => Err(Error::ThreadCount { count, most: MOST }),
         }
@@ -48,6 +58,12 @@ impl CpuOptions {
     pub(crate) fn tile_sizes(&self, dim_qk: usize, dim_v: usize) -> Result<FlashTiles, Error> {
         self.tiles.unwrap_or_else(|| FlashTiles::for_dims(dim_qk, dim_v)).checked()
     }
+}
+
+/// Threads that this process may use. The answer lies in files (cgroup limits), which cost tens of microseconds to read.
+fn machine_threads() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
 /// Tile sizes of the flash kernel.
@@ -79,5 +95,27 @@ impl FlashTiles {
             && (16..=Self::MAX).contains(&block_kv)
             && block_kv.is_multiple_of(16);
         if fine { Ok(self) } else { Err(Error::TileSizes { block_q, block_kv, most: Self::MAX }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    /// Asking the system takes 28 µs and more, a call at `tiny` less than 10.
+    #[test]
+    fn the_number_of_threads_is_asked_for_once() {
+        let options = CpuOptions::default();
+        let first = options.thread_count().unwrap();
+        let fastest_us = (0..20).map(|_| {
+            let start = Instant::now();
+            for _ in 0..50 {
+                assert_eq!(options.thread_count().unwrap(), first);
+            }
+            start.elapsed().as_secs_f64() * 1e6 / 50.0
+        });
+        let fastest_us = fastest_us.fold(f64::INFINITY, f64::min);
+        assert!(fastest_us < 2.0, "{fastest_us} µs");
     }
 }

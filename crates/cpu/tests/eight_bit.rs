@@ -1,8 +1,8 @@
 //! 8-bit problems are refused by name, and nothing is written.
 
-use evosdpa_core::inputs::{Family, Inputs};
 use evosdpa_core::{DType, Problem, Tensor};
 use evosdpa_cpu::{CpuKernel, CpuOptions, Error, attention};
+use evosdpa_oracle::inputs::{Family, Inputs};
 
 #[test]
 fn eight_bit_problems_are_refused() {

@@ -2,9 +2,9 @@
 //! the peak of a process is that of all its tests.
 #![cfg(target_os = "linux")]
 
-use evosdpa_core::inputs::{Family, Inputs};
 use evosdpa_core::{DType, Problem, Tensor};
 use evosdpa_cpu::{CpuKernel, CpuOptions, attention};
+use evosdpa_oracle::inputs::{Family, Inputs};
 
 /// The largest resident set of this process so far.
 fn peak_resident_bytes() -> u64 {

@@ -277,7 +277,7 @@ fn slow_kernel(table: &mut Table, device: &Device, stream: &Stream, variant: &Va
     let slow = Variant {
         source: source.to_owned(),
         entry: "slow".to_owned(),
-        kernel: "slow".to_owned(),
+        id: evosdpa_kernels::VariantId::new("slow", []),
         ..variant.clone()
     };
     let artifact = Builder::default().build(&slow)?;

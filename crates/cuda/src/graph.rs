@@ -5,7 +5,7 @@ use std::{ptr, sync::Arc};
 use cudarc::driver::sys;
 
 use crate::{
-    Result, Stream,
+    Error, Result, Stream,
     device::Context,
     driver::{check, plain},
 };
@@ -23,7 +23,10 @@ unsafe impl Send for Graph {}
 
 impl Graph {
     /// Records what `work` does on the stream, without running it. `work` must not allocate or wait.
-    pub fn capture(stream: &Stream, work: impl FnOnce() -> Result<()>) -> Result<Self> {
+    pub fn capture<E: From<Error>>(
+        stream: &Stream,
+        work: impl FnOnce() -> std::result::Result<(), E>,
+    ) -> std::result::Result<Self, E> {
         let context = &stream.context;
         context.bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;

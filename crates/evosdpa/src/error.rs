@@ -1,8 +1,13 @@
 //! What can go wrong in a call.
 
+#[cfg(feature = "cuda")]
 use std::path::PathBuf;
 
+#[cfg(feature = "cuda")]
 use evosdpa_core::DType;
+
+#[cfg(feature = "cuda")]
+use crate::Device;
 
 /// Why attention was not computed. Nothing has been written then.
 #[derive(Debug, thiserror::Error)]
@@ -12,15 +17,19 @@ pub enum Error {
     #[error(transparent)]
     Problem(#[from] evosdpa_core::Error),
     /// The CPU backend refused.
+    #[cfg(feature = "cpu")]
     #[error(transparent)]
     Cpu(#[from] evosdpa_cpu::Error),
     /// The driver, the compiler or a launch failed.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] evosdpa_cuda::Error),
     /// No kernel takes the problem, or a kernel was asked for something it does not have.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Kernels(#[from] evosdpa_kernels::Error),
     /// A kernel of the user's that asks for too many tensor maps.
+    #[cfg(feature = "cuda")]
     #[error(
         "kernel `{kernel}` takes {count} tensor maps, at most {} are possible",
         evosdpa_cuda::PreparedLaunch::TENSOR_MAPS_MAX
@@ -32,12 +41,14 @@ pub enum Error {
         count: usize,
     },
     /// A tensor has no address.
+    #[cfg(feature = "cuda")]
     #[error("{tensor} has no memory: its address is 0")]
     NullPointer {
         /// Which tensor.
         tensor: &'static str,
     },
     /// An address inside an element.
+    #[cfg(feature = "cuda")]
     #[error("{tensor}: the address {address:#x} is no multiple of its elements' {element_bytes} bytes")]
     Misaligned {
         /// Which tensor.
@@ -48,6 +59,7 @@ pub enum Error {
         element_bytes: u64,
     },
     /// A stride that runs backwards.
+    #[cfg(feature = "cuda")]
     #[error("{tensor}: the stride {stride} is negative; make it contiguous first")]
     NegativeStride {
         /// Which tensor.
@@ -56,6 +68,7 @@ pub enum Error {
         stride: i64,
     },
     /// An output in which elements share memory.
+    #[cfg(feature = "cuda")]
     #[error(
         "{tensor}: the stride {stride} is smaller than the {extent} elements it must step over; an output's elements \
          must not share memory"
@@ -69,18 +82,21 @@ pub enum Error {
         extent: u64,
     },
     /// 8-bit inputs without scales.
+    #[cfg(feature = "cuda")]
     #[error("{dtype} inputs need scales, one for each batch and head of Q, K and V")]
     ScalesMissing {
         /// The inputs' type.
         dtype: DType,
     },
     /// Scales for inputs that have none.
+    #[cfg(feature = "cuda")]
     #[error("{dtype} inputs have no scales; only 8-bit ones do")]
     ScalesNotWanted {
         /// The inputs' type.
         dtype: DType,
     },
     /// A tuned table says something impossible.
+    #[cfg(feature = "cuda")]
     #[error("{file}: {problem}")]
     Table {
         /// The table.
@@ -89,6 +105,7 @@ pub enum Error {
         problem: String,
     },
     /// A tuned table could not be read or written.
+    #[cfg(feature = "cuda")]
     #[error("cannot {doing} the tuned table {}: {source}; EVOSDPA_TUNED names another", path.display())]
     TableFile {
         /// What was tried.
@@ -99,6 +116,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// Winners of a tune that cannot become rows of a table.
+    #[cfg(feature = "cuda")]
     #[error("{file}: {problem}")]
     Elites {
         /// The file.
@@ -107,6 +125,7 @@ pub enum Error {
         problem: String,
     },
     /// Kernels take the problem, but none takes these tensors.
+    #[cfg(feature = "cuda")]
     #[error("no kernel takes these tensors of {problem}: {reasons}")]
     Unreachable {
         /// The problem.
@@ -114,4 +133,19 @@ pub enum Error {
         /// Each kernel with its reason.
         reasons: String,
     },
+    /// Host tensors for a plan on a GPU.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "the plan is for {device}, which takes tensors in its own memory: call `run_on`, or plan for Device::Cpu"
+    )]
+    PlannedForGpu {
+        /// The plan's device.
+        device: Device,
+    },
+    /// Device tensors for a plan on a CPU.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "the plan is for the CPU, which cannot read device memory: call `run`, or plan for Device::Cuda(n)"
+    )]
+    PlannedForCpu,
 }

@@ -124,6 +124,12 @@ pub enum Error {
         /// The values its manifest lists.
         allowed: Vec<i64>,
     },
+    /// Text that is not a kernel with tunables.
+    #[error("cannot read `{text}` as a kernel with tunables; write it as sdpa_v2c[STAGES=3 BLOCK_N=64]")]
+    VariantName {
+        /// The text as given.
+        text: String,
+    },
     /// The tunables break a constraint of the kernel.
     #[error("kernel `{kernel}` with {assignment}: constraint `{expr}` does not hold ({why})")]
     Constraint {

@@ -8,6 +8,7 @@ mod embedded;
 mod error;
 mod expr;
 mod facts;
+mod id;
 mod include;
 mod manifest;
 mod names;
@@ -21,6 +22,7 @@ pub use arch::{Arch, Target};
 pub use error::{Error, Result};
 pub use expr::{Expr, ExprError};
 pub use facts::{InputType, ProblemFacts};
+pub use id::VariantId;
 pub use include::Header;
 pub use manifest::{
     Constraint, Gate, Launch, Layer, Limits, Manifest, MaskKind, Mutant, Range, Swizzle, TensorMapSpec,

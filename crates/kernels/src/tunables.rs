@@ -21,6 +21,22 @@ impl Assignment {
     pub fn iter(&self) -> impl Iterator<Item = (&str, i64)> {
         self.0.iter().map(|(name, value)| (name.as_str(), *value))
     }
+
+    /// Whether no tunable has a value.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// As a map, for documents.
+    pub fn to_map(&self) -> BTreeMap<String, i64> {
+        self.0.clone()
+    }
+}
+
+impl<'a> FromIterator<(&'a str, i64)> for Assignment {
+    fn from_iter<I: IntoIterator<Item = (&'a str, i64)>>(pairs: I) -> Self {
+        Self(pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    }
 }
 
 /// `BLOCK_M=64 STAGES=2`, or `no tunables`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     Arch, Assignment, Constraint, Error, Expr, ExprError, Header, InputType, Kernel, Limits, Manifest,
-    ProblemFacts, Reason, Refusal, Result, SpaceSize, Swizzle, Target, TensorName, TunableSpace,
+    ProblemFacts, Reason, Refusal, Result, SpaceSize, Swizzle, Target, TensorName, TunableSpace, VariantId,
     expr::Environment, support, tunables::SEARCH_LIMIT,
 };
 
@@ -59,10 +59,8 @@ pub struct TensorMapUse {
 /// A kernel with its tunables set, for a problem and a target.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// The kernel.
-    pub kernel: String,
-    /// The tunables' values.
-    pub tunables: Assignment,
+    /// The kernel, with a value for every tunable.
+    pub id: VariantId,
     /// What to compile for.
     pub arch: Arch,
     /// The source file's name, as it appears in line information.
@@ -88,10 +86,7 @@ pub struct Variant {
 impl Variant {
     /// `sdpa_v2b[BLOCK_M=64 STAGES=2]`.
     pub fn label(&self) -> String {
-        if self.tunables.iter().next().is_none() {
-            return self.kernel.clone();
-        }
-        format!("{}[{}]", self.kernel, self.tunables)
+        self.id.to_string()
     }
 }
 
@@ -226,7 +221,7 @@ impl Kernel {
         let tensor_maps = resolution.tensor_maps()?;
         let Manifest { limits, entry, options, .. } = &self.manifest;
         Ok(Variant {
-            kernel: self.name().to_owned(),
+            id: VariantId { kernel: self.name().to_owned(), tunables },
             arch: target.arch,
             source_file: self.source_file.clone(),
             source: self.source.clone(),
@@ -237,7 +232,6 @@ impl Kernel {
             launch,
             tensor_maps,
             limits: limits.get(&target.arch).copied().unwrap_or_default(),
-            tunables,
         })
     }
 }

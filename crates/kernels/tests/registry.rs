@@ -218,7 +218,7 @@ fn a_default_may_use_defines_that_follow_from_the_problem() {
         let facts = ProblemFacts { seq_q, ..facts() };
         let variant =
             registry.kernel("scale_rows").unwrap().default_variant(&facts, &Target::nominal(Arch::Sm89));
-        variant.unwrap().tunables.value("ROWS")
+        variant.unwrap().id.tunables.value("ROWS")
     };
     assert_eq!((rows(100), rows(101)), (Some(32), Some(64)));
     let message = Manifest::parse(&with("LONG = \"seq_q > THREADS\""), "k.toml").unwrap_err().to_string();
@@ -230,7 +230,7 @@ fn defaults_give_way_to_constraints() {
     let kernel = kernel();
     // 32 rows of 64 halves need 4 KiB; on a device with 2 KiB only 16 rows fit.
     let small = Target { smem_limit_bytes: 2048, ..Target::nominal(Arch::Sm89) };
-    assert_eq!(kernel.default_variant(&facts(), &small).unwrap().tunables.value("ROWS"), Some(16));
+    assert_eq!(kernel.default_variant(&facts(), &small).unwrap().id.tunables.value("ROWS"), Some(16));
     let none = Target { smem_limit_bytes: 1024, ..small };
     let message = kernel.default_variant(&facts(), &none).unwrap_err().to_string();
     assert_contains(&message, &["not supported by `scale_rows`", "no tunable values", "must fit"]);

@@ -4,13 +4,14 @@
 //! Without one only the simulator's column is filled. The tensor cores' sums are not the simulator's bit for bit (PTX
 //! leaves their rounding open), so the outputs are held against the gates and against each other.
 
-use evosdpa_core::{Case, DType, Problem, inputs::Family};
+use evosdpa_core::{DType, Problem};
 use evosdpa_kernels::Registry;
 use evosdpa_lab::{
     Error,
     device::{Cuda, Device, Output, Sim},
     machine::Environment,
 };
+use evosdpa_oracle::{Case, inputs::Family};
 use serde::Serialize;
 use serde_json::json;
 

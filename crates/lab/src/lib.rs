@@ -22,13 +22,13 @@ pub mod sweep;
 pub mod tool;
 pub mod variants;
 
-pub use error::Error;
+pub use error::{Error, ErrorKind};
 
 use evosdpa_core::error::nearest;
 
 /// The name of one of a device's kernels, checked. A name may carry tunables: `sdpa_v2c[STAGES=3]`.
 pub fn find_kernel(device: &dyn device::Device, name: &str) -> Result<String, Error> {
-    let plain = name.split('[').next().unwrap_or(name);
+    let plain = evosdpa_kernels::VariantId::kernel_of(name);
     let known = device.kernels().iter().any(|kernel| kernel.name == plain);
     if known { Ok(name.to_owned()) } else { Err(unknown_kernel(device, plain)) }
 }

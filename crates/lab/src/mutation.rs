@@ -2,10 +2,9 @@
 
 use std::cell::Cell;
 
-use evosdpa_core::{
-    DType, Problem,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem};
+use evosdpa_kernels::VariantId;
+use evosdpa_oracle::inputs::{Family, Inputs};
 use ptxsan::{Module, Options, mutate};
 pub use ptxsan::{Schedule, mutate::Fate};
 use serde::Serialize;
@@ -63,17 +62,17 @@ const SUBJECTS: &[(&str, DType, &[&str])] = &[
     ("sdpa_fp8_stage_c", DType::U8, SHAPES),
     ("sdpa_fp8_stage_c[USE_KV_LUT=1 NUM_PRODUCER_WARPS=1 STAGES=3]", DType::E4M3, SHAPES),
     (
-        "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=1 STAGES=2 Q_IN_REGS=1 SPLIT_LOOP=1 SKIP_RESCALE=0 MIN_CTAS=1]",
+        "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=1 STAGES=2 Q_IN_REGS=1 SPLIT_PRECISE_LOOP=1 SKIP_RESCALE=0 CTAS_PER_SM=1]",
         DType::F16,
         SHAPES,
     ),
     (
-        "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=2 STAGES=3 Q_IN_REGS=0 SPLIT_LOOP=1 SKIP_RESCALE=1 MIN_CTAS=1]",
+        "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=2 STAGES=3 Q_IN_REGS=0 SPLIT_PRECISE_LOOP=1 SKIP_RESCALE=1 CTAS_PER_SM=1]",
         DType::F16,
         SHAPES,
     ),
     (
-        "ampere_fwd[BLOCK_M=32 BLOCK_N=64 WARPS_M=2 WARPS_N=2 STAGES=1 Q_IN_REGS=1 SPLIT_LOOP=0 SKIP_RESCALE=0 MIN_CTAS=1]",
+        "ampere_fwd[BLOCK_M=32 BLOCK_N=64 WARPS_M=2 WARPS_N=2 STAGES=1 Q_IN_REGS=1 SPLIT_PRECISE_LOOP=0 SKIP_RESCALE=0 CTAS_PER_SM=1]",
         DType::F16,
         SHAPES,
     ),
@@ -89,7 +88,7 @@ pub fn subjects(sim: &Sim, asked: &[String]) -> Result<Vec<Subject>, Error> {
     if asked.is_empty() {
         return Ok(SUBJECTS.iter().map(of).collect());
     }
-    let base = |name: &str| name.split('[').next().unwrap_or_default().to_owned();
+    let base = VariantId::kernel_of;
     let mut subjects = Vec::new();
     for name in asked {
         crate::find_kernel(sim, name)?;

@@ -1,7 +1,8 @@
 //! A kernel against itself: how often does the accept rule see a difference that is not there?
 
-use evosdpa_core::{
-    Case, Problem,
+use evosdpa_core::Problem;
+use evosdpa_oracle::{
+    Case,
     inputs::{Family, Inputs},
 };
 use serde::Serialize;

@@ -8,11 +8,13 @@ use std::{
     sync::Mutex,
 };
 
-use evosdpa_core::{Case, DType, Problem, Shape, inputs::Family};
+use evosdpa_core::{DType, Problem, Shape};
+use evosdpa_kernels::VariantId;
+use evosdpa_oracle::{Case, inputs::Family};
 use serde::Serialize;
 
 use crate::{
-    Error,
+    Error, ErrorKind,
     covering::covering,
     device::{Device, SCHEDULES, Sim},
     gate::{
@@ -62,7 +64,7 @@ impl Lot {
         let mut variants = sim.variants(kernel, &spec.problem, usize::MAX)?;
         let of = variants.len();
         if of > most {
-            let settings: Vec<Vec<&str>> = variants.iter().map(|name| settings(name)).collect();
+            let settings = variants.iter().map(|name| settings(name)).collect::<Result<Vec<_>, Error>>()?;
             let chosen = covering(&settings, most);
             variants = chosen.into_iter().map(|at| variants[at].clone()).collect();
         }
@@ -71,9 +73,9 @@ impl Lot {
 }
 
 /// `STAGES=2`, … of `sdpa_v2b[STAGES=2 …]`.
-pub fn settings(variant: &str) -> Vec<&str> {
-    let inside = variant.split_once('[').map_or("", |(_, rest)| rest.trim_end_matches(']'));
-    inside.split_whitespace().collect()
+pub fn settings(variant: &str) -> Result<Vec<String>, Error> {
+    let id: VariantId = variant.parse()?;
+    Ok(id.tunables.iter().map(|(name, value)| format!("{name}={value}")).collect())
 }
 
 /// What one variant showed.
@@ -110,7 +112,7 @@ impl<'a> Trial<'a> {
                 (launch.grid, launch.block, launch.dynamic_smem_bytes).hash(&mut hasher);
                 hasher.finish()
             }
-            Err(error) if error.is_the_kernels_fault() => return Ok(Shown::Wrong(error.to_string())),
+            Err(error) if error.kind() == ErrorKind::Kernel => return Ok(Shown::Wrong(error.to_string())),
             Err(error) => return Err(error),
         };
         // Nothing panics under the lock.

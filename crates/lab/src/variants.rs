@@ -149,7 +149,7 @@ impl Selection {
         let mut total = 0;
         for variant in kernel.variants(&problem, &target) {
             let variant = variant?;
-            if request.set.iter().any(|(name, value)| variant.tunables.value(name) != Some(*value)) {
+            if request.set.iter().any(|(name, value)| variant.id.tunables.value(name) != Some(*value)) {
                 continue;
             }
             if total < cap {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_core::{DType, Problem};
 use evosdpa_lab::{
     Error,
     bench::{self, Request},
@@ -11,10 +11,11 @@ use evosdpa_lab::{
     measure::floor::Ceilings,
     record::Row,
 };
+use evosdpa_oracle::inputs::Inputs;
 
 /// The right answer, computed by a kernel that does not cheat.
 fn attend(problem: &Problem, inputs: &Inputs, output: &mut Output) -> Result<(), Error> {
-    let attention = evosdpa::Attention::plan(*problem)?;
+    let attention = evosdpa::Attention::plan(*problem, evosdpa::Device::Cpu)?;
     let Inputs { q, k, v, .. } = inputs;
     Ok(attention.run(q.view(), k.view(), v.view(), output.o.view_mut(), output.lse.as_deref_mut())?)
 }

@@ -1,11 +1,9 @@
 //! Performance regressions that need no GPU: exact counts of what kernels execute.
 
-use evosdpa_core::{
-    DType, Problem,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem};
 use evosdpa_kernels::Registry;
 use evosdpa_lab::device::Sim;
+use evosdpa_oracle::inputs::{Family, Inputs};
 use ptxsan::{
     Options, Schedule,
     count::{Class, Counters},

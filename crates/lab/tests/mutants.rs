@@ -1,11 +1,12 @@
 //! Every known-bad kernel under the simulator: the right kind of finding on the right line, and none once repaired.
 
-use evosdpa_core::{Case, DType, Problem, Shape, inputs::Family};
+use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_kernels::{Gate, Kernel, Registry};
 use evosdpa_lab::{
     device::{Output, Sim, Simulation},
     gate::suite::{CaseSpec, Group},
 };
+use evosdpa_oracle::{Case, inputs::Family};
 use ptxsan::{Finding, Kind, Options, Outcome, Schedule};
 
 /// What must be found: the kind, and text of the lines that are to blame.

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evosdpa_core::{Case, DType};
+use evosdpa_core::DType;
 use evosdpa_kernels::Registry;
 use evosdpa_lab::{
     covering::pairwise,
@@ -15,6 +15,7 @@ use evosdpa_lab::{
     gate::suite::CaseSpec,
     sweep::{LONG, Lot, SMALL, Shown, SweepRow, Trial, case_spec, settings},
 };
+use evosdpa_oracle::Case;
 use ptxsan::{Options, Schedule};
 
 const HALF: [DType; 2] = [DType::F16, DType::BF16];
@@ -80,7 +81,7 @@ fn pairs(sim: &Sim, kernel: &str, shapes: &[&'static str], dtypes: &[DType], off
             let step = names.len().div_ceil(POOL) | 1;
             turn += 1;
             for (at, name) in names.into_iter().step_by(step).enumerate() {
-                let tunables: Vec<String> = settings(&name).into_iter().map(str::to_owned).collect();
+                let tunables = settings(&name).unwrap();
                 // Where a run is short every schedule is offered, else each in turn.
                 let schedules = match offer {
                     Offer::EverySchedule => &Schedule::ALL[..],

@@ -2,9 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use evosdpa::{Alignment, DType, Mask, Problem, Shape, Sizes, TensorView, TensorViewMut};
+use evosdpa::{
+    Alignment, Attention, DType, Device, Mask, Options, Problem, Shape, Sizes, TensorView, TensorViewMut,
+};
 
-use crate::{Error, plans::cpu_plan};
+use crate::Error;
 
 /// A tensor as Python describes it: the address of its first element, sizes and strides in elements, indexed
 /// `[batch, heads, sequence, head dimension]`.
@@ -82,7 +84,8 @@ impl Call {
     /// # Safety
     /// As [`Self::run_on_cpu`].
     unsafe fn run_planned(&self, problem: Problem, threads: usize) -> Result<(), Error> {
-        let plan = cpu_plan(problem, threads)?;
+        let options = Options { threads: (threads > 0).then_some(threads), ..Options::default() };
+        let attention = Attention::plan_with(problem, Device::Cpu, &options)?;
         let dtype = problem.dtype();
         // SAFETY: by contract each operand's elements are valid, and nobody else has the outputs.
         let (q, k, v, o, lse) = unsafe {
@@ -94,7 +97,7 @@ impl Call {
                 (self.lse != 0).then(|| std::slice::from_raw_parts_mut(self.lse as *mut f32, problem.rows())),
             )
         };
-        Ok(plan.run(q, k, v, o, lse)?)
+        Ok(attention.run(q, k, v, o, lse)?)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A call on a GPU.
 
 use evosdpa::{
-    DType, DeviceLse, DeviceTensor, DeviceTensors,
+    DType, DeviceLse, DeviceTensor, DeviceTensors, Options,
     gpu::{self, RawStream},
 };
 
@@ -11,7 +11,7 @@ impl Call {
     /// Queues attention on the caller's stream of `cuda:N`; addresses are device memory.
     ///
     /// # Safety
-    /// As for [`gpu::forward`].
+    /// As for [`evosdpa::Attention::run_on`].
     pub unsafe fn queue_on_gpu(&self, ordinal: usize, stream: u64) -> Result<(), Error> {
         let problem = self.problem()?;
         let (lse, dtype) = (self.lse as u64, problem.dtype());
@@ -23,8 +23,11 @@ impl Call {
             lse: (lse != 0).then(|| DeviceLse::packed(lse, &problem)),
             scales: None,
         };
-        // SAFETY: this function's contract is the same.
-        caught(|| Ok(unsafe { gpu::forward(ordinal, &problem, &tensors, RawStream(stream)) }?))
+        caught(|| {
+            let attention = gpu::shared(ordinal)?.plan(&problem, &tensors, &Options::default())?;
+            // SAFETY: this function's contract is the same.
+            Ok(unsafe { attention.run_on(RawStream(stream), &tensors) }?)
+        })
     }
 }
 

@@ -11,7 +11,6 @@ mod exchange;
 mod gpu;
 #[cfg(feature = "extension-module")]
 mod module;
-mod plans;
 #[cfg(feature = "extension-module")]
 mod straight;
 

@@ -12,7 +12,7 @@ use evosdpa_lab::machine::Environment;
 use serde::Serialize;
 
 use crate::{
-    Found,
+    Status,
     args::Plan,
     command::{cuda_ordinal, registry, unknown_device},
     output,
@@ -54,7 +54,7 @@ enum Place {
     Gpu { target: Target, name: Option<String> },
 }
 
-pub(crate) fn run(args: Plan) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Plan) -> anyhow::Result<Status> {
     let place = place(&args)?;
     let registry = registry(&args.kernel_path)?;
     let mut rows = Vec::new();
@@ -75,7 +75,7 @@ pub(crate) fn run(args: Plan) -> anyhow::Result<Found> {
         let pages: Vec<String> = rows.iter().map(|row| page(row, args.explain)).collect();
         output::print(&pages.join("\n"))?;
     }
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }
 
 /// The device that was meant. An architecture needs no GPU.
@@ -96,7 +96,7 @@ fn place(args: &Plan) -> anyhow::Result<Place> {
 }
 
 fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
-    let chosen = Attention::plan(problem)?.kernel();
+    let chosen = Attention::plan(problem, evosdpa::Device::Cpu)?.variant();
     let isa = Isa::available().last().map_or("portable", |isa| isa.name());
     let others =
         [CpuKernel::Flash, CpuKernel::Naive].map(CpuKernel::name).into_iter().filter(|name| *name != chosen);
@@ -104,7 +104,7 @@ fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
         problem: problem.to_string(),
         device: format!("cpu ({isa})"),
         arch: None,
-        kernel: chosen.to_owned(),
+        kernel: chosen.clone(),
         tunables: BTreeMap::new(),
         from: "rule: the streaming kernel is the fastest on a CPU".to_owned(),
         why: None,
@@ -145,8 +145,8 @@ fn on_gpu(
         problem: problem.to_string(),
         device: device.map_or_else(|| target.arch.to_string(), |name| format!("{name} ({})", target.arch)),
         arch: Some(target.arch.to_string()),
-        kernel: variant.kernel.clone(),
-        tunables: variant.tunables.iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        kernel: variant.id.kernel.clone(),
+        tunables: variant.id.tunables.to_map(),
         from: origin.to_string(),
         why,
         p50_us,

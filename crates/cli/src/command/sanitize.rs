@@ -14,12 +14,9 @@ use std::{
 };
 
 use anyhow::Context;
-use evosdpa_core::{
-    DType, Problem, Shape,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::{Device, Program};
-use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
+use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target, VariantId};
 use evosdpa_lab::{
     device::{Device as _, SCHEDULES, Sim},
     gate::{
@@ -29,10 +26,11 @@ use evosdpa_lab::{
     machine::Environment,
     tool::CudaTool,
 };
+use evosdpa_oracle::inputs::{Family, Inputs};
 use serde::Serialize;
 
 use crate::{
-    Found,
+    Status,
     args::Sanitize,
     command::{chosen_cuda_kernels, cuda_ordinal, registry, unknown_device},
     interrupt, output, progress,
@@ -78,7 +76,7 @@ pub(crate) fn only_on_sim(args: &Sanitize, mode: &str) -> anyhow::Result<()> {
     }
 }
 
-pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Sanitize) -> anyhow::Result<Status> {
     if args.mutation_score {
         return super::mutation::run(&args);
     }
@@ -118,7 +116,7 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
         output::print(&page(&rows))?;
     }
     let verdicts: Vec<&Verdict> = rows.iter().map(|row| &row.gates[0].verdict).collect();
-    Ok(Found::of_gates(&verdicts, verdicts.iter().any(|verdict| verdict.is_pass())))
+    Ok(Status::of_gates(&verdicts, verdicts.iter().any(|verdict| verdict.is_pass())))
 }
 
 /// Each kernel on each problem, as often as there are orders of warps to try.
@@ -212,8 +210,7 @@ fn named_kernels<'a>(registry: &'a Registry, asked: &[String]) -> anyhow::Result
         let kernels = chosen_cuda_kernels(registry, &[])?;
         return Ok(kernels.into_iter().map(|kernel| (kernel.name().to_owned(), kernel)).collect());
     }
-    let base = |name: &str| name.split('[').next().unwrap_or_default().to_owned();
-    asked.iter().map(|name| Ok((name.clone(), registry.kernel(&base(name))?))).collect()
+    asked.iter().map(|name| Ok((name.clone(), registry.kernel(VariantId::kernel_of(name))?))).collect()
 }
 
 struct Ready {

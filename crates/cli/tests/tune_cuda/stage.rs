@@ -2,11 +2,12 @@
 
 use std::{cell::RefCell, collections::HashSet};
 
-use evosdpa_core::{Problem, inputs::Inputs};
+use evosdpa_core::Problem;
 use evosdpa_lab::{
     Error,
     device::{Cpu, Device, KernelInfo, Loaded, LoadedCpu, Output, Timing},
 };
+use evosdpa_oracle::inputs::Inputs;
 
 /// Kernels that attend on the CPU. What their clock shows is written: those with this text in their name are four times as
 /// fast as the others, however busy the machine is.
@@ -49,9 +50,9 @@ impl Device for Stage {
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        let (name, _) = kernel.split_once('[').unwrap();
+        let name = evosdpa_kernels::VariantId::kernel_of(kernel);
         assert!(!name.contains("_p") || self.adopted.borrow().contains(name), "{name} was never adopted");
-        let attention = evosdpa::Attention::plan(*problem)?;
+        let attention = evosdpa::Attention::plan(*problem, evosdpa::Device::Cpu)?;
         let body = move |inputs: &mut Inputs, output: &mut Output| {
             let Inputs { q, k, v, .. } = inputs;
             let lse = output.lse.as_deref_mut();

@@ -1,9 +1,9 @@
 //! Every kernel on every instruction set gives the right answer.
 
 use crate::running::{run, run_gapped, ways};
-use evosdpa_core::case::Case;
-use evosdpa_core::inputs::Family;
 use evosdpa_core::{Alignment, DType, Layout, Mask, Problem, Shape, Sizes};
+use evosdpa_oracle::Case;
+use evosdpa_oracle::inputs::Family;
 use proptest::prelude::*;
 
 fn check(problem: &Problem, family: Family, seed: u64) {

@@ -1,9 +1,12 @@
 //! What the kernels promise beside the right numbers: determinism, corners, refusals, memory.
 
 use crate::running::{elements, run, ways};
-use evosdpa_core::inputs::{Family, Inputs};
 use evosdpa_core::{DType, Layout, Problem, Shape, Tensor, TensorView};
 use evosdpa_cpu::{CpuKernel, CpuOptions, Error, FlashTiles, Isa, attention, workspace_bytes};
+use evosdpa_oracle::{
+    elements,
+    inputs::{Family, Inputs},
+};
 
 fn problem(shape: &str, dtype: DType) -> Problem {
     Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap()
@@ -120,7 +123,7 @@ fn inputs_may_repeat_through_zero_strides() {
     let one = Inputs::generate(&narrow, Family::Normal, 4);
     let queries = Inputs::generate(&wide, Family::Normal, 9);
     let repeated = |tensor: &Tensor| {
-        Tensor::from_fn(wide.k_shape(), DType::F32, Layout::Bhsd, |[_, _, s, d]| {
+        elements::from_fn(wide.k_shape(), DType::F32, Layout::Bhsd, |[_, _, s, d]| {
             f64::from(tensor.view().elements::<f32>().unwrap()[s * 16 + d])
         })
     };

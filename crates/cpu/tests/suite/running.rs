@@ -1,8 +1,8 @@
 //! Running every kernel in every way.
 
-use evosdpa_core::inputs::Inputs;
 use evosdpa_core::{Problem, Tensor};
 use evosdpa_cpu::{CpuKernel, CpuOptions, Isa, attention};
+use evosdpa_oracle::inputs::Inputs;
 
 /// Every way a problem can be computed here: both kernels, every instruction set.
 pub(crate) fn ways() -> Vec<(CpuKernel, CpuOptions)> {

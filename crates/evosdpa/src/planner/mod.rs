@@ -13,7 +13,7 @@
 //! let (tensors, target) = (assumed_tensors(&problem), Target::nominal(Arch::Sm89));
 //! let question = Question { problem: &problem, tensors: &tensors, target: &target, device: None };
 //! let choice = planner.choose(&question)?;
-//! assert_eq!(choice.variant.kernel, "ampere_fwd");
+//! assert_eq!(choice.variant.id.kernel, "ampere_fwd");
 //! # Ok(())
 //! # }
 //! ```
@@ -23,7 +23,7 @@ mod rules;
 use std::collections::BTreeMap;
 
 use evosdpa_core::{DType, Problem};
-use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant};
+use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant, VariantId};
 
 use crate::{
     DeviceTensors, Error,
@@ -142,6 +142,11 @@ impl Planner {
         &self.registry
     }
 
+    /// The kernels to choose from, to add to them.
+    pub fn registry_mut(&mut self) -> &mut Registry {
+        &mut self.registry
+    }
+
     /// The tables, the first to be asked first.
     pub fn tables(&self) -> &[TunedTable] {
         &self.tables
@@ -157,6 +162,22 @@ impl Planner {
     /// What [`Planner::choose`] chooses, without a look at what stands behind it: `others` has only what came before.
     pub fn choose_quickly(&self, question: &Question<'_>) -> Result<Choice, Error> {
         self.walk(question, false)
+    }
+
+    /// The variant of this name, if its tensor maps can describe the tensors.
+    pub fn forced(&self, question: &Question<'_>, id: &VariantId) -> Result<Variant, Error> {
+        question.tensors.check(question.problem)?;
+        let mut facts = ProblemFacts::try_from(question.problem)?;
+        facts.lse = question.tensors.lse.is_some();
+        let kernel = self.registry.kernel(&id.kernel)?;
+        reachable(
+            if id.tunables.is_empty() {
+                kernel.default_variant(&facts, question.target)?
+            } else {
+                kernel.variant(&facts, question.target, id.tunables.iter())?
+            },
+            question,
+        )
     }
 
     fn walk(&self, question: &Question<'_>, to_the_end: bool) -> Result<Choice, Error> {
@@ -175,7 +196,7 @@ impl Planner {
                     }
                     break;
                 }
-                (Ok(variant), Some((best, _))) if variant.label() == best.label() => continue,
+                (Ok(variant), Some((best, _))) if variant.id == best.id => continue,
                 (Ok(_), Some(_)) => "something better is there".to_owned(),
                 (Err(error), _) if is_refusal(&error) => error.to_string(),
                 (Err(error), _) => return Err(error),
@@ -232,17 +253,24 @@ impl Planner {
         question: &Question<'_>,
     ) -> Result<Variant, Error> {
         let kernel = self.registry.kernel(&candidate.kernel)?;
-        let variant = if candidate.tunables.is_empty() {
-            kernel.default_variant(facts, question.target)?
-        } else {
-            let tunables = candidate.tunables.iter().map(|(name, value)| (name.as_str(), *value));
-            kernel.variant(facts, question.target, tunables)?
-        };
-        for wanted in &variant.tensor_maps {
-            question.tensors.tensor_map(question.problem, wanted)?.check()?;
-        }
-        Ok(variant)
+        reachable(
+            if candidate.tunables.is_empty() {
+                kernel.default_variant(facts, question.target)?
+            } else {
+                let tunables = candidate.tunables.iter().map(|(name, value)| (name.as_str(), *value));
+                kernel.variant(facts, question.target, tunables)?
+            },
+            question,
+        )
     }
+}
+
+/// The variant, if its tensor maps can describe the tensors.
+fn reachable(variant: Variant, question: &Question<'_>) -> Result<Variant, Error> {
+    for wanted in &variant.tensor_maps {
+        question.tensors.tensor_map(question.problem, wanted)?.check()?;
+    }
+    Ok(variant)
 }
 
 /// Whether another candidate may still do, rather than something being broken. A row of an older table may name what is no
@@ -260,7 +288,7 @@ fn is_refusal(error: &Error) -> bool {
                 | Kernels::UnknownTunable { .. }
                 | Kernels::TunableValue { .. }
         ),
-        Error::Cuda(error) => error.is_a_refusal(),
+        Error::Cuda(error) => error.kind() == evosdpa_cuda::ErrorKind::Refused,
         _ => false,
     }
 }

@@ -34,7 +34,7 @@ fn choose(
 }
 
 fn kernel(text: &str, dtype: DType, arch: Arch) -> String {
-    choose(text, dtype, arch, |_| {}).unwrap().variant.kernel
+    choose(text, dtype, arch, |_| {}).unwrap().variant.id.kernel
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn tensors_that_the_copy_engine_cannot_reach_go_to_a_kernel_that_can() {
             let choice =
                 choose_with(&planner, "long", DType::F16, (Arch::Sm90a, Some("NVIDIA H200")), change)
                     .unwrap();
-            assert_eq!(choice.variant.kernel, "ampere_fwd");
+            assert_eq!(choice.variant.id.kernel, "ampere_fwd");
             let hopper = choice.others.iter().find(|other| other.kernel == "hopper_fwd").unwrap();
             assert!(hopper.why.contains(why), "{hopper:?}");
         }
@@ -97,19 +97,19 @@ fn rows_come_before_rules_and_say_where_they_stand() {
     let planner = rules().and_table(TunedTable::parse(TABLE, "t.toml").unwrap());
     let h200 = (Arch::Sm90a, Some("NVIDIA H200"));
     let choice = choose_with(&planner, "mission", DType::BF16, h200, |_| {}).unwrap();
-    assert_eq!(choice.variant.kernel, "hopper_fwd");
-    assert_eq!(choice.variant.tunables.value("CONSUMERS"), Some(1));
+    assert_eq!(choice.variant.id.kernel, "hopper_fwd");
+    assert_eq!(choice.variant.id.tunables.value("CONSUMERS"), Some(1));
     let expected = "row 1 of NVIDIA H200 (sm_90a) in t.toml, for problems like mission";
     assert_eq!(choice.origin.to_string(), expected);
     // Other devices of the architecture use the row too; other architectures do not.
     let h100 = (Arch::Sm90a, Some("NVIDIA H100 80GB HBM3"));
     assert_eq!(
-        choose_with(&planner, "mission", DType::BF16, h100, |_| {}).unwrap().variant.kernel,
+        choose_with(&planner, "mission", DType::BF16, h100, |_| {}).unwrap().variant.id.kernel,
         "hopper_fwd"
     );
     let l4 = (Arch::Sm89, Some("NVIDIA L4"));
     assert_eq!(
-        choose_with(&planner, "mission", DType::BF16, l4, |_| {}).unwrap().variant.kernel,
+        choose_with(&planner, "mission", DType::BF16, l4, |_| {}).unwrap().variant.id.kernel,
         "ampere_fwd"
     );
 }
@@ -119,7 +119,7 @@ fn rows_that_cannot_are_passed_over_with_the_reason() {
     let planner = rules().and_table(TunedTable::parse(TABLE, "t.toml").unwrap());
     let h200 = (Arch::Sm90a, Some("NVIDIA H200"));
     let choice = choose_with(&planner, "small", DType::BF16, h200, |_| {}).unwrap();
-    assert_eq!(choice.variant.kernel, "ampere_fwd");
+    assert_eq!(choice.variant.id.kernel, "ampere_fwd");
     let whys: Vec<&str> = choice.others.iter().map(|other| other.why.as_str()).collect();
     assert!(whys[0].contains("no kernel `gone`"), "{whys:?}");
     assert!(whys[1].contains("no tunable `GONE`"), "{whys:?}");
@@ -138,7 +138,7 @@ fn earlier_tables_come_first() {
     };
     let planner = rules().and_table(row("sdpa_v2c")).and_table(row("sdpa_v2b"));
     let choice = choose_with(&planner, "mission", DType::F16, (Arch::Sm89, None), |_| {}).unwrap();
-    assert_eq!(choice.variant.kernel, "sdpa_v2c");
+    assert_eq!(choice.variant.id.kernel, "sdpa_v2c");
 }
 
 /// The choice is within 3 % of the best kernel in every measurement the built-in table rests on.
@@ -161,7 +161,7 @@ fn the_table_that_is_built_in_chooses_what_was_fastest() {
             let h200 = (Arch::Sm90a, Some("NVIDIA H200"));
             let choice = choose_with(&planner, shape, dtype.parse().unwrap(), h200, |_| {}).unwrap();
             let best_us = times_us.values().copied().fold(f64::INFINITY, f64::min);
-            let chosen_us = times_us[&choice.variant.kernel];
+            let chosen_us = times_us[&choice.variant.id.kernel];
             assert!(
                 chosen_us <= 1.03 * best_us,
                 "{problem}: {} takes {chosen_us} of {times_us:?}",

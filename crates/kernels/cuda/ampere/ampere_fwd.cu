@@ -36,14 +36,14 @@
 #ifndef SKIP_RESCALE  // 1: O is left alone when no row of the warp has a new maximum
 #define SKIP_RESCALE 1
 #endif
-#ifndef SPLIT_LOOP  // 1: a separate loop for the few row blocks whose P is kept precise
-#define SPLIT_LOOP 1
+#ifndef SPLIT_PRECISE_LOOP  // 1: a separate loop for the few row blocks whose P is kept precise
+#define SPLIT_PRECISE_LOOP 1
 #endif
-#ifndef SPLIT_MASK  // 1: a separate loop for the tiles at the end that need a mask
-#define SPLIT_MASK 0
+#ifndef SPLIT_MASKED_LOOP  // 1: a separate loop for the tiles at the end that need a mask
+#define SPLIT_MASKED_LOOP 0
 #endif
-#ifndef MIN_CTAS
-#define MIN_CTAS 1
+#ifndef CTAS_PER_SM
+#define CTAS_PER_SM 1
 #endif
 
 namespace {
@@ -192,7 +192,7 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const __grid_constant__ SdpaParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) ampere_fwd(const __grid_constant__ SdpaParams p) {
   extern __shared__ __align__(128) unsigned char smem_raw[];
   const u32 smem = smem_address(smem_raw);
   const int lane = threadIdx.x % 32;
@@ -389,12 +389,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) ampere_fwd(const
   // Tiles before the band's right edge need no mask, unless the band has a left one.
   const int before_edge = (min(m0 + p.band_hi, p.seq_kv - 1) + 1) / BLOCK_N - tile_first;
   const int unmasked = p.band_lo > SDPA_BAND_UNBOUNDED_LO ? 0 : min(max(before_edge, 0), tiles);
-  if (SPLIT_LOOP && PRECISE_KEYS > 0 && precise) {
+  if (SPLIT_PRECISE_LOOP && PRECISE_KEYS > 0 && precise) {
     visit_keys(0, tiles, true, true);
   } else {
-    const bool precise_rows = !SPLIT_LOOP && PRECISE_KEYS > 0 && precise;
-    if (SPLIT_MASK) visit_keys(0, unmasked, false, precise_rows);
-    visit_keys(SPLIT_MASK ? unmasked : 0, tiles, true, precise_rows);
+    const bool precise_rows = !SPLIT_PRECISE_LOOP && PRECISE_KEYS > 0 && precise;
+    if (SPLIT_MASKED_LOOP) visit_keys(0, unmasked, false, precise_rows);
+    visit_keys(SPLIT_MASKED_LOOP ? unmasked : 0, tiles, true, precise_rows);
   }
   cp_async_wait<0>();
 

@@ -5,12 +5,9 @@
 // a full barrier (filled by the copy engine) and an empty barrier (one arrival per consumer warp) per slot. A scheduler thread
 // tells them which row block comes next, in a ring of its own.
 //
-// OVERLAP: S of tile n is computed together with O += P·V of tile n+1, and the softmax of tile n runs while P·V is
+// S of tile n is computed together with O += P·V of tile n+1, and the softmax of tile n runs while P·V is
 // still on the tensor cores. PINGPONG: the warpgroups take turns to issue their products, so that one's softmax
 // falls under another's products.
-//
-// CLUSTER: two CTAs work on neighbouring row blocks in step. Each loads half of every key tile into both, which halves what all
-// of them together draw from the second-level cache; a slot is free when both have read it.
 //
 //   rows: 64·CONSUMERS, made of PACK_HEADS query heads (of one key head) × POSITIONS positions
 //   smem: | Q (later O) × Q_STAGES | K × STAGES | V × STAGES | mbarriers | row blocks |, in 128-byte-swizzled panels of 64 columns
@@ -26,9 +23,6 @@
 #ifndef STAGES
 #define STAGES 2
 #endif
-#ifndef OVERLAP
-#define OVERLAP 1
-#endif
 #ifndef PINGPONG  // warpgroups take turns: 0 never, 1 inside the loop, 2 with the first product of a row block too
 #define PINGPONG 1
 #endif
@@ -37,9 +31,6 @@
 #endif
 #ifndef PACK_HEADS  // query heads of one key head that share a row block
 #define PACK_HEADS 1
-#endif
-#ifndef CLUSTER  // CTAs that share the loads of keys and values
-#define CLUSTER 1
 #endif
 #ifndef LONGEST_FIRST  // 1: row blocks that see most keys come first
 #define LONGEST_FIRST 0
@@ -53,17 +44,11 @@
 #ifndef Q_STAGES  // 2: the next tile's queries arrive while this tile is still being worked on
 #define Q_STAGES 2
 #endif
-#ifndef Q_REGISTERS  // 1: the queries of a row block are held in registers; 0: every product reads them from shared memory
-#define Q_REGISTERS 0
+#ifndef Q_IN_REGS  // 1: the queries of a row block are held in registers; 0: every product reads them from shared memory
+#define Q_IN_REGS 0
 #endif
 #ifndef STORE_DIRECT  // 1: O goes from registers to global memory; 0: through shared memory and the copy engine
 #define STORE_DIRECT 1
-#endif
-#ifndef FMA_EXP  // of every eight exponentials, how many are computed on the FMA pipe
-#define FMA_EXP 0
-#endif
-#ifndef RESCALE_LAG  // O is rescaled: -1 after every tile, 0 when a maximum has grown, n when it has grown by 2^n
-#define RESCALE_LAG -1
 #endif
 #ifndef CTAS_PER_SM
 #define CTAS_PER_SM 1
@@ -74,11 +59,11 @@
 #ifndef WAIT_AT  // P·V is waited for after so many eighths of the next tile's exponentials; -1: before its maximum
 #define WAIT_AT 4
 #endif
-#ifndef MAX_OF_THREE  // 1: maxima of unmasked tiles are found as integers, three at a time
-#define MAX_OF_THREE 0
+#ifndef USE_VIMNMX3  // 1: maxima of unmasked tiles are found as integers, three at a time
+#define USE_VIMNMX3 0
 #endif
-#ifndef MASKS_APART  // 1: tiles with and without a mask have code of their own; 0: one code that asks
-#define MASKS_APART 1
+#ifndef SPLIT_MASKED_LOOP  // 1: tiles with and without a mask have code of their own; 0: one code that asks
+#define SPLIT_MASKED_LOOP 1
 #endif
 #ifndef WHOLE_TILES  // 1: every key tile is full and nothing is masked
 #define WHOLE_TILES 0
@@ -93,12 +78,12 @@ namespace {
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 // Registers per thread at the start, and how the warpgroups share them out afterwards.
 constexpr int ENTRY_REGS = 65536 / (CTAS_PER_SM * THREADS) / 8 * 8;
-constexpr int PRODUCER_REGS = CONSUMERS >= 3 || CLUSTER > 1 ? 32 : 24;
+constexpr int PRODUCER_REGS = CONSUMERS >= 3 ? 32 : 24;
 constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / CONSUMERS / 8 * 8;
 constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 // Whether what rounding leaves of P has room beside everything else while products and softmax overlap.
 constexpr bool RESIDUAL_FITS =
-    PRECISE_KEYS > 0 && BLOCK_N + VALUE_DIM / 2 + (Q_REGISTERS ? HEAD_DIM / 4 : 0) + 40 <= CONSUMER_REGS;
+    PRECISE_KEYS > 0 && BLOCK_N + VALUE_DIM / 2 + (Q_IN_REGS ? HEAD_DIM / 4 : 0) + 40 <= CONSUMER_REGS;
 constexpr int QK_PANELS = (HEAD_DIM + PANEL - 1) / PANEL;
 constexpr int V_PANELS = (VALUE_DIM + PANEL - 1) / PANEL;
 constexpr int Q_PANEL_BYTES = BLOCK_M * 128;
@@ -111,13 +96,12 @@ constexpr int Q_SLOT_BYTES = !STORE_DIRECT && O_BYTES > Q_BYTES ? O_BYTES : Q_BY
 constexpr int K_OFFSET = Q_STAGES * Q_SLOT_BYTES;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_BYTES;
 constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * V_BYTES;
-// barriers: (full, empty) of every Q slot and of every row block told, the next row block asked for, one spare, then K full, K empty,
+// barriers: (full, empty) of every Q slot and of every Q tile published, the next row block asked for, one spare, then K full, K empty,
 // V full, V empty per stage
 constexpr int WORK_SLOTS = 2;
 constexpr int WORK_OFFSET = BARRIER_OFFSET + 16 * Q_STAGES + 16 * WORK_SLOTS + 16 + 32 * STAGES;
 constexpr int SMEM_BYTES = WORK_OFFSET + WORK_SLOTS * int(sizeof(Work));
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
-static_assert(BLOCK_N % (8 * CLUSTER) == 0, "shares of a key tile are whole groups of eight swizzled rows");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 
 // The copy engine's reading of a stored row block is waited for under the first product of the next one, which has another slot.
@@ -142,15 +126,15 @@ __device__ __forceinline__ int first_row_of_warp() {
   return thread / 32 * 16 - 64;
 }
 
-// A warpgroup's queries as the A operand of Q·Kᵀ: where they lie or, Q_REGISTERS, four registers for each k16 step.
+// A warpgroup's queries as the A operand of Q·Kᵀ: where they lie or, Q_IN_REGS, four registers for each k16 step.
 struct Queries {
   u32 descriptor;
-  u32 fragments[Q_REGISTERS ? HEAD_DIM / 16 : 1][4];
+  u32 fragments[Q_IN_REGS ? HEAD_DIM / 16 : 1][4];
 
   __device__ __forceinline__ void read(u32 q_smem, int warpgroup, int warp_row, int lane) {
     descriptor = wgmma_descriptor(q_smem + warpgroup * 64 * 128);
 #pragma unroll
-    for (int k = 0; k < (Q_REGISTERS ? HEAD_DIM / 16 : 0); ++k)
+    for (int k = 0; k < (Q_IN_REGS ? HEAD_DIM / 16 : 0); ++k)
       ldmatrix_x4(fragments[k], q_smem + (k / 4) * Q_PANEL_BYTES + panel_offset(warp_row + (lane & 15), (k % 4) * 2 + (lane >> 4)));
   }
 };
@@ -161,8 +145,8 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], const Queri
   for (int k = 0; k < HEAD_DIM / 16; ++k) {
     const int inside = (k % 4) * 2;  // 32 bytes per k16 step, in units of 16
     const u32 b = k_desc + inside + (k / 4) * (KV_PANEL_BYTES >> 4);
-    if (Q_REGISTERS) {
-      const u32(&a)[4] = q.fragments[Q_REGISTERS ? k : 0];
+    if (Q_IN_REGS) {
+      const u32(&a)[4] = q.fragments[Q_IN_REGS ? k : 0];
       Wgmma<BLOCK_N>::template rs<0>(s, a[0], a[1], a[2], a[3], b, k > 0);
     } else {
       Wgmma<BLOCK_N>::ss(s, q.descriptor + inside + (k / 4) * (Q_PANEL_BYTES >> 4), b, k > 0);
@@ -191,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   const u32 work_barriers = barriers + 16 * Q_STAGES;
   const u32 work_wanted = work_barriers + 16 * WORK_SLOTS;
   const u32 ring_barriers = work_wanted + 16;
-  auto told = [&](int slot) { return smem + WORK_OFFSET + slot * int(sizeof(Work)); };
+  auto work_slot = [&](int slot) { return smem + WORK_OFFSET + slot * int(sizeof(Work)); };
   auto q_full = [&](int slot) { return barriers + slot * 16; };
   auto q_empty = [&](int slot) { return barriers + slot * 16 + 8; };
   auto work_full = [&](int slot) { return work_barriers + slot * 16; };
@@ -218,22 +202,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #pragma unroll
     for (int slot = 0; slot < STAGES; ++slot) {
       mbarrier_init(k_full(slot), 1);
-      mbarrier_init(k_empty(slot), 4 * CONSUMERS * CLUSTER);
+      mbarrier_init(k_empty(slot), 4 * CONSUMERS);
       mbarrier_init(v_full(slot), 1);
-      mbarrier_init(v_empty(slot), 4 * CONSUMERS * CLUSTER);
+      mbarrier_init(v_empty(slot), 4 * CONSUMERS);
     }
     mbarrier_init_fence();
     grid_launch_dependents();
   }
   __syncthreads();
-  if (CLUSTER > 1) cluster_sync();  // nothing arrives from the others before the barriers are there
 
   if (threadIdx.x < 128) {
     // Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
     registers_release<PRODUCER_REGS>();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp == 1 && elect_lane()) {
-      // Scheduler. Consumers give a slot back when they have stored the row block it told them. A counter is asked for the next one as
+      // Scheduler. Consumers give a slot back when they have stored the Q tile it published. A counter is asked for the next one as
       // late as the producer can bear: who takes a long one early is the last to finish.
       Schedule schedule;
       RingPosition<WORK_SLOTS> work_at;
@@ -241,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         const Work work = schedule.work(p);
         more = work.head >= 0;
         mbarrier_wait(work_empty(work_at.slot()), work_at.parity() ^ 1);
-        tell_work(told(work_at.slot()), work);
+        publish_work(work_slot(work_at.slot()), work);
         mbarrier_arrive(work_full(work_at.slot()));
         if (PERSISTENT == 2 && work_at.uses == 0) grid_wait();  // the launch before may use the same counter
         if (PERSISTENT == 2 && more) mbarrier_wait(work_wanted, work_at.uses & 1);
@@ -252,21 +235,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       RingPosition<WORK_SLOTS> work_at;
       RingPosition<Q_STAGES> q_at;
       RingPosition<STAGES> k_at, v_at;
-      // A panel of a key tile, or this CTA's share of it to the whole cluster.
-      auto load_keys = [&](u32 to, const TensorMap* map, u32 full, int column, int key, const Tile& t) {
-        const int share = rank_in_cluster() * (BLOCK_N / CLUSTER);
-        if (CLUSTER > 1)
-          tma_load_multicast(to + share * 128, map, full, column, key + share, t.head_kv, t.batch, (1 << CLUSTER) - 1, L2_EVICT_LAST);
-        else
-          tma_load(to, map, full, column, key, t.head_kv, t.batch, L2_EVICT_LAST);
-      };
       auto load_k = [&](const Tile& t, int n) {
         mbarrier_wait(k_empty(k_at.slot()), k_at.parity() ^ 1);
         mbarrier_expect_bytes(k_full(k_at.slot()), K_BYTES);
 #pragma unroll
         for (int panel = 0; panel < QK_PANELS; ++panel)
-          load_keys(smem + K_OFFSET + k_at.slot() * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot()), panel * PANEL,
-                    n * BLOCK_N, t);
+          tma_load(smem + K_OFFSET + k_at.slot() * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot()), panel * PANEL,
+                   n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
         k_at.advance();
       };
       auto load_v = [&](const Tile& t, int n) {
@@ -274,8 +249,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         mbarrier_expect_bytes(v_full(v_at.slot()), V_BYTES);
 #pragma unroll
         for (int panel = 0; panel < V_PANELS; ++panel)
-          load_keys(smem + V_OFFSET + v_at.slot() * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot()), panel * PANEL,
-                    n * BLOCK_N, t);
+          tma_load(smem + V_OFFSET + v_at.slot() * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot()), panel * PANEL,
+                   n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
         v_at.advance();
       };
       auto load_q = [&](const Tile& t) {
@@ -289,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       };
       auto next_tile = [&](Tile& t) {  // false: there is no more
         mbarrier_wait(work_full(work_at.slot()), work_at.parity());
-        const Work work = read_work(told(work_at.slot()));
+        const Work work = read_work(work_slot(work_at.slot()));
         mbarrier_arrive(work_empty(work_at.slot()));
         work_at.advance();
         if (work.head >= 0) t = tile_of(p, work);
@@ -334,13 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     auto release = [&](u32 barrier) {
       if (lane == 0) mbarrier_arrive(barrier);
     };
-    auto release_keys = [&](u32 barrier) {  // to every producer that fills this slot
-      if (CLUSTER == 1)
-        release(barrier);
-      else if (lane < CLUSTER)
-        mbarrier_arrive_cluster(cluster_address(barrier, lane));
-    };
-    constexpr bool TAKES_TURNS = OVERLAP && PINGPONG && CONSUMERS > 1;
+    constexpr bool TAKES_TURNS = PINGPONG > 0 && CONSUMERS > 1;
     constexpr bool FIRST_TOO = TAKES_TURNS && PINGPONG > 1;
     auto await_turn = [&] { named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256); };
     auto pass_turn = [&] { named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % CONSUMERS, 256); };
@@ -356,11 +325,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     auto v_tile = [&] { return smem + V_OFFSET + v_at(1).slot() * V_BYTES; };
     // Queries in registers are needed no more in shared memory, others by whoever has read its last keys of a row block.
     auto release_k = [&](const Tile& t, int n) {
-      release_keys(k_empty(k_at.slot()));
+      release(k_empty(k_at.slot()));
       k_at.advance();
-      if (STORE_DIRECT && !Q_REGISTERS && n == t.first) release(q_empty(q_at.slot()));
+      if (STORE_DIRECT && !Q_IN_REGS && n == t.first) release(q_empty(q_at.slot()));
     };
-    auto release_v = [&](int behind = 1) { release_keys(v_empty(v_at(behind).slot())); };
+    auto release_v = [&](int behind = 1) { release(v_empty(v_at(behind).slot())); };
     auto await_product = [&] {  // of P·V, in the middle of the next tile's softmax
       wgmma_wait<0>();
       pin_registers(o);
@@ -368,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       release_v(2);
       // Where O is not rescaled right behind the softmax, an accumulator that is looked at would have to be kept, and ptxas would
       // serialise the products.
-      return SCALE_LATE && RESCALE_LAG < 0 ? o[0] : 0.f;
+      return SCALE_LATE && !SKIP_RESCALE ? o[0] : 0.f;
     };
     auto needs_mask = [&](const Tile& t, int n) {
       const int wg_first = PACK_HEADS > 1 ? t.m0 : t.m0 + warpgroup * 64;
@@ -382,15 +351,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     };
     auto softmax = [&](auto maybe_masked, bool masked, auto wait) {
       constexpr bool MAYBE_MASKED = decltype(maybe_masked)::value;
-      rescale = softmax_scores<BLOCK_N, MAYBE_MASKED, MAYBE_MASKED ? 0 : FMA_EXP, RESCALE_LAG, WAIT_AT>(
-          s, state, p.scale_log2, shrink, wait, MAX_OF_THREE && !masked);
+      rescale = softmax_scores<BLOCK_N, MAYBE_MASKED, SKIP_RESCALE, WAIT_AT>(
+          s, state, p.scale_log2, shrink, wait, USE_VIMNMX3 && !masked);
     };
     auto mask_and_softmax = [&](const Tile& t, int n) {  // of a tile with nothing else under way: mostly one with a mask
       if (needs_mask(t, n)) mask_tile(t, n);
       softmax(Constant<!WHOLE_TILES>(), !WHOLE_TILES, NoWait());
     };
     auto rescale_output = [&] {
-      if (RESCALE_LAG < 0 || rescale) scale_rows(o, shrink);
+      if (!SKIP_RESCALE || rescale) scale_rows(o, shrink);
     };
     auto finish_store = [&] {  // of the row block before
       if (STORE_LATER && q_at.uses > 0 && elect_lane()) {
@@ -404,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     for (;;) {
       const RingPosition<WORK_SLOTS> work_at = {q_at.uses};
       mbarrier_wait(work_full(work_at.slot()), work_at.parity());
-      const Work work = read_work_for_warp(told(work_at.slot()));
+      const Work work = read_work_for_warp(work_slot(work_at.slot()));
       if (work.head < 0) break;
       const Tile t = tile_of(p, work);
       int n = PACK_HEADS > 1 ? t.last() : last_seen(p, t, t.m0 + warpgroup * 64 + 63);
@@ -414,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       mbarrier_wait(q_full(q_at.slot()), q_at.parity());
       Queries q;
       q.read(smem + q_at.slot() * Q_SLOT_BYTES, warpgroup, first_row_of_warp(), lane);
-      if (STORE_DIRECT && (Q_REGISTERS || t.count == 0)) {
+      if (STORE_DIRECT && (Q_IN_REGS || t.count == 0)) {
         __syncwarp();
         release(q_empty(q_at.slot()));
       }
@@ -511,7 +480,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         };
         for (--n; n >= t.first; --n) {
           const bool masked = needs_mask(t, n);
-          if (!MASKS_APART || WITH_RESIDUAL)
+          if (!SPLIT_MASKED_LOOP || WITH_RESIDUAL)
             step(Constant<!WHOLE_TILES>(), masked);
           else if (masked)
             step(Constant<!WHOLE_TILES>(), true);
@@ -528,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       };
       if (t.count == 0) {  // no key: zeros are stored
         finish_store();
-      } else if (!OVERLAP || (precise && !RESIDUAL_FITS)) {
+      } else if (precise && !RESIDUAL_FITS) {
         run_one_by_one();
       } else if (RESIDUAL_FITS && precise) {
         run_overlapped(Constant<RESIDUAL_FITS>());
@@ -537,10 +506,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       }
 
       // Read again, so that rows, head and batch are not kept in registers over the loop.
-      const int work_slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
+      const int slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
       const int warp_row = first_row_of_warp();
       int m0, head, batch;
-      locate(p, read_work_for_warp(told(work_slot)), m0, head, batch);
+      locate(p, read_work_for_warp(work_slot(slot)), m0, head, batch);
       if (PACK_HEADS > 1) head += warp_row / POSITIONS;
       m0 += warp_row % POSITIONS;
       const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};
@@ -549,7 +518,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #pragma unroll
       for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? 1.f / state.sum[r] : 0.f;
       scale_rows(o, inverse);
-      release(work_empty(work_slot));
+      release(work_empty(slot));
       if (STORE_DIRECT) {
         half_type* o_head = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
 #pragma unroll
@@ -589,9 +558,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       q_at.advance();
     }
     if (STORE_LATER && elect_lane()) tma_store_wait_read();
-  }
-  if (CLUSTER > 1) {  // the others may still load into this CTA's memory and arrive at its barriers
-    __syncwarp();
-    cluster_sync();
   }
 }

@@ -14,7 +14,7 @@
 //   rows:    64·WG_M, made of PACK_HEADS query heads (of one key head) × 64·WG_M / PACK_HEADS positions
 //   columns: of VALUE_DIM, warpgroup n collects [n·WG_COLUMNS, …), of which the CTA of rank r finishes [r·SLICE, …)
 //   smem:    | Q | (K tile, V tile) × STAGES, later messages, × WG_N | columns, statistics of the cluster | mbarriers |
-#include "spoilt_row.cuh"
+#include "nonfinite_fallback.cuh"
 #include "warpgroup_softmax.cuh"
 #include "warpgroup_store.cuh"
 
@@ -27,8 +27,8 @@
 #ifndef CLUSTER
 #define CLUSTER 2
 #endif
-#ifndef TILE_N
-#define TILE_N 128
+#ifndef BLOCK_N
+#define BLOCK_N 128
 #endif
 #ifndef STAGES
 #define STAGES 1
@@ -45,12 +45,6 @@
 #ifndef OWN_TILES  // tiles of every part, where that is the same number for all and known; 0: found out at run time
 #define OWN_TILES 0
 #endif
-#ifndef FMA_EXP  // of every eight exponentials, how many are computed on the FMA pipe (unmasked tiles only)
-#define FMA_EXP 0
-#endif
-#ifndef STORE_WIDE  // 1: four lanes exchange columns and store 16 bytes each; 0: each stores its pairs, 4 bytes
-#define STORE_WIDE 1
-#endif
 #ifndef LATE_TRIGGER  // the next kernel may start its CTAs: 0 at once, 1 when this one's last product is under way
 #define LATE_TRIGGER 0
 #endif
@@ -60,17 +54,14 @@
 #ifndef NEXT_LATE  // 1: the second tile's keys are waited for behind the first one's maximum, 0: before its scores
 #define NEXT_LATE 0
 #endif
-#ifndef POLL  // 1: threads ask for the messages of other CTAs until they are there; 0: they are suspended and woken up
-#define POLL 0
+#ifndef SPIN_WAIT  // 1: threads ask for the messages of other CTAs until they are there; 0: they are suspended and woken up
+#define SPIN_WAIT 0
 #endif
 #ifndef LOOP  // 0: every part has at most two tiles, or one where rows are precise: no code for more
 #define LOOP 1
 #endif
-#ifndef STRAIGHT  // 1: straight code where a part has no more tiles than stages; 0: always the loop
-#define STRAIGHT 1
-#endif
-#ifndef MIN_CTAS
-#define MIN_CTAS 1
+#ifndef CTAS_PER_SM
+#define CTAS_PER_SM 1
 #endif
 
 namespace {
@@ -84,7 +75,7 @@ constexpr int SLICE = WG_COLUMNS / CLUSTER;     // columns finished by one warpg
 constexpr int QK_PANELS = (HEAD_DIM + PANEL - 1) / PANEL;
 constexpr int V_PANELS = (VALUE_DIM + PANEL - 1) / PANEL;
 constexpr int Q_PANEL_BYTES = ROWS * 128;
-constexpr int KV_PANEL_BYTES = TILE_N * 128;
+constexpr int KV_PANEL_BYTES = BLOCK_N * 128;
 constexpr int K_BYTES = QK_PANELS * KV_PANEL_BYTES;
 constexpr int V_BYTES = V_PANELS * KV_PANEL_BYTES;
 
@@ -102,12 +93,12 @@ constexpr int BARRIER_OFFSET = STATISTICS_OFFSET + STATISTICS_BYTES;
 // barriers: Q, columns and statistics from the cluster, one spare, then (K, V) per key warpgroup and stage
 constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * (2 + WG_N * STAGES);
 // Straight code: where two sets of scores fit the registers beside P and O any number of tiles that fits the ring, otherwise one.
-constexpr bool TWO_SETS = THREADS * MIN_CTAS <= 256 && 5 * TILE_N / 4 + VALUE_DIM / 2 <= 200;
-constexpr int STRAIGHT_MAX = !STRAIGHT ? 0 : TWO_SETS ? STAGES : 1;
+constexpr bool TWO_SETS = THREADS * CTAS_PER_SM <= 256 && 5 * BLOCK_N / 4 + VALUE_DIM / 2 <= 200;
+constexpr int STRAIGHT_MAX = TWO_SETS ? STAGES : 1;
 constexpr int KNOWN_TILES = OWN_TILES <= STRAIGHT_MAX ? OWN_TILES : 0;
 constexpr int FEW_TILES = STRAIGHT_MAX > 1 ? 2 : 1;  // worked on by the same code, the missing ones as hidden ones
 static_assert(LOOP || FEW_TILES == 2, "two tiles at once");
-static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && TILE_N % 16 == 0 && TILE_N <= 256, "tile shapes");
+static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
 static_assert(ROWS % PACK_HEADS == 0 && POSITIONS <= 256, "head packing");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 
@@ -209,11 +200,11 @@ template <int TILES, typename MultiplyQk, typename MultiplyPv, typename Mask, ty
 __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState& state, float scale_log2, bool precise,
                                              MultiplyQk multiply_qk, MultiplyPv multiply_pv, Mask mask, Finish finish) {
   constexpr int LAST = TILES - 1;
-  float s[2][TILE_N / 2];
-  u32 packed[TILE_N / 4];
+  float s[2][BLOCK_N / 2];
+  u32 packed[BLOCK_N / 4];
   auto multiply_residual = [&] {
-    u32 residual[TILE_N / 4];
-    pack_residual<TILE_N>(s[0], packed, residual);
+    u32 residual[BLOCK_N / 4];
+    pack_residual<BLOCK_N>(s[0], packed, residual);
     multiply_pv(residual, 0);
     wgmma_wait<0>();
     pin_registers(residual);
@@ -236,12 +227,12 @@ __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState
     }
     float shrink[2];
     if (tile == 0) {
-      softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP, -1, NEXT_LATE ? 0 : -1>(s[0], state, scale_log2, shrink, [&] {
+      softmax_scores<BLOCK_N, !WHOLE_TILES, false, NEXT_LATE ? 0 : -1>(s[0], state, scale_log2, shrink, [&] {
         if (LAST > 0 && NEXT_LATE) multiply_qk(s[1], 1);
         return 0.f;
       });
     } else {
-      softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP, -1, WAIT_AT>(s[tile % 2], state, scale_log2, shrink, [&] {
+      softmax_scores<BLOCK_N, !WHOLE_TILES, false, WAIT_AT>(s[tile % 2], state, scale_log2, shrink, [&] {
         wgmma_wait_all_but(tile < LAST);
         pin_registers(o);
         pin_registers(packed);
@@ -249,7 +240,7 @@ __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState
       });
       scale_rows(o, shrink);
     }
-    pack_probabilities<TILE_N>(s[tile % 2], packed);
+    pack_probabilities<BLOCK_N>(s[tile % 2], packed);
     multiply_pv(packed, tile);
     if (PRECISE_KEYS > 0 && TILES == 1 && precise) multiply_residual();
   }
@@ -260,7 +251,7 @@ __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     hopper_small(const __grid_constant__ SdpaParams p, const __grid_constant__ TensorMap q_map,
                  const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map) {
   extern __shared__ __align__(1024) unsigned char smem_raw[];
@@ -290,14 +281,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   // Visible keys of the block, cut into tiles from the first visible key on; part i takes tiles i, i+PARTS, ...
   const int key_first = WHOLE_TILES ? 0 : max(0, m0 + p.band_lo);
   const int key_last = WHOLE_TILES ? p.seq_kv - 1 : min(p.seq_kv - 1, m_last + p.band_hi);
-  const int tiles = key_last >= key_first ? (key_last - key_first) / TILE_N + 1 : 0;
+  const int tiles = key_last >= key_first ? (key_last - key_first) / BLOCK_N + 1 : 0;
   auto tiles_of = [&](int part) { return OWN_TILES > 0 ? OWN_TILES : tiles > part ? (tiles - part - 1) / PARTS + 1 : 0; };
   const bool precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
 
   // Tiles worked on without a loop, hidden ones at their end included; 0: the loop takes them.
   auto straight_tiles = [&](int own) {
     if (KNOWN_TILES > 0) return KNOWN_TILES;
-    if (LOOP && (own > STRAIGHT_MAX || STRAIGHT_MAX == 0 || (precise && own > 1))) return 0;
+    if (LOOP && (own > STRAIGHT_MAX || (precise && own > 1))) return 0;
     return LOOP ? max(own, FEW_TILES) : FEW_TILES;
   };
   const int own_tiles = tiles_of(part);
@@ -311,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const u32 v_full = k_full + 8;
   const u32 ring = ring_of(wg_n);
   auto load_k = [&](int wg_n, int tile, int stage) {
-    const int n0 = key_first + (int(rank) * WG_N + wg_n + tile * PARTS) * TILE_N;
+    const int n0 = key_first + (int(rank) * WG_N + wg_n + tile * PARTS) * BLOCK_N;
     const u32 k_smem = ring_of(wg_n) + stage * (K_BYTES + V_BYTES);
     const u32 full = k_full_of(wg_n) + stage * 16;
     mbarrier_expect_bytes(full, K_BYTES);
@@ -320,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       tma_load(k_smem + panel * KV_PANEL_BYTES, &k_map, full, panel * PANEL, n0, head_kv, batch);
   };
   auto load_v = [&](int wg_n, int tile, int stage) {
-    const int n0 = key_first + (int(rank) * WG_N + wg_n + tile * PARTS) * TILE_N;
+    const int n0 = key_first + (int(rank) * WG_N + wg_n + tile * PARTS) * BLOCK_N;
     const u32 v_smem = ring_of(wg_n) + stage * (K_BYTES + V_BYTES) + K_BYTES;
     const u32 full = k_full_of(wg_n) + stage * 16 + 8;
     mbarrier_expect_bytes(full, V_BYTES);
@@ -374,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   const u32 q_desc = wgmma_descriptor(smem + wg_m * 64 * 128);
 
   auto stage_smem = [&](int stage) { return ring + stage * (K_BYTES + V_BYTES); };
-  auto multiply_qk_onto = [&](float(&s)[TILE_N / 2], int tile, bool onto) {  // onto what s holds
+  auto multiply_qk_onto = [&](float(&s)[BLOCK_N / 2], int tile, bool onto) {  // onto what s holds
     const int stage = tile % STAGES;
     mbarrier_wait(k_full + stage * 16, (tile / STAGES) & 1);
     const u32 k_desc = wgmma_descriptor(stage_smem(stage));
@@ -383,15 +374,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; ++k) {
       const int inside = (k % 4) * 2;  // 32 bytes per k16 step, in units of 16
-      Wgmma<TILE_N>::ss(s, q_desc + inside + (k / 4) * (Q_PANEL_BYTES >> 4), k_desc + inside + (k / 4) * (KV_PANEL_BYTES >> 4), onto || k > 0);
+      Wgmma<BLOCK_N>::ss(s, q_desc + inside + (k / 4) * (Q_PANEL_BYTES >> 4), k_desc + inside + (k / 4) * (KV_PANEL_BYTES >> 4), onto || k > 0);
     }
     wgmma_commit();
   };
-  auto multiply_qk = [&](float(&s)[TILE_N / 2], int tile) {
+  auto multiply_qk = [&](float(&s)[BLOCK_N / 2], int tile) {
     if (tile == 0) mbarrier_wait(q_full, 0);
     multiply_qk_onto(s, tile, !WHOLE_TILES);
   };
-  auto multiply_pv = [&](u32(&packed)[TILE_N / 4], int tile) {
+  auto multiply_pv = [&](u32(&packed)[BLOCK_N / 4], int tile) {
     const int stage = tile % STAGES;
     mbarrier_wait(v_full + stage * 16, (tile / STAGES) & 1);
     const u32 v_desc = wgmma_descriptor(stage_smem(stage) + K_BYTES, KV_PANEL_BYTES);
@@ -399,14 +390,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
     pin_registers(packed);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < TILE_N / 16; ++k)
+    for (int k = 0; k < BLOCK_N / 16; ++k)
       Wgmma<VALUE_DIM>::rs(o, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3], v_desc + k * (2048 >> 4), 1);
     wgmma_commit();
   };
-  auto first_key = [&](int tile) { return key_first + (part + tile * PARTS) * TILE_N; };
-  auto mask = [&](float(&s)[TILE_N / 2], int tile) {
+  auto first_key = [&](int tile) { return key_first + (part + tile * PARTS) * BLOCK_N; };
+  auto mask = [&](float(&s)[BLOCK_N / 2], int tile) {
     if (WHOLE_TILES) return;
-    mask_in_advance<TILE_N>(s, rows, first_key(tile) + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+    mask_in_advance<BLOCK_N>(s, rows, first_key(tile) + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
     pin_registers(s);  // here, not behind the wait for the keys
   };
 
@@ -433,22 +424,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
   auto run_loop = [&] {
     mbarrier_wait(q_full, 0);
     for (int tile = 0; tile < own_tiles; ++tile) {
-      float s[TILE_N / 2];
-      u32 packed[TILE_N / 4];
+      float s[BLOCK_N / 2];
+      u32 packed[BLOCK_N / 4];
       float shrink[2];
       multiply_qk_onto(s, tile, false);
       wgmma_wait<0>();
       pin_registers(s);
-      if (!WHOLE_TILES && tile_needs_mask(p, m0, m_last, first_key(tile), TILE_N))
-        mask_scores<TILE_N>(s, rows, first_key(tile) + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
-      softmax_scores<TILE_N, !WHOLE_TILES, FMA_EXP>(s, state, p.scale_log2, shrink);
-      pack_probabilities<TILE_N>(s, packed);
+      if (!WHOLE_TILES && tile_needs_mask(p, m0, m_last, first_key(tile), BLOCK_N))
+        mask_scores<BLOCK_N>(s, rows, first_key(tile) + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+      softmax_scores<BLOCK_N, !WHOLE_TILES>(s, state, p.scale_log2, shrink);
+      pack_probabilities<BLOCK_N>(s, packed);
       if (tile > 0) scale_rows(o, shrink);
       multiply_pv(packed, tile);
       wgmma_wait<0>();
       pin_registers(o);
       if (PRECISE_KEYS > 0 && precise) {
-        pack_residual<TILE_N>(s, packed, packed);
+        pack_residual<BLOCK_N>(s, packed, packed);
         multiply_pv(packed, tile);
         wgmma_wait<0>();
         pin_registers(o);
@@ -530,7 +521,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       send_part<CLUSTER, SLICE / 2>(mine, rank, place, [&](int offset, float4 v) { cluster_store_async(message + offset, v, reports); });
     }
     // While the columns travel: every CTA's weight from the statistics, which are already here.
-    mbarrier_wait_cluster<POLL>(arrived + 8, 0);
+    mbarrier_wait_cluster<SPIN_WAIT>(arrived + 8, 0);
     float top[2] = {state.max[0], state.max[1]};
     float their_max[CLUSTER - (CLUSTER > 1)][2], their_sum[CLUSTER - (CLUSTER > 1)][2];
 #pragma unroll
@@ -566,20 +557,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
       state.max[r] = top[r], state.sum[r] = sum;
     }
     scale_rows(slice, keep);
-    mbarrier_wait_cluster<POLL>(arrived, 0);
+    mbarrier_wait_cluster<SPIN_WAIT>(arrived, 0);
 #pragma unroll
     for (int place = 0; place < CLUSTER - 1; ++place)
       add_columns<SLICE>(slice, weight[place], arrival(rank, member_without<CLUSTER>(rank, place)));
   }
 
   // Mostly that is all, and a launch ends with its last warp: what else there may be is behind the way out.
-  const bool stored = STORE_WIDE && store_whole_rows<SLICE>(slice, out, inside, column, p.dim_v);
-  const bool spoilt = !WHOLE_TILES && isnan(state.sum[0] + state.sum[1]);
-  if (__all_sync(~0u, stored && !p.lse && !spoilt)) return;
+  const bool stored = store_whole_rows<SLICE>(slice, out, inside, column, p.dim_v);
+  const bool nonfinite = !WHOLE_TILES && isnan(state.sum[0] + state.sum[1]);
+  if (__all_sync(~0u, stored && !p.lse && !nonfinite)) return;
 
   if (!__all_sync(~0u, stored))
 #pragma unroll
-    for (int r = 0; r < 2; ++r) store_row<SLICE, STORE_WIDE>(slice, r, out[r], inside[r], column, p.dim_v);
+    for (int r = 0; r < 2; ++r) store_row<SLICE>(slice, r, out[r], inside[r], column, p.dim_v);
   if (p.lse && column == 0 && lane % 4 == 0)
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -588,13 +579,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS)
             state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
 
   // A hidden score of +infinity or NaN does not stay hidden behind a mask in advance: it shows in the sum.
-  if (WHOLE_TILES || !__any_sync(~0u, spoilt)) return;
+  if (WHOLE_TILES || !__any_sync(~0u, nonfinite)) return;
   __syncwarp();  // the lanes of a row have stored each other's columns
 #pragma unroll 1
   for (int r = 0; r < 2; ++r) {
     const int row = r ? rows[1] : rows[0], in_head = r ? out_head[1] : out_head[0];
     if (isnan(r ? state.sum[1] : state.sum[0]) && (r ? inside[1] : inside[0]))
-      compute_row_again(p, batch, in_head, head_kv, row, column, min(column + SLICE, p.dim_v), r ? out[1] : out[0],
+      nonfinite_fallback(p, batch, in_head, head_kv, row, column, min(column + SLICE, p.dim_v), r ? out[1] : out[0],
                         p.lse && column == 0 ? p.lse + batch * p.lse_stride[0] + in_head * p.lse_stride[1] + row : nullptr);
   }
 }

@@ -6,7 +6,7 @@
 // maximum, running sum and the output row live in registers, and no other thread ever
 // sees them: there is nothing to race on.
 //
-// Set by the manifest: DTYPE_BF16, QK_DIM, VALUE_DIM (multiples of 32), WARPS, KEYS_PER_STEP.
+// Set by the manifest: DTYPE_BF16, HEAD_DIM, VALUE_DIM (multiples of 32), WARPS, KEYS_PER_STEP.
 #include "copy.cuh"
 #include "dtype.cuh"
 #include "mask.cuh"
@@ -14,9 +14,9 @@
 #include "softmax.cuh"
 
 constexpr int LANES = 32;
-constexpr int QK_COLS_PER_LANE = QK_DIM / LANES;
+constexpr int QK_COLS_PER_LANE = HEAD_DIM / LANES;
 constexpr int V_COLS_PER_LANE = VALUE_DIM / LANES;
-static_assert(QK_DIM % LANES == 0 && VALUE_DIM % LANES == 0, "lanes split the columns evenly");
+static_assert(HEAD_DIM % LANES == 0 && VALUE_DIM % LANES == 0, "lanes split the columns evenly");
 
 // This lane's columns of one row as fp32; columns past the real dimension are zero.
 template <int COLS>

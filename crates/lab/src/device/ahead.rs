@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use evosdpa_core::DType;
 use evosdpa_cuda::{ArtifactKind, Builder, CompileRequest, worker::CompilePool};
-use evosdpa_kernels::{InputType, Registry, Variant};
+use evosdpa_kernels::{InputType, Registry, Variant, VariantId};
 
 use crate::Error;
 
@@ -32,7 +32,6 @@ pub(super) fn compile(
 
 /// Whether the manifest of a kernel, given with or without tunables, lists a type.
 pub(super) fn reads(registry: &Registry, name: &str, dtype: DType) -> bool {
-    let base = name.split('[').next().unwrap_or(name);
     let Ok(wanted) = dtype.name().parse::<InputType>() else { return false };
-    registry.kernel(base).is_ok_and(|kernel| kernel.manifest.dtypes.contains(&wanted))
+    registry.kernel(VariantId::kernel_of(name)).is_ok_and(|kernel| kernel.manifest.dtypes.contains(&wanted))
 }

@@ -1,9 +1,11 @@
 //! The machine's own processor.
 
 use evosdpa::{Attention, CpuKernel, FlashTiles, Isa, Options};
-use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_core::{DType, Problem};
+use evosdpa_kernels::VariantId;
+use evosdpa_oracle::inputs::Inputs;
 
-use super::{Device, KernelInfo, Loaded, Output, Timing, fresh_output};
+use super::{AUTO, Device, KernelInfo, Loaded, Output, Timing, fresh_output};
 use crate::{Error, measure::dice::Dice};
 
 /// Inputs below this size fit a last-level cache, so two sets of them take turns.
@@ -30,14 +32,17 @@ impl Cpu {
 
     /// A kernel by its name, with what the name sets: `cpu_flash[BLOCK_KV=128 BLOCK_Q=192 THREADS=1]`.
     fn options(&self, name: &str) -> Result<Options, Error> {
-        let (plain, tunables) = super::cuda::split_name(name)?;
+        if name == AUTO {
+            return Ok(Options { threads: self.threads, isa: self.isa, ..Options::default() });
+        }
+        let VariantId { kernel: plain, tunables } = name.parse()?;
         let Some(kernel) = Self::KERNELS.into_iter().find(|known| known.name() == plain) else {
-            return Err(crate::unknown_kernel(self, plain));
+            return Err(crate::unknown_kernel(self, &plain));
         };
         let mut options =
             Options { kernel: Some(kernel), threads: self.threads, isa: self.isa, ..Options::default() };
         let (mut block_q, mut block_kv) = (None, None);
-        for (tunable, value) in tunables {
+        for (tunable, value) in tunables.iter() {
             let value = usize::try_from(value).map_err(|_| Error::Tunables { text: name.to_owned() })?;
             match tunable {
                 // 0 leaves the choice to the kernel.
@@ -100,7 +105,7 @@ impl Device for Cpu {
             Err(Error::Problem(_)) => return None,
             Err(error) => return Some(error.to_string()),
         };
-        Attention::plan_with(*problem, options).err().map(|error| error.to_string())
+        Attention::plan_with(*problem, evosdpa::Device::Cpu, &options).err().map(|error| error.to_string())
     }
 
     fn takes(&self, _kernel: &str, dtype: DType) -> bool {
@@ -117,11 +122,12 @@ impl Device for Cpu {
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        let attention = Attention::plan_with(*problem, self.options(kernel)?)?;
+        let attention = Attention::plan_with(*problem, evosdpa::Device::Cpu, &self.options(kernel)?)?;
+        let chosen = (kernel == AUTO).then(|| attention.variant());
         let body: Body = Box::new(move |Inputs { q, k, v, .. }, output| {
             Ok(attention.run(q.view(), k.view(), v.view(), output.o.view_mut(), output.lse.as_deref_mut())?)
         });
-        Ok(Box::new(LoadedCpu::new(problem, inputs, body)))
+        Ok(Box::new(LoadedCpu { variant: chosen, ..LoadedCpu::new(problem, inputs, body) }))
     }
 }
 
@@ -132,6 +138,7 @@ pub type Body = Box<dyn FnMut(&mut Inputs, &mut Output) -> Result<(), Error>>;
 /// A function on inputs and outputs of its own.
 pub struct LoadedCpu {
     problem: Problem,
+    variant: Option<String>,
     /// What was put there, to see whether it is still so.
     given: Vec<Inputs>,
     inputs: Vec<Inputs>,
@@ -149,6 +156,7 @@ impl LoadedCpu {
     pub fn new(problem: &Problem, inputs: &[Inputs], body: Body) -> Self {
         Self {
             problem: *problem,
+            variant: None,
             given: inputs.to_vec(),
             inputs: inputs.to_vec(),
             outputs: inputs.iter().map(|_| fresh_output(problem)).collect(),
@@ -166,6 +174,10 @@ impl LoadedCpu {
 }
 
 impl Loaded for LoadedCpu {
+    fn variant(&self) -> Option<String> {
+        self.variant.clone()
+    }
+
     fn run(&mut self, set: usize) -> Result<Output, Error> {
         let mut output = fresh_output(&self.problem);
         (self.body)(&mut self.inputs[set], &mut output)?;

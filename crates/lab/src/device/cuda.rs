@@ -1,19 +1,18 @@
 //! An NVIDIA GPU: kernels are compiled for it on demand and run between canaries. How they are timed is in `timed`.
 
-use std::{
-    cell::{OnceCell, RefCell},
-    time::Duration,
-};
+use std::{cell::OnceCell, sync::Arc, time::Duration};
 
-use evosdpa::{DeviceScales, gpu};
-use evosdpa_core::{DType, Problem, inputs::Inputs};
-use evosdpa_cuda::{
-    ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffer, L2Flush, PreparedLaunch, Stream,
-    TensorMap,
+use evosdpa::{
+    Attention, DeviceScales, DeviceTensors, Options,
+    gpu::Gpu,
+    planner::{Planner, assumed_tensors},
 };
-use evosdpa_kernels::{ProblemFacts, Registry, SdpaParams, Target, Variant};
+use evosdpa_core::{DType, Problem};
+use evosdpa_cuda::{ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffer, L2Flush, Stream};
+use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant, VariantId};
+use evosdpa_oracle::inputs::Inputs;
 
-use super::{Device, KernelInfo, Loaded, Output, ahead, arguments, fresh_output, timed::LoadedCuda};
+use super::{AUTO, Device, KernelInfo, Loaded, Output, ahead, arguments, fresh_output, timed::LoadedCuda};
 use crate::{Error, measure::floor::Ceilings};
 
 /// No launch of ours takes this long; one that does hangs. The device can be given another limit.
@@ -25,11 +24,8 @@ const ROTATE_BELOW_BYTES: u64 = 64 << 20;
 
 /// A GPU with the kernels that can be compiled for it.
 pub struct Cuda {
-    device: evosdpa_cuda::Device,
-    target: Target,
+    gpu: Arc<Gpu>,
     stream: Stream,
-    builder: Builder,
-    registry: RefCell<Registry>,
     probe: ClockProbe,
     flush: OnceCell<L2Flush>,
     limit: Duration,
@@ -38,14 +34,9 @@ pub struct Cuda {
 impl Cuda {
     /// Opens a GPU by its number.
     pub fn open(ordinal: usize, registry: Registry) -> Result<Self, Error> {
-        let device = evosdpa_cuda::Device::open(ordinal)?;
-        let target = device.target()?;
-        let stream = device.stream()?;
-        let probe = ClockProbe::new(&device)?;
-        let builder = Builder::new()?;
-        let registry = RefCell::new(registry);
-        let flush = OnceCell::new();
-        Ok(Self { device, target, stream, builder, registry, probe, flush, limit: LIMIT })
+        let gpu = Arc::new(Gpu::open(ordinal, Planner::with_tables(registry)?, Builder::new()?)?);
+        let (stream, probe) = (gpu.device().stream()?, ClockProbe::new(gpu.device())?);
+        Ok(Self { gpu, stream, probe, flush: OnceCell::new(), limit: LIMIT })
     }
 
     /// With another limit for one launch, or for one replay of a graph of them.
@@ -59,17 +50,17 @@ impl Cuda {
 
     /// The kernels it has.
     pub fn registry(&self) -> Registry {
-        self.registry.borrow().clone()
+        self.gpu.registry()
     }
 
     /// What is compiled for.
     pub fn target(&self) -> &Target {
-        &self.target
+        self.gpu.target()
     }
 
     /// The device itself.
     pub fn handle(&self) -> &evosdpa_cuda::Device {
-        &self.device
+        self.gpu.device()
     }
 
     pub(super) fn stream(&self) -> &Stream {
@@ -84,29 +75,30 @@ impl Cuda {
     pub(super) fn flush(&self) -> Result<&L2Flush, Error> {
         if self.flush.get().is_none() {
             // Set twice only by two threads, and this is not shared between threads.
-            let _ = self.flush.set(L2Flush::new(&self.device)?);
+            let _ = self.flush.set(L2Flush::new(self.handle())?);
         }
         self.flush.get().ok_or(Error::NoClock)
     }
 
     /// The variant that a name means for a problem.
     pub fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
-        variant(&self.registry.borrow(), kernel, &ProblemFacts::try_from(problem)?, &self.target)
+        if kernel == AUTO {
+            return Ok(self.gpu.explain(problem, &assumed_tensors(problem))?.variant);
+        }
+        variant(&self.registry(), kernel, &ProblemFacts::try_from(problem)?, self.target())
     }
-}
 
-/// Tunables by name, as they were written.
-pub(crate) type Chosen<'a> = Vec<(&'a str, i64)>;
-
-/// A kernel's name and the tunables that follow it: `sdpa_v2c[STAGES=3]`.
-pub(crate) fn split_name(name: &str) -> Result<(&str, Chosen<'_>), Error> {
-    let Some((kernel, rest)) = name.split_once('[') else { return Ok((name, Vec::new())) };
-    let unreadable = || Error::Tunables { text: name.to_owned() };
-    let pairs = rest.strip_suffix(']').ok_or_else(unreadable)?.split_whitespace().map(|pair| {
-        let (tunable, value) = pair.split_once('=')?;
-        Some((tunable, value.parse().ok()?))
-    });
-    Ok((kernel, pairs.collect::<Option<Chosen<'_>>>().ok_or_else(unreadable)?))
+    /// The library's own plan for such tensors, with the variant that a name means.
+    pub(super) fn plan(
+        &self,
+        kernel: &str,
+        problem: &Problem,
+        tensors: &DeviceTensors,
+    ) -> Result<Attention, Error> {
+        let variant = if kernel == AUTO { None } else { Some(kernel.parse()?) };
+        let options = Options { variant, isolated: true, ..Options::default() };
+        Ok(self.gpu.plan(problem, tensors, &options)?)
+    }
 }
 
 /// The variant that a name means: `sdpa_v2c` with its defaults, or `sdpa_v2c[STAGES=3]`.
@@ -116,11 +108,12 @@ pub(super) fn variant(
     facts: &ProblemFacts,
     target: &Target,
 ) -> Result<Variant, Error> {
-    let (kernel, chosen) = split_name(name)?;
-    if chosen.is_empty() {
-        return Ok(registry.kernel(kernel)?.default_variant(facts, target)?);
+    let VariantId { kernel, tunables } = name.parse()?;
+    let kernel = registry.kernel(&kernel)?;
+    if tunables.is_empty() {
+        return Ok(kernel.default_variant(facts, target)?);
     }
-    Ok(registry.kernel(kernel)?.variant(facts, target, chosen)?)
+    Ok(kernel.variant(facts, target, tunables.iter())?)
 }
 
 /// The kernels of a registry, as they are listed.
@@ -154,7 +147,7 @@ impl Device for Cuda {
     }
 
     fn accelerator(&self) -> Option<String> {
-        let info = self.device.info();
+        let info = self.handle().info();
         let driver = evosdpa_cuda::loader::driver()
             .map(|driver| {
                 format!(
@@ -168,7 +161,7 @@ impl Device for Cuda {
     }
 
     fn kernels(&self) -> Vec<KernelInfo> {
-        listed(&self.registry.borrow())
+        listed(&self.registry())
     }
 
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
@@ -176,7 +169,8 @@ impl Device for Cuda {
     }
 
     fn takes(&self, kernel: &str, dtype: DType) -> bool {
-        ahead::reads(&self.registry.borrow(), kernel, dtype)
+        // What is chosen is not known before the problem is.
+        kernel == AUTO || ahead::reads(&self.registry(), kernel, dtype)
     }
 
     fn prepare(
@@ -190,7 +184,7 @@ impl Device for Cuda {
     }
 
     fn variants(&self, kernel: &str, problem: &Problem, cap: usize) -> Result<Vec<String>, Error> {
-        variant_names(&self.registry.borrow(), kernel, &ProblemFacts::try_from(problem)?, &self.target, cap)
+        variant_names(&self.registry(), kernel, &ProblemFacts::try_from(problem)?, self.target(), cap)
     }
 
     fn input_sets(&self, problem: &Problem) -> usize {
@@ -203,22 +197,19 @@ impl Device for Cuda {
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        let variant = self.variant(kernel, problem)?;
-        let function = gpu::load(&self.device, &self.builder, &variant)?;
-        let prepared = PreparedLaunch::new(&function, variant.launch)?;
-        Ok(Box::new(LoadedCuda::new(self, problem, inputs, variant, prepared)?))
+        Ok(Box::new(LoadedCuda::new(self, kernel, problem, inputs)?))
     }
 
     fn adopt(&self, of: &str, name: &str, source: &str) -> Result<(), Error> {
-        Ok(self.registry.borrow_mut().adopt(of, name, source)?)
+        Ok(self.gpu.register_source(of, name, source)?)
     }
 
     fn ceilings(&self, problem: &Problem) -> Result<Option<Ceilings>, Error> {
         // Inputs that fit the cache are read from there.
-        let info = self.device.info();
+        let info = self.handle().info();
         let bytes = (problem.bytes() * INPUT_SETS as u64).clamp(4 << 20, info.l2_bytes.max(4 << 20) / 4);
-        let gbps = evosdpa_cuda::copy_gbps(&self.device, &self.stream, bytes as usize, self.limit)?;
-        Ok(Some(Ceilings::of_gpu(self.target.arch, info.sm_count, info.clock_khz, Some(gbps))))
+        let gbps = evosdpa_cuda::copy_gbps(self.handle(), &self.stream, bytes as usize, self.limit)?;
+        Ok(Some(Ceilings::of_gpu(self.target().arch, info.sm_count, info.clock_khz, Some(gbps))))
     }
 
     fn clock_overhead_us(&self) -> Result<Option<f64>, Error> {
@@ -276,20 +267,18 @@ fn bytes_of(inputs: &Inputs) -> Vec<&[u8]> {
     all
 }
 
-/// One launch: outputs of its own between canaries, and the arguments that describe them and a set's inputs.
+/// One launch: outputs of its own between canaries, and the tensors that are they and a set's inputs.
 pub(super) struct Slot {
     pub(super) set: usize,
     o: GuardedBuffer,
     lse: Option<GuardedBuffer>,
-    pub(super) params: SdpaParams,
-    pub(super) maps: Vec<TensorMap>,
+    pub(super) tensors: DeviceTensors,
 }
 
 impl Slot {
     pub(super) fn new(
         device: &evosdpa_cuda::Device,
         problem: &Problem,
-        variant: &Variant,
         sets: &[Set],
         set: usize,
     ) -> Result<Self, Error> {
@@ -304,12 +293,7 @@ impl Slot {
         if let [_, _, _, q, k, v] = buffers.as_slice() {
             tensors.scales = Some(DeviceScales { q: q.address(), k: k.address(), v: v.address() });
         }
-        let maps = variant
-            .tensor_maps
-            .iter()
-            .map(|wanted| Ok(TensorMap::encode(device, &tensors.tensor_map(problem, wanted)?)?))
-            .collect::<Result<_, Error>>()?;
-        Ok(Self { set, o, lse, params: tensors.params(problem), maps })
+        Ok(Self { set, o, lse, tensors })
     }
 
     pub(super) fn poison(&mut self) -> Result<(), Error> {

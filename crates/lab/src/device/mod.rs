@@ -13,16 +13,18 @@ pub use cuda::Cuda;
 pub use sim::{SCHEDULES, Sim};
 pub use simulation::Simulation;
 
-pub(crate) use cuda::split_name;
-
 use std::{fmt, str::FromStr};
 
-use evosdpa_core::{DType, Problem, Tensor, inputs::Inputs};
+use evosdpa_core::{DType, Problem, Tensor};
+use evosdpa_oracle::inputs::Inputs;
 
 use crate::{
     Error,
     measure::{Reading, floor::Ceilings},
 };
+
+/// The name that leaves the choice of a kernel to the library.
+pub const AUTO: &str = "auto";
 
 /// A kernel as `evosdpa kernels` lists it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -160,6 +162,11 @@ impl FromStr for Timing {
 
 /// A kernel ready to run on its inputs. What is only needed to time and audit it is refused where there is no clock.
 pub trait Loaded {
+    /// The variant that runs, where that is more than the name it was loaded by.
+    fn variant(&self) -> Option<String> {
+        None
+    }
+
     /// Runs once on input set `set` into a buffer poisoned with NaN.
     fn run(&mut self, set: usize) -> Result<Output, Error>;
 

@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evosdpa_core::{DType, Problem, inputs::Inputs};
+use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{Artifact, ArtifactKind, Builder};
 use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant};
+use evosdpa_oracle::inputs::Inputs;
 use ptxsan::{Module, Options, Schedule, count::Counters};
 
 use super::{

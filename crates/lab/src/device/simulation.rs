@@ -1,7 +1,8 @@
 //! One compiled variant on the simulator, with all that ptxsan has to say about a run of it.
 
-use evosdpa_core::{Problem, inputs::Inputs};
+use evosdpa_core::Problem;
 use evosdpa_kernels::Variant;
+use evosdpa_oracle::inputs::Inputs;
 use ptxsan::{Arg, Launch, Module, Options, Outcome};
 
 use super::{Output, arguments, fresh_output};

@@ -1,8 +1,9 @@
 //! A kernel loaded on a GPU: graph replay and single launches, cold and warm, with the clock read around each sample.
 
-use evosdpa_core::{Problem, inputs::Inputs};
-use evosdpa_cuda::{Event, Graph, PreparedLaunch, Stream};
-use evosdpa_kernels::Variant;
+use evosdpa::{Attention, gpu::OnGpu};
+use evosdpa_core::Problem;
+use evosdpa_cuda::{Event, Graph, Stream};
+use evosdpa_oracle::inputs::Inputs;
 
 use super::{
     Cuda, Loaded, Output, Timing,
@@ -20,8 +21,8 @@ const GRAPH_OUTPUT_BYTES_MAX: usize = 512 << 20;
 pub(super) struct LoadedCuda<'a> {
     cuda: &'a Cuda,
     problem: Problem,
-    variant: Variant,
-    prepared: PreparedLaunch,
+    /// What a user of the library would run, or the variant that was asked for by the same way.
+    attention: Attention,
     sets: Vec<Set>,
     /// One per set, then more for the launches of a graph.
     slots: Vec<Slot>,
@@ -39,44 +40,48 @@ struct TimedGraph {
 impl<'a> LoadedCuda<'a> {
     pub(super) fn new(
         cuda: &'a Cuda,
+        kernel: &str,
         problem: &Problem,
         inputs: &[Inputs],
-        variant: Variant,
-        prepared: PreparedLaunch,
     ) -> Result<Self, Error> {
         let device = cuda.handle();
         let sets = inputs.iter().map(|inputs| Set::upload(device, inputs)).collect::<Result<Vec<_>, _>>()?;
         let slots = (0..sets.len())
-            .map(|set| Slot::new(device, problem, &variant, &sets, set))
+            .map(|set| Slot::new(device, problem, &sets, set))
             .collect::<Result<Vec<_>, _>>()?;
+        let attention = cuda.plan(kernel, problem, &slots[0].tensors)?;
         device.reset_persisting_l2()?;
         let problem = *problem;
-        Ok(Self { cuda, problem, variant, prepared, sets, slots, timing: Timing::Graph, timed: None })
+        Ok(Self { cuda, problem, attention, sets, slots, timing: Timing::Graph, timed: None })
     }
 
     fn stream(&self) -> &Stream {
         self.cuda.stream()
     }
 
-    fn launch(&self, slot: usize) -> Result<(), evosdpa_cuda::Error> {
-        let Slot { params, maps, .. } = &self.slots[slot];
-        // SAFETY: parameters and maps describe this slot's buffers and its set's, which live as long as `self`, and
-        // `LoadedCuda` waits for every launch before it returns.
-        unsafe { self.prepared.launch(self.stream(), params, maps) }
+    /// The plan. There is one: a CPU has no such device.
+    fn plan(&self) -> &OnGpu {
+        self.attention.gpu_plan().unwrap_or_else(|| unreachable!("planned on a GPU"))
+    }
+
+    fn launch(&self, slot: usize) -> Result<(), evosdpa::Error> {
+        // SAFETY: the tensors are this slot's buffers and its set's, which live as long as `self`, and `LoadedCuda` waits
+        // for every launch before it returns.
+        unsafe { self.attention.run_on(self.stream().number(), &self.slots[slot].tensors) }
     }
 
     /// `before` runs outside the time.
     fn elapsed_us(
         &self,
         before: impl FnOnce() -> Result<(), Error>,
-        work: impl FnOnce() -> Result<(), evosdpa_cuda::Error>,
+        work: impl FnOnce() -> Result<(), evosdpa::Error>,
     ) -> Result<f64, Error> {
         let (start, end) = (Event::new(self.stream())?, Event::new(self.stream())?);
         before()?;
         start.record(self.stream())?;
         work()?;
         end.record(self.stream())?;
-        end.wait(self.cuda.limit(), &self.prepared.describe())?;
+        end.wait(self.cuda.limit(), &self.plan().describe())?;
         Ok(end.elapsed_us(&start)?)
     }
 
@@ -96,7 +101,7 @@ impl<'a> LoadedCuda<'a> {
         while launches.len() < count {
             let set = launches.len() % sets;
             launches.push(self.slots.len());
-            self.slots.push(Slot::new(self.cuda.handle(), &self.problem, &self.variant, &self.sets, set)?);
+            self.slots.push(Slot::new(self.cuda.handle(), &self.problem, &self.sets, set)?);
         }
         let graph =
             Graph::capture(self.stream(), || launches.iter().try_for_each(|slot| self.launch(*slot)))?;
@@ -122,7 +127,7 @@ impl<'a> LoadedCuda<'a> {
             self.graph()?;
             let this = &*self;
             let Some(TimedGraph { graph, launches }) = &this.timed else { unreachable!("captured above") };
-            let total_us = this.elapsed_us(|| before(this), || graph.launch(this.stream()))?;
+            let total_us = this.elapsed_us(|| before(this), || Ok(graph.launch(this.stream())?))?;
             after(this)?;
             return Ok(total_us / launches.len() as f64);
         }
@@ -141,12 +146,14 @@ impl<'a> LoadedCuda<'a> {
 }
 
 impl Loaded for LoadedCuda<'_> {
+    fn variant(&self) -> Option<String> {
+        Some(self.attention.variant())
+    }
+
     fn run(&mut self, set: usize) -> Result<Output, Error> {
         self.slots[set].poison()?;
         self.elapsed_us(|| Ok(()), || self.launch(set))?;
-        if let Some(counters) = self.prepared.counters() {
-            counters.check(self.prepared.function().label())?;
-        }
+        self.plan().check_counters()?;
         self.slots[set].download(&self.problem)
     }
 
@@ -170,9 +177,7 @@ impl Loaded for LoadedCuda<'_> {
         self.timing = timing;
         self.timed = None;
         // That was the only graph of this launch, whose counters are its own.
-        if let Some(counters) = self.prepared.counters() {
-            counters.reuse_captured();
-        }
+        self.plan().reuse_captured_counters();
         self.slots.truncate(self.sets.len());
         Ok(())
     }

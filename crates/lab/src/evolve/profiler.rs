@@ -8,6 +8,7 @@ use std::{
 };
 
 use evosdpa_core::Problem;
+use evosdpa_kernels::VariantId;
 
 use super::{
     insight::{Diagnosis, InsightSource, Seen, StaticView},
@@ -16,7 +17,6 @@ use super::{
     space::{Space, label},
 };
 use crate::{
-    device::split_name,
     gate::GateResult,
     profile::{GATE, ProfileRow, Session},
 };
@@ -94,7 +94,7 @@ impl<'a> Profiler<'a> {
     }
 
     fn profile(&self, label: &str) -> Result<ProfileRow, String> {
-        let (kernel, _) = split_name(label).map_err(|error| error.to_string())?;
+        let kernel = VariantId::kernel_of(label);
         let mut session = self.session.borrow_mut();
         if !session.knows(kernel) {
             // A proposed source: its files are in the tune's folder.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use evosdpa_core::Problem;
-use evosdpa_kernels::{Kernel, ProblemFacts, Target};
+use evosdpa_kernels::{Kernel, ProblemFacts, Target, VariantId};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, measure::dice::Dice};
@@ -52,7 +52,7 @@ impl Space {
     /// Of a CUDA kernel; defaults are those for the first problem.
     pub fn of_kernel(kernel: &Kernel, problem: &Problem, target: &Target) -> Result<Self, Error> {
         let facts = ProblemFacts::try_from(problem)?;
-        let default = kernel.default_variant(&facts, target)?.tunables;
+        let default = kernel.default_variant(&facts, target)?.id.tunables;
         let layers =
             [(evosdpa_kernels::Layer::Macro, Layer::Macro), (evosdpa_kernels::Layer::Micro, Layer::Micro)];
         let dimensions = layers.into_iter().flat_map(|(of, layer)| {
@@ -224,8 +224,7 @@ impl Space {
 
 /// A kernel with tunables as devices spell it.
 pub fn label(kernel: &str, point: &Point) -> String {
-    let pairs: Vec<String> = point.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    if pairs.is_empty() { kernel.to_owned() } else { format!("{kernel}[{}]", pairs.join(" ")) }
+    VariantId::new(kernel, point.iter().map(|(name, value)| (name.as_str(), *value))).to_string()
 }
 
 #[cfg(test)]

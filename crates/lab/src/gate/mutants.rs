@@ -2,9 +2,10 @@
 //!
 //! Each mutant is tried twice: with its mistake, which some gate must stop, and with the mistake repaired, which none may.
 
-use evosdpa_core::{DType, Problem, inputs::Family};
+use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::Builder;
 use evosdpa_kernels::{Gate, InputType, Kernel, Mutant, ProblemFacts, Target};
+use evosdpa_oracle::inputs::Family;
 use serde::Serialize;
 
 use super::{

@@ -1,7 +1,8 @@
 //! The cases that every kernel is put through.
 
-use evosdpa_core::{
-    Alignment, Case, DType, Error, Layout, Mask, Problem, Shape, Sizes,
+use evosdpa_core::{Alignment, DType, Error, Layout, Mask, Problem, Shape, Sizes};
+use evosdpa_oracle::{
+    Case,
     inputs::{Family, Inputs},
 };
 

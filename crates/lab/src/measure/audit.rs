@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-use evosdpa_core::{Case, Problem, inputs::Inputs};
+use evosdpa_core::Problem;
+use evosdpa_oracle::{Case, inputs::Inputs};
 
 use super::dice::Dice;
 use crate::{

@@ -12,7 +12,8 @@ use std::{
     time::Duration,
 };
 
-use evosdpa_core::{Alignment, Mask, Problem, Tensor, inputs::Inputs};
+use evosdpa_core::{Alignment, Mask, Problem, Tensor};
+use evosdpa_oracle::inputs::Inputs;
 use serde_json::{Value, json};
 
 use crate::{Error, measure::interleave::Contestant};

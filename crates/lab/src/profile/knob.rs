@@ -77,22 +77,16 @@ fn turned_by(knob: Knob) -> &'static [(&'static str, Direction)] {
         Knob::MoreProducers => &[("NUM_PRODUCER_WARPS", Up), ("USE_WARP_SPECIALIZATION", Up)],
         Knob::FewerRows => &[("BLOCK_M", Down), ("CONSUMERS", Down), ("WG_M", Down), ("WARPS_M", Down)],
         Knob::MoreRows => &[("BLOCK_M", Up), ("CONSUMERS", Up), ("WG_M", Up), ("BLOCK_Q", Up)],
-        Knob::MoreKeys => &[("BLOCK_N", Up), ("MAX_BLOCK_N", Up), ("TILE_N", Up), ("BLOCK_KV", Up)],
-        Knob::FewerKeys => &[("BLOCK_N", Down), ("MAX_BLOCK_N", Down), ("TILE_N", Down)],
+        Knob::MoreKeys => &[("BLOCK_N", Up), ("MAX_BLOCK_N", Up), ("BLOCK_KV", Up)],
+        Knob::FewerKeys => &[("BLOCK_N", Down), ("MAX_BLOCK_N", Down)],
         Knob::SplitKeys => &[("CLUSTER", Up), ("WG_N", Up), ("WARPS_N", Up), ("KEYS_PER_WARP", Down)],
-        Knob::Occupancy => &[("MIN_CTAS", Up), ("CTAS_PER_SM", Up)],
+        Knob::Occupancy => &[("CTAS_PER_SM", Up)],
         Knob::Persistence => &[("PERSISTENT", Up), ("USE_PERSISTENT_CTA", Up), ("PAIRED", Up)],
-        Knob::Overlap => &[("OVERLAP", Up), ("PINGPONG", Up)],
-        Knob::CheaperSoftmax => &[
-            ("USE_FAST_EXP", Up),
-            ("FMA_EXP", Up),
-            ("RESCALE_LAG", Up),
-            ("SKIP_RESCALE", Up),
-            ("WEIGHT_PARTS", Down),
-        ],
+        Knob::Overlap => &[("PINGPONG", Up)],
+        Knob::CheaperSoftmax => &[("USE_FAST_EXP", Up), ("SKIP_RESCALE", Up), ("WEIGHT_PARTS", Down)],
         Knob::TensorCores => &[("USE_WMMA_PV", Up)],
         Knob::FewerRegisters => {
-            &[("BLOCK_N", Down), ("Q_IN_REGS", Down), ("SPLIT_LOOP", Down), ("MIN_CTAS", Down)]
+            &[("BLOCK_N", Down), ("Q_IN_REGS", Down), ("SPLIT_PRECISE_LOOP", Down), ("CTAS_PER_SM", Down)]
         }
         Knob::LessSharedTraffic => &[("USE_FUSED_SOFTMAX", Up), ("USE_KV_LUT", Down), ("Q_IN_REGS", Up)],
         Knob::FewerThreads => &[("THREADS", Down)],

@@ -7,7 +7,7 @@ use std::{
 
 use evosdpa_core::Problem;
 use evosdpa_cuda::Program;
-use evosdpa_kernels::{ProblemFacts, Registry, Target};
+use evosdpa_kernels::{ProblemFacts, Registry, Target, VariantId};
 
 use super::{
     capture::{Capture, Launch},
@@ -18,12 +18,7 @@ use super::{
     simulated::Counted,
     statics::{self, Statics},
 };
-use crate::{
-    Error,
-    device::{Sim, split_name},
-    error::IoContext,
-    variants,
-};
+use crate::{Error, device::Sim, error::IoContext, variants};
 
 /// Where there is no GPU, counts are made on this many rows and keys: enough for every line of a kernel to be reached.
 const COUNTED_SEQUENCE: usize = 64;
@@ -92,8 +87,8 @@ impl Session {
     /// it cannot be profiled, the gate is unavailable with the reason and the static view stands in; an error is about
     /// files and processes of this machine, or about a capture that cannot be read.
     pub fn profile(&self, name: &str, problem: &Problem, folder: &Path) -> Result<ProfileRow, Error> {
-        let (plain, chosen) = split_name(name)?;
-        let kernel = self.registry.kernel(plain)?;
+        let VariantId { kernel: plain, tunables } = name.parse()?;
+        let kernel = self.registry.kernel(&plain)?;
         let arch = self.target.arch;
         let simulated = self.device == SIM;
         let device = if simulated { SIM } else { "cuda" };
@@ -110,10 +105,10 @@ impl Session {
             dtypes: vec![facts.dtype],
             shape: problem.shape(),
             adapt: false,
-            set: chosen.into_iter().map(|(tunable, value)| (tunable.to_owned(), value)).collect(),
+            set: tunables.to_map().into_iter().collect(),
             all_variants: None,
         };
-        match statics::look(&self.registry, &request, plain, &self.target)? {
+        match statics::look(&self.registry, &request, &plain, &self.target)? {
             Ok(statics) => row.statics = Some(statics),
             Err(why) => row.rules.push(format!("no static view: {why}")),
         }

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use evosdpa_core::{
-    Problem,
-    inputs::{Family, Inputs},
-};
+use evosdpa_core::Problem;
+use evosdpa_oracle::inputs::{Family, Inputs};
 use serde::{Deserialize, Serialize};
 
 use super::{

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use evosdpa_kernels::VariantId;
 use serde_json::{Value, json};
 
 use super::super::{
@@ -19,9 +20,11 @@ pub(crate) fn render(document: &Document) -> String {
 }
 
 fn of_row(row: &Row) -> Value {
-    let (kernel, tunables) = split_name(&row.kernel);
-    let mut configuration: BTreeMap<String, Value> = tunables;
-    configuration.insert("kernel".to_owned(), kernel.into());
+    // A row may name what is no variant: it is then all name.
+    let id = row.kernel.parse().unwrap_or_else(|_| VariantId::new(&row.kernel, []));
+    let mut configuration: BTreeMap<String, Value> =
+        id.tunables.iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+    configuration.insert("kernel".to_owned(), id.kernel.into());
     configuration.insert("problem".to_owned(), row.problem.as_str().into());
     configuration.insert("device".to_owned(), row.device.as_str().into());
     let gates: Vec<(String, String)> =
@@ -91,13 +94,6 @@ fn invalidity(gates: &[(String, String)]) -> &'static str {
         "correctness" | "timed output" => "correctness",
         _ => "runtime",
     }
-}
-
-/// `sdpa_v2c[STAGES=3]` as its kernel and tunables.
-fn split_name(name: &str) -> (&str, BTreeMap<String, Value>) {
-    let Some((kernel, rest)) = name.split_once('[') else { return (name, BTreeMap::new()) };
-    let pairs = rest.trim_end_matches(']').split_whitespace().filter_map(|pair| pair.split_once('='));
-    (kernel, pairs.map(|(name, value)| (name.to_owned(), number_or_text(value))).collect())
 }
 
 fn number_or_text(text: &str) -> Value {

@@ -1,6 +1,6 @@
 //! Which rows of an output the oracle answers for.
 
-use crate::Problem;
+use evosdpa_core::Problem;
 
 use super::ROWS;
 
@@ -63,7 +63,7 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
+    use evosdpa_core::DType;
 
     #[test]
     fn a_sample_has_both_ends_of_every_head_and_differs_by_seed() {

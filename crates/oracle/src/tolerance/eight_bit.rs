@@ -13,7 +13,7 @@
 use super::{
     Judgement, Rule, Standard, Tally, Truth, distance::Distances, finite_rule, judge_lse, over_elements,
 };
-use crate::{Float, Problem, TensorView};
+use evosdpa_core::{Float, Problem, TensorView};
 
 /// Limit of the kernel's own error, absolute (for V ~ N(0, 1)) and relative alike. It must be kept below, not at.
 pub const DEQUANTISED: f64 = 1e-2;
@@ -158,7 +158,9 @@ fn end_to_end_rule(measured: EndToEnd, quantisation: EndToEnd, value_scale: f64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Case, Control, DType, Tensor, inputs::Family};
+    use evosdpa_core::{DType, Tensor};
+
+    use crate::{Case, Control, elements, inputs::Family};
 
     fn case(text: &str, dtype: DType, family: Family) -> Case {
         Case::new(Problem::new(text.parse().unwrap(), dtype).unwrap(), family, 1, None)
@@ -168,7 +170,7 @@ mod tests {
     fn answer(case: &Case, change: impl Fn(usize, f64) -> f64 + Sync) -> Tensor {
         let (o, problem) = (&case.truth.reference.o, &case.problem);
         let [_, heads, seq, dim] = problem.o_shape();
-        Tensor::from_fn(problem.o_shape(), problem.output_dtype(), problem.layout(), |[b, h, s, d]| {
+        elements::from_fn(problem.o_shape(), problem.output_dtype(), problem.layout(), |[b, h, s, d]| {
             let index = ((b * heads + h) * seq + s) * dim + d;
             change(index, o[index])
         })

@@ -11,9 +11,9 @@ mod panels;
 mod product;
 mod sample;
 
+use evosdpa_core::{Float, Problem, TensorView};
 use rayon::prelude::*;
 
-use crate::{Float, Problem, TensorView};
 use panels::Panels;
 use product::Real;
 pub use sample::Sample;

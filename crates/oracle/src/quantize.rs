@@ -2,9 +2,11 @@
 //!
 //! A head's scale is `absmax / 448` in fp32, which puts its largest element at the end of either code's range; an all-zero
 //! head has scale 1, and so has one so small that its scale would underflow: its codes are then all zero. A code's real
-//! value is its value at scale one ([`crate::U8Code`], [`crate::E4M3Code`]) times the scale.
+//! value is its value at scale one ([`evosdpa_core::U8Code`], [`evosdpa_core::E4M3Code`]) times the scale.
 
-use crate::{CODE_MAX, DType, Error, Layout, Tensor, TensorView};
+use evosdpa_core::{CODE_MAX, DType, Error, Layout, Tensor, TensorView};
+
+use crate::elements;
 
 /// The scales of Q, K and V, each `[batch, heads]`, contiguous.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,14 +49,14 @@ pub fn quantize(tensor: &TensorView<'_>, dtype: DType, layout: Layout) -> Result
 /// Quantises finite elements into `codes`, a tensor of the same shape and of an 8-bit dtype.
 pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor) -> Quantized {
     let [_, heads, seq, dim] = tensor.shape();
-    let values = tensor.values_f64();
+    let values = elements::values_f64(tensor);
     let scale_of = |head: &[f64]| {
         let absmax = head.iter().fold(0.0f64, |max, x| max.max(x.abs()));
         let scale = (absmax / CODE_MAX) as f32;
         if scale == 0.0 { 1.0 } else { scale }
     };
     let scales: Vec<f32> = values.chunks((seq * dim).max(1)).map(scale_of).collect();
-    codes.fill_with(|[b, h, s, d]| {
+    elements::fill(&mut codes, |[b, h, s, d]| {
         let head = b * heads + h;
         values[(head * seq + s) * dim + d] / f64::from(scales[head])
     });
@@ -65,8 +67,8 @@ pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor) -> Quant
 pub(crate) fn dequantize(codes: &Tensor, scales: &[f32], layout: Layout) -> Tensor {
     let view = codes.view();
     let [_, heads, seq, dim] = view.shape();
-    let values = view.values_f64();
-    Tensor::from_fn(view.shape(), DType::F32, layout, |[b, h, s, d]| {
+    let values = elements::values_f64(&view);
+    elements::from_fn(view.shape(), DType::F32, layout, |[b, h, s, d]| {
         let head = b * heads + h;
         values[(head * seq + s) * dim + d] * f64::from(scales[head])
     })
@@ -82,7 +84,7 @@ mod tests {
 
     /// Two heads of different size, the second all zero in its second batch entry.
     fn sample() -> Tensor {
-        Tensor::from_fn([2, 2, 9, 5], DType::F32, Layout::Bhsd, |[b, h, s, d]| {
+        elements::from_fn([2, 2, 9, 5], DType::F32, Layout::Bhsd, |[b, h, s, d]| {
             let wave = (s as f64 * 1.7 + d as f64 * 0.9 + b as f64).sin();
             if (b, h) == (1, 1) { 0.0 } else { wave * if h == 0 { 3.0 } else { 1e-3 } }
         })
@@ -144,7 +146,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_quantised_is_refused_or_zero() {
-        let tensor = |x: f64| Tensor::from_fn([1, 1, 1, 2], DType::F32, Layout::Bhsd, |[.., d]| x * d as f64);
+        let tensor =
+            |x: f64| elements::from_fn([1, 1, 1, 2], DType::F32, Layout::Bhsd, |[.., d]| x * d as f64);
         for x in [f64::NAN, f64::INFINITY] {
             let error = quantize(&tensor(x).view(), DType::U8, Layout::Bhsd).unwrap_err();
             assert!(matches!(error, Error::NotFinite { .. }), "{error}");

@@ -8,9 +8,10 @@
 
 use std::{borrow::Cow, f64::consts::TAU, fmt, str::FromStr};
 
+use evosdpa_core::{CODE_MAX, DType, E4M3Code, Error, Float, Layout, Problem, Tensor, error::nearest};
+
 use crate::{
-    CODE_MAX, DType, E4M3Code, Error, Float, Layout, Problem, Tensor,
-    error::nearest,
+    elements,
     quantize::{self, Quantized, Scales},
 };
 
@@ -170,7 +171,7 @@ fn draw(problem: &Problem, family: Family, seed: u64, make: impl Fn([usize; 4]) 
     [(Which::Q, problem.q_shape()), (Which::K, problem.k_shape()), (Which::V, problem.v_shape())].map(
         |(which, shape)| {
             let mut tensor = make(shape);
-            tensor.fill_with(|index| source.value(which, index));
+            elements::fill(&mut tensor, |index| source.value(which, index));
             tensor
         },
     )
@@ -271,7 +272,7 @@ fn max_value(problem: &Problem) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Layout, Shape};
+    use evosdpa_core::{Layout, Shape};
 
     fn problem(text: &str, dtype: DType) -> Problem {
         Problem::new(text.parse::<Shape>().unwrap(), dtype).unwrap()

@@ -2,11 +2,12 @@
 
 use std::{fmt, str::FromStr, sync::OnceLock};
 
+use evosdpa_core::{Alignment, DType, Error, Mask, Problem, Tensor, TensorView, error::nearest};
+
 use crate::{
-    Alignment, DType, Error, Mask, Problem, Tensor, TensorView,
-    error::nearest,
+    elements,
     inputs::{Family, Inputs},
-    oracle::{self, Sample},
+    reference::{self, Sample},
     tolerance::{self, Judgement, Standard, Truth},
 };
 
@@ -111,12 +112,12 @@ impl Case {
         };
         let values = inputs.dequantized();
         let (q, k, v) = (values.q.view(), values.k.view(), values.v.view());
-        let reference = oracle::solve_rows(&problem, &q, &k, &v, sample);
+        let reference = reference::solve_rows(&problem, &q, &k, &v, sample);
         let value_scale = family.value_scale(&problem);
         let standard = match problem.dtype() {
             DType::F32 => Standard::Single,
             DType::F16 | DType::BF16 => {
-                let naive = oracle::solve_in_dtype(&problem, &q, &k, &v, &reference.sample);
+                let naive = reference::solve_in_dtype(&problem, &q, &k, &v, &reference.sample);
                 // An overflow of the naive computation says nothing of how close one may come: count finite errors only.
                 let errors = naive.iter().zip(&reference.o).map(|(a, b)| (a - b).abs());
                 let naive_max_error = errors.filter(|error| error.is_finite()).fold(0.0, f64::max);
@@ -125,7 +126,7 @@ impl Case {
             DType::U8 | DType::E4M3 => {
                 let original = Inputs::original(&problem, family, seed);
                 let (q, k, v) = (original.q.view(), original.k.view(), original.v.view());
-                let original = oracle::solve_output(&problem, &q, &k, &v);
+                let original = reference::solve_output(&problem, &q, &k, &v);
                 Standard::eight_bit(original, &reference.o, value_scale)
             }
         };
@@ -144,20 +145,20 @@ impl Case {
         let problem = &self.problem;
         let sizes = problem.sizes();
         let make = |value: &(dyn Fn([usize; 4]) -> f64 + Sync)| {
-            Tensor::from_fn(problem.o_shape(), problem.output_dtype(), problem.layout(), value)
+            elements::from_fn(problem.o_shape(), problem.output_dtype(), problem.layout(), value)
         };
         let row_of = |[b, h, s, _]: [usize; 4]| (b * sizes.heads_q + h) * sizes.seq_q + s;
         match control {
             Control::Zeros => make(&|_| 0.0),
             Control::CopyOfV => {
-                let v = self.inputs.dequantized().v.view().values_f64();
+                let v = elements::values_f64(&self.inputs.dequantized().v.view());
                 make(&|[b, h, s, d]| {
                     let head = b * sizes.heads_kv + h / problem.group();
                     v[(head * sizes.seq_kv + s % sizes.seq_kv) * sizes.dim_v + d]
                 })
             }
             Control::MeanOfV => {
-                let v = self.inputs.dequantized().v.view().values_f64();
+                let v = elements::values_f64(&self.inputs.dequantized().v.view());
                 let heads = sizes.batch * sizes.heads_kv;
                 let mut mean = vec![0.0; heads * sizes.dim_v];
                 for (i, x) in v.iter().enumerate() {
@@ -174,7 +175,8 @@ impl Case {
             Control::PreviousOutput => {
                 let before = Inputs::generate(problem, self.family, self.seed.wrapping_add(1));
                 let before = before.dequantized();
-                let o = oracle::solve_roughly(problem, &before.q.view(), &before.k.view(), &before.v.view());
+                let o =
+                    reference::solve_roughly(problem, &before.q.view(), &before.k.view(), &before.v.view());
                 make(&|index| o[row_of(index) * sizes.dim_v + index[3]])
             }
             Control::AnotherMask => {
@@ -185,7 +187,7 @@ impl Case {
                 let values = self.inputs.dequantized();
                 let (q, k, v) = (values.q.view(), values.k.view(), values.v.view());
                 let (q, k, v) = (q.first_head(), k.first_head(), v.first_head());
-                let first = oracle::solve_roughly(&problem.with_mask(other).of_one_head(), &q, &k, &v);
+                let first = reference::solve_roughly(&problem.with_mask(other).of_one_head(), &q, &k, &v);
                 let rest = &self.truth.reference.o;
                 make(&|index| {
                     let at = row_of(index) * sizes.dim_v + index[3];
@@ -237,7 +239,7 @@ mod tests {
 
     fn rounded_truth(case: &Case) -> Tensor {
         let (o, sizes) = (&case.truth.reference.o, case.problem.sizes());
-        Tensor::from_fn(
+        elements::from_fn(
             case.problem.o_shape(),
             case.problem.output_dtype(),
             case.problem.layout(),
@@ -312,7 +314,7 @@ mod tests {
             let size = dtype.bytes();
             let last = output.bytes().len() - size;
             // Move the last element by a little more than the tolerance.
-            let wrong = Tensor::from_fn([1, 1, 1, 1], dtype, case.problem.layout(), |_| {
+            let wrong = elements::from_fn([1, 1, 1, 1], dtype, case.problem.layout(), |_| {
                 case.truth.reference.o.last().unwrap() + 2e-3
             });
             output.bytes_mut()[last..].copy_from_slice(wrong.bytes());

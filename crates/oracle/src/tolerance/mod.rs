@@ -15,10 +15,11 @@
 mod distance;
 pub mod eight_bit;
 
+use evosdpa_core::{DType, Problem, TensorView};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, Problem, TensorView, oracle::Reference};
+use crate::reference::Reference;
 use distance::Distances;
 pub use distance::Errors;
 use eight_bit::EndToEnd;

@@ -1,7 +1,8 @@
 //! One head's keys and values, rearranged so that products run over contiguous memory.
 
+use evosdpa_core::TensorView;
+
 use super::product::{LANES, Real};
-use crate::TensorView;
 
 /// Keys as `[key block][d][LANES]` and values as `[d block][key][LANES]`, padded with zeros.
 pub(super) struct Panels<R> {

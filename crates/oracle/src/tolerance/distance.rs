@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Float;
+use evosdpa_core::Float;
 
 /// How far an output is from the oracle.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

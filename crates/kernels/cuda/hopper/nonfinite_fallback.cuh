@@ -6,7 +6,7 @@
 
 // Writes columns [first, last) of O, and the LSE where `lse` is a place for it, unless a visible score is NaN or +infinity: what
 // is there already, NaN, is then right.
-__device__ __noinline__ void compute_row_again(const SdpaParams& p, int batch, int head, int head_kv, int row, int first, int last,
+__device__ __noinline__ void nonfinite_fallback(const SdpaParams& p, int batch, int head, int head_kv, int row, int first, int last,
                                                half_type* o, float* lse) {
   constexpr int AT_ONCE = 4;  // columns of one pass over the keys
   const half_type* q = static_cast<const half_type*>(p.q) + batch * p.q_stride[0] + head * p.q_stride[1] + row * p.q_stride[2];

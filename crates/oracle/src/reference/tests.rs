@@ -1,5 +1,7 @@
+use evosdpa_core::{DType, Layout, Mask};
+
 use super::*;
-use crate::{DType, Layout, Mask, inputs::Family, inputs::Inputs};
+use crate::{inputs::Family, inputs::Inputs};
 
 fn problem(text: &str, dtype: DType) -> Problem {
     Problem::new(text.parse().unwrap(), dtype).unwrap()
