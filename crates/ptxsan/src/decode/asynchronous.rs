@@ -2,11 +2,11 @@
 
 use super::build::Builder;
 use super::lanes::{self, Args};
-use super::memory::{apply, scope};
+use super::memory::apply;
 use super::opcode::Opcode;
 use super::{
-    Arrival, AsyncStore, Bank, Bulk, ClusterBarrier, CollectiveKind, Combine, Extent,
-    LeftOperand, MbarrierOp, Op, Phase, Scope, TensorCombine, Wgmma,
+    Arrival, AsyncStore, Bank, Bulk, ClusterBarrier, CollectiveKind, Combine, Extent, LeftOperand,
+    MbarrierOp, Op, Phase, TensorCombine, Wgmma,
 };
 use crate::error::Result;
 use crate::memory::window;
@@ -80,8 +80,7 @@ impl Builder<'_> {
                     false => Phase::Token(self.operand(operands, 2, Type::B64)?),
                 };
                 let d = self.destination(self.at(operands, 0)?, Type::Pred)?;
-                let scope = scope(op).unwrap_or(Scope::Cta);
-                MbarrierOp::Wait { d, address, phase, acquires: !op.has("relaxed"), scope }
+                MbarrierOp::Wait { d, address, phase, acquires: !op.has("relaxed") }
             }
             "pending_count" => {
                 let token = self.operand(operands, 1, Type::B64)?;
@@ -115,7 +114,6 @@ impl Builder<'_> {
             drops: op.has("arrive_drop"),
             no_complete: op.has("noComplete"),
             releases: !op.has("relaxed"),
-            scope: scope(op).unwrap_or(Scope::Cta),
         })
     }
 
@@ -141,13 +139,14 @@ impl Builder<'_> {
             self.emit(Op::BulkWait { pending, reads_only: op.has("read") }, Args::default());
             return Ok(());
         }
-        if op.parts.iter().any(|p| p.starts_with("im2col") || p.contains("gather4") || p.contains("scatter4")) {
+        if op.parts.iter().any(|p| p.starts_with("im2col") || p.contains("gather4") || p.contains("scatter4"))
+        {
             return Err(self.unsupported("only tiled tensor copies"));
         }
         let bulk = match () {
             () if op.has("prefetch") => {
-                let from = self.extent(op, operands, 0, 1)?.0;
-                Bulk::Prefetch { from }
+                self.extent(op, operands, 0, 1)?;
+                Bulk::Prefetch
             }
             // To shared memory, reporting to an mbarrier.
             () if op.has("mbarrier::complete_tx::bytes") && op.has("global") => {
@@ -165,7 +164,8 @@ impl Builder<'_> {
                 let from = self.address(self.at(operands, 1)?, Space::Shared)?;
                 let bytes = self.operand(operands, 2, Type::U32)?;
                 let barrier = self.address(self.at(operands, 3)?, Space::Shared)?;
-                let combine = if op.name == "cp" && op.has("reduce") { Some(self.combine(op)?) } else { None };
+                let combine =
+                    if op.name == "cp" && op.has("reduce") { Some(self.combine(op)?) } else { None };
                 Bulk::Send { to, from, bytes, barrier, combine }
             }
             () if op.has("bulk_group") => {
@@ -195,14 +195,19 @@ impl Builder<'_> {
     ) -> Result<(Extent, usize)> {
         if !op.has("tensor") {
             let address = self.address(self.at(operands, at)?, Space::Global)?;
-            return Ok((Extent::Linear { address, bytes: self.operand(operands, size, Type::U32)? }, size + 1));
+            return Ok((
+                Extent::Linear { address, bytes: self.operand(operands, size, Type::U32)? },
+                size + 1,
+            ));
         }
         let Operand::Tensor { map, offset, coordinates } = self.at(operands, at)? else {
             return Err(self.bad("expected `[map, {coordinates}]`".into()));
         };
         let rank = op.parts.iter().find_map(|p| p.strip_suffix('d')?.parse::<usize>().ok());
         if rank != Some(coordinates.len()) {
-            return Err(self.bad(format!("{} coordinates for a tensor of {rank:?} dimensions", coordinates.len())));
+            return Err(
+                self.bad(format!("{} coordinates for a tensor of {rank:?} dimensions", coordinates.len()))
+            );
         }
         let address = Operand::Address { base: map.clone(), offset: *offset };
         let map = self.address(&address, Space::Generic)?;
@@ -275,8 +280,9 @@ impl Builder<'_> {
             Operand::Int(v) => Some(*v as i64),
             _ => None,
         });
-        let numbers: Vec<i64> =
-            numbers.collect::<Option<_>>().ok_or_else(|| self.bad("scales and layouts are numbers".into()))?;
+        let numbers: Vec<i64> = numbers
+            .collect::<Option<_>>()
+            .ok_or_else(|| self.bad("scales and layouts are numbers".into()))?;
         let is_float = d_type != Accumulator::S32;
         let is_half = matches!(a_type, Element::F16 | Element::Bf16);
         let wanted = match (is_float, is_half, in_registers) {
@@ -286,16 +292,18 @@ impl Builder<'_> {
             (true, true, false) => 4,
         };
         if numbers.len() != wanted {
-            return Err(self.bad(format!("needs {wanted} numbers behind the predicate, has {}", numbers.len())));
+            return Err(
+                self.bad(format!("needs {wanted} numbers behind the predicate, has {}", numbers.len()))
+            );
         }
         let major = |index: usize| match numbers.get(index) {
             Some(1) => Major::Mn,
             _ => Major::K,
         };
-        let (a_major, b_major) =
-            if in_registers { (Major::K, major(2)) } else { (major(2), major(3)) };
+        let (a_major, b_major) = if in_registers { (Major::K, major(2)) } else { (major(2), major(3)) };
         let is_negated = |index: usize| numbers.get(index) == Some(&-1);
-        let product = Product::new(shape, d_type, a_type, b_type).ok_or_else(|| self.unsupported("this shape and these types"))?;
+        let product = Product::new(shape, d_type, a_type, b_type)
+            .ok_or_else(|| self.unsupported("this shape and these types"))?;
         let product = Product {
             a_major,
             b_major,
@@ -312,11 +320,19 @@ impl Builder<'_> {
         let d = self.fragment(&operands[0], Type::B32, true)?;
         let d: Box<[u32]> = d.iter().map(|r| r.index).collect();
         if d.len() != product.d.registers() {
-            return Err(self.bad(format!("{} accumulators where {} are needed", d.len(), product.d.registers())));
+            return Err(self.bad(format!(
+                "{} accumulators where {} are needed",
+                d.len(),
+                product.d.registers()
+            )));
         }
         if let LeftOperand::Registers(list) = &a {
             if list.len() != product.a.registers() {
-                return Err(self.bad(format!("{} registers of A where {} are needed", list.len(), product.a.registers())));
+                return Err(self.bad(format!(
+                    "{} registers of A where {} are needed",
+                    list.len(),
+                    product.a.registers()
+                )));
             }
             self.watched.extend(list.iter().map(|r| r.index));
         }

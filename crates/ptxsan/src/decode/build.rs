@@ -456,7 +456,8 @@ impl Builder<'_> {
                 list.iter().filter(|r| self.watched.contains(r)).copied().collect()
             };
             let (reads, writes) = (kept(&all.reads), kept(&all.writes));
-            if !is_wgmma && !(reads.is_empty() && writes.is_empty()) {
+            let is_touched = !reads.is_empty() || !writes.is_empty();
+            if is_touched && !is_wgmma {
                 let is_move = all.is_move && all.reads.len() == 1;
                 inst.watch = Some(Box::new(Watch { reads, writes, is_move }));
             }

@@ -219,21 +219,42 @@ pub(crate) struct Arrival {
     pub(crate) drops: bool,
     pub(crate) no_complete: bool,
     pub(crate) releases: bool,
-    pub(crate) scope: Scope,
 }
 
 /// `mbarrier.*`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum MbarrierOp {
-    Init { address: Address, count: Register },
-    Inval { address: Address },
+    Init {
+        address: Address,
+        count: Register,
+    },
+    Inval {
+        address: Address,
+    },
     Arrive(Arrival),
-    ExpectTx { address: Address, bytes: Register },
-    CompleteTx { address: Address, bytes: Register },
-    Wait { d: Register, address: Address, phase: Phase, acquires: bool, scope: Scope },
-    PendingCount { d: Register, token: Register },
+    ExpectTx {
+        address: Address,
+        bytes: Register,
+    },
+    CompleteTx {
+        address: Address,
+        bytes: Register,
+    },
+    Wait {
+        d: Register,
+        address: Address,
+        phase: Phase,
+        acquires: bool,
+    },
+    PendingCount {
+        d: Register,
+        token: Register,
+    },
     /// `cp.async.mbarrier.arrive`: when the thread's copies are done.
-    AfterCopies { address: Address, is_counted: bool },
+    AfterCopies {
+        address: Address,
+        is_counted: bool,
+    },
 }
 
 /// A reduction by a bulk copy or `red.async`: old value, operand → new value, on elements of so many bytes.
@@ -252,11 +273,26 @@ pub(crate) enum Extent {
 
 /// `cp.async.bulk` and its tensor and reducing forms.
 pub(crate) enum Bulk {
-    Load { to: Address, from: Extent, barrier: Address, multicast: Option<Register> },
-    Store { to: Extent, from: Address, combine: Option<TensorCombine> },
+    Load {
+        to: Address,
+        from: Extent,
+        barrier: Address,
+        multicast: Option<Register>,
+    },
+    Store {
+        to: Extent,
+        from: Address,
+        combine: Option<TensorCombine>,
+    },
     /// Shared memory of this block to that of another.
-    Send { to: Address, from: Address, bytes: Register, barrier: Address, combine: Option<Combine> },
-    Prefetch { from: Extent },
+    Send {
+        to: Address,
+        from: Address,
+        bytes: Register,
+        barrier: Address,
+        combine: Option<Combine>,
+    },
+    Prefetch,
 }
 
 /// A reduction on global memory: the type of a tensor is known from its map only.
@@ -345,18 +381,66 @@ pub(crate) struct Collective {
 /// What a collective computes.
 pub(crate) enum CollectiveKind {
     WarpSync,
-    Shuffle { mode: Shuffle, d: Register, p: Option<Register>, a: Register, b: Register, c: Register },
-    VoteAll { d: Register, a: Register, negated: bool },
-    VoteAny { d: Register, a: Register, negated: bool },
-    VoteUni { d: Register, a: Register, negated: bool },
-    Ballot { d: Register, a: Register, negated: bool },
-    MatchAny { d: Register, a: Register },
-    MatchAll { d: Register, p: Option<Register>, a: Register },
-    Reduce { d: Register, a: Register, apply: fn(u32, u32) -> u32 },
-    Elect { d: Register, p: Register },
-    LoadMatrix { registers: Box<[u32]>, address: Address, transposed: bool },
-    StoreMatrix { registers: Box<[u32]>, address: Address, transposed: bool },
-    MoveMatrix { d: u32, a: u32 },
+    Shuffle {
+        mode: Shuffle,
+        d: Register,
+        p: Option<Register>,
+        a: Register,
+        b: Register,
+        c: Register,
+    },
+    VoteAll {
+        d: Register,
+        a: Register,
+        negated: bool,
+    },
+    VoteAny {
+        d: Register,
+        a: Register,
+        negated: bool,
+    },
+    VoteUni {
+        d: Register,
+        a: Register,
+        negated: bool,
+    },
+    Ballot {
+        d: Register,
+        a: Register,
+        negated: bool,
+    },
+    MatchAny {
+        d: Register,
+        a: Register,
+    },
+    MatchAll {
+        d: Register,
+        p: Option<Register>,
+        a: Register,
+    },
+    Reduce {
+        d: Register,
+        a: Register,
+        apply: fn(u32, u32) -> u32,
+    },
+    Elect {
+        d: Register,
+        p: Register,
+    },
+    LoadMatrix {
+        registers: Box<[u32]>,
+        address: Address,
+        transposed: bool,
+    },
+    StoreMatrix {
+        registers: Box<[u32]>,
+        address: Address,
+        transposed: bool,
+    },
+    MoveMatrix {
+        d: u32,
+        a: u32,
+    },
     Multiply(Box<MatrixMultiply>),
     FragmentLoad(Box<FragmentAccess>),
     FragmentStore(Box<FragmentAccess>),
@@ -365,7 +449,10 @@ pub(crate) enum CollectiveKind {
     WgmmaWait(u32),
     Wgmma(Box<Wgmma>),
     /// `setmaxnreg`: whether it claims registers, and how many a thread has afterwards.
-    Registers { claims: bool, count: u32 },
+    Registers {
+        claims: bool,
+        count: u32,
+    },
 }
 
 /// `mma.sync` and `wmma.mma`.

@@ -282,7 +282,13 @@ fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> {
     let lane = cell.writer.wrapping_sub(by.base);
     let same_instruction = lane < 32 && cell.write_pc == by.pc && cell.write_time == by.time;
     let only_proxy = by.happens_after(cell.writer, cell.write_time);
-    Some(Conflict { who: cell.writer, pc: cell.write_pc & PC_MASK, is_write: true, same_instruction, only_proxy })
+    Some(Conflict {
+        who: cell.writer,
+        pc: cell.write_pc & PC_MASK,
+        is_write: true,
+        same_instruction,
+        only_proxy,
+    })
 }
 
 #[inline]

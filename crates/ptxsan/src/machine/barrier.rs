@@ -109,7 +109,13 @@ impl Warp {
     }
 
     /// The lanes that come to a barrier together; `None`: others of the warp must come first.
-    pub(super) fn gathered(&mut self, cx: &mut Context<'_, '_>, at: usize, mask: u32, aligned: bool) -> Option<u32> {
+    pub(super) fn gathered(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        at: usize,
+        mask: u32,
+        aligned: bool,
+    ) -> Option<u32> {
         let pc = self.groups[at].pc;
         let mut lanes = mask;
         if aligned && !self.groups[at].is_forced {
@@ -137,13 +143,7 @@ impl Warp {
         Some(lanes)
     }
 
-    fn arrive_at_barrier(
-        &mut self,
-        cx: &mut Context<'_, '_>,
-        pc: u32,
-        lanes: u32,
-        op: &BarrierOp,
-    ) -> Flow {
+    fn arrive_at_barrier(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, op: &BarrierOp) -> Flow {
         let first = lanes.trailing_zeros() as usize;
         let id = self.lane(op.id, first) as usize;
         let count = op.count.map(|c| self.lane(c, first) as u32);

@@ -60,7 +60,13 @@ impl Warp {
     }
 
     /// The lanes whose shared address is the own block's, or one of a block of the cluster that is there.
-    fn there(&mut self, cx: &mut Context<'_, '_>, addresses: &[u64; 32], mask: u32, request: &Request) -> u32 {
+    fn there(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        addresses: &[u64; 32],
+        mask: u32,
+        request: &Request,
+    ) -> u32 {
         let mut there = mask;
         for_lanes(mask, |lane| {
             let block = cx.barrier_at(addresses[lane]).block;
@@ -72,7 +78,13 @@ impl Warp {
     }
 
     /// Bytes of an mbarrier are its own.
-    fn spare_mbarriers(&mut self, cx: &mut Context<'_, '_>, addresses: &[u64; 32], mask: u32, request: &Request) {
+    fn spare_mbarriers(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        addresses: &[u64; 32],
+        mask: u32,
+        request: &Request,
+    ) {
         if cx.mbarriers.is_empty() {
             return;
         }
@@ -80,18 +92,28 @@ impl Warp {
             if let Some(at) = cx.mbarriers.overlapping(addresses[lane], request.bytes) {
                 let thread = self.index * 32 + lane as u32;
                 let verb = if request.direction == Direction::Write { "write" } else { "read" };
-                cx.misuse(request.pc, thread, || format!("{verb} of {} bytes over mbarrier {at:#x}, which is in use", request.bytes));
+                cx.misuse(request.pc, thread, || {
+                    format!("{verb} of {} bytes over mbarrier {at:#x}, which is in use", request.bytes)
+                });
             }
         });
     }
 
-    fn check_launch_before(&mut self, cx: &mut Context<'_, '_>, addresses: &[u64; 32], mask: u32, request: &Request) {
+    fn check_launch_before(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        addresses: &[u64; 32],
+        mask: u32,
+        request: &Request,
+    ) {
         for_lanes(mask, |lane| {
             if self.known[lane].time_of(cx.numbering.launch_before()) == 0 {
                 let at = addresses[lane];
                 let place = cx.view.base().locate(at);
                 cx.report(Kind::LaunchOrder, request.pc, self.index, 1 << lane, || {
-                    format!("global {at:#x}{place} before griddepcontrol.wait: the launch before may still use it")
+                    format!(
+                        "global {at:#x}{place} before griddepcontrol.wait: the launch before may still use it"
+                    )
                 });
             }
         });

@@ -1,7 +1,7 @@
 //! Instructions that lanes of a warp execute together.
 
-use super::run::{Context, Flow, for_lanes};
 use super::launch::Schedule;
+use super::run::{Context, Flow, for_lanes};
 use super::warp::{Parked, State, Warp};
 use crate::decode::lanes::blend;
 use crate::decode::{Collective, CollectiveKind, Register, Shuffle};
@@ -69,7 +69,9 @@ impl Warp {
     /// Whether an instruction cannot be executed yet, and what it waits for.
     fn must_park(&mut self, cx: &mut Context<'_, '_>, pc: u32, op: &Collective) -> Option<Parked> {
         match op.kind {
-            CollectiveKind::WgmmaWait(pending) => self.awaits_siblings(cx, pending).then_some(Parked::Warpgroup),
+            CollectiveKind::WgmmaWait(pending) => {
+                self.awaits_siblings(cx, pending).then_some(Parked::Warpgroup)
+            }
             CollectiveKind::Registers { claims, count } => {
                 (!self.set_registers(cx, pc, claims, count)).then_some(Parked::Registers)
             }
@@ -163,8 +165,11 @@ impl Warp {
             CollectiveKind::Elect { d, p } => {
                 // Which lane it is nobody may rely on, only that it stays the same.
                 let highest = 31 - lanes.leading_zeros();
-                let leader =
-                    if cx.options.schedule == Schedule::ConsumerLate { highest } else { lanes.trailing_zeros() };
+                let leader = if cx.options.schedule == Schedule::ConsumerLate {
+                    highest
+                } else {
+                    lanes.trailing_zeros()
+                };
                 blend(&mut self.regs.b32[d.index as usize], &[leader; 32], lanes);
                 for_lanes(lanes, |lane| self.set_lane(*p, lane, u64::from(lane as u32 == leader)));
             }

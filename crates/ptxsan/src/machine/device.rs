@@ -123,7 +123,8 @@ impl Device {
                 let left = options.instruction_budget.saturating_sub(fold.instructions);
                 let memory = &self.memory;
                 let setting = Setting { module: &module, kernel: &kernel, options, params: &params, memory };
-                let run = |c: u64| World::new(setting, shape_at(c * size), left).run(size as u32, size as u32);
+                let run =
+                    |c: u64| World::new(setting, shape_at(c * size), left).run(size as u32, size as u32);
                 let batch: Vec<_> = if options.parallel {
                     (first..end).into_par_iter().map(run).collect()
                 } else {
@@ -224,7 +225,10 @@ fn check_cluster(kernel: &Kernel, launch: &Launch) -> Result<[u32; 3]> {
     let cluster = match kernel.cluster {
         Some(own) if launch.cluster != [1; 3] && launch.cluster != own => {
             let given = launch.cluster;
-            return Err(refuse(launch, format!("clusters of {given:?}, but the entry was compiled for {own:?}")));
+            return Err(refuse(
+                launch,
+                format!("clusters of {given:?}, but the entry was compiled for {own:?}"),
+            ));
         }
         Some(own) => own,
         None => launch.cluster,
@@ -234,7 +238,10 @@ fn check_cluster(kernel: &Kernel, launch: &Launch) -> Result<[u32; 3]> {
         return Err(refuse(launch, format!("clusters of {cluster:?}; 1 to 16 blocks are possible")));
     }
     if launch.grid.iter().zip(cluster).any(|(grid, cluster)| grid % cluster != 0) {
-        return Err(refuse(launch, format!("grid {:?} is no multiple of its clusters of {cluster:?}", launch.grid)));
+        return Err(refuse(
+            launch,
+            format!("grid {:?} is no multiple of its clusters of {cluster:?}", launch.grid),
+        ));
     }
     Ok(cluster)
 }

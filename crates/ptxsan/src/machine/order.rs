@@ -124,7 +124,14 @@ impl Warp {
     }
 
     /// Orders what the lanes did and know before the async proxy.
-    pub(super) fn fence_proxy(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, shared: bool, global: bool) {
+    pub(super) fn fence_proxy(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        mask: u32,
+        shared: bool,
+        global: bool,
+    ) {
         if !cx.options.check_races {
             return;
         }

@@ -211,7 +211,14 @@ impl Warp {
     }
 
     /// What is missing.
-    fn advice(&self, cx: &Context<'_, '_>, request: &Request, conflict: &Conflict, other: &Other, thread: u32) -> &'static str {
+    fn advice(
+        &self,
+        cx: &Context<'_, '_>,
+        request: &Request,
+        conflict: &Conflict,
+        other: &Other,
+        thread: u32,
+    ) -> &'static str {
         let is_near = other.block == u64::from(cx.block);
         if conflict.same_instruction && matches!(request.by, By::Lanes) {
             return "two lanes write different values in one instruction: which one stays is undefined";
@@ -223,15 +230,21 @@ impl Warp {
             Who::Copies if is_near && other.thread == thread => {
                 "the copy is still in flight: cp.async.wait_group must come first"
             }
-            Who::Copies => "the copy is not published: its thread must cp.async.wait_group, and a barrier must follow",
-            Who::Mbarrier(_) => "the copy is in flight: its mbarrier must be waited for, in the phase it reports to",
+            Who::Copies => {
+                "the copy is not published: its thread must cp.async.wait_group, and a barrier must follow"
+            }
+            Who::Mbarrier(_) => {
+                "the copy is in flight: its mbarrier must be waited for, in the phase it reports to"
+            }
             Who::BulkReads => {
                 "the bulk store may not have read its source: its thread must cp.async.bulk.wait_group.read, and a barrier must follow"
             }
             Who::BulkWrites => {
                 "the bulk store may not have written: its thread must cp.async.bulk.wait_group, and a barrier must follow"
             }
-            Who::Wgmma => "the products may not have read it: wgmma.wait_group must come first, and a barrier must follow",
+            Who::Wgmma => {
+                "the products may not have read it: wgmma.wait_group must come first, and a barrier must follow"
+            }
             Who::Lane if !is_near => {
                 "nothing orders the two blocks: a fence (__threadfence) on both sides of a flag or atomic is missing"
             }

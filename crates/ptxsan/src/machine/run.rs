@@ -154,8 +154,9 @@ impl Warp {
             let group = &self.groups[at];
             if group.meeting != NO_MEETING && self.meetings[group.meeting as usize].pc == pc {
                 self.groups[at].pc = pc;
-                // Joining may renumber the groups; the scheduler picks up from there.
+                // Joining may renumber the groups, so `at` may be another one now; the scheduler picks up from there.
                 self.arrive(at);
+                pc = u32::MAX;
                 break;
             }
             let inst = &kernel.code[pc as usize];

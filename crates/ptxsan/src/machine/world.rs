@@ -113,7 +113,9 @@ impl<'a> World<'a> {
         let mut next = 0;
         loop {
             let size = self.shape.cluster_size();
-            while next < count && (self.blocks.is_empty() || self.blocks.len() + size as usize <= resident as usize) {
+            while next < count
+                && (self.blocks.is_empty() || self.blocks.len() + size as usize <= resident as usize)
+            {
                 let threads = size * self.shape.threads();
                 self.clusters.insert(next / size, Cluster::new(threads));
                 (next..next + size).for_each(|number| self.start_block(number));
@@ -185,7 +187,8 @@ impl<'a> World<'a> {
             if !self.blocks.iter().any(|b| b.number / size == cluster) {
                 // Copies to global memory may outlive their block; those to shared memory have nowhere to go.
                 while self.land_where(|flight| flight.block / size == cluster) {}
-                (cluster * size..(cluster + 1) * size).for_each(|number| drop(self.residents.remove(&number)));
+                (cluster * size..(cluster + 1) * size)
+                    .for_each(|number| drop(self.residents.remove(&number)));
                 self.clusters.remove(&cluster);
             }
         }
@@ -427,7 +430,12 @@ impl<'a> World<'a> {
     }
 
     /// The warps of a block whose groups are in a state, each with its place.
-    fn waiting(&self, block: &Block, site: &mut Option<(u32, u32, u32)>, is_meant: impl Fn(State) -> bool) -> Vec<String> {
+    fn waiting(
+        &self,
+        block: &Block,
+        site: &mut Option<(u32, u32, u32)>,
+        is_meant: impl Fn(State) -> bool,
+    ) -> Vec<String> {
         let mut waiting = Vec::new();
         for warp in &block.warps {
             for g in warp.groups.iter().filter(|g| is_meant(g.state)) {
@@ -462,7 +470,9 @@ impl<'a> World<'a> {
                     let cluster = self.clusters.get(&(block.number / self.shape.cluster_size()));
                     format!("cluster barrier: {}", cluster.map_or_else(String::new, Cluster::describe))
                 }
-                Parked::Warpgroup => "wgmma.wait_group: other warps of the warpgroup have not come so far".to_owned(),
+                Parked::Warpgroup => {
+                    "wgmma.wait_group: other warps of the warpgroup have not come so far".to_owned()
+                }
                 Parked::Registers => {
                     let pool = resident.pool.as_ref().map_or_else(String::new, Pool::describe);
                     format!("setmaxnreg: {pool}")

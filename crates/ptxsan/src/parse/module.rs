@@ -362,17 +362,7 @@ fn function(
     }
     let body =
         if cursor.eat(';') { None } else { Some(Body::new(cursor, ast, next_instruction).statements()?) };
-    Ok(Function {
-        name,
-        is_entry,
-        results,
-        params,
-        body,
-        max_threads,
-        blocks_per_sm,
-        max_registers,
-        cluster,
-    })
+    Ok(Function { name, is_entry, results, params, body, max_threads, blocks_per_sm, max_registers, cluster })
 }
 
 fn parameters(cursor: &mut Cursor<'_>) -> Result<Vec<Variable>> {

@@ -239,7 +239,14 @@ impl Product {
     }
 
     /// Decodes the 16 bytes of a piece into a matrix of `k` rows and `columns` columns, or, for A, transposed.
-    fn unpack(&self, element: Element, major: Major, piece: Piece, raw: [u8; 16], mut put: impl FnMut(usize, usize, f64)) {
+    fn unpack(
+        &self,
+        element: Element,
+        major: Major,
+        piece: Piece,
+        raw: [u8; 16],
+        mut put: impl FnMut(usize, usize, f64),
+    ) {
         let bytes = element.bits() / 8;
         for (i, code) in raw.chunks_exact(bytes).enumerate() {
             let code = code.iter().rev().fold(0u32, |value, byte| value << 8 | u32::from(*byte));
@@ -266,7 +273,9 @@ impl Product {
         let mut rows = vec![0.0; WARP_ROWS * k];
         for piece in self.pieces(descriptor, self.a_major, first, WARP_ROWS) {
             let raw = read(piece.address);
-            self.unpack(self.a_type, self.a_major, piece, raw, |m, k_at, value| rows[(m - first) * k + k_at] = value);
+            self.unpack(self.a_type, self.a_major, piece, raw, |m, k_at, value| {
+                rows[(m - first) * k + k_at] = value
+            });
         }
         rows
     }
@@ -295,7 +304,9 @@ impl Product {
         let mut rows = vec![0.0; self.shape.k * n];
         for piece in self.pieces(descriptor, self.b_major, 0, n) {
             let raw = read(piece.address);
-            self.unpack(self.b_type, self.b_major, piece, raw, |column, k, value| rows[k * n + column] = value);
+            self.unpack(self.b_type, self.b_major, piece, raw, |column, k, value| {
+                rows[k * n + column] = value
+            });
         }
         rows
     }
@@ -328,7 +339,9 @@ impl Product {
         self.d.fill(d, |row, col| {
             let total = sums[row * n + col];
             match self.d_type {
-                Accumulator::S32 if self.satfinite => total.clamp(f64::from(i32::MIN), f64::from(i32::MAX)) as i32 as u32 as u64,
+                Accumulator::S32 if self.satfinite => {
+                    total.clamp(f64::from(i32::MIN), f64::from(i32::MAX)) as i32 as u32 as u64
+                }
                 Accumulator::S32 => total as i64 as u32 as u64,
                 Accumulator::F16 => F16.narrow(total, Round::NearestEven, Overflow::Ieee),
                 _ if total.is_nan() => F32.nan,

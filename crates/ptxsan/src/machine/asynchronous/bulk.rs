@@ -23,6 +23,9 @@ pub(crate) struct Move {
     global: u64,
 }
 
+/// What a copy moves: its pieces, their bytes, what is read outside a tensor, and the tensor.
+type Content = (Vec<Move>, u32, [u8; 4], Option<TensorMap>);
+
 /// Which way a flight goes.
 pub(crate) enum Course {
     /// To the shared memory of a block, whose barrier is told.
@@ -46,7 +49,9 @@ pub(crate) struct BulkFlight {
 
 /// A run of bytes in pieces of 16.
 fn run_of_bytes(shared: u32, global: u64, bytes: u32) -> Vec<Move> {
-    (0..bytes / 16).map(|i| Move { shared: shared + 16 * i, from: 0, to: 16, global: global + 16 * u64::from(i) }).collect()
+    (0..bytes / 16)
+        .map(|i| Move { shared: shared + 16 * i, from: 0, to: 16, global: global + 16 * u64::from(i) })
+        .collect()
 }
 
 /// A box of a tensor in pieces of 16 bytes, each where swizzling puts it.
@@ -85,7 +90,7 @@ impl Warp {
     pub(in crate::machine) fn bulk(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, op: &Bulk) {
         self.copies_issued += u64::from(mask.count_ones());
         match op {
-            Bulk::Prefetch { .. } => {}
+            Bulk::Prefetch => {}
             Bulk::Load { to, from, barrier, multicast } => {
                 let (to, barriers) = (self.shared_addresses(to), self.shared_addresses(barrier));
                 for_lanes(mask, |lane| {
@@ -95,12 +100,23 @@ impl Warp {
             }
             Bulk::Store { to, from, combine } => {
                 let from = self.shared_addresses(from);
-                for_lanes(mask, |lane| self.bulk_store(cx, pc, lane, to, from[lane] as u32, combine.as_ref()));
+                for_lanes(mask, |lane| {
+                    self.bulk_store(cx, pc, lane, to, from[lane] as u32, combine.as_ref())
+                });
             }
             Bulk::Send { to, from, bytes, barrier, combine } => {
                 let [to, from, barriers] = [to, from, barrier].map(|a| self.shared_addresses(a));
                 for_lanes(mask, |lane| {
-                    self.bulk_send(cx, pc, lane, to[lane], from[lane], *bytes, barriers[lane], combine.is_some());
+                    self.bulk_send(
+                        cx,
+                        pc,
+                        lane,
+                        to[lane],
+                        from[lane],
+                        *bytes,
+                        barriers[lane],
+                        combine.is_some(),
+                    );
                 });
             }
         }
@@ -118,14 +134,18 @@ impl Warp {
         lane: usize,
         shared: u32,
         extent: &Extent,
-    ) -> Option<(Vec<Move>, u32, [u8; 4], Option<TensorMap>)> {
+    ) -> Option<Content> {
         let offset = window::offset(shared);
         match extent {
             Extent::Linear { address, bytes } => {
                 let (addresses, mut spaces) = self.located(address, 1 << lane);
                 let space = spaces.next().map(|(space, _)| space);
                 let (global, bytes) = (addresses[lane], self.lane(*bytes, lane) as u32);
-                if space != Some(Space::Global) || !global.is_multiple_of(16) || offset % 16 != 0 || bytes % 16 != 0 {
+                if space != Some(Space::Global)
+                    || !global.is_multiple_of(16)
+                    || !offset.is_multiple_of(16)
+                    || !bytes.is_multiple_of(16)
+                {
                     self.wrong_copy(cx, pc, lane, || {
                         format!("{bytes} bytes between shared {offset:#x} and {global:#x}: addresses and size must be multiples of 16, one of them in global memory")
                     });
@@ -135,15 +155,20 @@ impl Warp {
             }
             Extent::Tensor { map, coordinates } => {
                 let map = self.tensor_map(cx, pc, lane, map)?;
-                let places: Vec<i32> = coordinates.iter().map(|c| self.lane(*c, lane) as u32 as i32).collect();
+                let places: Vec<i32> =
+                    coordinates.iter().map(|c| self.lane(*c, lane) as u32 as i32).collect();
                 if places.len() != map.sizes.len() {
                     let (given, has) = (places.len(), map.sizes.len());
-                    self.wrong_copy(cx, pc, lane, || format!("{given} coordinates for a tensor map of {has} dimensions"));
+                    self.wrong_copy(cx, pc, lane, || {
+                        format!("{given} coordinates for a tensor map of {has} dimensions")
+                    });
                     return None;
                 }
                 let align = if map.swizzle == Swizzle::None { 16 } else { 128 };
                 if !offset.is_multiple_of(align) {
-                    self.wrong_copy(cx, pc, lane, || format!("a box at shared {offset:#x}, which must be a multiple of {align}"));
+                    self.wrong_copy(cx, pc, lane, || {
+                        format!("a box at shared {offset:#x}, which must be a multiple of {align}")
+                    });
                     return None;
                 }
                 Some((box_of_tensor(&map, &places, offset), map.box_bytes(), map.outside(), Some(map)))
@@ -151,7 +176,13 @@ impl Warp {
         }
     }
 
-    fn tensor_map(&mut self, cx: &mut Context<'_, '_>, pc: u32, lane: usize, address: &crate::decode::Address) -> Option<TensorMap> {
+    fn tensor_map(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lane: usize,
+        address: &crate::decode::Address,
+    ) -> Option<TensorMap> {
         let (addresses, mut spaces) = self.located(address, 1 << lane);
         let (space, at) = (spaces.next()?.0, addresses[lane]);
         let is_there = match space {
@@ -225,7 +256,9 @@ impl Warp {
                 None => cx.barrier_at(barrier),
             };
             if at.block != block {
-                self.wrong_copy(cx, pc, lane, || "the mbarrier must lie in the block that receives the data".into());
+                self.wrong_copy(cx, pc, lane, || {
+                    "the mbarrier must lie in the block that receives the data".into()
+                });
                 continue;
             }
             if !self.usable(cx, pc, lane, at) {
@@ -253,7 +286,12 @@ impl Warp {
     }
 
     /// Who copies that report to a barrier are.
-    pub(super) fn mbarrier_agent(&mut self, cx: &mut Context<'_, '_>, lane: usize, at: BarrierAt) -> Option<Agent> {
+    pub(super) fn mbarrier_agent(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        lane: usize,
+        at: BarrierAt,
+    ) -> Option<Agent> {
         let (numbering, thread) = (cx.numbering, self.thread(lane));
         let barriers = match at.block == cx.block {
             true => &mut *cx.mbarriers,
@@ -263,7 +301,15 @@ impl Warp {
         Some(Agent { identity: numbering.identity(at.block, slot), time, proxy: None })
     }
 
-    fn bulk_store(&mut self, cx: &mut Context<'_, '_>, pc: u32, lane: usize, to: &Extent, from: u32, combine: Option<&TensorCombine>) {
+    fn bulk_store(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lane: usize,
+        to: &Extent,
+        from: u32,
+        combine: Option<&TensorCombine>,
+    ) {
         let Some((moves, _, _, map)) = self.moves(cx, pc, lane, from, to) else { return };
         let moves: Rc<[Move]> = moves.into();
         let combine = match (combine, map) {
@@ -272,10 +318,15 @@ impl Warp {
             (Some(TensorCombine::ByMap(operation)), Some(map)) => {
                 let kind = map.element.kind();
                 let Some(apply) = memory_apply(operation, kind) else {
-                    self.wrong_copy(cx, pc, lane, || format!("no `{operation}` on elements of this tensor's type"));
+                    self.wrong_copy(cx, pc, lane, || {
+                        format!("no `{operation}` on elements of this tensor's type")
+                    });
                     return;
                 };
-                Some(Rc::new(Combine { bytes: kind.bytes(), apply: std::sync::Arc::new(move |old, a| apply(old, a, 0)) }))
+                Some(Rc::new(Combine {
+                    bytes: kind.bytes(),
+                    apply: std::sync::Arc::new(move |old, a| apply(old, a, 0)),
+                }))
             }
             (Some(TensorCombine::ByMap(_)), None) => None,
         };
@@ -302,10 +353,26 @@ impl Warp {
         }
     }
 
-    fn bulk_send(&mut self, cx: &mut Context<'_, '_>, pc: u32, lane: usize, to: u64, from: u64, bytes: Register, barrier: u64, combines: bool) {
+    fn bulk_send(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lane: usize,
+        to: u64,
+        from: u64,
+        bytes: Register,
+        barrier: u64,
+        combines: bool,
+    ) {
         let (target, at) = (cx.barrier_at(to), cx.barrier_at(barrier));
         let bytes = self.lane(bytes, lane) as u32;
-        if combines || target.block != at.block || target.block == cx.block || to % 16 != 0 || from % 16 != 0 || bytes % 16 != 0 {
+        if combines
+            || target.block != at.block
+            || target.block == cx.block
+            || !to.is_multiple_of(16)
+            || !from.is_multiple_of(16)
+            || !bytes.is_multiple_of(16)
+        {
             self.wrong_copy(cx, pc, lane, || {
                 format!("{bytes} bytes from shared {from:#x} to {to:#x}: it must be another block's memory, the mbarrier with it, multiples of 16 bytes, without reduction")
             });
@@ -321,12 +388,20 @@ impl Warp {
             && self.claim(cx, lane, Space::Shared, parts(to), Request::write(pc, 0).by(agent))
         {
             let phase = cx.mbarrier(at).map_or(0, |b| b.phase);
-            let course = Course::Across { to: target, from: window::offset(from as u32), barrier: at, bytes, phase };
+            let course =
+                Course::Across { to: target, from: window::offset(from as u32), barrier: at, bytes, phase };
             self.take_off(cx, pc, lane, Rc::new([]), course);
         }
     }
 
-    pub(super) fn take_off(&mut self, cx: &mut Context<'_, '_>, pc: u32, lane: usize, moves: Rc<[Move]>, course: Course) {
+    pub(super) fn take_off(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lane: usize,
+        moves: Rc<[Move]>,
+        course: Course,
+    ) {
         let flight = BulkFlight { block: cx.block, thread: self.thread(lane), pc, moves, course };
         if cx.options.schedule.lands_early(cx.random) {
             cx.land_bulk(flight);
@@ -340,7 +415,14 @@ impl Warp {
     }
 
     /// Waits for a thread's own groups: their reads, or all of them.
-    pub(in crate::machine) fn wait_bulk(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, pending: u32, reads_only: bool) {
+    pub(in crate::machine) fn wait_bulk(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        mask: u32,
+        pending: u32,
+        reads_only: bool,
+    ) {
         for_lanes(mask, |lane| {
             let (done, thread) = ((self.bulk_open[lane] - 1).saturating_sub(pending), self.thread(lane));
             cx.finish_groups(thread, done, reads_only);
@@ -373,7 +455,12 @@ impl Warp {
 
 impl Context<'_, '_> {
     /// Bytes of global memory that were checked, across pages.
-    fn global_bytes(&mut self, mut at: u64, mut visit: impl FnMut(usize, &mut [u8], &mut [u8], &mut [u8]), bytes: usize) {
+    fn global_bytes(
+        &mut self,
+        mut at: u64,
+        mut visit: impl FnMut(usize, &mut [u8], &mut [u8], &mut [u8]),
+        bytes: usize,
+    ) {
         let mut done = 0;
         while done < bytes {
             let within = at as usize % PAGE_BYTES;
@@ -381,7 +468,12 @@ impl Context<'_, '_> {
             let Some(page) = self.view.page(at) else { return };
             let page = self.view.at(page);
             let range = within..within + part;
-            visit(done, &mut page.data[range.clone()], &mut page.written[range.clone()], &mut page.dirty[range]);
+            visit(
+                done,
+                &mut page.data[range.clone()],
+                &mut page.written[range.clone()],
+                &mut page.dirty[range],
+            );
             done += part;
             at += part as u64;
         }

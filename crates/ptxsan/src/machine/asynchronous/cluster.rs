@@ -65,7 +65,13 @@ impl Pool {
 
 impl Warp {
     /// Whether the shared memory of another block of the cluster can be there, as far as a lane knows.
-    pub(in crate::machine) fn reachable(&mut self, cx: &mut Context<'_, '_>, pc: u32, lane: usize, block: u32) -> bool {
+    pub(in crate::machine) fn reachable(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lane: usize,
+        block: u32,
+    ) -> bool {
         let thread = self.index * 32 + lane as u32;
         let rank = block.wrapping_sub(cx.cluster_first);
         let size = cx.shape.cluster_size();
@@ -89,12 +95,19 @@ impl Warp {
         true
     }
 
-    pub(in crate::machine) fn cluster_barrier(&mut self, cx: &mut Context<'_, '_>, at: usize, mask: u32, op: &ClusterBarrier) -> Flow {
+    pub(in crate::machine) fn cluster_barrier(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        at: usize,
+        mask: u32,
+        op: &ClusterBarrier,
+    ) -> Flow {
         let pc = self.groups[at].pc;
         let Some(lanes) = self.gathered(cx, at, mask, op.aligned) else { return Flow::Yield };
         if op.is_wait {
             let waits = (0..32).any(|l| lanes >> l & 1 == 1 && self.cluster_arrivals[l] > cx.cluster.rounds);
-            let absent = (0..32).find(|l| lanes >> l & 1 == 1 && self.cluster_arrivals[*l] < cx.cluster.rounds.max(1));
+            let absent =
+                (0..32).find(|l| lanes >> l & 1 == 1 && self.cluster_arrivals[*l] < cx.cluster.rounds.max(1));
             if let Some(lane) = absent.filter(|_| !waits) {
                 cx.report(Kind::BarrierMisuse, pc, self.index, 1 << lane, || {
                     "barrier.cluster.wait without barrier.cluster.arrive before".into()
@@ -165,7 +178,13 @@ impl Warp {
     }
 
     /// `setmaxnreg`; `false`: the pool has not enough, and the warp waits.
-    pub(in crate::machine) fn set_registers(&mut self, cx: &mut Context<'_, '_>, pc: u32, claims: bool, count: u32) -> bool {
+    pub(in crate::machine) fn set_registers(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        claims: bool,
+        count: u32,
+    ) -> bool {
         let Some(pool) = cx.pool.as_mut() else { return true };
         let has = pool.each[self.index as usize];
         if claims && count < has || !claims && count > has {

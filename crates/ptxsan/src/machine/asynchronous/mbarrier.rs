@@ -1,6 +1,6 @@
 //! mbarriers: phases, pending arrivals and bytes, and what is learnt from a phase that has completed.
 
-use crate::decode::{Address, Arrival, MbarrierOp, Phase, Register, Scope};
+use crate::decode::{Address, Arrival, MbarrierOp, Phase, Register};
 use crate::hazard::clock::{Clock, MBARRIERS, Numbering};
 use crate::hazard::log::Kind;
 use crate::machine::run::{Context, Flow, Stir, for_lanes};
@@ -84,7 +84,10 @@ impl Mbarriers {
     /// A live barrier that overlaps these bytes.
     #[inline]
     pub(crate) fn overlapping(&self, start: u64, bytes: u32) -> Option<u32> {
-        if self.all.is_empty() || start >= u64::from(self.reach.1) || start + u64::from(bytes) <= u64::from(self.reach.0) {
+        if self.all.is_empty()
+            || start >= u64::from(self.reach.1)
+            || start + u64::from(bytes) <= u64::from(self.reach.0)
+        {
             return None;
         }
         let start = start as u32;
@@ -140,10 +143,19 @@ impl Context<'_, '_> {
     }
 
     /// Bytes arrived. `issued_in`: the phase that their copy was issued in.
-    pub(super) fn complete_bytes(&mut self, at: BarrierAt, bytes: u32, issued_in: Option<u32>, pc: u32, thread: u32) {
+    pub(super) fn complete_bytes(
+        &mut self,
+        at: BarrierAt,
+        bytes: u32,
+        issued_in: Option<u32>,
+        pc: u32,
+        thread: u32,
+    ) {
         let numbering = self.numbering;
         let Some(barrier) = self.mbarrier(at) else {
-            self.misuse(pc, thread, || format!("{bytes} bytes reported to shared {:#x}, where no mbarrier is any more", at.offset));
+            self.misuse(pc, thread, || {
+                format!("{bytes} bytes reported to shared {:#x}, where no mbarrier is any more", at.offset)
+            });
             return;
         };
         barrier.tx -= i64::from(bytes);
@@ -158,7 +170,12 @@ impl Context<'_, '_> {
             });
         }
         if tx < -i64::from(MAX_COUNT) {
-            self.misuse(pc, thread, || format!("mbarrier {:#x} is {} bytes short of expected ones: beyond what it can count", at.offset, -tx));
+            self.misuse(pc, thread, || {
+                format!(
+                    "mbarrier {:#x} is {} bytes short of expected ones: beyond what it can count",
+                    at.offset, -tx
+                )
+            });
         }
         self.settle_mbarrier(at, numbering);
     }
@@ -182,12 +199,20 @@ impl Context<'_, '_> {
 }
 
 impl Warp {
-    pub(in crate::machine) fn mbarrier(&mut self, cx: &mut Context<'_, '_>, at: usize, mask: u32, op: &MbarrierOp) -> Flow {
+    pub(in crate::machine) fn mbarrier(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        at: usize,
+        mask: u32,
+        op: &MbarrierOp,
+    ) -> Flow {
         let pc = self.groups[at].pc;
         match op {
             MbarrierOp::Init { address, count } => {
                 let addresses = self.shared_addresses(address);
-                for_lanes(mask, |lane| self.init(cx, pc, lane, addresses[lane], self.lane(*count, lane) as u32));
+                for_lanes(mask, |lane| {
+                    self.init(cx, pc, lane, addresses[lane], self.lane(*count, lane) as u32)
+                });
                 if cx.options.check_races {
                     self.advance();
                 }
@@ -218,18 +243,22 @@ impl Warp {
                     }
                 });
             }
-            MbarrierOp::Wait { d, address, phase, acquires, scope } => {
-                return self.wait_at_mbarrier(cx, at, mask, *d, address, *phase, acquires.then_some(*scope));
+            MbarrierOp::Wait { d, address, phase, acquires } => {
+                return self.wait_at_mbarrier(cx, at, mask, *d, address, *phase, *acquires);
             }
             MbarrierOp::PendingCount { d, token } => for_lanes(mask, |lane| {
                 let token = self.lane(*token, lane);
                 if token & NO_COMPLETE == 0 {
                     let thread = self.thread(lane);
-                    cx.misuse(pc, thread, || "pending_count of a token that is not of a .noComplete arrival".into());
+                    cx.misuse(pc, thread, || {
+                        "pending_count of a token that is not of a .noComplete arrival".into()
+                    });
                 }
                 self.set_lane(*d, lane, token >> 32 & u64::from(MAX_COUNT));
             }),
-            MbarrierOp::AfterCopies { address, is_counted } => self.arrive_after_copies(cx, pc, mask, address, *is_counted),
+            MbarrierOp::AfterCopies { address, is_counted } => {
+                self.arrive_after_copies(cx, pc, mask, address, *is_counted)
+            }
         }
         Flow::Next
     }
@@ -255,11 +284,18 @@ impl Warp {
         let thread = self.thread(lane);
         let place = cx.barrier_at(address);
         if place.block != cx.block {
-            cx.misuse(pc, thread, || "an mbarrier of another block can be arrived at, not initialised".into());
+            cx.misuse(pc, thread, || {
+                "an mbarrier of another block can be arrived at, not initialised".into()
+            });
             return;
         }
         if !place.offset.is_multiple_of(8) || place.offset as usize + 8 > cx.shared.data.len() {
-            cx.misuse(pc, thread, || format!("no mbarrier can be at shared {:#x}: it takes 8 aligned bytes of shared memory", place.offset));
+            cx.misuse(pc, thread, || {
+                format!(
+                    "no mbarrier can be at shared {:#x}: it takes 8 aligned bytes of shared memory",
+                    place.offset
+                )
+            });
             return;
         }
         if count == 0 || count > MAX_COUNT {
@@ -267,7 +303,12 @@ impl Warp {
             return;
         }
         if cx.mbarriers.get(place.offset).is_some() {
-            cx.misuse(pc, thread, || format!("mbarrier {:#x} is initialised again while it is in use: mbarrier.inval must come first", place.offset));
+            cx.misuse(pc, thread, || {
+                format!(
+                    "mbarrier {:#x} is initialised again while it is in use: mbarrier.inval must come first",
+                    place.offset
+                )
+            });
             cx.mbarriers.remove(place.offset);
         }
         // The bytes are written like others: who used them before must be done.
@@ -319,13 +360,16 @@ impl Warp {
         let (who, time) = barrier.by;
         let fenced = barrier.fenced_at.is_some_and(|round| known.time_of(numbering.cluster_rounds()) > round);
         let is_own = who == numbering.identity(cx.block, thread);
-        if checks && !is_own && !known.knows(numbering, who, time) && !(is_remote && fenced) {
+        let is_known = is_own || known.knows(numbering, who, time) || is_remote && fenced;
+        if checks && !is_known {
             let advice = if is_remote {
                 "fence.mbarrier_init and a cluster barrier must come between"
             } else {
                 "a barrier must come between"
             };
-            cx.misuse(pc, thread, || format!("mbarrier {:#x} may not be initialised yet: {advice}", at.offset));
+            cx.misuse(pc, thread, || {
+                format!("mbarrier {:#x} may not be initialised yet: {advice}", at.offset)
+            });
         }
         true
     }
@@ -336,7 +380,9 @@ impl Warp {
         barrier.tx += i64::from(bytes);
         if barrier.tx > i64::from(MAX_COUNT) {
             let tx = barrier.tx;
-            cx.misuse(pc, thread, || format!("mbarrier {:#x} expects {tx} bytes; it can count {MAX_COUNT}", at.offset));
+            cx.misuse(pc, thread, || {
+                format!("mbarrier {:#x} expects {tx} bytes; it can count {MAX_COUNT}", at.offset)
+            });
         }
     }
 
@@ -393,7 +439,9 @@ impl Warp {
             });
         }
         if completes && arrival.no_complete {
-            cx.misuse(pc, thread, || format!("a .noComplete arrival completes phase {phase} of mbarrier {:#x}", at.offset));
+            cx.misuse(pc, thread, || {
+                format!("a .noComplete arrival completes phase {phase} of mbarrier {:#x}", at.offset)
+            });
         }
         cx.settle_mbarrier(at, numbering);
         if let (Some(d), Some(lane)) = (arrival.d, lane) {
@@ -402,7 +450,14 @@ impl Warp {
     }
 
     /// `cp.async.mbarrier.arrive`: the copies land now, and the arrival publishes them.
-    fn arrive_after_copies(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, address: &Address, is_counted: bool) {
+    fn arrive_after_copies(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        mask: u32,
+        address: &Address,
+        is_counted: bool,
+    ) {
         self.land_copies(cx, |f| mask >> f.lane & 1 == 1);
         let addresses = self.shared_addresses(address);
         for_lanes(mask, |lane| {
@@ -428,7 +483,6 @@ impl Warp {
                 drops: false,
                 no_complete: false,
                 releases: true,
-                scope: Scope::Cta,
             };
             self.arrive_with(cx, pc, thread, place, 1, clock.as_ref(), &arrival, None);
         });
@@ -443,7 +497,7 @@ impl Warp {
         d: Register,
         address: &Address,
         phase: Phase,
-        acquires: Option<Scope>,
+        acquires: bool,
     ) -> Flow {
         let pc = self.groups[at].pc;
         let addresses = self.shared_addresses(address);
@@ -453,7 +507,9 @@ impl Warp {
             let at = cx.barrier_at(addresses[lane]);
             let thread = self.thread(lane);
             if at.block != cx.block {
-                cx.misuse(pc, thread, || "a wait on an mbarrier of another block: only arrivals are possible there".into());
+                cx.misuse(pc, thread, || {
+                    "a wait on an mbarrier of another block: only arrivals are possible there".into()
+                });
                 return;
             }
             if !self.usable(cx, pc, lane, at) {
@@ -486,7 +542,7 @@ impl Warp {
         self.groups[at].gives_up = false;
         let p = &mut self.regs.pred[d.index as usize];
         *p = *p & !mask | yes;
-        if acquires.is_some() && cx.options.check_races {
+        if acquires && cx.options.check_races {
             self.learn_phases(cx, pc, yes, &addresses);
         }
         Flow::Next
@@ -505,7 +561,9 @@ impl Warp {
             });
             rest &= !alike;
             let place = cx.barrier_at(address);
-            let Some(published) = cx.mbarriers.get(place.offset).and_then(|b| b.published.clone()) else { continue };
+            let Some(published) = cx.mbarriers.get(place.offset).and_then(|b| b.published.clone()) else {
+                continue;
+            };
             let mut clock = (*known).clone();
             clock.join(&published);
             clock.settle();

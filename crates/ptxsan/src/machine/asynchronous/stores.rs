@@ -9,7 +9,13 @@ use crate::parse::ast::Space;
 use std::rc::Rc;
 
 impl Warp {
-    pub(in crate::machine) fn async_store(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, op: &AsyncStore) {
+    pub(in crate::machine) fn async_store(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        mask: u32,
+        op: &AsyncStore,
+    ) {
         let (to, barriers) = (self.shared_addresses(&op.to), self.shared_addresses(&op.barrier));
         let width = op.bytes as usize;
         for_lanes(mask, |lane| {

@@ -160,7 +160,10 @@ impl TensorMap {
         if !(1..=5).contains(&rank) {
             return Err(format!("{rank} dimensions; 1 to 5 are possible"));
         }
-        if self.strides_bytes.len() + 1 != rank || self.box_sizes.len() != rank || self.element_strides.len() != rank {
+        if self.strides_bytes.len() + 1 != rank
+            || self.box_sizes.len() != rank
+            || self.element_strides.len() != rank
+        {
             return Err(format!("{rank} sizes need {} strides, {rank} box sizes and {rank} steps", rank - 1));
         }
         if !self.address.is_multiple_of(16) {
@@ -196,7 +199,9 @@ impl TensorMap {
             return None;
         }
         let rank = raw[4] as usize;
-        let number = |at: usize, bytes: usize| raw[at..at + bytes].iter().rev().fold(0u64, |v, b| v << 8 | u64::from(*b));
+        let number = |at: usize, bytes: usize| {
+            raw[at..at + bytes].iter().rev().fold(0u64, |v, b| v << 8 | u64::from(*b))
+        };
         let map = TensorMap {
             address: number(8, 8),
             element: *TensorElement::ALL.get(raw[5] as usize)?,
@@ -204,7 +209,8 @@ impl TensorMap {
             strides_bytes: (1..rank.min(5)).map(|i| number(28 + 8 * i, 8)).collect(),
             box_sizes: (0..rank.min(5)).map(|i| number(68 + 2 * i, 2) as u32).collect(),
             element_strides: (0..rank.min(5)).map(|i| number(78 + i, 1) as u32).collect(),
-            swizzle: *[Swizzle::None, Swizzle::Bytes32, Swizzle::Bytes64, Swizzle::Bytes128].get(raw[6] as usize)?,
+            swizzle: *[Swizzle::None, Swizzle::Bytes32, Swizzle::Bytes64, Swizzle::Bytes128]
+                .get(raw[6] as usize)?,
             is_nan_outside: raw[7] != 0,
         };
         map.check().is_ok().then_some(map)
@@ -246,7 +252,8 @@ impl TensorMap {
                 for dimension in 1..rank {
                     let index = rest % self.count(dimension);
                     rest /= self.count(dimension);
-                    let place = i64::from(coordinates[dimension]) + i64::from(index * self.element_strides[dimension]);
+                    let place = i64::from(coordinates[dimension])
+                        + i64::from(index * self.element_strides[dimension]);
                     inside &= (0..self.sizes[dimension] as i64).contains(&place);
                     at = at.wrapping_add((place as u64).wrapping_mul(self.strides_bytes[dimension - 1]));
                 }

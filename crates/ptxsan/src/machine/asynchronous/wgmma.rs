@@ -146,7 +146,8 @@ impl Warp {
             role.touched_pc = pc;
         }
         if let Some((_, chain, is_read)) = found {
-            let issued = products.chains.get(chain as usize - 1).and_then(Option::as_ref).map_or(pc, |c| c.pc);
+            let issued =
+                products.chains.get(chain as usize - 1).and_then(Option::as_ref).map_or(pc, |c| c.pc);
             let other = Other { pc: issued, block: u64::from(cx.block), thread: self.index * 32 };
             let verb = if is_read { "read" } else { "overwritten" };
             cx.log.add(Kind::Wgmma, pc, Some(other), (cx.block, self.index * 32 + mask.trailing_zeros().min(31)), || {
@@ -157,7 +158,13 @@ impl Warp {
         }
     }
 
-    pub(in crate::machine) fn wgmma_kind(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, kind: &CollectiveKind) {
+    pub(in crate::machine) fn wgmma_kind(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lanes: u32,
+        kind: &CollectiveKind,
+    ) {
         match kind {
             CollectiveKind::WgmmaFence => self.products.get_or_insert_default().fences += 1,
             CollectiveKind::WgmmaCommit => {
@@ -184,7 +191,9 @@ impl Warp {
         let first = lanes.trailing_zeros() as usize & 31;
         let right = Descriptor::decode(self.lane(op.b, first));
         let (left, touched) = match &op.a {
-            LeftOperand::Descriptor(register) => (Left::Memory(Descriptor::decode(self.lane(*register, first))), None),
+            LeftOperand::Descriptor(register) => {
+                (Left::Memory(Descriptor::decode(self.lane(*register, first))), None)
+            }
             LeftOperand::Registers(list) => {
                 let words: Vec<Lanes> = list.iter().map(|r| self.regs.b32[r.index as usize]).collect();
                 (Left::Values(op.product.left_from_registers(&words)), Some(list))
@@ -198,7 +207,9 @@ impl Warp {
         let products = self.products.get_or_insert_default();
         let (fences, group) = (products.fences + 1, products.open + 1);
         if products.fences == 0 {
-            cx.report(Kind::Wgmma, pc, self.index, lanes, || "no wgmma.fence comes before the first wgmma".into());
+            cx.report(Kind::Wgmma, pc, self.index, lanes, || {
+                "no wgmma.fence comes before the first wgmma".into()
+            });
         }
         for register in touched.into_iter().flat_map(|list| list.iter()) {
             let role = products.role(register.index);
@@ -218,13 +229,17 @@ impl Warp {
                 unfenced(cx, self.index, pc, role.touched_pc, "an accumulator");
             }
             if products.is_left_in_flight(&role) && role.left_pc != pc {
-                cx.report(Kind::Wgmma, pc, self.index, lanes, || "an accumulator is a register of A of a wgmma in flight".into());
+                cx.report(Kind::Wgmma, pc, self.index, lanes, || {
+                    "an accumulator is a register of A of a wgmma in flight".into()
+                });
             }
             chain = role.chain.max(chain);
         }
         let step = Step { pc, group, left, right, adds };
         let continues = chain != 0
-            && products.chains[chain as usize - 1].as_ref().is_some_and(|c| *c.registers == *op.d && c.shape.0 == shape.0);
+            && products.chains[chain as usize - 1]
+                .as_ref()
+                .is_some_and(|c| *c.registers == *op.d && c.shape.0 == shape.0);
         if !continues {
             if chain != 0 {
                 cx.report(Kind::Wgmma, pc, self.index, lanes, || {
@@ -281,7 +296,14 @@ impl Warp {
     }
 
     /// Holds the operands in shared memory against everybody's accesses.
-    fn read_operands(&mut self, cx: &mut Context<'_, '_>, pc: u32, op: &Wgmma, left: &Left, right: Descriptor) {
+    fn read_operands(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        op: &Wgmma,
+        left: &Left,
+        right: Descriptor,
+    ) {
         let group = self.products.get_or_insert_default().open + 1;
         let numbering = cx.numbering;
         let agent = Agent {
