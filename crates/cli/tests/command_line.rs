@@ -30,7 +30,7 @@ fn bench_prints_a_table_and_records_the_run() {
     let output = evosdpa(folder.path(), &QUICK);
     let page = text(&output.stdout);
     assert!(output.status.success(), "{page}{}", text(&output.stderr));
-    assert!(page.contains("tiny:causal f32  cpu_flash  PASS"), "{page}");
+    assert!(page.contains("tiny:causal f32  auto → cpu_flash  PASS"), "{page}");
     assert!(page.contains("torch: UNAVAILABLE"), "{page}");
     assert!(
         page.lines().filter(|line| line.contains("cpu_")).all(|line| line.chars().count() <= 100),
@@ -50,13 +50,13 @@ fn bench_prints_a_table_and_records_the_run() {
 #[test]
 fn bench_json_is_one_document_with_every_field() {
     let folder = tempfile::tempdir().unwrap();
-    let output = evosdpa(folder.path(), &[&QUICK[..], &["--json"]].concat());
+    let output = evosdpa(folder.path(), &[&QUICK[..], &["--kernels", "all", "--json"]].concat());
     let document = json(&output);
     assert_eq!(document["schema"], "evosdpa.bench/1");
     assert!(document["environment"]["fma_peak_gflops"].as_f64().unwrap() > 0.1);
     let rows = document["rows"].as_array().unwrap();
-    // Two kernels and the absent peer on each of two shapes.
-    assert_eq!(rows.len(), 6);
+    // Two kernels, what the library would run, and the absent peer on each of two shapes.
+    assert_eq!(rows.len(), 8);
     for row in rows {
         if row["peer"] == true {
             assert_eq!(row["gates"][0]["verdict"], "UNAVAILABLE");
@@ -71,6 +71,27 @@ fn bench_json_is_one_document_with_every_field() {
         assert!(row["gflops"].as_f64().unwrap() > 0.0);
     }
     assert!(rows[1]["speedup"]["cpu_naive"]["ratio"].as_f64().unwrap() > 0.0);
+    assert_eq!((&rows[2]["kernel"], &rows[2]["variant"]), (&"auto".into(), &"cpu_flash".into()));
+    assert!(rows[1]["variant"].is_null(), "{}", rows[1]);
+}
+
+#[test]
+fn bench_times_what_the_library_would_run_unless_told_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny =
+        ["bench", "--shapes", "tiny", "--iters", "4", "--warmup", "1", "--device", "cpu", "--no-peers"];
+    let rows = |more: &[&str]| -> Vec<String> {
+        let output = evosdpa(folder.path(), &[&tiny[..], more].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let document = json(&output);
+        let ours = document["rows"].as_array().unwrap().iter().filter(|row| row["peer"] == false);
+        ours.map(|row| row["kernel"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(rows(&["--json"]), ["auto"]);
+    assert_eq!(rows(&["--json", "--kernels", "cpu_naive"]), ["cpu_naive", "auto"]);
+    assert_eq!(rows(&["--json", "--kernels", "auto"]), ["auto"]);
+    let output = evosdpa(folder.path(), &tiny);
+    assert!(text(&output.stdout).contains("auto → cpu_flash"), "{}", text(&output.stdout));
 }
 
 #[test]

@@ -115,6 +115,7 @@ pub fn measure(
                 let seed = Dice::of_series(audit_seed, entries.len() as u64).below(usize::MAX >> 1) as u64;
                 let mut audited = Audited::load(device, kernel, problem, &inputs, &cases, seed)?;
                 audited.loaded.set_timing(request.timing)?;
+                row.variant = audited.loaded.variant();
                 Some(Timed::Kernel(Box::new(audited)))
             }
             _ => None,
@@ -465,12 +466,12 @@ fn two<'a, 'b>(
 /// A kernel's result in plain words: what stopped it, or how it compares with the fastest peer and with the baseline.
 fn words(row: &Row) -> Vec<String> {
     if let Some(gate) = row.first_problem() {
-        return vec![format!("{} on {}: {} {}", row.kernel, row.problem, gate.gate, gate.verdict)];
+        return vec![format!("{} on {}: {} {}", row.shown(), row.problem, gate.gate, gate.verdict)];
     }
     let fastest_peer = row.fastest_peer();
     let baseline = row.speedup.iter().find(|(name, _)| !torch::is_peer(name));
     let sentence = |(name, comparison): (&String, &Comparison)| {
-        format!("{}: {}", row.problem, comparison.sentence(&row.kernel, name))
+        format!("{}: {}", row.problem, comparison.sentence(&row.shown(), name))
     };
     fastest_peer.into_iter().chain(baseline).map(sentence).collect()
 }

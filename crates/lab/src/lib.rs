@@ -26,10 +26,12 @@ pub use error::Error;
 
 use evosdpa_core::error::nearest;
 
-/// The name of one of a device's kernels, checked. A name may carry tunables: `sdpa_v2c[STAGES=3]`.
+/// The name of one of a device's kernels, checked. A name may carry tunables: `sdpa_v2c[STAGES=3]`. `auto` is what the library
+/// would run.
 pub fn find_kernel(device: &dyn device::Device, name: &str) -> Result<String, Error> {
     let plain = evosdpa_kernels::VariantId::kernel_of(name);
-    let known = device.kernels().iter().any(|kernel| kernel.name == plain);
+    let chosen = name == device::AUTO && device.chooses();
+    let known = chosen || device.kernels().iter().any(|kernel| kernel.name == plain);
     if known { Ok(name.to_owned()) } else { Err(unknown_kernel(device, plain)) }
 }
 

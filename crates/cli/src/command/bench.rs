@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     fmt::Write,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -10,7 +11,7 @@ use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
     bench::{self, Request, Step},
-    device::Device,
+    device::{AUTO, Device},
     evolve::gates::DeviceLock,
     machine::Environment,
     measure::{duel::Rule, floor::Ceilings, interleave},
@@ -22,7 +23,7 @@ use evosdpa_lab::{
 use crate::{
     Found,
     args::Bench,
-    command::chosen_kernels,
+    command::{chosen_cuda_kernels, chosen_kernels, registry},
     interrupt,
     output::{self, time},
     progress,
@@ -34,7 +35,7 @@ const DEFAULT_ITERS: u32 = 100;
 
 pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
     let device = args.common.open()?;
-    let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
+    let kernels = contestants(device.as_ref(), &args.kernels, &args.common.kernel_path)?;
     let peers = match args.peers.as_slice() {
         [] => torch::modes(&device.name()).to_vec(),
         names => torch::modes_called(&device.name(), names).context("--peers")?,
@@ -132,6 +133,27 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
         _ if rows.iter().any(|row| row.failed() && !row.peer) => Found::Failure,
         _ => Found::NothingWrong,
     })
+}
+
+/// The kernels that were asked for (`all` is all of them, folders of the user's are theirs) and what the library would run.
+fn contestants(
+    device: &dyn Device,
+    asked: &[String],
+    kernel_path: &[PathBuf],
+) -> anyhow::Result<Vec<String>> {
+    let mut kernels = match asked {
+        [] if kernel_path.is_empty() => Vec::new(),
+        [] => {
+            let registry = registry(kernel_path)?;
+            chosen_cuda_kernels(&registry, &[])?.into_iter().map(|kernel| kernel.name().to_owned()).collect()
+        }
+        [all] if all == "all" => chosen_kernels(device, &[])?,
+        asked => chosen_kernels(device, asked)?,
+    };
+    if device.chooses() && !kernels.iter().any(|kernel| kernel == AUTO) {
+        kernels.push(AUTO.to_owned());
+    }
+    Ok(kernels)
 }
 
 /// The problems, grouped by shape.
@@ -244,7 +266,7 @@ fn table_row(row: &Row) -> Vec<String> {
     let ratio = row.fastest_peer().map(|(_, comparison)| comparison.ratio);
     vec![
         row.problem.clone(),
-        row.kernel.clone(),
+        row.shown(),
         gates,
         number(row.p50_us, time),
         number(row.p90_us, time),

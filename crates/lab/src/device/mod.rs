@@ -52,6 +52,11 @@ pub trait Device {
     /// The kernels it has, the baseline first.
     fn kernels(&self) -> Vec<KernelInfo>;
 
+    /// Whether the library runs here, so that the kernel may be left to it ([`AUTO`]).
+    fn chooses(&self) -> bool {
+        true
+    }
+
     /// Why a kernel cannot solve a problem, if it cannot.
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String>;
 

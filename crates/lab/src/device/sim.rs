@@ -110,6 +110,10 @@ impl Device for Sim {
         listed(&self.registry)
     }
 
+    fn chooses(&self) -> bool {
+        false
+    }
+
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
         self.variant(kernel, problem).err().map(|error| error.to_string())
     }
