@@ -391,7 +391,7 @@ fn threads_that_meet_at_a_new_problem_load_it_once() {
     assert_eq!((of_kind(&all, "load"), of_kind(&all, "launch")), (1, 8), "{all:?}");
 }
 
-/// The bound is for an optimised build: `cargo run --release -p evosdpa --example first_call` on a GPU.
+/// What the driver itself takes comes on top: `cargo run --release -p evosdpa --example device_pointers` on a GPU.
 #[test]
 fn a_new_length_loads_nothing_and_is_planned_at_once() {
     compile(&["b1h32/8s1/1024d128", "b1h32/8s1/1025d128"], |_| {});
@@ -401,5 +401,5 @@ fn a_new_length_loads_nothing_and_is_planned_at_once() {
     let median = text.lines().find_map(|line| line.strip_prefix("median ")?.strip_suffix(" µs")).unwrap();
     let median: f64 = median.parse().unwrap();
     println!("a new length takes {median} µs");
-    assert!(median < 2000.0, "{median} µs");
+    assert!(median < 200.0, "{median} µs");
 }
