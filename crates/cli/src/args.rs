@@ -17,8 +17,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-const EXIT_CODES: &str =
-    "Exit status: 0 every gate passed, 1 a gate failed, 2 wrong use or environment, 130 stopped by Ctrl-C.";
+const EXIT_CODES: &str = "Exit status: 0 every gate that ran passed, 1 a gate failed, 2 wrong use or environment or nothing to run, 130 stopped by\nCtrl-C.";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {

@@ -14,23 +14,26 @@ use evosdpa_lab::gate::Verdict;
 
 use args::{Cli, Command};
 
-/// What a command found: nothing wrong, or a gate that failed. Wrong use and a bad environment are errors.
+/// What a command came to. Wrong use and a bad environment are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
-    NothingWrong,
-    Failure,
-    /// Nothing could be checked at all.
+enum Status {
+    /// Every gate that ran passed.
+    Passed,
+    /// A gate failed.
+    Failed,
+    /// Nothing could be checked or measured at all.
     Unavailable,
+    /// Ctrl-C.
     Interrupted,
 }
 
-impl Found {
+impl Status {
     /// What gates came to. `enough` says whether those that passed are.
     pub(crate) fn of_gates(verdicts: &[&Verdict], enough: bool) -> Self {
         match () {
             () if interrupt::asked() => Self::Interrupted,
-            () if verdicts.iter().any(|verdict| verdict.is_fail()) => Self::Failure,
-            () if enough => Self::NothingWrong,
+            () if verdicts.iter().any(|verdict| verdict.is_fail()) => Self::Failed,
+            () if enough => Self::Passed,
             () => Self::Unavailable,
         }
     }
@@ -50,12 +53,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(asked.exit_code()).unwrap_or(2);
         }
     };
-    match obey(cli) {
-        Ok(Found::NothingWrong) => 0,
-        Ok(Found::Failure) => 1,
-        Ok(Found::Unavailable) => 2,
+    match dispatch(cli) {
+        Ok(Status::Passed) => 0,
+        Ok(Status::Failed) => 1,
+        Ok(Status::Unavailable) => 2,
         // As a shell reports a program ended by Ctrl-C.
-        Ok(Found::Interrupted) => 130,
+        Ok(Status::Interrupted) => 130,
         Err(error) if output::is_broken_pipe(&error) => 0,
         Err(error) => {
             let (red, plain) = (output::RED.render(), output::RED.render_reset());
@@ -65,7 +68,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
-fn obey(cli: Cli) -> anyhow::Result<Found> {
+fn dispatch(cli: Cli) -> anyhow::Result<Status> {
     match cli.command {
         Command::Bench(args) => command::bench::run(args),
         Command::Check(args) => command::check::run(args),

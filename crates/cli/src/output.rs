@@ -1,12 +1,17 @@
 //! Tables for people, one JSON document for programs.
 
-use std::io::Write;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write,
+};
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use evosdpa_lab::{gate::Verdict, machine::Environment};
 use serde::Serialize;
 use serde_json::json;
+
+use crate::Status;
 
 pub(crate) const RED: Style = AnsiColor::Red.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default();
@@ -40,6 +45,31 @@ pub(crate) fn print_json(
         "rows": rows,
     });
     print(&format!("{document:#}\n"))
+}
+
+/// Why `--device auto` took the CPU.
+pub(crate) fn no_gpu(why: &str) -> String {
+    wrapped(&format!("no GPU, so on the CPU: {why}"), 2)
+}
+
+/// Says on the standard error, under whatever was printed, that nothing could be done, and each reason once with the kernels
+/// that gave it.
+pub(crate) fn nothing_done(done: &str, reasons: impl IntoIterator<Item = (String, String)>) -> Status {
+    let mut kernels: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (kernel, why) in reasons {
+        kernels.entry(why).or_default().insert(kernel);
+    }
+    let (red, plain) = (RED.render(), RED.render_reset());
+    if kernels.is_empty() {
+        anstream::eprintln!("{red}error:{plain} nothing could be {done}: no kernel takes what was asked for");
+    } else {
+        anstream::eprintln!("{red}error:{plain} nothing could be {done}:");
+    }
+    for (why, kernels) in kernels {
+        let names: Vec<String> = kernels.into_iter().collect();
+        anstream::eprintln!("{}", wrapped(&format!("  {}: {why}", names.join(", ")), 4));
+    }
+    Status::Unavailable
 }
 
 /// A table that fits the terminal and never exceeds 100 columns. Columns from `numbers_from` on are right-aligned.

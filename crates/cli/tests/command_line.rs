@@ -159,6 +159,56 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
     }
 }
 
+/// No CPU kernel reads 8-bit codes, so nothing is left to do, and silence would look like success.
+#[test]
+fn nothing_checked_or_measured_exits_2_with_each_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    for (command, said) in [
+        (&["check", "--shapes", "tiny", "--seeds", "1"][..], "nothing could be checked"),
+        (&["bench", "--shapes", "tiny", "--no-peers", "--iters", "3"], "nothing could be measured"),
+        (&["bench", "--shapes", "tiny", "--self-test", "1"], "nothing could be measured"),
+    ] {
+        for json in [&[][..], &["--json"]] {
+            let args = [command, &["--device", "cpu", "--dtype", "u8,e4m3"], json].concat();
+            let output = evosdpa(folder.path(), &args);
+            let message = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+            assert!(message.contains(said), "{args:?}: {message}");
+            for dtype in ["u8", "e4m3"] {
+                let reason = format!("cpu_flash, cpu_naive: no CPU kernel for {dtype}");
+                assert!(message.contains(&reason), "{args:?}: {message}");
+            }
+        }
+    }
+    // With something that runs, what does not is no failure.
+    let some = ["check", "--device", "cpu", "--shapes", "tiny", "--seeds", "1", "--dtype", "u8,f32"];
+    assert_eq!(evosdpa(folder.path(), &some).status.code(), Some(0));
+}
+
+#[test]
+fn auto_says_why_there_is_no_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(cargo_bin!("evosdpa"));
+        // Where there is a GPU, it is hidden.
+        command.args(args).current_dir(folder.path()).env("CUDA_VISIBLE_DEVICES", "-1").output().unwrap()
+    };
+    let explains = |text: &str| text.contains("no CUDA driver") || text.contains("sees no device");
+    for args in [
+        &["check", "--shapes", "tiny", "--seeds", "1"][..],
+        &["bench", "--shapes", "tiny", "--no-peers", "--iters", "3"],
+    ] {
+        let page = text(&run(args).stdout);
+        assert!(page.contains("no GPU, so on the CPU:") && explains(&page), "{page}");
+        let document = json(&run(&[args, &["--json"]].concat()));
+        let why = document["environment"]["no_accelerator"].as_str().unwrap();
+        assert!(explains(why), "{why}");
+        // Who asks for the CPU is not told.
+        let page = text(&run(&[args, &["--device", "cpu"]].concat()).stdout);
+        assert!(!page.contains("no GPU"), "{page}");
+    }
+}
+
 #[test]
 fn an_unwritable_folder_is_refused_before_measuring() {
     let folder = tempfile::tempdir().unwrap();

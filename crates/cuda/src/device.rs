@@ -62,7 +62,8 @@ pub(crate) struct Context {
     device: sys::CUdevice,
     raw: sys::CUcontext,
     info: DeviceInfo,
-    /// Set when a kernel hung: from then on the driver is not called again, because every call would hang too.
+    /// Set when a kernel hung or crashed: from then on the driver is not called again, because every call would hang too, or
+    /// be told of the same crash.
     lost: AtomicBool,
 }
 

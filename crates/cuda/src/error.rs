@@ -192,8 +192,8 @@ pub enum Error {
         /// The limit.
         limit: Duration,
     },
-    /// The device was given up after a kernel hung.
-    #[error("the device was given up after a kernel hung; start a new process to use it again")]
+    /// The device was given up after a kernel hung or broke its context.
+    #[error("the device was given up after a kernel hung or crashed; start a new process to use it again")]
     DeviceLost,
     /// Something wrote outside an output.
     #[error("{buffer}: {count} bytes written outside it, the first {distance_bytes} bytes {side} it")]
@@ -238,20 +238,57 @@ pub enum Error {
     Kernels(#[from] evosdpa_kernels::Error),
 }
 
-impl Error {
-    /// Whether a kernel did this while it ran: it hung, wrote where it must not or not where it must, or made the driver
-    /// stop it.
-    pub fn is_the_kernels_fault(&self) -> bool {
-        matches!(
-            self,
-            Self::Hang { .. } | Self::StrayWrite { .. } | Self::CountersLeft { .. } | Self::Driver { .. }
-        )
-    }
+/// Whose matter an error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The kernel's: it does not compile, hung, wrote where it must not, or made the driver stop it.
+    Kernel,
+    /// Nobody's: tensors, device and kernel do not suit each other, and nothing ran.
+    Refused,
+    /// The machine's: memory that ran out or broke, a device that was lost, a process that died or took too long. Another
+    /// try may go well.
+    Machine,
+    /// The caller's: a name, a size or a file that is not right, or a driver or compiler that is not there.
+    Caller,
+}
 
-    /// Whether a launch was refused before anything ran: the tensors or the device do not suit the kernel.
-    pub fn is_a_refusal(&self) -> bool {
-        matches!(self, Self::SharedMemory { .. } | Self::TensorMap { .. } | Self::Launch { .. })
+impl Error {
+    /// Whose matter it is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Compile(_) | Self::Report { .. } => ErrorKind::Kernel,
+            Self::Hang { .. } | Self::StrayWrite { .. } | Self::CountersLeft { .. } => ErrorKind::Kernel,
+            Self::Driver { code, .. } if is_a_machine_fault(*code) => ErrorKind::Machine,
+            Self::Driver { .. } => ErrorKind::Kernel,
+            Self::SharedMemory { .. } | Self::TensorMap { .. } | Self::Launch { .. } => ErrorKind::Refused,
+            Self::DeviceLost | Self::CompileTimeout { .. } | Self::WorkerDied { .. } => ErrorKind::Machine,
+            _ => ErrorKind::Caller,
+        }
     }
+}
+
+/// Driver errors that no kernel can cause; every other one, unknown ones too, is put down to the kernel that was running.
+/// Numbers of `CUresult`, as the driver's documentation gives them.
+fn is_a_machine_fault(code: u32) -> bool {
+    matches!(
+        code,
+        2 // out of memory
+        | 3 | 4 // not initialised, shutting down
+        | 46 // the device is busy or cannot be had
+        | 100 | 101 // no device
+        | 201 // its context is gone
+        | 214 // ECC error that could not be corrected
+        | 220 | 226 // NVLink error, contained hardware error
+        | 304 // the operating system failed
+        | 802
+            ..=811 // system not ready, driver mismatch, the services between processes
+        | 911 // a device outside this GPU failed
+    )
+}
+
+/// Whether the driver answers every later call on the context with the same error.
+pub(crate) fn is_sticky(code: u32) -> bool {
+    matches!(code, 214 | 220 | 226 | 700 | 702 | 710 | 714..=719)
 }
 
 fn list(items: &[String]) -> String {

@@ -13,6 +13,7 @@ use crate::{
     Error, Result, Stream,
     device::Context,
     driver::{SUCCESS, check, plain},
+    error::is_sticky,
 };
 
 /// A point in a stream, with its time.
@@ -56,7 +57,13 @@ impl Event {
         match unsafe { sys::cuEventQuery(self.raw) } {
             SUCCESS => Ok(true),
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => check("cuEventQuery", code, || what.to_owned()).map(|()| true),
+            code => {
+                // Whatever comes next on the context would be told the same, and be blamed for it.
+                if is_sticky(code as u32) {
+                    self.context.give_up();
+                }
+                check("cuEventQuery", code, || what.to_owned()).map(|()| true)
+            }
         }
     }
 

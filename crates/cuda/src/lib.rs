@@ -44,7 +44,7 @@ pub use clock::ClockProbe;
 pub use compiler::{CompileRequest, Compiled, Compiler};
 pub use counters::Counters;
 pub use device::{Device, DeviceInfo, Entered};
-pub use error::{CompileError, Error, Result};
+pub use error::{CompileError, Error, ErrorKind, Result};
 pub use event::Event;
 pub use graph::Graph;
 pub use guarded::GuardedBuffer;

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use evosdpa_cuda::{Builder, Counters, Device, Error, Event, Graph, PreparedLaunch, loader};
+use evosdpa_cuda::{Builder, Counters, Device, Error, ErrorKind, Event, Graph, PreparedLaunch, loader};
 use evosdpa_kernels::{Arch, LaunchGeometry, SdpaParams};
 
 mod common;
@@ -24,6 +24,7 @@ fn inner() {
         Ok("ordinal") => println!("{}", Device::open(7).err().unwrap()),
         Ok("target") => println!("{}", Device::open(0).unwrap().target().unwrap_err()),
         Ok("hang") => hang(),
+        Ok("faults") => faults(),
         Ok("shared memory") => shared_memory(),
         Ok("counters") => counters(),
         _ => {}
@@ -37,7 +38,7 @@ fn hang() {
     event.record(&stream).unwrap();
     let start = Instant::now();
     let error = event.wait(Duration::from_millis(60), "endless[MISTAKE=1]: grid 1x1x1").unwrap_err();
-    assert!(matches!(error, Error::Hang { .. }) && error.is_the_kernels_fault(), "{error:?}");
+    assert!(matches!(error, Error::Hang { .. }) && error.kind() == ErrorKind::Kernel, "{error:?}");
     assert!((50..5000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
     println!("{error}");
     // Whatever is asked of the device now is answered at once, without the driver.
@@ -45,6 +46,21 @@ fn hang() {
     assert!(matches!(lost, Error::DeviceLost), "{lost:?}");
     assert!(matches!(device.synchronize(), Err(Error::DeviceLost)));
     println!("{lost}");
+}
+
+/// Whose fault it is that memory cannot be had, that what ran ended badly, and what comes after.
+fn faults() {
+    let device = Device::open(0).unwrap();
+    let stream = device.stream().unwrap();
+    let shown = |step: &str, result: Result<(), Error>| match result {
+        Ok(()) => println!("{step}: fine"),
+        Err(error) => println!("{step}: {:?}, {error}", error.kind()),
+    };
+    shown("alloc", device.alloc(16).map(drop));
+    let event = Event::new(&stream).unwrap();
+    event.record(&stream).unwrap();
+    shown("wait", event.wait(Duration::from_millis(60), "sdpa: grid 1x1x1"));
+    shown("next", Event::new(&stream).map(drop));
 }
 
 fn shared_memory() {
@@ -95,7 +111,7 @@ fn counters() {
     launch(&PreparedLaunch::new(&function, geometry(true)).unwrap()).unwrap();
     match one.counters().unwrap().check(&one.describe()) {
         Ok(()) => println!("all are 0"),
-        Err(error) => println!("{error}, the kernel's fault: {}", error.is_the_kernels_fault()),
+        Err(error) => println!("{error}, kind {:?}", error.kind()),
     }
 }
 
@@ -138,6 +154,23 @@ fn a_kernel_that_hangs_is_given_up_and_the_process_goes_on() {
     assert_contains(&text, &["the device was given up after a kernel hung"]);
 }
 
+#[test]
+fn faults_of_the_machine_are_told_from_those_of_a_kernel() {
+    let faults = |told: &[(&str, &str)]| with_fake("faults", told, None);
+    assert_contains(&faults(&[]), &["alloc: fine", "wait: fine", "next: fine"]);
+    // Out of memory.
+    assert_contains(&faults(&[("FAKE_ALLOC", "2")]), &["alloc: Machine, cuMemAlloc", "wait: fine"]);
+    // An illegal address is the kernel's; what comes after it on the same device is not the next one's.
+    let text = faults(&[("FAKE_EVENT", "700")]);
+    assert_contains(&text, &["wait: Kernel, cuEventQuery failed", "next: Machine, the device was given up"]);
+    // An ECC error, a device that fell off the bus, another process's fault.
+    for code in ["214", "46", "805"] {
+        assert_contains(&faults(&[("FAKE_EVENT", code)]), &["wait: Machine, cuEventQuery failed"]);
+    }
+    // What nobody has heard of is put down to the kernel: a gate that cannot say must not pass.
+    assert_contains(&faults(&[("FAKE_EVENT", "999")]), &["wait: Kernel"]);
+}
+
 /// The fixture's code, to be loaded by the fake. Compiled here: the compiler has no business in a process with a fake
 /// driver.
 fn cubin(folder: &Path) -> String {
@@ -170,10 +203,7 @@ fn launches_get_work_counters_where_they_ask_for_one() {
     assert_eq!(launches, expected);
     assert_contains(&text, &["all are 0"]);
     let text = with_fake("counters", &[("FAKE_CUBIN", &cubin), ("FAKE_LEFT", "3")], None);
-    assert_contains(
-        &text,
-        &["counting: grid 1x1x1", "left 3 of its work counters", "the kernel's fault: true"],
-    );
+    assert_contains(&text, &["counting: grid 1x1x1", "left 3 of its work counters", "kind Kernel"]);
 }
 
 #[test]

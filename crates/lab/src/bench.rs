@@ -12,7 +12,7 @@ use evosdpa_oracle::{
 };
 
 use crate::{
-    Error,
+    Error, ErrorKind,
     device::{Device, Timing},
     gate::{GateResult, Verdict, correctness},
     machine,
@@ -83,6 +83,9 @@ pub const AUDIT: &str = "audit";
 /// The gate that holds times against what is possible.
 pub const FLOOR: &str = "floor";
 
+/// The gate that a kernel passes by being timed.
+const PERFORMANCE: &str = "performance";
+
 /// Idle time before each reading when thread pools of two programs take turns.
 const SETTLE: Duration = Duration::from_millis(3);
 
@@ -113,10 +116,18 @@ pub fn measure(
         let contestant = match row.gates[0].verdict {
             Verdict::Pass => {
                 let seed = Dice::of_series(audit_seed, entries.len() as u64).below(usize::MAX >> 1) as u64;
-                let mut audited = Audited::load(device, kernel, problem, &inputs, &cases, seed)?;
-                audited.loaded.set_timing(request.timing)?;
-                row.variant = audited.loaded.variant();
-                Some(Timed::Kernel(Box::new(audited)))
+                let loaded = Audited::load(device, kernel, problem, &inputs, &cases, seed)
+                    .and_then(|mut audited| audited.loaded.set_timing(request.timing).map(|()| audited));
+                match loaded {
+                    Ok(audited) => {
+                        row.variant = audited.loaded.variant();
+                        Some(Timed::Kernel(Box::new(audited)))
+                    }
+                    Err(error) => {
+                        row.gates.push(performance_gate(error)?);
+                        None
+                    }
+                }
             }
             _ => None,
         };
@@ -145,12 +156,9 @@ pub fn measure(
             !interrupted
         })
     };
-    let ceilings = match device.ceilings(problem)? {
-        Some(ceilings) => Some(ceilings),
-        None => request.ceilings.clone(),
-    };
+    let ceilings = unless_the_machine_failed(device.ceilings(problem))?.or_else(|| request.ceilings.clone());
     take_in(&mut entries, times, problem, request, ceilings.as_ref());
-    let overhead_us = device.clock_overhead_us()?;
+    let overhead_us = unless_the_machine_failed(device.clock_overhead_us())?;
     for entry in entries.iter_mut().filter(|entry| !entry.row.peer) {
         entry.row.clock_overhead_us = overhead_us;
     }
@@ -163,6 +171,25 @@ pub fn measure(
     let rows: Vec<Row> = entries.into_iter().map(|entry| entry.row).collect();
     let words = rows.iter().filter(|row| !row.peer).flat_map(words).collect();
     Ok(Outcome { rows, words, interrupted })
+}
+
+/// What is not known because the machine failed is left out: the rows that are there are worth more than it.
+fn unless_the_machine_failed<T>(known: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
+    match known {
+        Err(error) if error.kind() == ErrorKind::Machine => Ok(None),
+        other => other,
+    }
+}
+
+/// What an error while a kernel is made ready for timing comes to. A caller's error stays one.
+fn performance_gate(error: Error) -> Result<GateResult, Error> {
+    match error.kind() {
+        ErrorKind::Kernel => Ok(GateResult::fail(PERFORMANCE, error.to_string())),
+        ErrorKind::Refused | ErrorKind::Machine => {
+            Ok(GateResult::unavailable(PERFORMANCE, error.to_string()))
+        }
+        ErrorKind::Caller => Err(error),
+    }
 }
 
 /// A row and, while it is in the race, what runs for it.
@@ -329,7 +356,10 @@ fn take_in(
             Some(Err(error @ Error::Caught { .. })) => {
                 row.gates.push(GateResult::fail(AUDIT, error.to_string()))
             }
-            Some(Err(error)) => row.gates.push(GateResult::unavailable("performance", error.to_string())),
+            Some(Err(error)) if error.kind() == ErrorKind::Kernel => {
+                row.gates.push(GateResult::fail(PERFORMANCE, error.to_string()))
+            }
+            Some(Err(error)) => row.gates.push(GateResult::unavailable(PERFORMANCE, error.to_string())),
             None => {}
         }
         if row.failed() || row.samples_us.is_empty() {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+pub use evosdpa_cuda::ErrorKind;
+
 /// Why the lab could not do what was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -57,6 +59,9 @@ pub enum Error {
         /// At what.
         finding: crate::measure::audit::Finding,
     },
+    /// A gate met a fault of the machine and could not say anything.
+    #[error("{0}")]
+    MachineFault(String),
     /// A tune could not begin or go on.
     #[error("{0}")]
     Tune(String),
@@ -130,24 +135,20 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether a kernel did this while it ran.
-    pub fn is_the_kernels_fault(&self) -> bool {
+    /// Whose matter it is.
+    pub fn kind(&self) -> ErrorKind {
         match self {
-            // A source that does not compile is no better than one that computes something else.
-            Self::Cuda(evosdpa_cuda::Error::Compile(_)) => true,
-            Self::Cuda(error) => error.is_the_kernels_fault(),
-            Self::Findings { .. } | Self::Caught { .. } => true,
-            _ => false,
-        }
-    }
-
-    /// Whether a kernel was refused before anything ran, because tensors or device do not suit it.
-    pub fn is_a_refusal(&self) -> bool {
-        match self {
-            // Given up after another kernel hung: this one has not been tried.
-            Self::Cuda(evosdpa_cuda::Error::DeviceLost) => true,
-            Self::Cuda(error) => error.is_a_refusal(),
-            _ => false,
+            Self::Cuda(error) => error.kind(),
+            Self::Library(evosdpa::Error::Cuda(error)) => error.kind(),
+            Self::Findings { .. } | Self::Caught { .. } => ErrorKind::Kernel,
+            Self::Sim(ptxsan::Error::NoSuchEntry { .. }) => ErrorKind::Kernel,
+            // The simulator has less memory than a GPU, and what it was given may fit another time.
+            Self::Sim(ptxsan::Error::Memory(_)) => ErrorKind::Machine,
+            // What the simulator does not know, or would not launch, is no fault of the kernel.
+            Self::Sim(_) => ErrorKind::Refused,
+            Self::MachineFault(_) | Self::Problem(evosdpa_core::Error::Memory { .. }) => ErrorKind::Machine,
+            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory => ErrorKind::Machine,
+            _ => ErrorKind::Caller,
         }
     }
 }

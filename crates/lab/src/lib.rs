@@ -22,7 +22,7 @@ pub mod sweep;
 pub mod tool;
 pub mod variants;
 
-pub use error::Error;
+pub use error::{Error, ErrorKind};
 
 use evosdpa_core::error::nearest;
 

@@ -29,6 +29,9 @@ pub struct Environment {
     /// The accelerator that kernels ran on, with its driver.
     #[serde(default)]
     pub accelerator: Option<String>,
+    /// Why there is none, where one was looked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_accelerator: Option<String>,
     /// Memory of the machine, in bytes.
     pub memory_bytes: Option<u64>,
     /// When the run began, UTC.
@@ -56,6 +59,7 @@ impl Environment {
             cores,
             threads: threads.unwrap_or(cores),
             accelerator: None,
+            no_accelerator: None,
             memory_bytes: memory_kib("MemTotal").map(|kib| kib * 1024),
             started: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
             fma_peak_gflops: None,

@@ -14,7 +14,7 @@ use evosdpa_oracle::{Case, inputs::Family};
 use serde::Serialize;
 
 use crate::{
-    Error,
+    Error, ErrorKind,
     covering::covering,
     device::{Device, SCHEDULES, Sim},
     gate::{
@@ -112,7 +112,7 @@ impl<'a> Trial<'a> {
                 (launch.grid, launch.block, launch.dynamic_smem_bytes).hash(&mut hasher);
                 hasher.finish()
             }
-            Err(error) if error.is_the_kernels_fault() => return Ok(Shown::Wrong(error.to_string())),
+            Err(error) if error.kind() == ErrorKind::Kernel => return Ok(Shown::Wrong(error.to_string())),
             Err(error) => return Err(error),
         };
         // Nothing panics under the lock.

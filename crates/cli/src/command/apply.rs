@@ -7,7 +7,7 @@ use evosdpa::tuned::{Elites, LeftOut, Merged, read_table, update_table, user_tab
 use evosdpa_lab::machine::Environment;
 use serde::Serialize;
 
-use crate::{Found, args::Apply, command::registry, output};
+use crate::{Status, args::Apply, command::registry, output};
 
 #[derive(Serialize)]
 struct ApplyRow {
@@ -19,7 +19,7 @@ struct ApplyRow {
     left_out: Vec<LeftOut>,
 }
 
-pub(crate) fn run(args: Apply) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Apply) -> anyhow::Result<Status> {
     let registry = registry(&args.kernel_path)?;
     let file = args.elite.display().to_string();
     let text = fs::read_to_string(&args.elite).with_context(|| format!("cannot read {file}"))?;
@@ -45,7 +45,7 @@ pub(crate) fn run(args: Apply) -> anyhow::Result<Found> {
     } else {
         output::print(&page(&row))?;
     }
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }
 
 fn page(row: &ApplyRow) -> String {

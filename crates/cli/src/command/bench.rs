@@ -16,14 +16,14 @@ use evosdpa_lab::{
     machine::Environment,
     measure::{duel::Rule, floor::Ceilings, interleave},
     peer::torch::{self, Torch},
-    record::{Row, Run, Status},
+    record::{Row, Run, RunStatus},
     self_test::{self, SelfTest},
 };
 
 use crate::{
-    Found,
+    Status,
     args::Bench,
-    command::{chosen_cuda_kernels, chosen_kernels, registry},
+    command::{Opened, chosen_cuda_kernels, chosen_kernels, registry},
     interrupt,
     output::{self, time},
     progress,
@@ -33,8 +33,8 @@ use crate::{
 const DEFAULT_BUDGET: Duration = Duration::from_secs(4);
 const DEFAULT_ITERS: u32 = 100;
 
-pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
-    let device = args.common.open()?;
+pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
+    let Opened { device, no_gpu } = args.common.open()?;
     let kernels = contestants(device.as_ref(), &args.kernels, &args.common.kernel_path)?;
     let peers = match args.peers.as_slice() {
         [] => torch::modes(&device.name()).to_vec(),
@@ -54,6 +54,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
 
     let mut environment = Environment::look(args.common.thread_count());
     environment.accelerator = device.accelerator();
+    environment.no_accelerator = no_gpu;
     if on_cpu {
         environment.measure_peaks();
     }
@@ -87,7 +88,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
     let steps = problems.iter().flatten().count() as u64;
     let bar = progress::bar(steps * 100);
     let mut rows: Vec<Row> = Vec::new();
-    let mut status = Status::Complete;
+    let mut status = RunStatus::Complete;
     let mut done = 0;
     'shapes: for of_shape in &problems {
         let mut shape_rows = Vec::new();
@@ -109,7 +110,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
             let _lock = DeviceLock::wait(&device.name())?;
             let outcome = bench::measure(device.as_ref(), problem, &request, torch, proceed)?;
             if outcome.interrupted {
-                status = Status::Interrupted;
+                status = RunStatus::Interrupted;
                 break 'shapes;
             }
             shape_rows.extend(outcome.rows);
@@ -128,10 +129,15 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Found> {
     } else {
         output::print(&page(&environment, &rows, &record, torch.as_ref().err()))?;
     }
+    let own = rows.iter().filter(|row| !row.peer);
     Ok(match status {
-        Status::Interrupted => Found::Interrupted,
-        _ if rows.iter().any(|row| row.failed() && !row.peer) => Found::Failure,
-        _ => Found::NothingWrong,
+        RunStatus::Interrupted => Status::Interrupted,
+        _ if own.clone().any(Row::failed) => Status::Failed,
+        _ if own.clone().any(|row| !row.samples_us.is_empty()) => Status::Passed,
+        _ => {
+            let reason = |row: &Row| Some((row.kernel.clone(), row.first_problem()?.detail.clone()));
+            output::nothing_done("measured", own.filter_map(reason))
+        }
     })
 }
 
@@ -172,12 +178,17 @@ fn self_test(
     problems: &[Vec<Problem>],
     environment: &Environment,
     duels: usize,
-) -> anyhow::Result<Found> {
+) -> anyhow::Result<Status> {
     let rule =
         Rule { most_blocks: args.iters.unwrap_or(40) as usize, margin: args.margin, ..Rule::default() };
     let mut rows: Vec<SelfTest> = Vec::new();
+    let mut refused = Vec::new();
     for problem in problems.iter().flatten() {
-        for kernel in kernels.iter().filter(|kernel| device.refuses(kernel, problem).is_none()) {
+        for kernel in kernels {
+            if let Some(why) = device.refuses(kernel, problem) {
+                refused.push((kernel.clone(), why));
+                continue;
+            }
             let _lock = DeviceLock::wait(&device.name())?;
             let proceed = |_| !interrupt::asked();
             rows.push(self_test::against_itself(device, kernel, problem, duels, &rule, proceed)?);
@@ -200,9 +211,10 @@ fn self_test(
     }
     let kept = rows.iter().all(|test| test.false_positives() <= test.alpha);
     Ok(match () {
-        () if interrupt::asked() => Found::Interrupted,
-        () if kept => Found::NothingWrong,
-        () => Found::Failure,
+        () if interrupt::asked() => Status::Interrupted,
+        () if rows.is_empty() => output::nothing_done("measured", refused),
+        () if kept => Status::Passed,
+        () => Status::Failed,
     })
 }
 
@@ -232,7 +244,11 @@ fn write_page(
     let peak = env.fma_peak_gflops.map_or(String::new(), |peak| format!(", peak {peak:.0} GFLOP/s"));
     let memory = env.memory_gbps.map_or(String::new(), |gbps| format!(", memory {gbps:.0} GB/s"));
     let machine = env.accelerator.clone().unwrap_or_else(|| format!("{} · {} threads", env.cpu, env.threads));
-    writeln!(out, "{machine}{peak}{memory}\n")?;
+    writeln!(out, "{machine}{peak}{memory}")?;
+    if let Some(why) = &env.no_accelerator {
+        writeln!(out, "{}", output::no_gpu(why))?;
+    }
+    writeln!(out)?;
     let header = ["problem", "kernel", "gates", "p50", "p90", "p99", "FLOP/s", "% peak", "n", "vs peer"];
     let shown = rows.iter().filter(|row| !(row.peer && no_torch.is_some())).map(table_row).collect();
     out.push_str(&output::table(&header, 3, shown));

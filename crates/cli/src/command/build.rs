@@ -15,13 +15,13 @@ use evosdpa_lab::{
 };
 
 use crate::{
-    Found,
+    Status,
     args::Build,
     command::{chosen_cuda_kernels, cuda_ordinal, registry, unknown_device},
     interrupt, output, progress,
 };
 
-pub(crate) fn run(args: Build) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Build) -> anyhow::Result<Status> {
     if let Some(log) = &args.parse {
         return parse(log, &args);
     }
@@ -46,10 +46,10 @@ pub(crate) fn run(args: Build) -> anyhow::Result<Found> {
     } else {
         output::print(&page(&rows, &selection.spaces))?;
     }
-    Ok(if interrupt::asked() { Found::Interrupted } else { found(&rows) })
+    Ok(if interrupt::asked() { Status::Interrupted } else { status_of(&rows) })
 }
 
-fn parse(log: &Path, args: &Build) -> anyhow::Result<Found> {
+fn parse(log: &Path, args: &Build) -> anyhow::Result<Status> {
     let rows = resources::from_log(log, &registry(&args.cuda.kernel_path)?)?;
     if args.json {
         output::print_json("build", &Environment::look(None), &rows)?;
@@ -57,16 +57,16 @@ fn parse(log: &Path, args: &Build) -> anyhow::Result<Found> {
         output::print(&page(&rows, &[]))?;
     }
     let failed = rows.iter().any(|row| row.verdict().is_fail());
-    Ok(if failed { Found::Failure } else { Found::NothingWrong })
+    Ok(if failed { Status::Failed } else { Status::Passed })
 }
 
-fn found(rows: &[ResourceRow]) -> Found {
+fn status_of(rows: &[ResourceRow]) -> Status {
     if rows.iter().any(|row| row.verdict().is_fail()) {
-        Found::Failure
+        Status::Failed
     } else if rows.iter().all(|row| matches!(row.verdict(), Verdict::Unavailable(_))) {
-        Found::Unavailable
+        Status::Unavailable
     } else {
-        Found::NothingWrong
+        Status::Passed
     }
 }
 

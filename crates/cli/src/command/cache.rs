@@ -6,9 +6,9 @@ use evosdpa_cuda::{Cache as KernelCache, CacheEntry};
 use evosdpa_lab::machine::Environment;
 use serde_json::json;
 
-use crate::{Found, args::Cache, output};
+use crate::{Status, args::Cache, output};
 
-pub(crate) fn run(args: Cache) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Cache) -> anyhow::Result<Status> {
     let cache = KernelCache::open_default()?;
     let folder = cache.folder().display().to_string();
     if args.clear {
@@ -20,13 +20,13 @@ pub(crate) fn run(args: Cache) -> anyhow::Result<Found> {
         } else {
             output::print(&format!("removed {removed} kernels, {}, from {folder}\n", size(removed_bytes)))?;
         }
-        return Ok(Found::NothingWrong);
+        return Ok(Status::Passed);
     }
     let entries = cache.entries()?;
     if args.json {
         let rows: Vec<_> = entries.iter().map(as_json).collect();
         output::print_json("cache", &Environment::look(None), &rows)?;
-        return Ok(Found::NothingWrong);
+        return Ok(Status::Passed);
     }
     let total: u64 = entries.iter().map(|entry| entry.bytes).sum();
     let summary = format!(
@@ -36,7 +36,7 @@ pub(crate) fn run(args: Cache) -> anyhow::Result<Found> {
         size(cache.limit_bytes())
     );
     if entries.is_empty() {
-        return output::print(&summary).map(|()| Found::NothingWrong);
+        return output::print(&summary).map(|()| Status::Passed);
     }
     let rows = entries.iter().map(|entry| {
         let key = entry.key.chars().take(12).collect();
@@ -44,7 +44,7 @@ pub(crate) fn run(args: Cache) -> anyhow::Result<Found> {
     });
     let table = output::table(&["variant", "key", "size", "last used"], 2, rows.collect());
     output::print(&format!("{table}\n{summary}"))?;
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }
 
 fn as_json(entry: &CacheEntry) -> serde_json::Value {

@@ -20,9 +20,9 @@ use evosdpa_oracle::{
 use serde::Serialize;
 
 use crate::{
-    Found,
+    Status,
     args::Check,
-    command::{chosen_kernels, registry},
+    command::{Opened, chosen_kernels, registry},
     interrupt, output, progress,
 };
 
@@ -35,15 +35,24 @@ struct CheckRow {
     family: &'static str,
     seed: u64,
     max_error: Option<f64>,
+    #[serde(skip)]
+    machine_fault: bool,
     gates: Vec<GateResult>,
 }
 
-pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
+impl CheckRow {
+    fn case(&self) -> String {
+        format!("{} on {} {} seed {}", self.kernel, self.problem, self.family, self.seed)
+    }
+}
+
+pub(crate) fn run(args: Check) -> anyhow::Result<Status> {
     let mut known = registry(&args.common.kernel_path)?;
     if args.mutants {
         known = known.with_mutants();
     }
-    let device = args.common.open_with(known, args.time_limit.map(Duration::from_secs_f64))?;
+    let Opened { device, no_gpu } =
+        args.common.open_with(known, args.time_limit.map(Duration::from_secs_f64))?;
     let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
     let work = work(&args, device.as_ref(), &kernels)?;
     for (spec, _) in &work {
@@ -63,7 +72,7 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
         let ask = if args.once { Ask::once(&spec) } else { Ask::check(&spec, args.force) };
         for kernel in kernels {
             let (gate, result) = ask.of(device.as_ref(), &kernel)?;
-            let max_error = result.max_error;
+            let (max_error, machine_fault) = (result.max_error, result.machine_fault);
             rows.push(CheckRow {
                 kernel,
                 device: device.name(),
@@ -72,6 +81,7 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
                 family: spec.family.name(),
                 seed: spec.seed,
                 max_error,
+                machine_fault,
                 gates: vec![result.gate(gate)],
             });
         }
@@ -82,17 +92,22 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Found> {
     if args.common.json {
         let mut environment = Environment::look(args.common.thread_count());
         environment.accelerator = device.accelerator();
+        environment.no_accelerator = no_gpu;
         output::print_json("check", &environment, &rows)?;
     } else {
-        output::print(&page(&rows))?;
+        output::print(&page(&rows, no_gpu.as_deref()))?;
     }
-    Ok(if interrupt::asked() {
-        Found::Interrupted
-    } else if rows.iter().any(|row| row.gates.iter().any(|gate| gate.verdict.is_fail())) {
-        Found::Failure
-    } else {
-        Found::NothingWrong
+    let verdicts: Vec<&Verdict> = rows.iter().map(|row| &row.gates[0].verdict).collect();
+    let status = Status::of_gates(&verdicts, verdicts.iter().any(|verdict| verdict.is_pass()));
+    Ok(match status {
+        Status::Unavailable => output::nothing_done("checked", rows.iter().map(reason)),
+        other => other,
     })
+}
+
+/// A row's kernel, and what its gate says.
+fn reason(row: &CheckRow) -> (String, String) {
+    (row.kernel.clone(), row.gates[0].detail.clone())
 }
 
 /// What is asked of each kernel about one case.
@@ -215,8 +230,8 @@ fn specs(args: &Check, device: &str, dtypes: &[DType]) -> anyhow::Result<Vec<Cas
     Ok(specs)
 }
 
-/// Counts by kernel, dtype and group, then every failure in full.
-fn page(rows: &[CheckRow]) -> String {
+/// Counts by kernel, dtype and group, then every failure and every fault of the machine in full.
+fn page(rows: &[CheckRow], no_gpu: Option<&str>) -> String {
     #[derive(Default)]
     struct Tally {
         passed: usize,
@@ -236,10 +251,14 @@ fn page(rows: &[CheckRow]) -> String {
             Verdict::Pass => tally.passed += 1,
             Verdict::Fail(why) => {
                 tally.failed += 1;
-                let case = format!("{} on {} {} seed {}", row.kernel, row.problem, row.family, row.seed);
-                let _ = writeln!(failures, "{} {case}: {why}", output::coloured(&gate.verdict));
+                let _ = writeln!(failures, "{} {}: {why}", output::coloured(&gate.verdict), row.case());
             }
-            Verdict::Unavailable(_) => tally.unavailable += 1,
+            Verdict::Unavailable(why) => {
+                tally.unavailable += 1;
+                if row.machine_fault {
+                    let _ = writeln!(failures, "{} {}: {why}", output::coloured(&gate.verdict), row.case());
+                }
+            }
         }
         tally.max_error = tally.max_error.max(row.max_error.unwrap_or(0.0));
     }
@@ -265,7 +284,13 @@ fn page(rows: &[CheckRow]) -> String {
             ]
         })
         .collect();
-    let header = ["kernel", "dtype", "cases", "verdict", "passed", "not supported", "max error"];
-    let table = output::table(&header, 4, table_rows);
-    if failures.is_empty() { table } else { format!("{table}\n{failures}") }
+    let header = ["kernel", "dtype", "cases", "verdict", "passed", "unavailable", "max error"];
+    let mut page = output::table(&header, 4, table_rows);
+    if !failures.is_empty() {
+        let _ = write!(page, "\n{failures}");
+    }
+    if let Some(why) = no_gpu {
+        let _ = writeln!(page, "\n{}", output::no_gpu(why));
+    }
+    page
 }

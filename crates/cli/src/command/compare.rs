@@ -9,7 +9,7 @@ use evosdpa_lab::{
 use serde::Serialize;
 
 use crate::{
-    Found,
+    Status,
     args::Compare,
     output::{self, time},
 };
@@ -23,7 +23,7 @@ struct CompareRow {
     comparison: Comparison,
 }
 
-pub(crate) fn run(args: Compare) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Compare) -> anyhow::Result<Status> {
     let (path_a, path_b) = (catalogue::find(&args.out, &args.a)?, catalogue::find(&args.out, &args.b)?);
     let (rows_a, rows_b) = (catalogue::rows(&path_a)?, catalogue::rows(&path_b)?);
     let mut rows = Vec::new();
@@ -44,7 +44,7 @@ pub(crate) fn run(args: Compare) -> anyhow::Result<Found> {
         output::print(&page(&rows, rows_a.len().max(rows_b.len())))?;
     }
     let regressed = rows.iter().any(|row| bench::is_regression(&row.comparison));
-    Ok(if regressed && args.fail_on_regression { Found::Failure } else { Found::NothingWrong })
+    Ok(if regressed && args.fail_on_regression { Status::Failed } else { Status::Passed })
 }
 
 fn page(rows: &[CompareRow], most: usize) -> String {

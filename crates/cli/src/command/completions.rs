@@ -3,14 +3,14 @@
 use clap::CommandFactory;
 
 use crate::{
-    Found,
+    Status,
     args::{Cli, Completions},
     output,
 };
 
-pub(crate) fn run(args: Completions) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Completions) -> anyhow::Result<Status> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "evosdpa", &mut script);
     output::print(&String::from_utf8_lossy(&script))?;
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }

@@ -13,12 +13,12 @@ use evosdpa_lab::{
     tool::{self, CudaTool},
 };
 
-use crate::{Found, args::Doctor, output};
+use crate::{Status, args::Doctor, output};
 
 /// Importing torch takes seconds; longer than this and something is wrong.
 const TORCH_LIMIT: Duration = Duration::from_secs(60);
 
-pub(crate) fn run(args: Doctor) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Doctor) -> anyhow::Result<Status> {
     if args.fix {
         return fix(&args);
     }
@@ -50,20 +50,20 @@ pub(crate) fn run(args: Doctor) -> anyhow::Result<Found> {
     report(&args, &environment, &probes)
 }
 
-fn report(args: &Doctor, environment: &Environment, probes: &[GateResult]) -> anyhow::Result<Found> {
+fn report(args: &Doctor, environment: &Environment, probes: &[GateResult]) -> anyhow::Result<Status> {
     if args.json {
         output::print_json("doctor", environment, &probes)?;
-        return Ok(Found::NothingWrong);
+        return Ok(Status::Passed);
     }
     let rows = probes
         .iter()
         .map(|probe| vec![probe.gate.clone(), probe.verdict.word().to_owned(), probe.detail.clone()]);
     output::print(&output::table(&["what", "verdict", "detail"], 9, rows.collect()))?;
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }
 
 /// Installs the CUDA compiler, unless there is one that can be opened.
-fn fix(args: &Doctor) -> anyhow::Result<Found> {
+fn fix(args: &Doctor) -> anyhow::Result<Status> {
     let environment = Environment::look(None);
     if Compiler::open().is_ok() {
         return report(args, &environment, &[compiler_probe()]);

@@ -8,7 +8,7 @@ use evosdpa_lab::{
 use serde::Serialize;
 
 use crate::{
-    Found,
+    Status,
     args::Kernels,
     command::{cuda_ordinal, registry, unknown_device},
     output,
@@ -31,7 +31,7 @@ struct KernelRow {
     manifest: Option<String>,
 }
 
-pub(crate) fn run(args: Kernels) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Kernels) -> anyhow::Result<Status> {
     let (cpu, cuda) = match args.device.as_str() {
         "auto" => (true, true),
         "cpu" => (true, false),
@@ -47,7 +47,7 @@ pub(crate) fn run(args: Kernels) -> anyhow::Result<Found> {
     }
     if args.json {
         output::print_json("kernels", &Environment::look(None), &rows)?;
-        return Ok(Found::NothingWrong);
+        return Ok(Status::Passed);
     }
     let table_rows = rows.iter().map(|row| {
         let branch = match row.depth {
@@ -59,7 +59,7 @@ pub(crate) fn run(args: Kernels) -> anyhow::Result<Found> {
     });
     let header = ["kernel", "device", "what it is", "what it changed against its parent"];
     output::print(&output::table(&header, 9, table_rows.collect()))?;
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }
 
 fn cpu_rows() -> Vec<KernelRow> {

@@ -27,14 +27,20 @@ use evosdpa_lab::device::{Cpu, Cuda, Device, Sim};
 
 use crate::args::Common;
 
+/// A device, and why it is not a GPU where the choice was left open.
+struct Opened {
+    device: Box<dyn Device>,
+    no_gpu: Option<String>,
+}
+
 impl Common {
     /// The device that was meant.
-    fn open(&self) -> anyhow::Result<Box<dyn Device>> {
+    fn open(&self) -> anyhow::Result<Opened> {
         self.open_with(registry(&self.kernel_path)?, None)
     }
 
     /// The same with these CUDA kernels, and another time limit for a launch on a GPU.
-    fn open_with(&self, kernels: Registry, time_limit: Option<Duration>) -> anyhow::Result<Box<dyn Device>> {
+    fn open_with(&self, kernels: Registry, time_limit: Option<Duration>) -> anyhow::Result<Opened> {
         let isa = self.isa.as_deref().map(parse_isa).transpose()?;
         let cpu = || Box::new(Cpu { threads: self.thread_count(), isa });
         let open_cuda = |ordinal: usize| -> anyhow::Result<Cuda> {
@@ -44,16 +50,24 @@ impl Common {
                 None => cuda,
             })
         };
-        match self.device.as_str() {
-            "cpu" => Ok(cpu()),
+        let mut no_gpu = None;
+        let device: Box<dyn Device> = match self.device.as_str() {
+            "cpu" => cpu(),
             // A machine without a GPU, or without a compiler for it, still has a CPU.
-            "auto" => Ok(open_cuda(0).map_or_else(|_| cpu() as Box<dyn Device>, |cuda| Box::new(cuda))),
-            "sim" => Ok(Box::new(Sim::open(kernels)?)),
-            other => match cuda_ordinal(other) {
-                Some(ordinal) => Ok(Box::new(open_cuda(ordinal)?)),
-                None => Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N", "sim"])),
+            "auto" => match open_cuda(0) {
+                Ok(cuda) => Box::new(cuda),
+                Err(why) => {
+                    no_gpu = Some(format!("{why:#}"));
+                    cpu()
+                }
             },
-        }
+            "sim" => Box::new(Sim::open(kernels)?),
+            other => match cuda_ordinal(other) {
+                Some(ordinal) => Box::new(open_cuda(ordinal)?),
+                None => return Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N", "sim"])),
+            },
+        };
+        Ok(Opened { device, no_gpu })
     }
 
     /// The GPU of that number.

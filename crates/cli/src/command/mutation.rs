@@ -9,7 +9,7 @@ use evosdpa_lab::{
 };
 
 use crate::{
-    Found,
+    Status,
     args::Sanitize,
     command::{registry, sanitize::only_on_sim},
     interrupt, output, progress,
@@ -18,7 +18,7 @@ use crate::{
 /// The share of deletions that matter which must be noticed.
 const FLOOR: f64 = 0.95;
 
-pub(crate) fn run(args: &Sanitize) -> anyhow::Result<Found> {
+pub(crate) fn run(args: &Sanitize) -> anyhow::Result<Status> {
     // The simulator is what is measured here.
     only_on_sim(args, "--mutation-score")?;
     let sim = Sim::open(registry(&args.cuda.kernel_path)?)?;
@@ -46,11 +46,11 @@ pub(crate) fn run(args: &Sanitize) -> anyhow::Result<Found> {
     let (noticed, matter) = total(&rows);
     let is_clean = rows.iter().all(|row| row.score.unmutated_findings.is_empty());
     Ok(if interrupt::asked() {
-        Found::Interrupted
+        Status::Interrupted
     } else if is_clean && noticed as f64 >= FLOOR * matter as f64 {
-        Found::NothingWrong
+        Status::Passed
     } else {
-        Found::Failure
+        Status::Failed
     })
 }
 

@@ -12,7 +12,7 @@ use evosdpa_lab::machine::Environment;
 use serde::Serialize;
 
 use crate::{
-    Found,
+    Status,
     args::Plan,
     command::{cuda_ordinal, registry, unknown_device},
     output,
@@ -54,7 +54,7 @@ enum Place {
     Gpu { target: Target, name: Option<String> },
 }
 
-pub(crate) fn run(args: Plan) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Plan) -> anyhow::Result<Status> {
     let place = place(&args)?;
     let registry = registry(&args.kernel_path)?;
     let mut rows = Vec::new();
@@ -75,7 +75,7 @@ pub(crate) fn run(args: Plan) -> anyhow::Result<Found> {
         let pages: Vec<String> = rows.iter().map(|row| page(row, args.explain)).collect();
         output::print(&pages.join("\n"))?;
     }
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }
 
 /// The device that was meant. An architecture needs no GPU.

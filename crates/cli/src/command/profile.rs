@@ -14,13 +14,13 @@ use evosdpa_lab::{
         self, Capture, Launch, Ncu, ProfileRow, Registry as Metrics, Session, Unprofiled, Work,
         simulated::Counted,
     },
-    record::{Row, Run, Status},
+    record::{Row, Run, RunStatus},
 };
 use evosdpa_oracle::inputs::{Family, Inputs};
 
-use crate::{Found, args::Profile, command, interrupt, output, progress};
+use crate::{Status, args::Profile, command, interrupt, output, progress};
 
-pub(crate) fn run(args: Profile) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Profile) -> anyhow::Result<Status> {
     let registry = command::registry(&args.kernel_path)?;
     if let Some(file) = &args.import {
         return import(&args, file, &registry);
@@ -52,10 +52,10 @@ pub(crate) fn run(args: Profile) -> anyhow::Result<Found> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let status = if interrupt::asked() { Status::Interrupted } else { Status::Complete };
+    let status = if interrupt::asked() { RunStatus::Interrupted } else { RunStatus::Complete };
     record.finish(status)?;
     print(&args, &environment, &rows, Some(record.folder()))?;
-    Ok(found(&rows, args.device == "sim"))
+    Ok(status_of(&rows, args.device == "sim"))
 }
 
 /// A kernel on a problem.
@@ -101,13 +101,13 @@ fn usual_dtype(kernel: &Kernel) -> InputType {
 }
 
 /// What the profiler runs: each kernel once, and nobody looks at the answer.
-fn launch(args: &Profile, work: &[Subject], registry: Registry) -> anyhow::Result<Found> {
+fn launch(args: &Profile, work: &[Subject], registry: Registry) -> anyhow::Result<Status> {
     let device = Cuda::open(ordinal(args)?, registry)?;
     for work in work {
         let inputs = [Inputs::generate(&work.problem, Family::Normal, 0)];
         device.load(&work.name, &work.problem, &inputs)?.run(0)?;
     }
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }
 
 fn ordinal(args: &Profile) -> anyhow::Result<usize> {
@@ -136,7 +136,7 @@ fn open(args: &Profile, registry: Registry) -> anyhow::Result<(Session, Option<S
     Ok((session.with_kernel_path(&args.kernel_path), gpu))
 }
 
-fn import(args: &Profile, file: &Path, registry: &Registry) -> anyhow::Result<Found> {
+fn import(args: &Profile, file: &Path, registry: &Registry) -> anyhow::Result<Status> {
     let is_report = file.extension().is_some_and(|ending| ending == "ncu-rep");
     let text = if is_report {
         let ncu = Ncu::find(args.ncu.as_deref()).map_err(|Unprofiled(why)| anyhow::anyhow!("{why}"))?;
@@ -170,7 +170,7 @@ fn import(args: &Profile, file: &Path, registry: &Registry) -> anyhow::Result<Fo
     }
     anyhow::ensure!(!rows.is_empty(), "{} has no launch of {}", file.display(), args.kernels.join(", "));
     print(args, &Environment::look(None), &rows, None)?;
-    Ok(found(&rows, false))
+    Ok(status_of(&rows, false))
 }
 
 fn arch_of(launch: &Launch, given: Option<Arch>) -> anyhow::Result<Arch> {
@@ -186,10 +186,10 @@ fn arch_of(launch: &Launch, given: Option<Arch>) -> anyhow::Result<Arch> {
         .with_context(|| format!("no metrics are known for compute capability {capability}"))
 }
 
-fn found(rows: &[ProfileRow], counting: bool) -> Found {
+fn status_of(rows: &[ProfileRow], counting: bool) -> Status {
     let verdicts: Vec<&Verdict> = rows.iter().map(ProfileRow::verdict).collect();
     let counted = counting && rows.iter().any(|row| row.simulated.is_some());
-    Found::of_gates(&verdicts, counted || verdicts.iter().any(|verdict| verdict.is_pass()))
+    Status::of_gates(&verdicts, counted || verdicts.iter().any(|verdict| verdict.is_pass()))
 }
 
 fn print(

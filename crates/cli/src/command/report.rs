@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use evosdpa_lab::{record::catalogue, report::Document};
 
-use crate::{Found, args::Report, output};
+use crate::{Status, args::Report, output};
 
-pub(crate) fn run(args: Report) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Report) -> anyhow::Result<Status> {
     let document = Document::load(&args.runs, &args.inputs)?;
     let text = args.format.render(&document)?;
     let path = match &args.out {
         Some(path) if path == Path::new("-") => {
             output::print(&text)?;
-            return Ok(Found::NothingWrong);
+            return Ok(Status::Passed);
         }
         Some(path) => path.clone(),
         None => beside_the_run(&args)?,
@@ -26,7 +26,7 @@ pub(crate) fn run(args: Report) -> anyhow::Result<Found> {
         path.display(),
         text.len().div_ceil(1024)
     ))?;
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }
 
 /// In the first run's folder; beside the current folder's files when the first is a file.

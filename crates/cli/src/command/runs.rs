@@ -6,18 +6,18 @@ use evosdpa_lab::{
 };
 use serde_json::json;
 
-use crate::{Found, args::Runs, output};
+use crate::{Status, args::Runs, output};
 
-pub(crate) fn run(args: Runs) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Runs) -> anyhow::Result<Status> {
     let entries = catalogue::list(&args.out)?;
     if args.json {
         let rows: Vec<_> = entries.iter().map(as_json).collect();
         output::print_json("runs", &Environment::look(None), &rows)?;
-        return Ok(Found::NothingWrong);
+        return Ok(Status::Passed);
     }
     if entries.is_empty() {
         output::print(&format!("no runs in {}: `evosdpa bench` makes one\n", args.out.display()))?;
-        return Ok(Found::NothingWrong);
+        return Ok(Status::Passed);
     }
     let rows = entries.iter().map(|entry| match entry {
         Entry::Run(run) => {
@@ -31,7 +31,7 @@ pub(crate) fn run(args: Runs) -> anyhow::Result<Found> {
         }
     });
     output::print(&output::table(&["run", "status", "rows", "failed", "command"], 9, rows.collect()))?;
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }
 
 fn as_json(entry: &Entry) -> serde_json::Value {

@@ -30,7 +30,7 @@ use evosdpa_oracle::inputs::{Family, Inputs};
 use serde::Serialize;
 
 use crate::{
-    Found,
+    Status,
     args::Sanitize,
     command::{chosen_cuda_kernels, cuda_ordinal, registry, unknown_device},
     interrupt, output, progress,
@@ -76,7 +76,7 @@ pub(crate) fn only_on_sim(args: &Sanitize, mode: &str) -> anyhow::Result<()> {
     }
 }
 
-pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Sanitize) -> anyhow::Result<Status> {
     if args.mutation_score {
         return super::mutation::run(&args);
     }
@@ -116,7 +116,7 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Found> {
         output::print(&page(&rows))?;
     }
     let verdicts: Vec<&Verdict> = rows.iter().map(|row| &row.gates[0].verdict).collect();
-    Ok(Found::of_gates(&verdicts, verdicts.iter().any(|verdict| verdict.is_pass())))
+    Ok(Status::of_gates(&verdicts, verdicts.iter().any(|verdict| verdict.is_pass())))
 }
 
 /// Each kernel on each problem, as often as there are orders of warps to try.

@@ -9,7 +9,7 @@ use evosdpa_kernels::{ProblemFacts, Registry, Target};
 use evosdpa_lab::{
     device::{Cpu, Device},
     evolve::{
-        Evaluation, Point, Space, Status,
+        Evaluation, Point, Space, Standing,
         ahead::{Ahead, Compiling, Nothing},
         gates,
         insight::{InsightSource, Prior, StaticView},
@@ -28,12 +28,12 @@ use evosdpa_lab::{
 };
 use serde::Serialize;
 
-use crate::{Found, args::Tune, interrupt, output, progress};
+use crate::{Status, args::Tune, interrupt, output, progress};
 
 /// Seconds one compilation may take.
 const COMPILE_LIMIT: Duration = Duration::from_secs(120);
 
-pub(crate) fn run(args: Tune) -> anyhow::Result<Found> {
+pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
     if args.simulate.is_some() {
         return replay(&args);
     }
@@ -95,7 +95,7 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Found> {
     } else {
         output::print(&page(&outcome, &folder))?;
     }
-    Ok(if outcome.ended == "interrupted" { Found::Interrupted } else { Found::NothingWrong })
+    Ok(if outcome.ended == "interrupted" { Status::Interrupted } else { Status::Passed })
 }
 
 /// The last gate where profiles are not wanted.
@@ -233,7 +233,7 @@ impl Summary {
             evaluations: outcome.history.len(),
             new: outcome.new,
             ended: outcome.ended,
-            rejected: outcome.history.iter().filter(|e| e.status == Status::Rejected).count(),
+            rejected: outcome.history.iter().filter(|e| e.status == Standing::Rejected).count(),
             elites: outcome.elites.clone(),
         }
     }
@@ -252,7 +252,7 @@ fn page(outcome: &Outcome, folder: &std::path::Path) -> String {
 
 fn write_page(out: &mut String, outcome: &Outcome, folder: &std::path::Path) -> std::fmt::Result {
     let history = &outcome.history;
-    let count = |status: Status| history.iter().filter(|evaluation| evaluation.status == status).count();
+    let count = |status: Standing| history.iter().filter(|evaluation| evaluation.status == status).count();
     writeln!(
         out,
         "{} on {}: {} evaluations ({} of them now), {} rejected, {} out, {} kept, {} accepted, {} promoted; {}\n",
@@ -260,11 +260,11 @@ fn write_page(out: &mut String, outcome: &Outcome, folder: &std::path::Path) -> 
         outcome.header.problems.join(", "),
         history.len(),
         outcome.new,
-        count(Status::Rejected),
-        count(Status::Out),
-        count(Status::Kept),
-        count(Status::Accepted),
-        count(Status::Promoted),
+        count(Standing::Rejected),
+        count(Standing::Out),
+        count(Standing::Kept),
+        count(Standing::Accepted),
+        count(Standing::Promoted),
         outcome.ended,
     )?;
     let rows = outcome
@@ -319,7 +319,7 @@ fn write_page(out: &mut String, outcome: &Outcome, folder: &std::path::Path) -> 
         let header = ["insight", "tried", "helped", "accepted", "best over its parent"];
         write!(out, "\n{}", output::table(&header, 1, rows))?;
     }
-    for evaluation in history.iter().filter(|evaluation| evaluation.status == Status::Rejected).take(5) {
+    for evaluation in history.iter().filter(|evaluation| evaluation.status == Standing::Rejected).take(5) {
         let failed = evaluation.gates.iter().find(|gate| gate.verdict.is_fail());
         let why: String = failed.map_or(String::new(), |gate| format!("{} {}", gate.gate, gate.verdict));
         let first = why.lines().next().unwrap_or_default();
@@ -329,9 +329,9 @@ fn write_page(out: &mut String, outcome: &Outcome, folder: &std::path::Path) -> 
 }
 
 /// `--simulate`.
-fn replay(args: &Tune) -> anyhow::Result<Found> {
+fn replay(args: &Tune) -> anyhow::Result<Status> {
     // Only called with a log.
-    let Some(path) = &args.simulate else { return Ok(Found::NothingWrong) };
+    let Some(path) = &args.simulate else { return Ok(Status::Passed) };
     let contents = log::read(path)?;
     let names: Vec<&str> = match &args.strategy {
         Some(name) => vec![name.as_str()],
@@ -345,7 +345,7 @@ fn replay(args: &Tune) -> anyhow::Result<Found> {
         .collect::<Result<_, _>>()?;
     if args.common.json {
         output::print_json("tune-simulate", &Environment::look(None), &replays)?;
-        return Ok(Found::NothingWrong);
+        return Ok(Status::Passed);
     }
     let rows = replays
         .iter()
@@ -371,5 +371,5 @@ fn replay(args: &Tune) -> anyhow::Result<Found> {
     let header = ["strategy", "budget", "best (median)", "best (range)", "to within 1 %", "got there"];
     text.push_str(&output::table(&header, 1, rows));
     output::print(&text)?;
-    Ok(Found::NothingWrong)
+    Ok(Status::Passed)
 }

@@ -19,7 +19,7 @@ use evosdpa_cuda::worker::CompilePool;
 use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target};
 use evosdpa_lab::{
     evolve::{
-        Evaluation, Point, Space, Status,
+        Evaluation, Point, Space, Standing,
         ahead::{Ahead, Compiling, Nothing},
         gates,
         insight::{Prior, Seen},
@@ -205,7 +205,7 @@ fn a_proposed_source_goes_through_every_gate_and_a_winner_is_kept_whole() {
     assert!(began.iter().all(Option::is_some), "{began:?}");
     assert_eq!(
         (good_one.status, good_one.rationale.as_deref()),
-        (Status::Promoted, Some("a shorter loop body"))
+        (Standing::Promoted, Some("a shorter loop body"))
     );
     assert!(good_one.resources.is_some_and(|used| used.registers > 16));
 
@@ -352,7 +352,7 @@ fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
     }
     for evaluation in &outcome.history {
         let gated = evaluation.gates.iter().any(|gate| gate.gate == "profile");
-        assert!(!gated || evaluation.status >= Status::Kept, "{evaluation:?}");
+        assert!(!gated || evaluation.status >= Standing::Kept, "{evaluation:?}");
     }
     let profiled = profiles(path);
     assert_eq!(profiled.iter().collect::<HashSet<_>>().len(), profiled.len(), "{profiled:?}");
@@ -445,7 +445,7 @@ fn a_profiler_that_is_refused_is_said_once_and_the_simulator_counts_instead() {
         assert_eq!(elite["profile"]["verdict"], "UNAVAILABLE", "{elite}");
     }
     // An unavailable gate turns nobody away.
-    assert!(outcome.history.iter().any(|e| e.status == Status::Promoted), "{:?}", outcome.history);
+    assert!(outcome.history.iter().any(|e| e.status == Standing::Promoted), "{:?}", outcome.history);
 }
 
 /// A tune of two candidates, the default and `BLOCK_M=64`. Those whose name has `bound` in it wait for device memory with idle
@@ -487,7 +487,7 @@ fn whoever_the_profile_gate_fails_is_no_elite() {
         let outcome = tune_of_two(folder.path(), fast, "BLOCK_M=64");
         let candidate = &outcome.history[1];
         assert!(candidate.fitness.is_some_and(|fitness| (fitness / expected - 1.0).abs() < 0.01));
-        assert_eq!((failed(candidate).gate.as_str(), candidate.status), ("profile", Status::Rejected));
+        assert_eq!((failed(candidate).gate.as_str(), candidate.status), ("profile", Standing::Rejected));
         assert!(failed(candidate).detail.contains("DRAM 93.1 %"), "{}", failed(candidate).detail);
         assert_eq!(elites(&outcome), [0]);
     }

@@ -288,7 +288,7 @@ fn is_refusal(error: &Error) -> bool {
                 | Kernels::UnknownTunable { .. }
                 | Kernels::TunableValue { .. }
         ),
-        Error::Cuda(error) => error.is_a_refusal(),
+        Error::Cuda(error) => error.kind() == evosdpa_cuda::ErrorKind::Refused,
         _ => false,
     }
 }

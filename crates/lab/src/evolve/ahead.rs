@@ -19,9 +19,9 @@ use super::{
     span::{Span, timed},
 };
 use crate::{
-    Error,
+    Error, ErrorKind,
     device::Sim,
-    gate::{GateResult, correctness, resources},
+    gate::{GateResult, Verdict, correctness, resources},
     variants::Job,
 };
 
@@ -37,9 +37,14 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Whether a gate failed.
-    pub fn failed(&self) -> bool {
-        self.gates.iter().any(|gate| gate.verdict.is_fail())
+    /// Whether there is nothing to run: a gate failed, or the machine could not compile it.
+    pub fn stopped(&self) -> bool {
+        let stops = |gate: &GateResult| match gate.verdict {
+            Verdict::Pass => false,
+            Verdict::Fail(_) => true,
+            Verdict::Unavailable(_) => gate.gate == resources::COMPILE,
+        };
+        self.gates.iter().any(stops)
     }
 }
 
@@ -173,11 +178,16 @@ impl Desk {
         for problem in &self.problems {
             let facts = ProblemFacts::try_from(problem)?;
             let variant = kernel.variant(&facts, &self.target, tunables.iter())?;
-            let built = timed("compile", &mut prepared.spans, || self.builder.build(&variant));
+            let built = timed("compile", &mut prepared.spans, || {
+                let built = self.builder.build(&variant);
+                // A worker that was killed says nothing about the source.
+                let again = built.as_ref().is_err_and(|error| error.kind() == ErrorKind::Machine);
+                if again { self.builder.build(&variant) } else { built }
+            });
             let job = Job { dtype: facts.dtype, problem: facts, target: self.target, variant };
             let row = resources::check(&job, built, None)?;
-            let failed = row.gates.iter().any(|gate| gate.verdict.is_fail());
-            if prepared.gates.is_empty() || failed {
+            let stopped = row.usage.is_none() || row.gates.iter().any(|gate| gate.verdict.is_fail());
+            if prepared.gates.is_empty() || stopped {
                 prepared.gates = row.gates;
                 prepared.resources = row.usage.map(|usage| Resources {
                     registers: usage.registers,
@@ -186,7 +196,7 @@ impl Desk {
                     occupancy: usage.occupancy.map_or(0.0, |occupancy| occupancy.fraction),
                 });
             }
-            if failed {
+            if stopped {
                 return Ok(prepared);
             }
         }
@@ -199,14 +209,7 @@ impl Desk {
 
     fn simulate(&self, label: &str, case: &Case, registry: &Arc<Registry>) -> Result<GateResult, Error> {
         let sim = Sim::with_builder(registry.as_ref().clone(), self.builder.clone());
-        match correctness::check(&sim, label, case, None) {
-            Ok(result) => {
-                Ok(GateResult { gate: SIM.to_owned(), verdict: result.verdict, detail: result.detail })
-            }
-            // What the simulator does not know is no fault of the kernel.
-            Err(error @ Error::Sim(_)) => Ok(GateResult::unavailable(SIM, error.to_string())),
-            Err(error) => Err(error),
-        }
+        Ok(correctness::check(&sim, label, case, None)?.gate(SIM))
     }
 }
 

@@ -10,11 +10,11 @@ use evosdpa_oracle::{
 };
 
 use super::{
-    log::{ShapeResult, Status},
+    log::{ShapeResult, Standing},
     span::{Span, timed},
 };
 use crate::{
-    Error,
+    Error, ErrorKind,
     bench::{AUDIT, FLOOR},
     device::{Device, Timing},
     error::IoContext,
@@ -35,6 +35,9 @@ use crate::{
 pub const PROMOTED_FROM: f64 = 1.03;
 /// Slower on so many problems is out.
 const SLOW_MAX: usize = 2;
+/// How often a candidate is tried while the machine fails, and the time between two tries.
+const TRIES: usize = 3;
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A problem with everything that is drawn and solved for it.
 pub struct Material {
@@ -93,15 +96,17 @@ pub struct Judged {
     /// Geometric mean over all problems.
     pub fitness: Option<f64>,
     /// What becomes of it.
-    pub status: Status,
+    pub status: Standing,
     /// What it took.
     pub spans: Vec<Span>,
+    /// Whether the machine turned it away: another try may go well.
+    pub machine_fault: bool,
 }
 
 impl Judged {
     /// What a gate turned away.
     pub fn rejected(gates: Vec<GateResult>, shapes: BTreeMap<String, ShapeResult>, spans: Vec<Span>) -> Self {
-        Self { gates, shapes, fitness: None, status: Status::Rejected, spans }
+        Self { gates, shapes, fitness: None, status: Standing::Rejected, spans, machine_fault: false }
     }
 }
 
@@ -167,32 +172,50 @@ impl<'a> Judge<'a> {
             shapes.insert(place.name.clone(), shape);
         }
         let mut gates = vec![GateResult::pass("correctness", "the default, on every problem")];
-        let status = self.after_last_gate(&self.default, Status::Kept, &mut gates, &mut spans);
-        Ok(Judged { gates, shapes, fitness: Some(1.0), status, spans })
+        let status = self.after_last_gate(&self.default, Standing::Kept, &mut gates, &mut spans);
+        Ok(Judged { gates, shapes, fitness: Some(1.0), status, spans, machine_fault: false })
     }
 
     /// What becomes of a candidate that would be an elite.
     fn after_last_gate(
         &self,
         label: &str,
-        status: Status,
+        status: Standing,
         gates: &mut Vec<GateResult>,
         spans: &mut Vec<Span>,
-    ) -> Status {
+    ) -> Standing {
         let Some(gate) = self.last_gate else { return status };
         let result = timed("profile", spans, || gate(label));
         let failed = result.verdict.is_fail();
         gates.push(result);
-        if failed { Status::Rejected } else { status }
+        if failed { Standing::Rejected } else { status }
     }
 
     /// Takes a candidate through correctness, audits, floor and duels, problem by problem, and through the last gate if it
-    /// is fitter than `elite_above`. An error is about the device; what is wrong with the candidate is in the result.
+    /// is fitter than `elite_above`. An error is about the device; what is wrong with the candidate is in the result. What
+    /// the machine did wrong is tried again, a few times.
     pub fn judge(
         &mut self,
         label: &str,
         elite_above: f64,
         mut proceed: impl FnMut() -> bool,
+    ) -> Result<Judged, Error> {
+        let mut judged = self.judge_once(label, elite_above, &mut proceed)?;
+        for _ in 1..TRIES {
+            if !judged.machine_fault || !proceed() {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+            judged = self.judge_once(label, elite_above, &mut proceed)?;
+        }
+        Ok(judged)
+    }
+
+    fn judge_once(
+        &mut self,
+        label: &str,
+        elite_above: f64,
+        mut proceed: &mut impl FnMut() -> bool,
     ) -> Result<Judged, Error> {
         let (mut gates, mut shapes, mut spans) = (Vec::new(), BTreeMap::new(), Vec::new());
         let (mut slow, mut fast, mut hopeless) = (0, 0, false);
@@ -207,8 +230,10 @@ impl<'a> Judge<'a> {
                     if self.places[index].default.loaded.time_us(0).is_err() {
                         return Err(error);
                     }
-                    gates.push(GateResult::fail("performance", error.to_string()));
-                    return Ok(Judged::rejected(gates, shapes, spans));
+                    let machine_fault = error.kind() == ErrorKind::Machine;
+                    let gate = if machine_fault { GateResult::unavailable } else { GateResult::fail };
+                    gates.push(gate("performance", error.to_string()));
+                    return Ok(Judged { machine_fault, ..Judged::rejected(gates, shapes, spans) });
                 }
             };
             slow += usize::from(duel.verdict == Word::Slow);
@@ -223,20 +248,20 @@ impl<'a> Judge<'a> {
         let logs: f64 = shapes.values().map(|shape: &ShapeResult| shape.speedup.ln()).sum();
         let fitness = whole.then(|| (logs / self.places.len().max(1) as f64).exp());
         let status = match fitness {
-            _ if slow >= slow_max || hopeless => Status::Out,
-            Some(fitness) if fast > 0 && fitness >= PROMOTED_FROM => Status::Promoted,
-            Some(fitness) if fast > 0 && fitness > 1.0 => Status::Accepted,
-            _ => Status::Kept,
+            _ if slow >= slow_max || hopeless => Standing::Out,
+            Some(fitness) if fast > 0 && fitness >= PROMOTED_FROM => Standing::Promoted,
+            Some(fitness) if fast > 0 && fitness > 1.0 => Standing::Accepted,
+            _ => Standing::Kept,
         };
         gates.push(GateResult::pass(
             "performance",
             format!("{fast} FAST, {slow} SLOW of {} measured", shapes.len()),
         ));
         // Also one that is not shown to be faster: it becomes an elite as long as there are few.
-        let would_be_elite = status >= Status::Kept && fitness.is_some_and(|fitness| fitness > elite_above);
+        let would_be_elite = status >= Standing::Kept && fitness.is_some_and(|fitness| fitness > elite_above);
         let status =
             if would_be_elite { self.after_last_gate(label, status, &mut gates, &mut spans) } else { status };
-        Ok(Judged { gates, shapes, fitness, status, spans })
+        Ok(Judged { gates, shapes, fitness, status, spans, machine_fault: false })
     }
 
     /// `None` when a gate turned it away.
@@ -251,6 +276,9 @@ impl<'a> Judge<'a> {
         let Material { problem, cases, .. } = self.places[index].material;
         let check = || correctness::check(self.device, label, &cases[0], None);
         let result = timed("correctness", spans, check)?;
+        if result.machine_fault {
+            return Err(Error::MachineFault(format!("{problem}: {}", result.detail)));
+        }
         let passed = result.verdict.is_pass();
         if !passed || index == 0 {
             let detail = format!("{problem}: {}", result.detail);
@@ -403,4 +431,74 @@ impl DeviceLock {
 /// The rule of a tune's duels.
 pub fn rule(limit: Option<Duration>) -> Rule {
     Rule { most_blocks: 60, limit, hopeless_below: 0.85, ..Rule::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use evosdpa_core::DType;
+
+    use super::*;
+    use crate::device::{Cpu, KernelInfo, Loaded};
+
+    const CPU: Cpu = Cpu { threads: Some(1), isa: None };
+    const CANDIDATE: &str = "cpu_flash[BLOCK_KV=32 BLOCK_Q=32]";
+
+    /// A CPU that runs out of memory when it is asked for the candidate, so many times.
+    struct Short {
+        faults_left: Cell<usize>,
+    }
+
+    impl Device for Short {
+        fn name(&self) -> String {
+            CPU.name()
+        }
+
+        fn kernels(&self) -> Vec<KernelInfo> {
+            CPU.kernels()
+        }
+
+        fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
+            CPU.refuses(kernel, problem)
+        }
+
+        fn input_sets(&self, problem: &Problem) -> usize {
+            CPU.input_sets(problem)
+        }
+
+        fn load<'a>(
+            &'a self,
+            kernel: &str,
+            problem: &Problem,
+            inputs: &'a [Inputs],
+        ) -> Result<Box<dyn Loaded + 'a>, Error> {
+            let left = self.faults_left.get();
+            if kernel == CANDIDATE && left > 0 {
+                self.faults_left.set(left - 1);
+                return Err(Error::Sim(ptxsan::Error::Memory("out of memory".to_owned())));
+            }
+            CPU.load(kernel, problem, inputs)
+        }
+    }
+
+    fn judged(faults: usize) -> Judged {
+        let device = Short { faults_left: Cell::new(faults) };
+        let problem = Problem::new("tiny".parse().unwrap(), DType::F32).unwrap();
+        let materials = [Material::draw(&device, &problem, 1, 1, None).unwrap()];
+        let rule = Rule { most_blocks: 4, ..rule(None) };
+        let mut judge = Judge::new(&device, "cpu_flash", &materials, rule, 1).unwrap();
+        judge.judge(CANDIDATE, f64::INFINITY, || true).unwrap()
+    }
+
+    #[test]
+    fn what_the_machine_did_wrong_is_tried_again_and_never_held_against_a_candidate() {
+        let once = judged(1);
+        assert!(once.fitness.is_some() && !once.machine_fault, "{once:?}");
+        let always = judged(usize::MAX);
+        assert!(always.machine_fault && always.status == Standing::Rejected, "{always:?}");
+        assert!(always.gates.iter().all(|gate| !gate.verdict.is_fail()), "{always:?}");
+        let last = always.gates.last().unwrap();
+        assert!(last.verdict.is_unavailable() && last.detail.contains("out of memory"), "{last:?}");
+    }
 }

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    log::{Evaluation, Status},
+    log::{Evaluation, Standing},
     space::{Point, Space},
     trial::Trial,
 };
@@ -260,7 +260,7 @@ pub fn draw<T>(of: Vec<T>, weight: impl Fn(&T) -> f64, dice: &mut Dice) -> Optio
 /// Whether a candidate made from a parent is better by more than half a per cent.
 pub fn helped(candidate: &Evaluation, parent: &Evaluation) -> bool {
     let better = candidate.fitness.zip(parent.fitness).is_some_and(|(own, parent)| own > parent * 1.005);
-    better && candidate.status >= Status::Kept
+    better && candidate.status >= Standing::Kept
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub struct Header {
 /// What became of a candidate, worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum Standing {
     /// A gate turned it away.
     Rejected,
     /// Slower on two or more problems.
@@ -135,7 +135,7 @@ pub struct Evaluation {
     /// Geometric mean of the speed-ups over all problems; absent where not all were measured.
     pub fitness: Option<f64>,
     /// What became of it.
-    pub status: Status,
+    pub status: Standing,
     /// When it began, after the compiler, in microseconds since 1970 (UTC); older logs do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began_us: Option<u64>,
@@ -144,6 +144,15 @@ pub struct Evaluation {
     /// Its parts, and what was done ahead.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<Span>,
+}
+
+impl Evaluation {
+    /// Whether the machine, and no gate, turned it away.
+    pub fn met_a_machine_fault(&self) -> bool {
+        self.status == Standing::Rejected
+            && self.gates.iter().all(|gate| !gate.verdict.is_fail())
+            && self.gates.iter().any(|gate| gate.verdict.is_unavailable())
+    }
 }
 
 /// The winner against the default once more, on inputs and in blocks that did not choose it.
@@ -331,7 +340,7 @@ pub(crate) mod tests {
             resources: None,
             shapes: [("tiny f32".to_owned(), shape)].into(),
             fitness: Some(fitness),
-            status: if fitness > 1.03 { Status::Promoted } else { Status::Kept },
+            status: if fitness > 1.03 { Standing::Promoted } else { Standing::Kept },
             began_us: None,
             seconds: 0.1,
             spans: vec![],

@@ -24,5 +24,5 @@ pub mod strategy;
 pub mod trial;
 pub mod tune;
 
-pub use log::{Evaluation, Header, ShapeResult, Status};
+pub use log::{Evaluation, Header, ShapeResult, Standing};
 pub use space::{Dimension, Layer, Point, Space};

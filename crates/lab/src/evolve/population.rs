@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    log::{Confirmation, Evaluation, Header, Status},
+    log::{Confirmation, Evaluation, Header, Standing},
     sources,
 };
 use crate::{Error, gate::GateResult, profile, record::atomic};
@@ -20,7 +20,7 @@ pub const DEFAULT: &str = "default";
 pub fn elites(history: &[Evaluation], top: usize) -> Vec<&Evaluation> {
     let mut alive: Vec<&Evaluation> = history
         .iter()
-        .filter(|evaluation| evaluation.status >= Status::Kept && evaluation.fitness.is_some())
+        .filter(|evaluation| evaluation.status >= Standing::Kept && evaluation.fitness.is_some())
         .collect();
     // Equal fitness: the older one, which has been an elite for longer.
     alive.sort_by(|a, b| {
@@ -49,7 +49,7 @@ pub fn elite_above(history: &[Evaluation], top: usize) -> f64 {
 /// Evaluations that no other beats on every problem: for each there is a mix of problems on which it is the best.
 pub fn pareto(history: &[Evaluation]) -> Vec<&Evaluation> {
     let whole: Vec<&Evaluation> =
-        history.iter().filter(|e| e.fitness.is_some() && e.status != Status::Rejected).collect();
+        history.iter().filter(|e| e.fitness.is_some() && e.status != Standing::Rejected).collect();
     let at_least = |a: &Evaluation, b: &Evaluation| {
         b.shapes
             .iter()
@@ -67,7 +67,7 @@ pub fn pareto(history: &[Evaluation]) -> Vec<&Evaluation> {
 /// The best on each problem.
 pub fn best_by_problem(history: &[Evaluation]) -> BTreeMap<&str, &Evaluation> {
     let mut best: BTreeMap<&str, &Evaluation> = BTreeMap::new();
-    for evaluation in history.iter().filter(|evaluation| evaluation.status != Status::Rejected) {
+    for evaluation in history.iter().filter(|evaluation| evaluation.status != Standing::Rejected) {
         for (problem, shape) in &evaluation.shapes {
             let faster = |incumbent: &&Evaluation| shape.speedup > incumbent.shapes[problem].speedup;
             if best.get(problem.as_str()).is_none_or(faster) {
@@ -204,7 +204,7 @@ mod tests {
             .enumerate()
             .map(|(i, f)| evaluation(i as u64, i as i64, *f))
             .collect();
-        history[3].status = Status::Rejected;
+        history[3].status = Standing::Rejected;
         let numbers = |elites: &[&Evaluation]| elites.iter().map(|e| e.number).collect::<Vec<_>>();
         assert_eq!(numbers(&elites(&history, 3)), [1, 4, 0]);
         assert_eq!(numbers(&pareto(&history)), [1]);
@@ -230,10 +230,10 @@ mod tests {
     fn a_search_goes_on_from_a_default_that_is_no_elite() {
         let mut default = evaluation(0, 1, 1.0);
         default.operator = DEFAULT.to_owned();
-        default.status = Status::Rejected;
+        default.status = Standing::Rejected;
         let mut history = vec![default, evaluation(1, 2, 0.99)];
         assert_eq!(anchors(&history, 3)[0].number, 1);
-        history[1].status = Status::Rejected;
+        history[1].status = Standing::Rejected;
         assert!(elites(&history, 3).is_empty());
         assert_eq!(anchors(&history, 3)[0].number, 0);
     }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     insight::{Diagnosis, InsightSource, Prior, Recorded},
-    log::{Contents, Evaluation, Status},
+    log::{Contents, Evaluation, Standing},
     population,
     space::Point,
     strategy::{self, Proposal, View},
@@ -135,7 +135,7 @@ pub fn replay(
 }
 
 fn alive(evaluation: &Evaluation) -> Option<f64> {
-    evaluation.fitness.filter(|_| evaluation.status >= Status::Kept)
+    evaluation.fitness.filter(|_| evaluation.status >= Standing::Kept)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     ahead::Ahead,
-    log::{Evaluation, Status},
+    log::{Evaluation, Standing},
 };
 use crate::{Error, device::Device, error::IoContext, record::atomic};
 
@@ -58,7 +58,7 @@ pub fn adopt_again(
     ahead: &mut dyn Ahead,
     device: &dyn Device,
 ) -> Result<(), Error> {
-    let alive = history.iter().filter(|evaluation| evaluation.status >= Status::Kept);
+    let alive = history.iter().filter(|evaluation| evaluation.status >= Standing::Kept);
     for name in alive.filter_map(|evaluation| evaluation.kernel.as_deref()) {
         let path = folder(tune, name).join(format!("{name}.cu"));
         let source = std::fs::read_to_string(&path).doing(

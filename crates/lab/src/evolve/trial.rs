@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     insight::{self, Diagnosis},
-    log::{Evaluation, Status},
+    log::{Evaluation, Standing},
     population,
 };
 
@@ -42,7 +42,7 @@ pub fn trials(candidate: &Evaluation, history: &[Evaluation], diagnoses: &[Diagn
                 insight: insight.id.clone(),
                 of: number,
                 speedup: candidate.fitness.zip(parent.fitness).map(|(own, parent)| own / parent),
-                accepted: candidate.status >= Status::Accepted,
+                accepted: candidate.status >= Standing::Accepted,
                 helped: insight::helped(candidate, parent),
             });
         }

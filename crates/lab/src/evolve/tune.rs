@@ -12,7 +12,7 @@ use super::{
     ahead::{Ahead, Prepared},
     gates::{DeviceLock, Judge, Judged, LastGate, Material},
     insight::{self, Diagnosis, InsightSource, Prior},
-    log::{self, Confirmation, Evaluation, Header, Log, Status},
+    log::{self, Confirmation, Evaluation, Header, Log, Standing},
     population::{self, EliteFile},
     proposer::{self, Proposer},
     resume, sources,
@@ -127,7 +127,13 @@ pub fn tune(
     let (log, contents) = resume::begin(&request.folder, &header, request.resume)?;
     let header = contents.header;
     let mut state = State {
-        taken: contents.evaluations.iter().filter(|e| e.kernel.is_none()).map(|e| e.point.clone()).collect(),
+        // What the machine kept from being evaluated may be proposed again.
+        taken: contents
+            .evaluations
+            .iter()
+            .filter(|e| e.kernel.is_none() && !e.met_a_machine_fault())
+            .map(|e| e.point.clone())
+            .collect(),
         history: contents.evaluations,
         confirmation: contents.confirmations.into_iter().next_back(),
         log,
@@ -200,7 +206,7 @@ pub fn tune(
                     Err(error) => return Err(error),
                 };
                 let begun = Begun::now();
-                let judged = if prepared.failed() {
+                let judged = if prepared.stopped() {
                     Judged::rejected(vec![], [].into(), vec![])
                 } else {
                     let _lock = DeviceLock::wait(&device.name())?;
@@ -464,7 +470,7 @@ impl State<'_> {
             return Ok(());
         };
         let known = self.confirmation.as_ref().is_some_and(|known| known.number == best.number);
-        if known || best.number == 0 || best.status < Status::Accepted {
+        if known || best.number == 0 || best.status < Standing::Accepted {
             return Ok(());
         }
         let seed = Dice::entropy();
@@ -481,7 +487,7 @@ impl State<'_> {
         if interrupted() {
             return Ok(());
         }
-        let confirmed = judged.status >= Status::Accepted
+        let confirmed = judged.status >= Standing::Accepted
             && judged.shapes.values().any(|shape| shape.verdict == Word::Fast && shape.sequence[0] > 1.0);
         let confirmation = Confirmation {
             number: best.number,

@@ -8,7 +8,7 @@ use evosdpa_core::{Problem, Tensor, TensorView};
 use evosdpa_oracle::{Case, Control, inputs::Inputs};
 
 use crate::{
-    Error,
+    Error, ErrorKind,
     device::{Device, Loaded, Output},
     gate::{GateResult, Verdict},
     measure::audit,
@@ -23,6 +23,8 @@ pub struct CaseResult {
     pub detail: String,
     /// Largest absolute error for V of size one, when there was an output to measure.
     pub max_error: Option<f64>,
+    /// Whether the machine failed, not the kernel: another try may go well.
+    pub machine_fault: bool,
 }
 
 impl CaseResult {
@@ -32,7 +34,22 @@ impl CaseResult {
     }
 
     fn unavailable(why: String) -> Self {
-        Self { detail: why.clone(), verdict: Verdict::Unavailable(why), max_error: None }
+        Self::without_output(Verdict::Unavailable(why.clone()), why)
+    }
+
+    fn without_output(verdict: Verdict, detail: String) -> Self {
+        Self { verdict, detail, max_error: None, machine_fault: false }
+    }
+
+    /// What an error comes to: the kernel's failure, or the reason why nothing could be said. A caller's error stays one.
+    fn of_error(error: Error) -> Result<Self, Error> {
+        let why = error.to_string();
+        match error.kind() {
+            ErrorKind::Kernel => Ok(Self::without_output(Verdict::Fail(why.clone()), why)),
+            ErrorKind::Refused => Ok(Self::unavailable(why)),
+            ErrorKind::Machine => Ok(Self { machine_fault: true, ..Self::unavailable(why) }),
+            ErrorKind::Caller => Err(error),
+        }
     }
 }
 
@@ -80,16 +97,15 @@ pub fn launch(
 ) -> Result<CaseResult, Error> {
     let launched =
         run(device, kernel, problem, inputs, |loaded| (0..times).try_for_each(|_| loaded.run(0).map(drop)))?;
-    let passed = |()| CaseResult {
-        verdict: Verdict::Pass,
-        detail: format!("launched {times}×; nobody looked at the answer"),
-        max_error: None,
+    let passed = |()| {
+        let detail = format!("launched {times}×; nobody looked at the answer");
+        CaseResult::without_output(Verdict::Pass, detail)
     };
     Ok(launched.map_or_else(|ended| ended, passed))
 }
 
-/// Loads a kernel and works with it. What the kernel itself did wrong is its failure, and what it does not take is said; an
-/// error is about the device and stops the check.
+/// Loads a kernel and works with it. What the kernel itself did wrong is its failure; what it does not take, and what the
+/// machine did wrong, is the reason why nothing can be said. An error is the caller's and stops the check.
 fn run<T>(
     device: &dyn Device,
     kernel: &str,
@@ -103,12 +119,7 @@ fn run<T>(
     let worked = device.load(kernel, problem, inputs).and_then(|mut loaded| work(loaded.as_mut()));
     match worked {
         Ok(value) => Ok(Ok(value)),
-        Err(error) if error.is_a_refusal() => Ok(Err(CaseResult::unavailable(error.to_string()))),
-        Err(error) if error.is_the_kernels_fault() => {
-            let why = error.to_string();
-            Ok(Err(CaseResult { verdict: Verdict::Fail(why.clone()), detail: why, max_error: None }))
-        }
-        Err(error) => Err(error),
+        Err(error) => CaseResult::of_error(error).map(Err),
     }
 }
 
@@ -118,6 +129,7 @@ fn judge(case: &Case, output: &Output, again: &[Output], given: &Inputs, forced:
         verdict,
         detail,
         max_error: Some(judgement.errors.max / case.truth.value_scale),
+        machine_fault: false,
     };
     let fail = |why: String| result(Verdict::Fail(why.clone()), why);
 
@@ -275,6 +287,75 @@ mod tests {
                 assert_eq!(first_broken_canary(&output.o), Some(at), "{layout}");
             }
         }
+    }
+
+    /// A device on which every run ends with an error.
+    struct Faulty(fn() -> Error);
+
+    impl Device for Faulty {
+        fn name(&self) -> String {
+            "faulty".to_owned()
+        }
+
+        fn kernels(&self) -> Vec<KernelInfo> {
+            CPU.kernels()
+        }
+
+        fn refuses(&self, _: &str, _: &Problem) -> Option<String> {
+            None
+        }
+
+        fn input_sets(&self, _: &Problem) -> usize {
+            1
+        }
+
+        fn load<'a>(&self, _: &str, _: &Problem, _: &'a [Inputs]) -> Result<Box<dyn Loaded + 'a>, Error> {
+            Err(self.0())
+        }
+    }
+
+    fn driver(code: u32) -> Error {
+        let (operation, name) = ("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY".to_owned());
+        Error::Cuda(evosdpa_cuda::Error::Driver { operation, name, code, context: String::new() })
+    }
+
+    #[test]
+    fn a_fault_of_the_machine_is_not_the_kernels_failure() {
+        let result = |error: fn() -> Error| check(&Faulty(error), "cpu_flash", &case(), None);
+        let machine: [fn() -> Error; 5] = [
+            || driver(2),
+            || driver(214),
+            || evosdpa_cuda::Error::DeviceLost.into(),
+            || ptxsan::Error::Memory("64 GiB asked for, 16 GiB at most".to_owned()).into(),
+            || {
+                Error::Problem(evosdpa_core::Error::Memory {
+                    problem: "mission f32".to_owned(),
+                    needed_bytes: 9,
+                    available_bytes: 8,
+                })
+            },
+        ];
+        for error in machine {
+            let result = result(error).unwrap();
+            assert_eq!(result.verdict, Verdict::Unavailable(error().to_string()));
+            assert!(result.machine_fault, "{result:?}");
+        }
+        let kernel: [fn() -> Error; 2] = [
+            || driver(700),
+            || Error::Findings { kernel: "k".to_owned(), findings: vec!["a race".to_owned()] },
+        ];
+        for error in kernel {
+            let result = result(error).unwrap();
+            assert_eq!(result.verdict, Verdict::Fail(error().to_string()));
+            assert!(!result.machine_fault, "{result:?}");
+        }
+        // What does not suit is said, and another try would say the same.
+        let refused = result(|| {
+            let (instruction, reason) = ("tcgen05.mma".to_owned(), "unknown".to_owned());
+            ptxsan::Error::Unsupported { line: 7, instruction, reason }.into()
+        });
+        assert!(refused.is_ok_and(|result| result.verdict.is_unavailable() && !result.machine_fault));
+        assert!(result(|| evosdpa_cuda::Error::NoDevice.into()).is_err(), "set-up stops the check");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use evosdpa_kernels::{Arch, Limits, Registry};
 use serde::Serialize;
 
 use crate::{
-    Error,
+    Error, ErrorKind,
     gate::{GateResult, Verdict},
     variants::{Job, Refused},
 };
@@ -155,11 +155,14 @@ pub fn check(
             row.gates.push(GateResult::fail(COMPILE, format!("does not compile:\n{}", error.log.trim_end())));
             return Ok(row);
         }
-        Err(error) if is_the_kernels_fault(&error) => {
-            row.gates.push(GateResult::fail(COMPILE, error.to_string()));
+        Err(error) => {
+            row.gates.push(match error.kind() {
+                ErrorKind::Kernel => GateResult::fail(COMPILE, error.to_string()),
+                ErrorKind::Machine => GateResult::unavailable(COMPILE, error.to_string()),
+                ErrorKind::Refused | ErrorKind::Caller => return Err(error.into()),
+            });
             return Ok(row);
         }
-        Err(error) => return Err(error.into()),
     };
     row.from_cache = Some(artifact.from_cache);
     row.build_us = Some(artifact.time.as_secs_f64() * 1e6);
@@ -182,11 +185,6 @@ pub fn check(
     row.notes = report.findings.iter().filter(|finding| !finding.fails).map(|f| f.text.clone()).collect();
     row.gates.push(judge(&report));
     Ok(row)
-}
-
-fn is_the_kernels_fault(error: &evosdpa_cuda::Error) -> bool {
-    use evosdpa_cuda::Error as E;
-    matches!(error, E::CompileTimeout { .. } | E::WorkerDied { .. } | E::Report { .. })
 }
 
 fn usage(report: &ResourceReport, job: &Job) -> Usage {

@@ -115,7 +115,7 @@ mod tests {
     use crate::{
         machine::Environment,
         measure::interleave::Times,
-        record::{Run, Status},
+        record::{Run, RunStatus},
     };
 
     fn row(kernel: &str, mean: f64) -> Row {
@@ -132,7 +132,7 @@ mod tests {
         let mut run = Run::create(folder.path(), "bench", &environment).unwrap();
         run.add("mission:causal", &[row("cpu_flash", 100.0), row("cpu_naive", 300.0)], &["fast".into()])
             .unwrap();
-        run.finish(Status::Complete).unwrap();
+        run.finish(RunStatus::Complete).unwrap();
         let id = run.summary().id.clone();
 
         assert!(run.folder().join("result_mission.causal.json").is_file());
@@ -152,7 +152,9 @@ mod tests {
         let path = run.folder().to_owned();
         drop(run);
         assert_eq!(rows(&path).unwrap().len(), 1);
-        assert!(matches!(&list(folder.path()).unwrap()[0], Entry::Run(run) if run.status == Status::Running));
+        assert!(
+            matches!(&list(folder.path()).unwrap()[0], Entry::Run(run) if run.status == RunStatus::Running)
+        );
     }
 
     #[test]

@@ -12,4 +12,4 @@ pub mod run;
 
 pub(crate) use atomic::write as write_whole;
 pub use row::Row;
-pub use run::{Run, Status};
+pub use run::{Run, RunStatus};

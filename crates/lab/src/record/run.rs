@@ -16,7 +16,7 @@ pub const RESULT_SCHEMA: &str = "evosdpa.result/1";
 /// How far a run came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub enum RunStatus {
     /// Still going, or killed: what is there is whole.
     Running,
     /// Stopped by the user; finished shapes are there.
@@ -35,7 +35,7 @@ pub struct Summary {
     /// What was asked for.
     pub command: String,
     /// How far it came.
-    pub status: Status,
+    pub status: RunStatus,
     /// Where it ran.
     pub environment: Environment,
     /// Rows without samples.
@@ -61,7 +61,7 @@ impl Run {
             schema: RUN_SCHEMA.to_owned(),
             id,
             command: command.to_owned(),
-            status: Status::Running,
+            status: RunStatus::Running,
             environment: environment.clone(),
             rows: Vec::new(),
             words: Vec::new(),
@@ -96,7 +96,7 @@ impl Run {
     }
 
     /// Closes the run.
-    pub fn finish(&mut self, status: Status) -> Result<(), Error> {
+    pub fn finish(&mut self, status: RunStatus) -> Result<(), Error> {
         self.summary.status = status;
         self.write_summary()
     }

@@ -16,7 +16,7 @@ use evosdpa_lab::{
 
 use super::{Ready, device, in_parallel, program, ready};
 use crate::{
-    Found,
+    Status,
     args::Sanitize,
     command::{cuda_ordinal, registry, unknown_device},
     interrupt, output, progress,
@@ -28,7 +28,7 @@ const LAUNCH_SECONDS: &str = "3";
 /// The correctness gate, where the GPU gives the answer.
 const GPU: &str = "correctness on the GPU";
 
-pub(super) fn run(args: &Sanitize) -> anyhow::Result<Found> {
+pub(super) fn run(args: &Sanitize) -> anyhow::Result<Status> {
     let registry = registry(&[])?;
     // Every mutant says what is wrong with it: that is what makes it one.
     let known: Vec<(&Kernel, &Mutant)> =
@@ -72,7 +72,7 @@ pub(super) fn run(args: &Sanitize) -> anyhow::Result<Found> {
         output::print(&page(&rows))?;
     }
     let verdicts: Vec<&Verdict> = rows.iter().map(|row| &row.gates[0].verdict).collect();
-    Ok(Found::of_gates(&verdicts, verdicts.iter().all(|verdict| verdict.is_pass())))
+    Ok(Status::of_gates(&verdicts, verdicts.iter().all(|verdict| verdict.is_pass())))
 }
 
 /// Mutants on a GPU: each run is a process of its own, because a mutant may hang it or break its context.

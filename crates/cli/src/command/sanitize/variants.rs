@@ -11,9 +11,9 @@ use evosdpa_lab::{
 };
 
 use super::{in_parallel, named_kernels, only_on_sim, parsed};
-use crate::{Found, args::Sanitize, command::registry, interrupt, output, progress};
+use crate::{Status, args::Sanitize, command::registry, interrupt, output, progress};
 
-pub(super) fn run(args: &Sanitize, most: usize) -> anyhow::Result<Found> {
+pub(super) fn run(args: &Sanitize, most: usize) -> anyhow::Result<Status> {
     // Only the simulator can be asked for an order of warps.
     only_on_sim(args, "--all-variants")?;
     let sim = Sim::open(registry(&args.cuda.kernel_path)?)?;
@@ -29,13 +29,13 @@ pub(super) fn run(args: &Sanitize, most: usize) -> anyhow::Result<Found> {
     }
     let verdicts: Vec<&Verdict> = rows.iter().map(|row| &row.gates[0].verdict).collect();
     Ok(if interrupt::asked() {
-        Found::Interrupted
+        Status::Interrupted
     } else if verdicts.iter().any(|verdict| verdict.is_fail()) {
-        Found::Failure
+        Status::Failed
     } else if verdicts.iter().any(|verdict| verdict.is_pass()) {
-        Found::NothingWrong
+        Status::Passed
     } else {
-        Found::Unavailable
+        Status::Unavailable
     })
 }
 
