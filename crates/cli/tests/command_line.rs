@@ -164,9 +164,12 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
 fn nothing_checked_or_measured_exits_2_with_each_reason() {
     let folder = tempfile::tempdir().unwrap();
     for (command, said) in [
-        (&["check", "--shapes", "tiny", "--seeds", "1"][..], "nothing could be checked"),
-        (&["bench", "--shapes", "tiny", "--no-peers", "--iters", "3"], "nothing could be measured"),
-        (&["bench", "--shapes", "tiny", "--self-test", "1"], "nothing could be measured"),
+        (
+            &["check", "--shapes", "tiny", "--seeds", "1"][..],
+            "nothing could be checked: cpu_flash, cpu_naive",
+        ),
+        (&["bench", "--shapes", "tiny", "--no-peers", "--iters", "3"], "nothing could be measured: auto"),
+        (&["bench", "--shapes", "tiny", "--self-test", "1"], "nothing could be measured: auto"),
     ] {
         for json in [&[][..], &["--json"]] {
             let args = [command, &["--device", "cpu", "--dtype", "u8,e4m3"], json].concat();

@@ -83,7 +83,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         timing: args.timing,
         margin: args.margin,
         epoch: Instant::now(),
-        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_peak_gflops, environment.memory_gbps)),
+        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_ceiling_gflops, environment.memory_gbps)),
     };
     let steps = problems.iter().flatten().count() as u64;
     let bar = progress::bar(steps * 100);
