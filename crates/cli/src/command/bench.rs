@@ -10,7 +10,7 @@ use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
     bench::{self, Request, Step},
-    device::Device,
+    device::{DeviceId, TimedDevice},
     evolve::gates::DeviceLock,
     machine::Environment,
     measure::{duel::Rule, floor::Ceilings, interleave},
@@ -34,12 +34,15 @@ const DEFAULT_ITERS: u32 = 100;
 
 pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
     let Opened { device, no_gpu } = args.common.open()?;
-    let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
-    let peers = match args.peers.as_slice() {
-        [] => torch::modes(&device.name()).to_vec(),
-        names => torch::modes_called(&device.name(), names).context("--peers")?,
+    let Some(device) = device.timed() else {
+        anyhow::bail!("--device {} has no clock: use --device cuda or cpu to measure", device.id());
     };
-    let on_cpu = device.name() == "cpu";
+    let kernels = chosen_kernels(device, &args.kernels)?;
+    let peers = match args.peers.as_slice() {
+        [] => torch::modes(device.id()).to_vec(),
+        names => torch::modes_called(device.id(), names).context("--peers")?,
+    };
+    let on_cpu = device.id() == DeviceId::Cpu;
     let dtypes = match args.dtype.as_slice() {
         [] if on_cpu => vec![DType::F32],
         [] => vec![DType::BF16],
@@ -58,7 +61,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         environment.measure_peaks();
     }
     if let Some(duels) = args.self_test {
-        return self_test(&args, device.as_ref(), &kernels, &problems, &environment, duels as usize);
+        return self_test(&args, device, &kernels, &problems, &environment, duels as usize);
     }
     let torch = start_torch(&args, environment.threads);
     environment.torch = torch.as_ref().ok().map(|torch| torch.version().to_owned());
@@ -106,8 +109,8 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
             };
             let torch = torch.as_ref().map_err(String::as_str);
             // One measurement at a time on a GPU.
-            let _lock = DeviceLock::wait(&device.name())?;
-            let outcome = bench::measure(device.as_ref(), problem, &request, torch, proceed)?;
+            let _lock = DeviceLock::wait(device.id())?;
+            let outcome = bench::measure(device, problem, &request, torch, proceed)?;
             if outcome.interrupted {
                 status = RunStatus::Interrupted;
                 break 'shapes;
@@ -151,7 +154,7 @@ fn problems(shapes: &[Shape], dtypes: &[DType]) -> anyhow::Result<Vec<Vec<Proble
 /// Each kernel against itself, on every problem it takes.
 fn self_test(
     args: &Bench,
-    device: &dyn Device,
+    device: &dyn TimedDevice,
     kernels: &[String],
     problems: &[Vec<Problem>],
     environment: &Environment,
@@ -167,7 +170,7 @@ fn self_test(
                 refused.push((kernel.clone(), why));
                 continue;
             }
-            let _lock = DeviceLock::wait(&device.name())?;
+            let _lock = DeviceLock::wait(device.id())?;
             let proceed = |_| !interrupt::asked();
             rows.push(self_test::against_itself(device, kernel, problem, duels, &rule, proceed)?);
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    device::DeviceId,
     gate::GateResult,
     measure::{compare::Comparison, interleave::Times, samples::Summary},
     peer::torch,
@@ -18,7 +19,7 @@ pub struct Row {
     /// Whether it is a peer rather than one of ours.
     pub peer: bool,
     /// The device it ran on.
-    pub device: String,
+    pub device: DeviceId,
     /// The problem, as text: shape, dtype, and what else is not the default.
     pub problem: String,
     /// The gates in the order they ran.
@@ -66,11 +67,11 @@ pub struct Row {
 
 impl Row {
     /// A row that has not been measured.
-    pub fn new(kernel: &str, peer: bool, device: &str, problem: &str) -> Self {
+    pub fn new(kernel: &str, peer: bool, device: DeviceId, problem: &str) -> Self {
         Self {
             kernel: kernel.to_owned(),
             peer,
-            device: device.to_owned(),
+            device,
             problem: problem.to_owned(),
             gates: Vec::new(),
             samples_us: Vec::new(),
@@ -128,7 +129,7 @@ impl Row {
     /// Takes its times away: a gate failed after they were taken.
     pub fn forget_times(&mut self) {
         let Self { kernel, peer, device, problem, gates, .. } = self;
-        *self = Self { gates: std::mem::take(gates), ..Self::new(kernel, *peer, device, problem) };
+        *self = Self { gates: std::mem::take(gates), ..Self::new(kernel, *peer, *device, problem) };
     }
 
     /// The row without its samples.
