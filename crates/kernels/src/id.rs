@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_name_is_read_as_it_is_written() {
-        for text in ["sdpa_v1", "sdpa_v2c[BLOCK_N=64 STAGES=3]", "hopper_fwd[RESCALE_LAG=-1]"] {
+        for text in ["sdpa_v1", "sdpa_v2c[BLOCK_N=64 STAGES=3]", "hopper_fwd[WAIT_AT=-1]"] {
             let id: VariantId = text.parse().unwrap();
             assert_eq!(id.to_string(), text);
             assert_eq!(VariantId::kernel_of(text), id.kernel);

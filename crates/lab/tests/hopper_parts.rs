@@ -34,11 +34,9 @@ struct Order {
     longest_first: i64,
     section_mib: i64,
     pack_heads: i64,
-    cluster: i64,
 }
 
-const PLAIN: Order =
-    Order { persistent: 1, paired: 0, longest_first: 0, section_mib: 0, pack_heads: 1, cluster: 1 };
+const PLAIN: Order = Order { persistent: 1, paired: 0, longest_first: 0, section_mib: 0, pack_heads: 1 };
 
 impl Order {
     fn variant(self) -> Variant {
@@ -52,7 +50,6 @@ impl Order {
             ("LONGEST_FIRST", self.longest_first),
             ("SECTION_MIB", self.section_mib),
             ("PACK_HEADS", self.pack_heads),
-            ("CLUSTER", self.cluster),
             ("CONSUMERS", 2),
             ("BLOCK_N", 128),
             ("HEAD_DIM", 256),
@@ -69,9 +66,9 @@ impl Order {
         }
     }
 
-    /// Row blocks of 128 rows, those of a cluster together.
+    /// Q tiles of 128 rows.
     fn m_blocks(self, seq_q: i32) -> i64 {
-        let rows = 128 / self.pack_heads * self.cluster;
+        let rows = 128 / self.pack_heads;
         (i64::from(seq_q) + rows - 1) / rows
     }
 
@@ -103,7 +100,7 @@ const PROBLEMS: [Problem; 5] = [
     Problem { batch: 1, heads_q: 4, heads_kv: 2, seq_q: 2048 },
 ];
 
-/// Runs the walk with so many CTAs (or clusters) and returns how often each row block was visited, whether every CTA's blocks came
+/// Runs the walk with so many CTAs and returns how often each row block was visited, whether every CTA's blocks came
 /// longest first, and what the counter was left at.
 fn walk(
     module: &Module,
@@ -134,7 +131,7 @@ fn walk(
         Arg::Buffer(visits),
         Arg::Buffer(longest_first),
     ];
-    let grid = (workers * order.cluster) as u32;
+    let grid = workers as u32;
     let launch = Launch::new("walk", [grid, 1, 1], [1, 1, 1], 0, args).with_schedule(schedule, 3);
     let outcome = device.launch(id, &launch).unwrap();
     assert!(outcome.is_clean(), "{order:?} {problem:?}\n{outcome}");
@@ -152,13 +149,11 @@ fn every_row_block_has_its_turn_once_and_the_counter_is_left_at_zero() {
         Order { paired: 1, ..PLAIN },
         Order { longest_first: 1, ..PLAIN },
         Order { longest_first: 1, section_mib: 8, pack_heads: 2, ..PLAIN },
-        Order { paired: 1, cluster: 2, ..PLAIN },
         Order { persistent: 0, longest_first: 1, section_mib: 8, ..PLAIN },
         Order { persistent: 2, ..PLAIN },
         Order { persistent: 2, paired: 1, ..PLAIN },
         Order { paired: 2, ..PLAIN },
         Order { persistent: 2, paired: 2, ..PLAIN },
-        Order { paired: 2, cluster: 2, ..PLAIN },
         Order { persistent: 2, paired: 2, pack_heads: 2, ..PLAIN },
         Order { persistent: 2, longest_first: 1, section_mib: 8, ..PLAIN },
     ];
@@ -174,7 +169,7 @@ fn every_row_block_has_its_turn_once_and_the_counter_is_left_at_zero() {
             for counter in [true, false] {
                 for schedule in [Schedule::ALL[0], Schedule::ALL[1]] {
                     let (visits, ordered, left) = walk(&module, order, problem, workers, counter, schedule);
-                    let expected = vec![order.cluster as i32; visits.len()];
+                    let expected = vec![1; visits.len()];
                     assert_eq!(
                         visits, expected,
                         "{order:?} {problem:?}, {workers} workers, counter: {counter}"

@@ -38,7 +38,7 @@ fn insights(values: &[(Metric, f64)]) -> Vec<Insight> {
     let mut launch = idle(Arch::Sm90a);
     set(&mut launch, Arch::Sm90a, values);
     let work = Work { flops: 1e9, compulsory_bytes: 10.0 };
-    let has = ["STAGES", "BLOCK_M", "OVERLAP", "USE_WMMA_PV"].map(str::to_owned);
+    let has = ["STAGES", "BLOCK_M", "PINGPONG", "USE_WMMA_PV"].map(str::to_owned);
     diagnose(&Values::of(&launch, &Registry::of(Arch::Sm90a)).unwrap(), Some(&work), &has, &[])
 }
 

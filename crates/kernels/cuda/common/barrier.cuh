@@ -15,12 +15,6 @@ __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// An arrival at a barrier of another CTA of the cluster (or this one), by its address there (cluster_address). Without a
-// scope: release at cluster scope is a fence of the whole GPU, and who waits here will only overwrite what was read.
-__device__ __forceinline__ void mbarrier_arrive_cluster(u32 remote) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
-}
-
 // One arrival that also announces `bytes` of copies which will complete on this barrier.
 __device__ __forceinline__ void mbarrier_expect_bytes(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -61,11 +55,6 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-__device__ __forceinline__ void cluster_sync() {
-  cluster_arrive_relaxed();
-  cluster_wait();
-}
 
 __device__ __forceinline__ u32 cluster_rank() {
   u32 r;

@@ -62,27 +62,6 @@ __device__ __forceinline__ void mask_in_advance(float (&s)[N / 2], const int (&r
   visit_visible<N>(rows, column, band_lo, band_hi, seq_kv, [&](int i, bool visible) { s[i] = visible ? 0.f : NEG_INF; });
 }
 
-// 2^(x·scale + offset) without the special-function unit, for finite x and results of at least 2^-126: the exponent
-// is rounded off in the low bits of a large float, a polynomial does the rest (relative error 7e-5, below the
-// rounding of bf16 probabilities, or 3e-6 for fp16).
-__device__ __forceinline__ float exp2_fma(float x, float scale, float offset) {
-  constexpr float ROUNDER = 12582912.f;  // 1.5 · 2^23
-  const float t = fmaxf(fmaf(x, scale, offset), -126.f);
-  const float rounded = t + ROUNDER;
-  const float f = t - (rounded - ROUNDER);
-#if DTYPE_BF16
-  float y = fmaf(f, 0.0551716672f, 0.242611122f);
-  y = fmaf(f, y, 0.693260986f);
-  y = fmaf(f, y, 0.999928074f);
-#else
-  float y = fmaf(f, 0.00957010170f, 0.0559178603f);
-  y = fmaf(f, y, 0.240247448f);
-  y = fmaf(f, y, 0.693121815f);
-  y = fmaf(f, y, 0.999999261f);
-#endif
-  return __uint_as_float(__float_as_uint(y) + (__float_as_uint(rounded) << 23));
-}
-
 // Keeps ptxas from pulling a wait for products in flight up before arithmetic that should run under them, which it
 // otherwise does: the wait has no operands. The branch is never taken (no arithmetic gives this NaN).
 __device__ __forceinline__ void finish_before_wait(float result) {
@@ -140,20 +119,19 @@ __device__ __forceinline__ bool row_maxima_of_three(const float (&s)[N / 2], con
 
 // Turns scores into unnormalised probabilities relative to the running maximum, and gives the factor by which
 // everything accumulated so far shrinks; false: nothing shrinks. MASKED: a row may have no visible key yet.
-// LAG: the maximum is left where it is while no row of this warp outgrows it by more than 2^LAG; -1 never asks.
-// FMA_OF_8: so many of every eight exponentials are computed on the FMA pipe (never where scores are masked).
+// SKIP: asks whether a maximum of this warp has grown at all.
 // `wait` is called after WAIT_EIGHTHS eighths of the exponentials (-1: before the maximum, or when ptxas likes) and returns an accumulator of
 // the product that it waits for, or 0: what comes behind it may be mixed with the code that follows. `by_threes`: maxima as integers, of three at a time, where rows see enough keys for
 // one score that is not negative.
-template <int N, bool MASKED, int FMA_OF_8 = 0, int LAG = -1, int WAIT_EIGHTHS = -1, typename Wait = NoWait>
+template <int N, bool MASKED, bool SKIP = false, int WAIT_EIGHTHS = -1, typename Wait = NoWait>
 __device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& state, float scale_log2, float (&shrink)[2],
                                                Wait wait = Wait(), bool by_threes = false) {
   if (WAIT_EIGHTHS < 0) wait();
   float top[2];
   if (!by_threes || !row_maxima_of_three<N>(s, state, top)) row_maxima<N>(s, state, top);
   bool grows = true;
-  if (LAG >= 0) {
-    const bool stays = (top[0] - state.max[0]) * scale_log2 <= LAG && (top[1] - state.max[1]) * scale_log2 <= LAG;
+  if (SKIP) {
+    const bool stays = (top[0] - state.max[0]) * scale_log2 <= 0 && (top[1] - state.max[1]) * scale_log2 <= 0;
     grows = !__all_sync(~0u, stays);
     if (!grows) top[0] = state.max[0], top[1] = state.max[1];
   }
@@ -184,11 +162,7 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowState& stat
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = s[4 * j + 2 * r + e];
-        // Spread over the rows and columns, so that both units always have work.
-        if (!MASKED && FMA_OF_8 > 0 && (4 * j + 2 * e + r) % 8 * FMA_OF_8 % 8 < FMA_OF_8)
-          x = exp2_fma(x, scale_log2, offset[r]);
-        else
-          x = exp2_approx(fmaf(x, scale_log2, offset[r]));
+        x = exp2_approx(fmaf(x, scale_log2, offset[r]));
         sum[r][e] += x;
       }
   }

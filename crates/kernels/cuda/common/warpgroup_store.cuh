@@ -47,14 +47,13 @@ __device__ __forceinline__ bool store_whole_rows(const float (&o)[COLUMNS / 2], 
 
 // Writes columns [first, first + COLUMNS) of this thread's row r (0 or 1), which starts at `row` and is `dim` long.
 // The four lanes of a row exchange their columns, so that each writes 16 bytes and together they fill whole sectors;
-// all lanes of a warp take part, those with `inside` false without writing. Not WIDE: every lane writes its own pairs, which
-// is sooner done where little is stored.
-template <int COLUMNS, bool WIDE = true>
+// all lanes of a warp take part, those with `inside` false without writing.
+template <int COLUMNS>
 __device__ __forceinline__ void store_row(const float (&o)[COLUMNS / 2], int r, half_type* row, bool inside, int first, int dim) {
   const int t = threadIdx.x % 4;
   const bool aligned = aligned16(row + first, 0);
 #pragma unroll
-  for (int group = 0; group < (WIDE ? COLUMNS / 32 : 0); ++group) {
+  for (int group = 0; group < COLUMNS / 32; ++group) {
     u32 w[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -65,7 +64,7 @@ __device__ __forceinline__ void store_row(const float (&o)[COLUMNS / 2], int r, 
     if (inside) store_chunk(row, first + 32 * group + 8 * t, dim, aligned, make_uint4(w[0], w[1], w[2], w[3]));
   }
 #pragma unroll
-  for (int j = WIDE ? COLUMNS / 32 * 4 : 0; j < COLUMNS / 8; ++j) {
+  for (int j = COLUMNS / 32 * 4; j < COLUMNS / 8; ++j) {
     const int column = first + 8 * j + 2 * t;
     const u32 pair = pack_pair(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]);
     if (inside && aligned && column + 2 <= dim) {

@@ -5,12 +5,9 @@
 // a full barrier (filled by the copy engine) and an empty barrier (one arrival per consumer warp) per slot. A scheduler thread
 // tells them which row block comes next, in a ring of its own.
 //
-// OVERLAP: S of tile n is computed together with O += P·V of tile n+1, and the softmax of tile n runs while P·V is
+// S of tile n is computed together with O += P·V of tile n+1, and the softmax of tile n runs while P·V is
 // still on the tensor cores. PINGPONG: the warpgroups take turns to issue their products, so that one's softmax
 // falls under another's products.
-//
-// CLUSTER: two CTAs work on neighbouring row blocks in step. Each loads half of every key tile into both, which halves what all
-// of them together draw from the second-level cache; a slot is free when both have read it.
 //
 //   rows: 64·CONSUMERS, made of PACK_HEADS query heads (of one key head) × POSITIONS positions
 //   smem: | Q (later O) × Q_STAGES | K × STAGES | V × STAGES | mbarriers | row blocks |, in 128-byte-swizzled panels of 64 columns
@@ -26,9 +23,6 @@
 #ifndef STAGES
 #define STAGES 2
 #endif
-#ifndef OVERLAP
-#define OVERLAP 1
-#endif
 #ifndef PINGPONG  // warpgroups take turns: 0 never, 1 inside the loop, 2 with the first product of a row block too
 #define PINGPONG 1
 #endif
@@ -37,9 +31,6 @@
 #endif
 #ifndef PACK_HEADS  // query heads of one key head that share a row block
 #define PACK_HEADS 1
-#endif
-#ifndef CLUSTER  // CTAs that share the loads of keys and values
-#define CLUSTER 1
 #endif
 #ifndef LONGEST_FIRST  // 1: row blocks that see most keys come first
 #define LONGEST_FIRST 0
@@ -58,12 +49,6 @@
 #endif
 #ifndef STORE_DIRECT  // 1: O goes from registers to global memory; 0: through shared memory and the copy engine
 #define STORE_DIRECT 1
-#endif
-#ifndef FMA_EXP  // of every eight exponentials, how many are computed on the FMA pipe
-#define FMA_EXP 0
-#endif
-#ifndef RESCALE_LAG  // O is rescaled: -1 after every tile, 0 when a maximum has grown, n when it has grown by 2^n
-#define RESCALE_LAG -1
 #endif
 #ifndef CTAS_PER_SM
 #define CTAS_PER_SM 1
@@ -93,7 +78,7 @@ namespace {
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 // Registers per thread at the start, and how the warpgroups share them out afterwards.
 constexpr int ENTRY_REGS = 65536 / (CTAS_PER_SM * THREADS) / 8 * 8;
-constexpr int PRODUCER_REGS = CONSUMERS >= 3 || CLUSTER > 1 ? 32 : 24;
+constexpr int PRODUCER_REGS = CONSUMERS >= 3 ? 32 : 24;
 constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / CONSUMERS / 8 * 8;
 constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 // Whether what rounding leaves of P has room beside everything else while products and softmax overlap.
@@ -117,7 +102,6 @@ constexpr int WORK_SLOTS = 2;
 constexpr int WORK_OFFSET = BARRIER_OFFSET + 16 * Q_STAGES + 16 * WORK_SLOTS + 16 + 32 * STAGES;
 constexpr int SMEM_BYTES = WORK_OFFSET + WORK_SLOTS * int(sizeof(Work));
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
-static_assert(BLOCK_N % (8 * CLUSTER) == 0, "shares of a key tile are whole groups of eight swizzled rows");
 static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
 
 // The copy engine's reading of a stored row block is waited for under the first product of the next one, which has another slot.
@@ -218,15 +202,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #pragma unroll
     for (int slot = 0; slot < STAGES; ++slot) {
       mbarrier_init(k_full(slot), 1);
-      mbarrier_init(k_empty(slot), 4 * CONSUMERS * CLUSTER);
+      mbarrier_init(k_empty(slot), 4 * CONSUMERS);
       mbarrier_init(v_full(slot), 1);
-      mbarrier_init(v_empty(slot), 4 * CONSUMERS * CLUSTER);
+      mbarrier_init(v_empty(slot), 4 * CONSUMERS);
     }
     mbarrier_init_fence();
     grid_launch_dependents();
   }
   __syncthreads();
-  if (CLUSTER > 1) cluster_sync();  // nothing arrives from the others before the barriers are there
 
   if (threadIdx.x < 128) {
     // Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
@@ -252,21 +235,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       RingPosition<WORK_SLOTS> work_at;
       RingPosition<Q_STAGES> q_at;
       RingPosition<STAGES> k_at, v_at;
-      // A panel of a key tile, or this CTA's share of it to the whole cluster.
-      auto load_keys = [&](u32 to, const TensorMap* map, u32 full, int column, int key, const Tile& t) {
-        const int share = rank_in_cluster() * (BLOCK_N / CLUSTER);
-        if (CLUSTER > 1)
-          tma_load_multicast(to + share * 128, map, full, column, key + share, t.head_kv, t.batch, (1 << CLUSTER) - 1, L2_EVICT_LAST);
-        else
-          tma_load(to, map, full, column, key, t.head_kv, t.batch, L2_EVICT_LAST);
-      };
       auto load_k = [&](const Tile& t, int n) {
         mbarrier_wait(k_empty(k_at.slot()), k_at.parity() ^ 1);
         mbarrier_expect_bytes(k_full(k_at.slot()), K_BYTES);
 #pragma unroll
         for (int panel = 0; panel < QK_PANELS; ++panel)
-          load_keys(smem + K_OFFSET + k_at.slot() * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot()), panel * PANEL,
-                    n * BLOCK_N, t);
+          tma_load(smem + K_OFFSET + k_at.slot() * K_BYTES + panel * KV_PANEL_BYTES, &k_map, k_full(k_at.slot()), panel * PANEL,
+                   n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
         k_at.advance();
       };
       auto load_v = [&](const Tile& t, int n) {
@@ -274,8 +249,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         mbarrier_expect_bytes(v_full(v_at.slot()), V_BYTES);
 #pragma unroll
         for (int panel = 0; panel < V_PANELS; ++panel)
-          load_keys(smem + V_OFFSET + v_at.slot() * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot()), panel * PANEL,
-                    n * BLOCK_N, t);
+          tma_load(smem + V_OFFSET + v_at.slot() * V_BYTES + panel * KV_PANEL_BYTES, &v_map, v_full(v_at.slot()), panel * PANEL,
+                   n * BLOCK_N, t.head_kv, t.batch, L2_EVICT_LAST);
         v_at.advance();
       };
       auto load_q = [&](const Tile& t) {
@@ -334,13 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     auto release = [&](u32 barrier) {
       if (lane == 0) mbarrier_arrive(barrier);
     };
-    auto release_keys = [&](u32 barrier) {  // to every producer that fills this slot
-      if (CLUSTER == 1)
-        release(barrier);
-      else if (lane < CLUSTER)
-        mbarrier_arrive_cluster(cluster_address(barrier, lane));
-    };
-    constexpr bool TAKES_TURNS = OVERLAP && PINGPONG && CONSUMERS > 1;
+    constexpr bool TAKES_TURNS = PINGPONG > 0 && CONSUMERS > 1;
     constexpr bool FIRST_TOO = TAKES_TURNS && PINGPONG > 1;
     auto await_turn = [&] { named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256); };
     auto pass_turn = [&] { named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % CONSUMERS, 256); };
@@ -356,11 +325,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     auto v_tile = [&] { return smem + V_OFFSET + v_at(1).slot() * V_BYTES; };
     // Queries in registers are needed no more in shared memory, others by whoever has read its last keys of a row block.
     auto release_k = [&](const Tile& t, int n) {
-      release_keys(k_empty(k_at.slot()));
+      release(k_empty(k_at.slot()));
       k_at.advance();
       if (STORE_DIRECT && !Q_IN_REGS && n == t.first) release(q_empty(q_at.slot()));
     };
-    auto release_v = [&](int behind = 1) { release_keys(v_empty(v_at(behind).slot())); };
+    auto release_v = [&](int behind = 1) { release(v_empty(v_at(behind).slot())); };
     auto await_product = [&] {  // of P·V, in the middle of the next tile's softmax
       wgmma_wait<0>();
       pin_registers(o);
@@ -368,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       release_v(2);
       // Where O is not rescaled right behind the softmax, an accumulator that is looked at would have to be kept, and ptxas would
       // serialise the products.
-      return SCALE_LATE && RESCALE_LAG < 0 ? o[0] : 0.f;
+      return SCALE_LATE && !SKIP_RESCALE ? o[0] : 0.f;
     };
     auto needs_mask = [&](const Tile& t, int n) {
       const int wg_first = PACK_HEADS > 1 ? t.m0 : t.m0 + warpgroup * 64;
@@ -382,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     };
     auto softmax = [&](auto maybe_masked, bool masked, auto wait) {
       constexpr bool MAYBE_MASKED = decltype(maybe_masked)::value;
-      rescale = softmax_scores<BLOCK_N, MAYBE_MASKED, MAYBE_MASKED ? 0 : FMA_EXP, RESCALE_LAG, WAIT_AT>(
+      rescale = softmax_scores<BLOCK_N, MAYBE_MASKED, SKIP_RESCALE, WAIT_AT>(
           s, state, p.scale_log2, shrink, wait, USE_VIMNMX3 && !masked);
     };
     auto mask_and_softmax = [&](const Tile& t, int n) {  // of a tile with nothing else under way: mostly one with a mask
@@ -390,7 +359,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       softmax(Constant<!WHOLE_TILES>(), !WHOLE_TILES, NoWait());
     };
     auto rescale_output = [&] {
-      if (RESCALE_LAG < 0 || rescale) scale_rows(o, shrink);
+      if (!SKIP_RESCALE || rescale) scale_rows(o, shrink);
     };
     auto finish_store = [&] {  // of the row block before
       if (STORE_LATER && q_at.uses > 0 && elect_lane()) {
@@ -528,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       };
       if (t.count == 0) {  // no key: zeros are stored
         finish_store();
-      } else if (!OVERLAP || (precise && !RESIDUAL_FITS)) {
+      } else if (precise && !RESIDUAL_FITS) {
         run_one_by_one();
       } else if (RESIDUAL_FITS && precise) {
         run_overlapped(Constant<RESIDUAL_FITS>());
@@ -589,9 +558,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       q_at.advance();
     }
     if (STORE_LATER && elect_lane()) tma_store_wait_read();
-  }
-  if (CLUSTER > 1) {  // the others may still load into this CTA's memory and arrive at its barriers
-    __syncwarp();
-    cluster_sync();
   }
 }

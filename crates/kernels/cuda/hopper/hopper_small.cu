@@ -45,12 +45,6 @@
 #ifndef OWN_TILES  // tiles of every part, where that is the same number for all and known; 0: found out at run time
 #define OWN_TILES 0
 #endif
-#ifndef FMA_EXP  // of every eight exponentials, how many are computed on the FMA pipe (unmasked tiles only)
-#define FMA_EXP 0
-#endif
-#ifndef STORE_WIDE  // 1: four lanes exchange columns and store 16 bytes each; 0: each stores its pairs, 4 bytes
-#define STORE_WIDE 1
-#endif
 #ifndef LATE_TRIGGER  // the next kernel may start its CTAs: 0 at once, 1 when this one's last product is under way
 #define LATE_TRIGGER 0
 #endif
@@ -65,9 +59,6 @@
 #endif
 #ifndef LOOP  // 0: every part has at most two tiles, or one where rows are precise: no code for more
 #define LOOP 1
-#endif
-#ifndef STRAIGHT  // 1: straight code where a part has no more tiles than stages; 0: always the loop
-#define STRAIGHT 1
 #endif
 #ifndef CTAS_PER_SM
 #define CTAS_PER_SM 1
@@ -103,7 +94,7 @@ constexpr int BARRIER_OFFSET = STATISTICS_OFFSET + STATISTICS_BYTES;
 constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * (2 + WG_N * STAGES);
 // Straight code: where two sets of scores fit the registers beside P and O any number of tiles that fits the ring, otherwise one.
 constexpr bool TWO_SETS = THREADS * CTAS_PER_SM <= 256 && 5 * BLOCK_N / 4 + VALUE_DIM / 2 <= 200;
-constexpr int STRAIGHT_MAX = !STRAIGHT ? 0 : TWO_SETS ? STAGES : 1;
+constexpr int STRAIGHT_MAX = TWO_SETS ? STAGES : 1;
 constexpr int KNOWN_TILES = OWN_TILES <= STRAIGHT_MAX ? OWN_TILES : 0;
 constexpr int FEW_TILES = STRAIGHT_MAX > 1 ? 2 : 1;  // worked on by the same code, the missing ones as hidden ones
 static_assert(LOOP || FEW_TILES == 2, "two tiles at once");
@@ -236,12 +227,12 @@ __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState
     }
     float shrink[2];
     if (tile == 0) {
-      softmax_scores<BLOCK_N, !WHOLE_TILES, FMA_EXP, -1, NEXT_LATE ? 0 : -1>(s[0], state, scale_log2, shrink, [&] {
+      softmax_scores<BLOCK_N, !WHOLE_TILES, false, NEXT_LATE ? 0 : -1>(s[0], state, scale_log2, shrink, [&] {
         if (LAST > 0 && NEXT_LATE) multiply_qk(s[1], 1);
         return 0.f;
       });
     } else {
-      softmax_scores<BLOCK_N, !WHOLE_TILES, FMA_EXP, -1, WAIT_AT>(s[tile % 2], state, scale_log2, shrink, [&] {
+      softmax_scores<BLOCK_N, !WHOLE_TILES, false, WAIT_AT>(s[tile % 2], state, scale_log2, shrink, [&] {
         wgmma_wait_all_but(tile < LAST);
         pin_registers(o);
         pin_registers(packed);
@@ -297,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   // Tiles worked on without a loop, hidden ones at their end included; 0: the loop takes them.
   auto straight_tiles = [&](int own) {
     if (KNOWN_TILES > 0) return KNOWN_TILES;
-    if (LOOP && (own > STRAIGHT_MAX || STRAIGHT_MAX == 0 || (precise && own > 1))) return 0;
+    if (LOOP && (own > STRAIGHT_MAX || (precise && own > 1))) return 0;
     return LOOP ? max(own, FEW_TILES) : FEW_TILES;
   };
   const int own_tiles = tiles_of(part);
@@ -441,7 +432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       pin_registers(s);
       if (!WHOLE_TILES && tile_needs_mask(p, m0, m_last, first_key(tile), BLOCK_N))
         mask_scores<BLOCK_N>(s, rows, first_key(tile) + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
-      softmax_scores<BLOCK_N, !WHOLE_TILES, FMA_EXP>(s, state, p.scale_log2, shrink);
+      softmax_scores<BLOCK_N, !WHOLE_TILES>(s, state, p.scale_log2, shrink);
       pack_probabilities<BLOCK_N>(s, packed);
       if (tile > 0) scale_rows(o, shrink);
       multiply_pv(packed, tile);
@@ -573,13 +564,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   }
 
   // Mostly that is all, and a launch ends with its last warp: what else there may be is behind the way out.
-  const bool stored = STORE_WIDE && store_whole_rows<SLICE>(slice, out, inside, column, p.dim_v);
+  const bool stored = store_whole_rows<SLICE>(slice, out, inside, column, p.dim_v);
   const bool nonfinite = !WHOLE_TILES && isnan(state.sum[0] + state.sum[1]);
   if (__all_sync(~0u, stored && !p.lse && !nonfinite)) return;
 
   if (!__all_sync(~0u, stored))
 #pragma unroll
-    for (int r = 0; r < 2; ++r) store_row<SLICE, STORE_WIDE>(slice, r, out[r], inside[r], column, p.dim_v);
+    for (int r = 0; r < 2; ++r) store_row<SLICE>(slice, r, out[r], inside[r], column, p.dim_v);
   if (p.lse && column == 0 && lane % 4 == 0)
 #pragma unroll
     for (int r = 0; r < 2; ++r)

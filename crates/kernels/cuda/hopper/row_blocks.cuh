@@ -44,11 +44,11 @@ __device__ __forceinline__ Work read_work_for_warp(u32 smem) {
 struct Schedule {
   int unit = worker(), round = 0, second = 0;
 
-  static __device__ __forceinline__ int worker() { return blockIdx.x / CLUSTER; }
-  static __device__ __forceinline__ int workers() { return gridDim.x / CLUSTER; }
-  // Row blocks of one head; those of a cluster count as one.
+  static __device__ __forceinline__ int worker() { return blockIdx.x; }
+  static __device__ __forceinline__ int workers() { return gridDim.x; }
+  // Row blocks of one head.
   static __device__ __forceinline__ int m_blocks(const SdpaParams& p) {
-    return (p.seq_q + CLUSTER * POSITIONS - 1) / (CLUSTER * POSITIONS);
+    return (p.seq_q + POSITIONS - 1) / POSITIONS;
   }
   static __device__ __forceinline__ int heads(const SdpaParams& p) { return p.heads_q / PACK_HEADS * p.batch; }
   static __device__ __forceinline__ int units_per_head(const SdpaParams& p) {
@@ -107,7 +107,7 @@ struct Schedule {
   }
 };
 
-// POSITIONS rows of one head, or of each of PACK_HEADS heads, and the key tiles that they, or others of their cluster, see.
+// POSITIONS rows of one head, or of each of PACK_HEADS heads, and the KV tiles that they see.
 struct Tile {
   int m0, m_last, head, head_kv, batch;
   int first, count;  // key tiles [first, first + count)
@@ -120,12 +120,10 @@ __device__ __forceinline__ int last_seen(const SdpaParams& p, const Tile& t, int
   return max(t.first, min(t.last(), min(min(row, p.seq_q - 1) + p.band_hi, p.seq_kv - 1) / BLOCK_N));
 }
 
-__device__ __forceinline__ int rank_in_cluster() { return CLUSTER > 1 ? int(blockIdx.x % CLUSTER) : 0; }
-
 // Where a row block starts: position, first head and batch.
 __device__ __forceinline__ void locate(const SdpaParams& p, const Work& work, int& m0, int& head, int& batch) {
   const int heads = p.heads_q / PACK_HEADS;
-  m0 = (work.m_block * CLUSTER + rank_in_cluster()) * POSITIONS;
+  m0 = work.m_block * POSITIONS;
   batch = work.head / heads;
   head = (work.head - batch * heads) * PACK_HEADS;
 }
@@ -135,9 +133,8 @@ __device__ __forceinline__ Tile tile_of(const SdpaParams& p, const Work& work) {
   locate(p, work, t.m0, t.head, t.batch);
   t.m_last = min(t.m0 + POSITIONS, p.seq_q) - 1;
   t.head_kv = t.head / (p.heads_q / p.heads_kv);
-  const int cluster_m0 = work.m_block * CLUSTER * POSITIONS;
-  const int key_first = max(0, cluster_m0 + p.band_lo);
-  const int key_last = min(p.seq_kv - 1, min(cluster_m0 + CLUSTER * POSITIONS, p.seq_q) - 1 + p.band_hi);
+  const int key_first = max(0, t.m0 + p.band_lo);
+  const int key_last = min(p.seq_kv - 1, min(t.m0 + POSITIONS, p.seq_q) - 1 + p.band_hi);
   t.first = key_first / BLOCK_N;
   t.count = key_last >= key_first ? key_last / BLOCK_N - t.first + 1 : 0;
   t.precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, t.m0, t.m_last, PRECISE_KEYS);

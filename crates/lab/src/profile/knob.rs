@@ -82,14 +82,8 @@ fn turned_by(knob: Knob) -> &'static [(&'static str, Direction)] {
         Knob::SplitKeys => &[("CLUSTER", Up), ("WG_N", Up), ("WARPS_N", Up), ("KEYS_PER_WARP", Down)],
         Knob::Occupancy => &[("CTAS_PER_SM", Up)],
         Knob::Persistence => &[("PERSISTENT", Up), ("USE_PERSISTENT_CTA", Up), ("PAIRED", Up)],
-        Knob::Overlap => &[("OVERLAP", Up), ("PINGPONG", Up)],
-        Knob::CheaperSoftmax => &[
-            ("USE_FAST_EXP", Up),
-            ("FMA_EXP", Up),
-            ("RESCALE_LAG", Up),
-            ("SKIP_RESCALE", Up),
-            ("WEIGHT_PARTS", Down),
-        ],
+        Knob::Overlap => &[("PINGPONG", Up)],
+        Knob::CheaperSoftmax => &[("USE_FAST_EXP", Up), ("SKIP_RESCALE", Up), ("WEIGHT_PARTS", Down)],
         Knob::TensorCores => &[("USE_WMMA_PV", Up)],
         Knob::FewerRegisters => {
             &[("BLOCK_N", Down), ("Q_IN_REGS", Down), ("SPLIT_PRECISE_LOOP", Down), ("CTAS_PER_SM", Down)]
