@@ -11,7 +11,7 @@ use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
     bench::{self, Request, Step},
-    device::{AUTO, Device},
+    device::{AUTO, DeviceId, TimedDevice},
     evolve::gates::DeviceLock,
     machine::Environment,
     measure::{duel::Rule, floor::Ceilings, interleave},
@@ -35,12 +35,15 @@ const DEFAULT_ITERS: u32 = 100;
 
 pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
     let Opened { device, no_gpu } = args.common.open()?;
-    let kernels = contestants(device.as_ref(), &args.kernels, &args.common.kernel_path)?;
-    let peers = match args.peers.as_slice() {
-        [] => torch::modes(&device.name()).to_vec(),
-        names => torch::modes_called(&device.name(), names).context("--peers")?,
+    let Some(device) = device.timed() else {
+        anyhow::bail!("--device {} has no clock: use --device cuda or cpu to measure", device.id());
     };
-    let on_cpu = device.name() == "cpu";
+    let kernels = contestants(device, &args.kernels, &args.common.kernel_path)?;
+    let peers = match args.peers.as_slice() {
+        [] => torch::modes(device.id()).to_vec(),
+        names => torch::modes_called(device.id(), names).context("--peers")?,
+    };
+    let on_cpu = device.id() == DeviceId::Cpu;
     let dtypes = match args.dtype.as_slice() {
         [] if on_cpu => vec![DType::F32],
         [] => vec![DType::BF16],
@@ -59,7 +62,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         environment.measure_peaks();
     }
     if let Some(duels) = args.self_test {
-        return self_test(&args, device.as_ref(), &kernels, &problems, &environment, duels as usize);
+        return self_test(&args, device, &kernels, &problems, &environment, duels as usize);
     }
     let torch = start_torch(&args, environment.threads);
     environment.torch = torch.as_ref().ok().map(|torch| torch.version().to_owned());
@@ -107,8 +110,8 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
             };
             let torch = torch.as_ref().map_err(String::as_str);
             // One measurement at a time on a GPU.
-            let _lock = DeviceLock::wait(&device.name())?;
-            let outcome = bench::measure(device.as_ref(), problem, &request, torch, proceed)?;
+            let _lock = DeviceLock::wait(device.id())?;
+            let outcome = bench::measure(device, problem, &request, torch, proceed)?;
             if outcome.interrupted {
                 status = RunStatus::Interrupted;
                 break 'shapes;
@@ -143,7 +146,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
 
 /// The kernels that were asked for (`all` is all of them, folders of the user's are theirs) and what the library would run.
 fn contestants(
-    device: &dyn Device,
+    device: &dyn TimedDevice,
     asked: &[String],
     kernel_path: &[PathBuf],
 ) -> anyhow::Result<Vec<String>> {
@@ -156,7 +159,7 @@ fn contestants(
         [all] if all == "all" => chosen_kernels(device, &[])?,
         asked => chosen_kernels(device, asked)?,
     };
-    if device.chooses() && !kernels.iter().any(|kernel| kernel == AUTO) {
+    if !kernels.iter().any(|kernel| kernel == AUTO) {
         kernels.push(AUTO.to_owned());
     }
     Ok(kernels)
@@ -173,7 +176,7 @@ fn problems(shapes: &[Shape], dtypes: &[DType]) -> anyhow::Result<Vec<Vec<Proble
 /// Each kernel against itself, on every problem it takes.
 fn self_test(
     args: &Bench,
-    device: &dyn Device,
+    device: &dyn TimedDevice,
     kernels: &[String],
     problems: &[Vec<Problem>],
     environment: &Environment,
@@ -189,7 +192,7 @@ fn self_test(
                 refused.push((kernel.clone(), why));
                 continue;
             }
-            let _lock = DeviceLock::wait(&device.name())?;
+            let _lock = DeviceLock::wait(device.id())?;
             let proceed = |_| !interrupt::asked();
             rows.push(self_test::against_itself(device, kernel, problem, duels, &rule, proceed)?);
         }

@@ -9,7 +9,7 @@ use evosdpa_oracle::inputs::Inputs;
 use ptxsan::{Module, Options, Schedule, count::Counters};
 
 use super::{
-    Device, KernelInfo, Loaded, Output, Simulation, ahead,
+    Device, DeviceId, KernelInfo, Loaded, Output, Simulation, ahead,
     cuda::{listed, variant, variant_names},
 };
 use crate::Error;
@@ -98,8 +98,8 @@ impl Sim {
 }
 
 impl Device for Sim {
-    fn name(&self) -> String {
-        "sim".to_owned()
+    fn id(&self) -> DeviceId {
+        DeviceId::Sim
     }
 
     fn accelerator(&self) -> Option<String> {
@@ -108,10 +108,6 @@ impl Device for Sim {
 
     fn kernels(&self) -> Vec<KernelInfo> {
         listed(&self.registry)
-    }
-
-    fn chooses(&self) -> bool {
-        false
     }
 
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
@@ -134,10 +130,6 @@ impl Device for Sim {
 
     fn variants(&self, kernel: &str, problem: &Problem, cap: usize) -> Result<Vec<String>, Error> {
         variant_names(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target, cap)
-    }
-
-    fn input_sets(&self, _problem: &Problem) -> usize {
-        1
     }
 
     fn load<'a>(
@@ -171,9 +163,5 @@ impl Loaded for LoadedSim<'_> {
             });
         }
         Ok(output)
-    }
-
-    fn time_us(&mut self, _set: usize) -> Result<f64, Error> {
-        Err(Error::NoClock)
     }
 }

@@ -6,7 +6,7 @@ use evosdpa_kernels::VariantId;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    device::AUTO,
+    device::{AUTO, DeviceId},
     gate::GateResult,
     measure::{compare::Comparison, interleave::Times, samples::Summary},
     peer::torch,
@@ -23,7 +23,7 @@ pub struct Row {
     /// Whether it is a peer rather than one of ours.
     pub peer: bool,
     /// The device it ran on.
-    pub device: String,
+    pub device: DeviceId,
     /// The problem, as text: shape, dtype, and what else is not the default.
     pub problem: String,
     /// The gates in the order they ran.
@@ -71,12 +71,12 @@ pub struct Row {
 
 impl Row {
     /// A row that has not been measured.
-    pub fn new(kernel: &str, peer: bool, device: &str, problem: &str) -> Self {
+    pub fn new(kernel: &str, peer: bool, device: DeviceId, problem: &str) -> Self {
         Self {
             kernel: kernel.to_owned(),
             variant: None,
             peer,
-            device: device.to_owned(),
+            device,
             problem: problem.to_owned(),
             gates: Vec::new(),
             samples_us: Vec::new(),
@@ -147,7 +147,7 @@ impl Row {
     pub fn forget_times(&mut self) {
         let Self { kernel, peer, device, problem, gates, variant, .. } = self;
         let (gates, variant) = (std::mem::take(gates), variant.take());
-        *self = Self { gates, variant, ..Self::new(kernel, *peer, device, problem) };
+        *self = Self { gates, variant, ..Self::new(kernel, *peer, *device, problem) };
     }
 
     /// The row without its samples.
