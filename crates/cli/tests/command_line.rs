@@ -166,10 +166,13 @@ fn nothing_checked_or_measured_exits_2_with_each_reason() {
     for (command, said) in [
         (
             &["check", "--shapes", "tiny", "--seeds", "1"][..],
-            "nothing could be checked: cpu_flash, cpu_naive",
+            "nothing could be checked:\n  cpu_flash, cpu_naive: ",
         ),
-        (&["bench", "--shapes", "tiny", "--no-peers", "--iters", "3"], "nothing could be measured: auto"),
-        (&["bench", "--shapes", "tiny", "--self-test", "1"], "nothing could be measured: auto"),
+        (
+            &["bench", "--shapes", "tiny", "--no-peers", "--iters", "3"],
+            "nothing could be measured:\n  auto: ",
+        ),
+        (&["bench", "--shapes", "tiny", "--self-test", "1"], "nothing could be measured:\n  auto: "),
     ] {
         for json in [&[][..], &["--json"]] {
             let args = [command, &["--device", "cpu", "--dtype", "u8,e4m3"], json].concat();
