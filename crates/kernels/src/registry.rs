@@ -127,7 +127,7 @@ impl Registry {
 
     /// Adds a kernel that is another one with a new source: its headers are found in the same places, and its manifest
     /// differs only in the name, the source's name and the descent.
-    pub fn adopt(&mut self, of: &str, name: &str, source: &str) -> Result<()> {
+    pub fn register_source(&mut self, of: &str, name: &str, source: &str) -> Result<()> {
         let parent = self.kernel(of)?.clone();
         if let Some(first) = self.kernels.get(name) {
             return Err(Error::DuplicateKernel {

@@ -334,18 +334,18 @@ fn lineage_lists_children_under_their_parents() {
 fn a_kernel_with_another_source_can_be_put_into_a_folder_and_found_there() {
     let mut registry = Registry::embedded().unwrap();
     let source = registry.kernel("sdpa_v2c").unwrap().source.replace("namespace", "// changed\nnamespace");
-    registry.adopt("sdpa_v2c", "sdpa_v2c_p3", &source).unwrap();
-    assert!(registry.adopt("sdpa_v2c", "sdpa_v2c_p3", &source).is_err(), "the name is taken");
-    let adopted = registry.kernel("sdpa_v2c_p3").unwrap().clone();
+    registry.register_source("sdpa_v2c", "sdpa_v2c_p3", &source).unwrap();
+    assert!(registry.register_source("sdpa_v2c", "sdpa_v2c_p3", &source).is_err(), "the name is taken");
+    let registered = registry.kernel("sdpa_v2c_p3").unwrap().clone();
 
     let folder = tempfile::tempdir().unwrap();
-    for (name, text) in adopted.files() {
+    for (name, text) in registered.files() {
         fs::write(folder.path().join(name), text).unwrap();
     }
     let mut elsewhere = Registry::default();
     elsewhere.add_folder(folder.path()).unwrap();
     let found = elsewhere.kernel("sdpa_v2c_p3").unwrap();
-    assert_eq!((&found.source, &found.headers), (&adopted.source, &adopted.headers));
+    assert_eq!((&found.source, &found.headers), (&registered.source, &registered.headers));
     assert_eq!(found.manifest.parent.as_deref(), Some("sdpa_v2c"));
     let parent = registry.kernel("sdpa_v2c").unwrap();
     assert_eq!(format!("{:?}", found.manifest.tunables), format!("{:?}", parent.manifest.tunables));

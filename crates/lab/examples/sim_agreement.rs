@@ -44,7 +44,7 @@ fn row(sim: &Sim, gpu: Option<&Cuda>, kernel: &str, case: &Case) -> Row {
     let mut on = |device: &dyn Device| match run(device, kernel, case) {
         Ok(output) => Some(output),
         Err(error) => {
-            note = Some(format!("{}: {error}", device.name()));
+            note = Some(format!("{}: {error}", device.id()));
             None
         }
     };

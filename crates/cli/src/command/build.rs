@@ -5,7 +5,7 @@ use std::{fmt::Write, path::Path, time::Duration};
 use evosdpa_cuda::{ArtifactKind, Builder, Device, loader, toolkit::Toolkit, worker::CompilePool};
 use evosdpa_kernels::Target;
 use evosdpa_lab::{
-    device::Sim,
+    device::{DeviceId, Sim},
     gate::{
         GateResult, Verdict,
         resources::{self, ResourceRow, Usage},
@@ -16,8 +16,8 @@ use evosdpa_lab::{
 
 use crate::{
     Status,
-    args::Build,
-    command::{chosen_cuda_kernels, cuda_ordinal, registry, unknown_device},
+    args::{Build, Place},
+    command::{chosen_cuda_kernels, refused_device, registry},
     interrupt, output, progress,
 };
 
@@ -26,10 +26,10 @@ pub(crate) fn run(args: Build) -> anyhow::Result<Status> {
         return parse(log, &args);
     }
     // Known before anything is started, and with what to install.
-    let sim = (args.device == "sim")
+    let sim = (args.device == Place::On(DeviceId::Sim))
         .then(|| Sim::open(registry(&args.cuda.kernel_path)?).map_err(anyhow::Error::from));
     let sim = sim.transpose()?;
-    let gpu = if sim.is_some() { None } else { open_gpu(&args.device)? };
+    let gpu = if sim.is_some() { None } else { open_gpu(args.device)? };
     let only = |kernel: &str| match (&sim, &gpu) {
         (Some(sim), _) => Some(sim.target(kernel)),
         (None, Some(gpu)) if gpu.asked_for => Some(gpu.target),
@@ -78,18 +78,18 @@ struct Gpu {
     asked_for: bool,
 }
 
-fn open_gpu(name: &str) -> anyhow::Result<Option<Gpu>> {
+fn open_gpu(place: Place) -> anyhow::Result<Option<Gpu>> {
     let open = |ordinal: usize, asked_for: bool| -> anyhow::Result<Gpu> {
         let device = Device::open(ordinal)?;
         let target = device.target()?;
         Ok(Gpu { device, target, asked_for })
     };
-    match (name, cuda_ordinal(name)) {
-        ("none", _) => Ok(None),
+    match place {
+        Place::None => Ok(None),
         // A GPU that cannot be used is no reason not to compile.
-        ("auto", _) => Ok(loader::driver().ok().and_then(|_| open(0, false).ok())),
-        (_, Some(ordinal)) => open(ordinal, true).map(Some),
-        _ => Err(unknown_device(name, &["auto", "none", "cuda", "cuda:N", "sim"])),
+        Place::Auto => Ok(loader::driver().ok().and_then(|_| open(0, false).ok())),
+        Place::On(DeviceId::Cuda(ordinal)) => open(ordinal, true).map(Some),
+        Place::On(_) => Err(refused_device(place, &["auto", "none", "cuda", "cuda:N", "sim"])),
     }
 }
 

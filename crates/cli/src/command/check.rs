@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write, time::Duration};
 use evosdpa_core::{DType, Problem};
 use evosdpa_kernels::VariantId;
 use evosdpa_lab::{
-    device::Device,
+    device::{Device, DeviceId},
     gate::{
         GateResult, Verdict,
         correctness::{self, CaseResult},
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Serialize)]
 struct CheckRow {
     kernel: String,
-    device: String,
+    device: DeviceId,
     problem: String,
     group: &'static str,
     family: &'static str,
@@ -75,7 +75,7 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Status> {
             let (max_error, machine_fault) = (result.max_error, result.machine_fault);
             rows.push(CheckRow {
                 kernel,
-                device: device.name(),
+                device: device.id(),
                 problem: spec.problem.to_string(),
                 group: spec.group.name(),
                 family: spec.family.name(),
@@ -147,7 +147,7 @@ fn work(
         args.dtype.clone()
     };
     let mut work = Vec::new();
-    for spec in specs(args, &device.name(), &dtypes)? {
+    for spec in specs(args, device.id(), &dtypes)? {
         // A type that was not asked for by name is only for those who take it.
         let takes = |kernel: &&String| !args.dtype.is_empty() || device.takes(kernel, spec.problem.dtype());
         let kernels: Vec<String> = kernels.iter().filter(takes).cloned().collect();
@@ -196,7 +196,7 @@ fn expanded(
     Ok(all)
 }
 
-fn specs(args: &Check, device: &str, dtypes: &[DType]) -> anyhow::Result<Vec<CaseSpec>> {
+fn specs(args: &Check, device: DeviceId, dtypes: &[DType]) -> anyhow::Result<Vec<CaseSpec>> {
     let mut specs = Vec::new();
     for &dtype in dtypes {
         if args.shapes.is_empty() && args.all_variants.is_some() {
@@ -204,7 +204,7 @@ fn specs(args: &Check, device: &str, dtypes: &[DType]) -> anyhow::Result<Vec<Cas
             specs.extend(suite::variants(dtype)?.into_iter().filter(|spec| !args.quick || short(spec)));
             continue;
         }
-        if args.shapes.is_empty() && device == "sim" {
+        if args.shapes.is_empty() && device == DeviceId::Sim {
             specs.extend(suite::simulated(dtype)?);
             continue;
         }

@@ -8,13 +8,13 @@ use evosdpa::{
 };
 use evosdpa_cuda::{Device, loader};
 use evosdpa_kernels::{Registry, Target};
-use evosdpa_lab::machine::Environment;
+use evosdpa_lab::{device::DeviceId, machine::Environment};
 use serde::Serialize;
 
 use crate::{
     Status,
-    args::Plan,
-    command::{cuda_ordinal, registry, unknown_device},
+    args::{self, Plan},
+    command::{refused_device, registry},
     output,
 };
 
@@ -87,11 +87,11 @@ fn place(args: &Plan) -> anyhow::Result<Place> {
         let device = Device::open(ordinal)?;
         Ok(Place::Gpu { target: device.target()?, name: Some(device.info().name.clone()) })
     };
-    match (args.device.as_str(), cuda_ordinal(&args.device)) {
-        ("cpu", _) => Ok(Place::Cpu),
-        ("auto", _) => Ok(loader::driver().ok().and_then(|_| open(0).ok()).unwrap_or(Place::Cpu)),
-        (_, Some(ordinal)) => open(ordinal),
-        (other, None) => Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N"])),
+    match args.device {
+        args::Place::On(DeviceId::Cpu) => Ok(Place::Cpu),
+        args::Place::Auto => Ok(loader::driver().ok().and_then(|_| open(0).ok()).unwrap_or(Place::Cpu)),
+        args::Place::On(DeviceId::Cuda(ordinal)) => open(ordinal),
+        other => Err(refused_device(other, &["auto", "cpu", "cuda", "cuda:N"])),
     }
 }
 

@@ -12,7 +12,10 @@ use evosdpa_cuda::{ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffe
 use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant, VariantId};
 use evosdpa_oracle::inputs::Inputs;
 
-use super::{AUTO, Device, KernelInfo, Loaded, Output, ahead, arguments, fresh_output, timed::LoadedCuda};
+use super::{
+    AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, ahead, arguments,
+    fresh_output, timed::LoadedCuda,
+};
 use crate::{Error, measure::floor::Ceilings};
 
 /// No launch of ours takes this long; one that does hangs. The device can be given another limit.
@@ -73,11 +76,11 @@ impl Cuda {
 
     /// What drives everything out of the second-level cache, made when first needed.
     pub(super) fn flush(&self) -> Result<&L2Flush, Error> {
-        if self.flush.get().is_none() {
-            // Set twice only by two threads, and this is not shared between threads.
-            let _ = self.flush.set(L2Flush::new(self.handle())?);
+        if let Some(flush) = self.flush.get() {
+            return Ok(flush);
         }
-        self.flush.get().ok_or(Error::NoClock)
+        let made = L2Flush::new(self.handle())?;
+        Ok(self.flush.get_or_init(|| made))
     }
 
     /// The variant that a name means for a problem.
@@ -142,8 +145,8 @@ pub(super) fn variant_names(
 }
 
 impl Device for Cuda {
-    fn name(&self) -> String {
-        "cuda".to_owned()
+    fn id(&self) -> DeviceId {
+        DeviceId::Cuda(self.handle().info().ordinal)
     }
 
     fn accelerator(&self) -> Option<String> {
@@ -187,21 +190,27 @@ impl Device for Cuda {
         variant_names(&self.registry(), kernel, &ProblemFacts::try_from(problem)?, self.target(), cap)
     }
 
-    fn input_sets(&self, problem: &Problem) -> usize {
-        if problem.bytes() < ROTATE_BELOW_BYTES { INPUT_SETS } else { 2 }
-    }
-
     fn load<'a>(
         &'a self,
         kernel: &str,
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        Ok(Box::new(LoadedCuda::new(self, kernel, problem, inputs)?))
+        Ok(self.load_timed(kernel, problem, inputs)?)
     }
 
-    fn adopt(&self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+    fn timed(&self) -> Option<&dyn TimedDevice> {
+        Some(self)
+    }
+
+    fn register_source(&self, of: &str, name: &str, source: &str) -> Result<(), Error> {
         Ok(self.gpu.register_source(of, name, source)?)
+    }
+}
+
+impl TimedDevice for Cuda {
+    fn input_sets(&self, problem: &Problem) -> usize {
+        if problem.bytes() < ROTATE_BELOW_BYTES { INPUT_SETS } else { 2 }
     }
 
     fn ceilings(&self, problem: &Problem) -> Result<Option<Ceilings>, Error> {
@@ -214,6 +223,15 @@ impl Device for Cuda {
 
     fn clock_overhead_us(&self) -> Result<Option<f64>, Error> {
         Ok(Some(evosdpa_cuda::event_overhead_us(&self.stream, self.limit)?))
+    }
+
+    fn load_timed<'a>(
+        &'a self,
+        kernel: &str,
+        problem: &Problem,
+        inputs: &'a [Inputs],
+    ) -> Result<Box<dyn TimedKernel + 'a>, Error> {
+        Ok(Box::new(LoadedCuda::new(self, kernel, problem, inputs)?))
     }
 }
 

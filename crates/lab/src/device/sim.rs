@@ -9,7 +9,7 @@ use evosdpa_oracle::inputs::Inputs;
 use ptxsan::{Module, Options, Schedule, count::Counters};
 
 use super::{
-    Device, KernelInfo, Loaded, Output, Simulation, ahead,
+    Device, DeviceId, KernelInfo, Loaded, Output, Simulation, ahead,
     cuda::{listed, variant, variant_names},
 };
 use crate::Error;
@@ -103,8 +103,8 @@ fn target_of(kernel: &Kernel) -> Target {
 }
 
 impl Device for Sim {
-    fn name(&self) -> String {
-        "sim".to_owned()
+    fn id(&self) -> DeviceId {
+        DeviceId::Sim
     }
 
     fn accelerator(&self) -> Option<String> {
@@ -135,10 +135,6 @@ impl Device for Sim {
 
     fn variants(&self, kernel: &str, problem: &Problem, cap: usize) -> Result<Vec<String>, Error> {
         variant_names(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target(kernel), cap)
-    }
-
-    fn input_sets(&self, _problem: &Problem) -> usize {
-        1
     }
 
     fn load<'a>(
@@ -172,9 +168,5 @@ impl Loaded for LoadedSim<'_> {
             });
         }
         Ok(output)
-    }
-
-    fn time_us(&mut self, _set: usize) -> Result<f64, Error> {
-        Err(Error::NoClock)
     }
 }

@@ -62,7 +62,7 @@ pub trait Ahead {
     fn wait(&mut self, label: &str) -> Result<Prepared, Error>;
 
     /// Takes in a new source for a kernel, under a name of its own.
-    fn adopt(&mut self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+    fn register_source(&mut self, of: &str, name: &str, source: &str) -> Result<(), Error> {
         let _ = (name, source);
         Err(Error::Tune(format!(
             "{of} is part of the program: only CUDA kernels can be given another source"
@@ -244,8 +244,8 @@ impl Ahead for Compiling {
         }
     }
 
-    fn adopt(&mut self, of: &str, name: &str, source: &str) -> Result<(), Error> {
-        Arc::make_mut(&mut self.registry).adopt(of, name, source)?;
+    fn register_source(&mut self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+        Arc::make_mut(&mut self.registry).register_source(of, name, source)?;
         Ok(())
     }
 

@@ -195,7 +195,7 @@ mod tests {
     use evosdpa_oracle::inputs::Family;
 
     use super::*;
-    use crate::device::{Cpu, KernelInfo, fresh_output};
+    use crate::device::{Cpu, DeviceId, KernelInfo, fresh_output};
 
     fn case() -> Case {
         let problem = Problem::new("tiny:causal".parse().unwrap(), DType::F32).unwrap().with_lse(true);
@@ -214,8 +214,8 @@ mod tests {
     }
 
     impl Device for Spoiled {
-        fn name(&self) -> String {
-            "spoiled".into()
+        fn id(&self) -> DeviceId {
+            DeviceId::Cpu
         }
 
         fn kernels(&self) -> Vec<KernelInfo> {
@@ -224,10 +224,6 @@ mod tests {
 
         fn refuses(&self, _: &str, _: &Problem) -> Option<String> {
             None
-        }
-
-        fn input_sets(&self, _: &Problem) -> usize {
-            1
         }
 
         fn load<'a>(
@@ -247,10 +243,6 @@ mod tests {
             (self.spoil)(&mut output, self.calls.get());
             self.calls.set(self.calls.get() + 1);
             Ok(output)
-        }
-
-        fn time_us(&mut self, set: usize) -> Result<f64, Error> {
-            self.right.time_us(set)
         }
     }
 
@@ -293,8 +285,8 @@ mod tests {
     struct Faulty(fn() -> Error);
 
     impl Device for Faulty {
-        fn name(&self) -> String {
-            "faulty".to_owned()
+        fn id(&self) -> DeviceId {
+            DeviceId::Cpu
         }
 
         fn kernels(&self) -> Vec<KernelInfo> {
@@ -303,10 +295,6 @@ mod tests {
 
         fn refuses(&self, _: &str, _: &Problem) -> Option<String> {
             None
-        }
-
-        fn input_sets(&self, _: &Problem) -> usize {
-            1
         }
 
         fn load<'a>(&self, _: &str, _: &Problem, _: &'a [Inputs]) -> Result<Box<dyn Loaded + 'a>, Error> {
