@@ -1,7 +1,6 @@
 //! The machine: a device with memory and modules, and launches on it.
 
 mod access;
-mod asynchronous;
 mod barrier;
 mod bounds;
 mod builtin;
@@ -19,7 +18,6 @@ mod run;
 mod warp;
 mod world;
 
-pub use asynchronous::tensor_map::{TensorElement, TensorMap};
 pub use device::{Device, ModuleId};
 pub(crate) use launch::Shape;
 pub use launch::{Arg, Launch, Options, Schedule};
