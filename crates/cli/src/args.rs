@@ -103,7 +103,8 @@ pub(crate) struct Bench {
     /// b2h32/8s1/8192d128, with suffixes :causal, :causal-br, :window=255/0
     #[arg(long, default_value = "mission,small,long", value_delimiter = ',')]
     pub(crate) shapes: Vec<Shape>,
-    /// Kernels, separated by commas [default: all of the device]
+    /// Kernels to time beside `auto`, which is what the library would run; separated by commas, or `all` [default: those
+    /// of --kernel-path]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,
     /// Element types, separated by commas: f32, f16, bf16 [default: f32 on a CPU, bf16 on a GPU]

@@ -119,7 +119,10 @@ pub fn measure(
                 let loaded = Audited::load(device, kernel, problem, &inputs, &cases, seed)
                     .and_then(|mut audited| audited.loaded.set_timing(request.timing).map(|()| audited));
                 match loaded {
-                    Ok(audited) => Some(Timed::Kernel(Box::new(audited))),
+                    Ok(audited) => {
+                        row.variant = audited.loaded.variant();
+                        Some(Timed::Kernel(Box::new(audited)))
+                    }
                     Err(error) => {
                         row.gates.push(performance_gate(error)?);
                         None
@@ -489,12 +492,12 @@ fn two<'a, 'b>(
 /// A kernel's result in plain words: what stopped it, or how it compares with the fastest peer and with the baseline.
 fn words(row: &Row) -> Vec<String> {
     if let Some(gate) = row.first_problem() {
-        return vec![format!("{} on {}: {} {}", row.kernel, row.problem, gate.gate, gate.verdict)];
+        return vec![format!("{} on {}: {} {}", row.shown(), row.problem, gate.gate, gate.verdict)];
     }
     let fastest_peer = row.fastest_peer();
     let baseline = row.speedup.iter().find(|(name, _)| !torch::is_peer(name));
     let sentence = |(name, comparison): (&String, &Comparison)| {
-        format!("{}: {}", row.problem, comparison.sentence(&row.kernel, name))
+        format!("{}: {}", row.problem, comparison.sentence(&row.shown(), name))
     };
     fastest_peer.into_iter().chain(baseline).map(sentence).collect()
 }

@@ -29,8 +29,7 @@ pub(super) enum Program {
     Python(&'static str),
 }
 
-/// What the library chooses, then every kernel it chooses from.
-const NAMED_KERNELS: &str = "auto,ampere_fwd,hopper_small,hopper_fwd";
+/// What the library chooses from. `bench` times its choice beside them.
 const FAST: &str = "ampere_fwd,hopper_small,hopper_fwd";
 const LINE: &str = "sdpa_v1,sdpa_v2b,sdpa_v2c,fa_s512_v3,sdpa_fp8_stage_c";
 const NAMED: &str = "mission,mission:causal,small,small:causal,long,long:causal,long128,long128:causal";
@@ -78,7 +77,7 @@ pub(super) fn steps() -> Vec<Step> {
             "named",
             "how fast is what the library would run, beside PyTorch's backends?",
             120,
-            &["bench", "--device", "cuda", "--kernels", NAMED_KERNELS, "--shapes", NAMED],
+            &["bench", "--device", "cuda", "--kernels", FAST, "--shapes", NAMED],
         ),
         step(
             "library-path",
@@ -100,8 +99,6 @@ pub(super) fn steps() -> Vec<Step> {
                 "bench",
                 "--device",
                 "cuda",
-                "--kernels",
-                "auto",
                 "--shapes",
                 &shapes,
                 "--baselines",
@@ -122,7 +119,7 @@ pub(super) fn steps() -> Vec<Step> {
             "decode",
             "one query and few against a long cache",
             90,
-            &["bench", "--device", "cuda", "--kernels", "auto", "--shapes", DECODE, "--budget", "3"],
+            &["bench", "--device", "cuda", "--shapes", DECODE, "--budget", "3"],
         ),
         evosdpa(
             "repeats",

@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     fmt::Write,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -10,7 +11,7 @@ use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
     bench::{self, Request, Step},
-    device::{DeviceId, TimedDevice},
+    device::{AUTO, DeviceId, TimedDevice},
     evolve::gates::DeviceLock,
     machine::Environment,
     measure::{duel::Rule, floor::Ceilings, interleave},
@@ -22,7 +23,7 @@ use evosdpa_lab::{
 use crate::{
     Status,
     args::Bench,
-    command::{Opened, chosen_kernels},
+    command::{Opened, chosen_cuda_kernels, chosen_kernels, registry},
     interrupt,
     output::{self, time},
     progress,
@@ -37,7 +38,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
     let Some(device) = device.timed() else {
         anyhow::bail!("--device {} has no clock: use --device cuda or cpu to measure", device.id());
     };
-    let kernels = chosen_kernels(device, &args.kernels)?;
+    let kernels = contestants(device, &args.kernels, &args.common.kernel_path)?;
     let peers = match args.baselines.as_slice() {
         [] => torch::modes(device.id()).to_vec(),
         names => torch::modes_called(device.id(), names).context("--baselines")?,
@@ -85,7 +86,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         timing: args.timing,
         margin: args.margin,
         epoch: Instant::now(),
-        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_peak_gflops, environment.memory_gbps)),
+        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_ceiling_gflops, environment.memory_gbps)),
     };
     let steps = problems.iter().flatten().count() as u64;
     let bar = progress::bar(steps * 100);
@@ -141,6 +142,27 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
             output::nothing_done("measured", own.filter_map(reason))
         }
     })
+}
+
+/// The kernels that were asked for (`all` is all of them, folders of the user's are theirs) and what the library would run.
+fn contestants(
+    device: &dyn TimedDevice,
+    asked: &[String],
+    kernel_path: &[PathBuf],
+) -> anyhow::Result<Vec<String>> {
+    let mut kernels = match asked {
+        [] if kernel_path.is_empty() => Vec::new(),
+        [] => {
+            let registry = registry(kernel_path)?;
+            chosen_cuda_kernels(&registry, &[])?.into_iter().map(|kernel| kernel.name().to_owned()).collect()
+        }
+        [all] if all == "all" => chosen_kernels(device, &[])?,
+        asked => chosen_kernels(device, asked)?,
+    };
+    if !kernels.iter().any(|kernel| kernel == AUTO) {
+        kernels.push(AUTO.to_owned());
+    }
+    Ok(kernels)
 }
 
 /// The problems, grouped by shape.
@@ -263,7 +285,7 @@ fn table_row(row: &Row) -> Vec<String> {
     let ratio = row.fastest_peer().map(|(_, comparison)| comparison.ratio);
     vec![
         row.problem.clone(),
-        row.kernel.clone(),
+        row.shown(),
         gates,
         number(row.p50_us, time),
         number(row.p90_us, time),

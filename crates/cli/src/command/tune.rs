@@ -79,7 +79,7 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
         ahead: if on_cpu { 1 } else { 2 * workers(&args) },
         rule: Rule { most_blocks: args.blocks as usize, ..gates::rule(None) },
         prior,
-        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_peak_gflops, environment.memory_gbps)),
+        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_ceiling_gflops, environment.memory_gbps)),
         sets: args.sets.map(|sets| sets as usize),
         last_gate: (!on_cpu).then_some(&gate),
     };
