@@ -93,8 +93,8 @@ pub(crate) struct CudaKernels {
   evosdpa bench
   evosdpa bench --shapes mission,long:causal --dtype bf16 --iters 50
   evosdpa bench --shapes b1h32/8s1/8192d128 --json > decode.json
-  evosdpa bench --shapes mission --timing cold --no-peers
-  evosdpa bench --shapes tiny --peers torch
+  evosdpa bench --shapes mission --timing cold --no-baselines
+  evosdpa bench --shapes tiny --baselines torch
   evosdpa bench --shapes tiny --kernels cpu_flash --self-test 200")]
 pub(crate) struct Bench {
     #[command(flatten)]
@@ -110,7 +110,7 @@ pub(crate) struct Bench {
     /// Element types, separated by commas: f32, f16, bf16 [default: f32 on a CPU, bf16 on a GPU]
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
-    /// Timed calls of each kernel and peer [default: 100, or as many as 4 seconds a problem allow]
+    /// Timed calls of each kernel and baseline [default: 100, or as many as 4 seconds a problem allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iters: Option<u32>,
     /// Untimed calls before
@@ -137,14 +137,21 @@ pub(crate) struct Bench {
     #[arg(long, default_value = "python3", value_name = "PATH")]
     pub(crate) python: String,
     /// Seconds PyTorch may take to start, and to answer, before the run goes on without it
-    #[arg(long, default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
-    pub(crate) peer_timeout: f64,
-    /// PyTorch's ways to compare with, by name: flash, cudnn, efficient, math, eager on a GPU, torch on a CPU [default: all]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with = "no_peers")]
-    pub(crate) peers: Vec<String>,
+    #[arg(long, alias = "peer-timeout", default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) baseline_timeout: f64,
+    /// PyTorch's backends to compare with, by name: flash, cudnn, efficient, math, eager on a GPU, torch on a CPU [default:
+    /// all]
+    #[arg(
+        long,
+        alias = "peers",
+        value_name = "NAMES",
+        value_delimiter = ',',
+        conflicts_with = "no_baselines"
+    )]
+    pub(crate) baselines: Vec<String>,
     /// Do not look for PyTorch
-    #[arg(long)]
-    pub(crate) no_peers: bool,
+    #[arg(long, alias = "no-peers")]
+    pub(crate) no_baselines: bool,
     /// Folder for records
     #[arg(long, default_value = "runs", value_name = "FOLDER")]
     pub(crate) out: PathBuf,
@@ -172,6 +179,9 @@ pub(crate) struct Check {
     /// Seeds of the acceptance set
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) seeds: u64,
+    /// Runs of each case, whose outputs must be the same bits
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) runs: u32,
     /// Leave out the long acceptance shapes, and use one seed
     #[arg(long, conflicts_with_all = ["shapes", "seeds"])]
     pub(crate) quick: bool,

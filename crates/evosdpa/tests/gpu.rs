@@ -15,8 +15,8 @@ use std::{
 
 use evosdpa::{
     Attention, DType, Device, DeviceLse, DeviceTensors, Error, Options, Problem,
+    choose::{Planner, Question, assumed_tensors},
     gpu::{Gpu, RawStream},
-    planner::{Planner, Question, assumed_tensors},
 };
 use evosdpa_cuda::{Builder, Graph, Stream};
 use evosdpa_kernels::{Arch, Registry, Target};

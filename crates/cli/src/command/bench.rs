@@ -39,9 +39,9 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         anyhow::bail!("--device {} has no clock: use --device cuda or cpu to measure", device.id());
     };
     let kernels = contestants(device, &args.kernels, &args.common.kernel_path)?;
-    let peers = match args.peers.as_slice() {
+    let peers = match args.baselines.as_slice() {
         [] => torch::modes(device.id()).to_vec(),
-        names => torch::modes_called(device.id(), names).context("--peers")?,
+        names => torch::modes_called(device.id(), names).context("--baselines")?,
     };
     let on_cpu = device.id() == DeviceId::Cpu;
     let dtypes = match args.dtype.as_slice() {
@@ -223,10 +223,10 @@ fn self_test(
 
 /// Torch, or why it is not there and how to get it.
 fn start_torch(args: &Bench, threads: usize) -> Result<Torch, String> {
-    if args.no_peers {
-        return Err("not asked for (--no-peers)".to_owned());
+    if args.no_baselines {
+        return Err("not asked for (--no-baselines)".to_owned());
     }
-    Torch::start(&args.python, threads, Duration::from_secs_f64(args.peer_timeout)).map_err(|error| {
+    Torch::start(&args.python, threads, Duration::from_secs_f64(args.baseline_timeout)).map_err(|error| {
         format!("{error}. To compare with PyTorch: `{} -m pip install torch`, or --python PATH", args.python)
     })
 }

@@ -30,12 +30,12 @@ pub(crate) fn run(args: Build) -> anyhow::Result<Status> {
         .then(|| Sim::open(registry(&args.cuda.kernel_path)?).map_err(anyhow::Error::from));
     let sim = sim.transpose()?;
     let gpu = if sim.is_some() { None } else { open_gpu(args.device)? };
-    let only = match (&sim, &gpu) {
-        (Some(sim), _) => Some(sim.target()),
+    let only = |kernel: &str| match (&sim, &gpu) {
+        (Some(sim), _) => Some(sim.target(kernel)),
         (None, Some(gpu)) if gpu.asked_for => Some(gpu.target),
         (None, _) => None,
     };
-    let selection = select(&args, only)?;
+    let selection = select(&args, &only)?;
     Toolkit::find()?;
     interrupt::listen();
     let mut rows = build(&args, &selection.jobs, gpu.as_ref(), sim.as_ref())?;
@@ -93,12 +93,11 @@ fn open_gpu(place: Place) -> anyhow::Result<Option<Gpu>> {
     }
 }
 
-/// With `only`, for that target unless architectures were named.
-fn select(args: &Build, only: Option<Target>) -> anyhow::Result<Selection> {
-    let mut targets: Vec<Target> = args.arch.iter().map(|arch| Target::nominal(*arch)).collect();
-    targets.extend(only.filter(|_| args.arch.is_empty()));
+/// With `only`, for the target it gives for a kernel unless architectures were named.
+fn select(args: &Build, only: &dyn Fn(&str) -> Option<Target>) -> anyhow::Result<Selection> {
+    let targets: Vec<Target> = args.arch.iter().map(|arch| Target::nominal(*arch)).collect();
     let default_problem = "mission".parse()?;
-    let request = Request {
+    let mut request = Request {
         targets,
         dtypes: args.dtype.clone(),
         shape: args.problem.unwrap_or(default_problem),
@@ -109,6 +108,9 @@ fn select(args: &Build, only: Option<Target>) -> anyhow::Result<Selection> {
     let registry = registry(&args.cuda.kernel_path)?;
     let mut selection = Selection::default();
     for kernel in chosen_cuda_kernels(&registry, &args.cuda.kernels)? {
+        if args.arch.is_empty() {
+            request.targets = only(kernel.name()).into_iter().collect();
+        }
         selection.add(kernel, &request)?;
     }
     Ok(selection)

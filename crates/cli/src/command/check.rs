@@ -69,7 +69,7 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Status> {
         }
         progress::say(&bar, spec.label());
         // The answer is worked out once, whatever the number of kernels and variants.
-        let ask = if args.once { Ask::once(&spec) } else { Ask::check(&spec, args.force) };
+        let ask = if args.once { Ask::once(&spec) } else { Ask::check(&spec, &args) };
         for kernel in kernels {
             let (gate, result) = ask.of(device.as_ref(), &kernel)?;
             let (max_error, machine_fault) = (result.max_error, result.machine_fault);
@@ -112,13 +112,13 @@ fn reason(row: &CheckRow) -> (String, String) {
 
 /// What is asked of each kernel about one case.
 enum Ask {
-    Check(Box<Case>, Option<Control>),
+    Check { case: Box<Case>, forced: Option<Control>, runs: usize },
     Once(Box<(Problem, [Inputs; 1])>),
 }
 
 impl Ask {
-    fn check(spec: &CaseSpec, forced: Option<Control>) -> Self {
-        Self::Check(Box::new(spec.build()), forced)
+    fn check(spec: &CaseSpec, args: &Check) -> Self {
+        Self::Check { case: Box::new(spec.build()), forced: args.force, runs: args.runs as usize }
     }
 
     fn once(spec: &CaseSpec) -> Self {
@@ -128,7 +128,9 @@ impl Ask {
     /// The gate's name, and what it says.
     fn of(&self, device: &dyn Device, kernel: &str) -> anyhow::Result<(&'static str, CaseResult)> {
         Ok(match self {
-            Self::Check(case, forced) => ("correctness", correctness::check(device, kernel, case, *forced)?),
+            Self::Check { case, forced, runs } => {
+                ("correctness", correctness::check_runs(device, kernel, case, *forced, *runs)?)
+            }
             Self::Once(data) => ("launch", correctness::launch(device, kernel, &data.0, &data.1, 1)?),
         })
     }
