@@ -1,22 +1,23 @@
 //! Files that are there whole or not at all.
 
-use std::{fs::File, io::Write, path::Path};
+use std::{fs::Permissions, io::Write, os::unix::fs::PermissionsExt, path::Path};
 
 use crate::{Error, error::IoContext};
 
 const HINT: &str = "choose another folder with --out, or free some space";
 
-/// Writes to a temporary name beside `path`, flushes it to the disk and renames it.
+/// Writes to a temporary file beside `path`, flushes it to the disk and renames it.
 pub(crate) fn write(path: &Path, contents: &[u8]) -> Result<(), Error> {
-    let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
-    let written = File::create(&temporary)
-        .and_then(|mut file| file.write_all(contents).and_then(|()| file.sync_all()))
-        .and_then(|()| std::fs::rename(&temporary, path));
-    if written.is_err() {
-        // Best effort: the error that matters is the one returned.
-        let _ = std::fs::remove_file(&temporary);
-    }
-    written.doing("write", path, HINT)
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let put = || {
+        // For everyone to read, as far as the system's mask lets them.
+        let mode = Permissions::from_mode(0o666);
+        let mut file = tempfile::Builder::new().permissions(mode).tempfile_in(folder)?;
+        file.write_all(contents)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map(drop).map_err(|error| error.error)
+    };
+    put().doing("write", path, HINT)
 }
 
 /// Makes a folder that must not exist yet, with all above it.
