@@ -243,7 +243,7 @@ fn the_cuda_cheats_compile() {
     let mut names = Vec::new();
     for kernel in registry.kernels() {
         assert_ne!(kernel.origin, Origin::Embedded);
-        let variant = kernel.default_variant(&facts, &Target::nominal(Arch::Sm90a)).unwrap();
+        let variant = kernel.variant(&facts, &Target::nominal(Arch::Sm90a), []).unwrap();
         Builder::default().build(&variant).unwrap_or_else(|error| panic!("{}: {error}", kernel.name()));
         names.push(kernel.name().to_owned());
     }

@@ -3,6 +3,7 @@
 use std::{fmt::Write, path::PathBuf, time::Duration};
 
 use anyhow::Context;
+use evosdpa::choose;
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::worker::CompilePool;
 use evosdpa_kernels::{ProblemFacts, Registry, Target};
@@ -134,9 +135,10 @@ struct Constraints {
 impl Constraints {
     fn broken(&self, point: &Point) -> Option<String> {
         let kernel = self.registry.kernel(&self.kernel).ok()?;
-        let chosen = || point.iter().map(|(name, value)| (name.as_str(), *value));
-        let broken =
-            |facts| kernel.variant(facts, &self.target, chosen()).err().map(|error| error.to_string());
+        let chosen = point.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        let broken = |facts| {
+            choose::variant(kernel, facts, &self.target, &chosen).err().map(|error| error.to_string())
+        };
         self.facts.iter().find_map(broken)
     }
 

@@ -90,8 +90,8 @@ impl Tune<'_> {
         let gate = |label: &str| profiler.gate(label);
         let facts = ProblemFacts::try_from(&problem()).unwrap();
         let breaks = |point: &Point| {
-            let chosen = point.iter().map(|(name, value)| (name.as_str(), *value));
-            kernel.variant(&facts, &target(), chosen).err().map(|error| error.to_string())
+            let chosen = point.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+            evosdpa::choose::variant(kernel, &facts, &target(), &chosen).err().map(|error| error.to_string())
         };
         let request = Request {
             folder: folder.join("t"),

@@ -9,7 +9,7 @@ use evosdpa_kernels::{Registry, Target, Variant, VariantId};
 use super::plan::{OnGpu, Plans};
 use crate::{
     Attention, DeviceTensors, Error, Options,
-    planner::{Choice, Planner, Question},
+    choose::{Choice, Planner, Question},
 };
 
 /// A GPU that computes attention: what is compiled, loaded and planned on it is kept here.

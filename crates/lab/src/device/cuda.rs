@@ -4,8 +4,8 @@ use std::{cell::OnceCell, sync::Arc, time::Duration};
 
 use evosdpa::{
     Attention, DeviceScales, DeviceTensors, Options,
+    choose::{self, Planner, assumed_tensors},
     gpu::Gpu,
-    planner::{Planner, assumed_tensors},
 };
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffer, L2Flush, Stream};
@@ -104,7 +104,7 @@ impl Cuda {
     }
 }
 
-/// The variant that a name means: `sdpa_v2c` with its defaults, or `sdpa_v2c[STAGES=3]`.
+/// The variant that a name means: `sdpa_v2c` as it is chosen for the problem, or `sdpa_v2c[STAGES=3]`.
 pub(super) fn variant(
     registry: &Registry,
     name: &str,
@@ -113,10 +113,7 @@ pub(super) fn variant(
 ) -> Result<Variant, Error> {
     let VariantId { kernel, tunables } = name.parse()?;
     let kernel = registry.kernel(&kernel)?;
-    if tunables.is_empty() {
-        return Ok(kernel.default_variant(facts, target)?);
-    }
-    Ok(kernel.variant(facts, target, tunables.iter())?)
+    Ok(choose::variant(kernel, facts, target, &tunables)?)
 }
 
 /// The kernels of a registry, as they are listed.

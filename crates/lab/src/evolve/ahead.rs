@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use evosdpa::choose;
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{Builder, worker::CompilePool};
 use evosdpa_kernels::{ProblemFacts, Registry, Target, VariantId};
@@ -177,7 +178,7 @@ impl Desk {
         let kernel = registry.kernel(&kernel)?;
         for problem in &self.problems {
             let facts = ProblemFacts::try_from(problem)?;
-            let variant = kernel.variant(&facts, &self.target, tunables.iter())?;
+            let variant = choose::variant(kernel, &facts, &self.target, &tunables)?;
             let built = timed("compile", &mut prepared.spans, || {
                 let built = self.builder.build(&variant);
                 // A worker that was killed says nothing about the source.
@@ -250,7 +251,7 @@ impl Ahead for Compiling {
     }
 
     fn source(&self, kernel: &str) -> Option<String> {
-        self.registry.kernel(kernel).ok().map(|kernel| kernel.source.clone())
+        self.registry.kernel(kernel).ok().map(|kernel| kernel.source.to_string())
     }
 
     fn files(&self, kernel: &str) -> Vec<(String, String)> {
