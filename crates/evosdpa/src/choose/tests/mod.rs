@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use evosdpa_kernels::{Arch, Assignment};
 
 mod codes;
@@ -146,39 +144,6 @@ fn earlier_tables_come_first() {
     let planner = rules().and_table(row("sdpa_v2c")).and_table(row("sdpa_v2b"));
     let choice = choose_with(&planner, "mission", DType::F16, (Arch::Sm89, None), |_| {}).unwrap();
     assert_eq!(choice.variant.id.kernel, "sdpa_v2c");
-}
-
-/// The choice is within 3 % of the best kernel in every measurement the built-in table rests on.
-#[test]
-fn the_table_that_is_built_in_chooses_what_was_fastest() {
-    let planner = embedded();
-    let mut problems = 0;
-    for file in ["hopper-named.json", "bench-named-shapes.json", "planner-boundary.json"] {
-        let path = format!("{}/../../results/h200/{file}", env!("CARGO_MANIFEST_DIR"));
-        let document: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-        let mut measured: BTreeMap<String, BTreeMap<String, f64>> = BTreeMap::new();
-        for row in document["rows"].as_array().unwrap().iter().filter(|row| row["peer"] == false) {
-            let text = |key: &str| row[key].as_str().unwrap().to_owned();
-            let Some(p50_us) = row["p50_us"].as_f64() else { continue };
-            measured.entry(text("problem")).or_default().insert(text("kernel"), p50_us);
-        }
-        for (problem, times_us) in measured {
-            let (shape, dtype) = problem.split_once(' ').unwrap();
-            let h200 = (Arch::Sm90a, Some("NVIDIA H200"));
-            let choice = choose_with(&planner, shape, dtype.parse().unwrap(), h200, |_| {}).unwrap();
-            let best_us = times_us.values().copied().fold(f64::INFINITY, f64::min);
-            let chosen_us = times_us[&choice.variant.id.kernel];
-            assert!(
-                chosen_us <= 1.03 * best_us,
-                "{problem}: {} takes {chosen_us} of {times_us:?}",
-                choice.origin
-            );
-            assert!(matches!(choice.origin, Origin::Row { .. }), "{problem}: {}", choice.origin);
-            problems += 1;
-        }
-    }
-    assert!(problems >= 20, "{problems}");
 }
 
 #[test]
