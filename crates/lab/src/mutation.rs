@@ -32,7 +32,7 @@ const SHAPES: &[&str] =
 /// A length that is compiled in: a narrow window keeps the number of tiles small.
 const SHAPES_512: &[&str] = &["b1h1s512d64:window=200/0"];
 
-/// Several row blocks with masked and whole tiles, one of them with rows that see no key, for one CTA: every ring goes round.
+/// Several Q tiles with masked and whole tiles, one of them with rows that see no key, for one CTA: every ring goes round.
 const HOPPER: &[&str] = &["b1h2s300d64:causal", "b1h3s130/70d64:causal-br"];
 const HOPPER_SMALL: &[&str] = &["b1h1s100d64:causal"];
 /// More tiles than stages: the loop and its refills.
