@@ -129,6 +129,9 @@ impl Torch {
         if dtype.is_eight_bit() {
             return Err(peer(format!("its attention has no {dtype}; use f32, f16 or bf16")));
         }
+        if !problem.features().is_empty() {
+            return Err(peer(format!("it is not asked for {}", problem.features())));
+        }
         std::fs::create_dir_all(&self.folder)
             .map_err(|error| peer(format!("cannot make {}: {error}", self.folder.display())))?;
         let mut sets = Vec::new();
