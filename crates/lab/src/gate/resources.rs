@@ -69,11 +69,11 @@ pub struct Usage {
     pub barriers: Option<u32>,
     /// Functions that were not inlined.
     pub callees: Vec<Callee>,
-    /// How it fills a multiprocessor; a log does not say enough.
+    /// How it fills an SM; a log does not say enough.
     pub occupancy: Option<Filling>,
 }
 
-/// How a variant fills a multiprocessor.
+/// How a variant fills an SM.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Filling {
     /// Threads per block.

@@ -8,7 +8,7 @@ use crate::{Error, error::IoContext};
 
 const HINT: &str = "choose another folder with --out, or free some space";
 
-/// Writes to a temporary name beside `path`, flushes it to the disk and renames it.
+/// Writes to a temporary file beside `path`, flushes it to the disk and renames it.
 pub(crate) fn write(path: &Path, contents: &[u8]) -> Result<(), Error> {
     write_whole(path, &[contents], Durability::Synced).doing("write", path, HINT)
 }

@@ -3,6 +3,7 @@ use evosdpa_kernels::{Arch, Assignment};
 mod codes;
 mod golden;
 mod random;
+mod speed;
 
 use super::*;
 
@@ -53,7 +54,7 @@ fn every_architecture_has_its_kernels() {
 }
 
 #[test]
-fn tensors_that_the_copy_engine_cannot_reach_go_to_a_kernel_that_can() {
+fn tensors_that_tma_cannot_reach_go_to_a_kernel_that_can() {
     type Change = fn(&mut DeviceTensors);
     let changes: [(Change, &str); 3] = [
         (|t| t.q.address += 2, "no tensor map for Q: its address"),
@@ -143,4 +144,84 @@ fn earlier_tables_come_first() {
     let planner = rules().and_table(row("sdpa_v2c")).and_table(row("sdpa_v2b"));
     let choice = choose_with(&planner, "mission", DType::F16, (Arch::Sm89, None), |_| {}).unwrap();
     assert_eq!(choice.variant.id.kernel, "sdpa_v2c");
+}
+
+#[test]
+fn every_decision_has_its_reason_and_what_is_set_comes_first() {
+    let planner = rules();
+    let concerns = |shape: &str| {
+        let choice = choose_with(&planner, shape, DType::BF16, (Arch::Sm90a, None), |_| {}).unwrap();
+        let settings = choice.settings;
+        let decided: Vec<&str> = settings.reasons().map(|(reason, _)| reason.concern).collect();
+        for (reason, values) in settings.reasons() {
+            assert!(!values.is_empty(), "{reason:?}");
+            for (name, value) in values {
+                let variant = &choice.variant;
+                let now = variant.id.tunables.value(name).or_else(|| variant.defines.get(*name).copied());
+                assert_eq!(now, Some(*value), "{name} of {shape}");
+            }
+        }
+        decided.join(" ")
+    };
+    assert_eq!(concerns("mission"), "split tile pipeline PDL mask code precision");
+    assert_eq!(concerns("long"), "tile schedule packing pipeline registers mask code precision");
+    assert_eq!(concerns("b1h8s512d36"), "tile pipeline registers schedule precision");
+    assert_eq!(kernel("b1h8s512d36", DType::BF16, Arch::Sm90a), "ampere_fwd");
+
+    // Kinds follow from the tunables as they are: 512 keys are eight tiles of 64, four for each of two parts.
+    let registry = planner.registry();
+    let problem = Problem::new("mission".parse().unwrap(), DType::BF16).unwrap();
+    let facts = ProblemFacts::try_from(&problem).unwrap();
+    let target = Target::nominal(Arch::Sm90a);
+    let kernel = registry.kernel("hopper_small").unwrap();
+    let of = |set: &[(&str, i64)]| {
+        let variant = variant(kernel, &facts, &target, &set.iter().copied().collect()).unwrap();
+        ["WHOLE_TILES", "OWN_TILES", "LOOP"].map(|name| variant.defines[name])
+    };
+    assert_eq!(of(&[]), [1, 2, 0]);
+    assert_eq!(of(&[("BLOCK_N", 64)]), [0, 0, 1]);
+    assert_eq!(of(&[("CTAS_PER_SM", 2)]), [1, 2, 0]);
+    // Only tunables can be set.
+    let message =
+        variant(kernel, &facts, &target, &[("LOOP", 1)].into_iter().collect()).unwrap_err().to_string();
+    assert!(message.contains("no tunable `LOOP`"), "{message}");
+}
+
+#[test]
+fn defaults_give_way_to_constraints() {
+    let registry = Registry::embedded().unwrap();
+    let problem = Problem::new("b1h8s512d64".parse().unwrap(), DType::F16).unwrap();
+    let facts = ProblemFacts::try_from(&problem).unwrap();
+    let kernel = registry.kernel("fa_s512_v3").unwrap();
+    let with = |smem_limit_bytes| {
+        let target = Target { smem_limit_bytes, ..Target::nominal(Arch::Sm89) };
+        variant(kernel, &facts, &target, &Assignment::default())
+    };
+    let usual = with(99 << 10).unwrap();
+    assert_eq!(usual.id.tunables.value("CONFIG"), Some(9));
+    // Less shared memory than the default wants: the first configuration that fits.
+    let smaller = with(usual.launch.dynamic_smem_bytes - 1).unwrap();
+    assert_ne!(smaller.id.tunables.value("CONFIG"), Some(9));
+    assert!(smaller.launch.dynamic_smem_bytes < usual.launch.dynamic_smem_bytes);
+    let message = with(1024).unwrap_err().to_string();
+    assert!(
+        message.contains("not supported by `fa_s512_v3`") && message.contains("no tunable values"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_family_that_there_is_not_is_refused_by_name() {
+    let mut registry = Registry::embedded().unwrap();
+    let kernel = registry.kernel("sdpa_v1").unwrap().clone();
+    let folder = tempfile::tempdir().unwrap();
+    let text = kernel.manifest_text.replace("name = \"sdpa_v1\"", "name = \"mine\"\nfamily = \"hoper_fwd\"");
+    std::fs::write(folder.path().join("mine.toml"), text).unwrap();
+    std::fs::write(folder.path().join("sdpa_v1.cu"), &*kernel.source).unwrap();
+    registry.add_folder(folder.path()).unwrap();
+    let problem = Problem::new("mission".parse().unwrap(), DType::F16).unwrap();
+    let (facts, target) = (ProblemFacts::try_from(&problem).unwrap(), Target::nominal(Arch::Sm89));
+    let chosen = variant(registry.kernel("mine").unwrap(), &facts, &target, &Assignment::default());
+    let message = chosen.unwrap_err().to_string();
+    assert!(message.contains("`hoper_fwd`") && message.contains("hopper_fwd, hopper_small"), "{message}");
 }
