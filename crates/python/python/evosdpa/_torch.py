@@ -213,7 +213,7 @@ def _lse(q: Tensor) -> Tensor:
     return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
 
 
-def _forward(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse, high):  # type: ignore[no-untyped-def]
+def _forward(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse, high=False):  # type: ignore[no-untyped-def]
     """The operator, which has two outputs whatever was asked for."""
     _check(q, k, v)
     window = (window_left, window_right, bottom_right)
@@ -221,7 +221,7 @@ def _forward(q, k, v, scale, window_left, window_right, bottom_right, by_sequenc
     return out, torch.empty(0, dtype=torch.float32, device=q.device) if lse is None else lse
 
 
-def _fake(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse, high):  # type: ignore[no-untyped-def]
+def _fake(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse, high=False):  # type: ignore[no-untyped-def]
     _check(q, k, v)
     lse = _lse(q) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
     return _output(q, v, by_sequence), lse
@@ -238,7 +238,7 @@ _native.suggest_packages(str(pathlib.Path(torch.__file__).parents[1]))
 _LIBRARY = torch.library.Library("evosdpa", "DEF")
 _LIBRARY.define(
     "forward(Tensor q, Tensor k, Tensor v, float? scale, int window_left, int window_right, bool bottom_right, "
-    "bool by_sequence, bool with_lse, bool high) -> (Tensor, Tensor)",
+    "bool by_sequence, bool with_lse, bool high=False) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 for _key in ("CPU", "CUDA"):
