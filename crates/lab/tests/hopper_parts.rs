@@ -12,7 +12,6 @@ use ptxsan::{Arg, Device, Launch, Module, Options, Schedule};
 
 /// Every block walks its list and counts its visits.
 const WALK: &str = r#"
-#include "mma.cuh"
 #include "row_blocks.cuh"
 
 extern "C" __global__ void walk(const __grid_constant__ SdpaParams p, int* visits, int* longest_first) {
@@ -55,6 +54,7 @@ impl Order {
             ("HEAD_DIM", 256),
             ("VALUE_DIM", 256),
             ("PRECISE_KEYS", 256),
+            ("DTYPE_BF16", 0),
         ];
         Variant {
             source: WALK.to_owned(),
@@ -192,7 +192,7 @@ const AGAIN: &str = r#"
 
 extern "C" __global__ void again(const __grid_constant__ SdpaParams p) {
   const int row = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
-  half_type* o = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1] + row * p.o_stride[2];
+  element* o = static_cast<element*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1] + row * p.o_stride[2];
   float* lse = p.lse ? p.lse + batch * p.lse_stride[0] + head * p.lse_stride[1] + row : nullptr;
   nonfinite_fallback(p, batch, head, head / (p.heads_q / p.heads_kv), row, 0, p.dim_v, o, lse);
 }

@@ -6,8 +6,12 @@
 // K0 V0 K1 V1 ..., one commit group each, and the slot that step h-1 used is refilled at the start of step h.
 //
 // Compile-time: HEAD_DIM, VALUE_DIM (padded to 16), DTYPE_BF16, and the tunables below.
-#include "band.cuh"
+#include "copy.cuh"
+#include "lse.cuh"
+#include "mask.cuh"
 #include "mma.cuh"
+#include "score.cuh"
+#include "store.cuh"
 
 #ifndef BLOCK_M
 #define BLOCK_M 64
@@ -90,7 +94,7 @@ constexpr int V_OFFSET = K_OFFSET + STAGES * KTile::BYTES;
 
 // One row of source data: where it starts, and whether 16-byte copies may be used.
 struct Source {
-  const half_type* base;
+  const element* base;
   long long stride;
   int dim;
   bool aligned;
@@ -107,7 +111,7 @@ __device__ __forceinline__ u32 opaque(u32 value) {
 template <typename Tile, int ROWS>
 __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0, int row_end) {
   constexpr int CHUNKS = Tile::CHUNKS;
-  const half_type* tile = src.base + row0 * src.stride;
+  const element* tile = src.base + row0 * src.stride;
   const int rows = row_end - row0;
   // Opaque, so that the compiler recomputes the addresses here instead of keeping them in registers over the loop.
   const int thread = opaque(threadIdx.x);
@@ -117,12 +121,12 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
     const int chunk = thread % CHUNKS;
     const int first_row = thread / CHUNKS;
     const int chunk_bytes = 2 * min(max(src.dim - chunk * 8, 0), 8);
-    const half_type* from = tile + first_row * src.stride + (chunk_bytes > 0 ? chunk * 8 : 0);
+    const element* from = tile + first_row * src.stride + (chunk_bytes > 0 ? chunk * 8 : 0);
 #pragma unroll
     for (int i = 0; i < (ROWS + ROW_STEP - 1) / ROW_STEP; ++i) {
       const int row = first_row + i * ROW_STEP;
       if (ROWS % ROW_STEP != 0 && row >= ROWS) break;
-      cp_async_16(smem + Tile::offset(row, chunk), row < rows ? from : src.base, row < rows ? chunk_bytes : 0);
+      cp_async_16<true>(smem + Tile::offset(row, chunk), row < rows ? from : src.base, row < rows ? chunk_bytes : 0);
       from += ROW_STEP * src.stride;
     }
     return;
@@ -133,7 +137,7 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
       const int row = index / CHUNKS;
       const int chunk = index % CHUNKS;
       const int valid = row < rows ? min(max(src.dim - chunk * 8, 0), 8) : 0;
-      cp_async_16(smem + Tile::offset(row, chunk), valid > 0 ? tile + row * src.stride + chunk * 8 : src.base, valid * 2);
+      cp_async_16<true>(smem + Tile::offset(row, chunk), valid > 0 ? tile + row * src.stride + chunk * 8 : src.base, valid * 2);
     }
     return;
   }
@@ -194,7 +198,7 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) ampere_fwd(const __grid_constant__ SdpaParams p) {
   extern __shared__ __align__(128) unsigned char smem_raw[];
-  const u32 smem = smem_address(smem_raw);
+  const u32 smem = shared_address(smem_raw);
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int warp_m = warp % WARPS_M;
@@ -214,14 +218,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) ampere_fwd(co
   const int m0 = m_block * BLOCK_M;
   const int m_last = min(m0 + BLOCK_M, p.seq_q) - 1;
 
-  const half_type* q_base = static_cast<const half_type*>(p.q) + batch * p.q_stride[0] + head * p.q_stride[1];
-  const half_type* k_base = static_cast<const half_type*>(p.k) + batch * p.k_stride[0] + head_kv * p.k_stride[1];
-  const half_type* v_base = static_cast<const half_type*>(p.v) + batch * p.v_stride[0] + head_kv * p.v_stride[1];
-  half_type* o_base = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
-  const Source q_src{q_base, p.q_stride[2], p.dim_qk, aligned16(q_base, p.q_stride[2])};
-  const Source k_src{k_base, p.k_stride[2], p.dim_qk, aligned16(k_base, p.k_stride[2])};
-  const Source v_src{v_base, p.v_stride[2], p.dim_v, aligned16(v_base, p.v_stride[2])};
-  const bool o_aligned = aligned16(o_base, p.o_stride[2]);
+  const element* q_base = static_cast<const element*>(p.q) + batch * p.q_stride[0] + head * p.q_stride[1];
+  const element* k_base = static_cast<const element*>(p.k) + batch * p.k_stride[0] + head_kv * p.k_stride[1];
+  const element* v_base = static_cast<const element*>(p.v) + batch * p.v_stride[0] + head_kv * p.v_stride[1];
+  element* o_base = static_cast<element*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
+  const Source q_src{q_base, p.q_stride[2], p.dim_qk, rows_are_16_byte_aligned(q_base, p.q_stride[2])};
+  const Source k_src{k_base, p.k_stride[2], p.dim_qk, rows_are_16_byte_aligned(k_base, p.k_stride[2])};
+  const Source v_src{v_base, p.v_stride[2], p.dim_v, rows_are_16_byte_aligned(v_base, p.v_stride[2])};
+  const bool o_aligned = rows_are_16_byte_aligned(o_base, p.o_stride[2]);
 
   // Which keys: tiles without a visible key are never touched.
   const int key_first = max(0, m0 + p.band_lo);
@@ -409,7 +413,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) ampere_fwd(co
   float* lse = p.lse ? p.lse + batch * p.lse_stride[0] + head * p.lse_stride[1] + m0 : nullptr;
   auto store_lse = [&](int row, float top, float sum) {
     if (lse && m0 + row < p.seq_q)
-      lse[row] = sum > 0.f ? fmaf(top, p.scale, __logf(sum)) : NEG_INF;
+      lse[row] = log_sum_exp(top, sum, p.scale);
   };
 
 #if WARPS_N == 1

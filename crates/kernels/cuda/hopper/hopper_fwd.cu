@@ -11,8 +11,19 @@
 //
 //   rows: 64·CONSUMERS, made of PACK_HEADS query heads (of one key head) × POSITIONS positions
 //   smem: | Q (later O) × Q_STAGES | K × STAGES | V × STAGES | mbarriers | row blocks |, in 128-byte-swizzled panels of 64 columns
-#include "warpgroup_softmax.cuh"
-#include "warpgroup_store.cuh"
+#include "barrier.cuh"
+#include "launch.cuh"
+#include "lse.cuh"
+#include "mask.cuh"
+#include "mma.cuh"
+#include "score.cuh"
+#include "store.cuh"
+#include "wgmma.cuh"
+
+template <int VALUE>
+struct Constant {
+  static constexpr int value = VALUE;
+};
 
 #ifndef CONSUMERS
 #define CONSUMERS 2
@@ -170,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
                const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
                const __grid_constant__ TensorMap o_map) {
   extern __shared__ __align__(1024) unsigned char smem_raw[];
-  const u32 smem = smem_address(smem_raw);
+  const u32 smem = shared_address(smem_raw);
   const u32 barriers = smem + BARRIER_OFFSET;
   const u32 work_barriers = barriers + 16 * Q_STAGES;
   const u32 work_wanted = work_barriers + 16 * WORK_SLOTS;
@@ -320,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     u32 packed[BLOCK_N / 4];
     float shrink[2];
     bool rescale;
-    RowState state;
+    RowPair state;
     auto k_tile = [&] { return smem + K_OFFSET + k_at.slot() * K_BYTES; };
     auto v_tile = [&] { return smem + V_OFFSET + v_at(1).slot() * V_BYTES; };
     // Queries in registers are needed no more in shared memory, others by whoever has read its last keys of a row block.
@@ -379,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       int n = PACK_HEADS > 1 ? t.last() : last_seen(p, t, t.m0 + warpgroup * 64 + 63);
 #pragma unroll
       for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
-      row_state_reset(state);
+      row_pair_reset(state);
       mbarrier_wait(q_full(q_at.slot()), q_at.parity());
       Queries q;
       q.read(smem + q_at.slot() * Q_SLOT_BYTES, warpgroup, first_row_of_warp(), lane);
@@ -520,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       scale_rows(o, inverse);
       release(work_empty(slot));
       if (STORE_DIRECT) {
-        half_type* o_head = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
+        element* o_head = static_cast<element*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
 #pragma unroll
         for (int r = 0; r < 2; ++r)
           store_row<VALUE_DIM>(o, r, o_head + rows[r] * p.o_stride[2], rows[r] < p.seq_q, 0, p.dim_v);
@@ -553,8 +564,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         if (p.lse && lane % 4 == 0 && rows[r] < p.seq_q)
-          p.lse[batch * p.lse_stride[0] + head * p.lse_stride[1] + rows[r]] =
-              state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
+          LSE_OF(p, batch, head, rows[r]) = log_sum_exp(state.max[r], state.sum[r], p.scale);
       q_at.advance();
     }
     if (STORE_LATER && elect_lane()) tma_store_wait_read();

@@ -15,8 +15,20 @@
 //   columns: of VALUE_DIM, warpgroup n collects [n·WG_COLUMNS, …), of which the CTA of rank r finishes [r·SLICE, …)
 //   smem:    | Q | (K tile, V tile) × STAGES, later messages, × WG_N | columns, statistics of the cluster | mbarriers |
 #include "nonfinite_fallback.cuh"
-#include "warpgroup_softmax.cuh"
-#include "warpgroup_store.cuh"
+#include "barrier.cuh"
+#include "cluster.cuh"
+#include "launch.cuh"
+#include "lse.cuh"
+#include "mask.cuh"
+#include "mma.cuh"
+#include "score.cuh"
+#include "store.cuh"
+#include "wgmma.cuh"
+
+template <int VALUE>
+struct Constant {
+  static constexpr int value = VALUE;
+};
 
 #ifndef WG_M
 #define WG_M 1
@@ -153,7 +165,7 @@ __device__ __forceinline__ void add_columns(float (&o)[COLUMNS / 2], const float
 // columns and behind them its (m, l) of two rows. The order of the sum is fixed, so the result does not depend on who
 // arrives first.
 template <int OTHERS, int COLUMNS, typename From>
-__device__ __forceinline__ void merge_messages(float (&o)[COLUMNS / 2], RowState& state, float scale_log2, From from) {
+__device__ __forceinline__ void merge_messages(float (&o)[COLUMNS / 2], RowPair& state, float scale_log2, From from) {
   float4 stats[OTHERS == 0 ? 1 : OTHERS];  // max and sum of the first row, then of the second
   float top[2] = {state.max[0], state.max[1]};
 #pragma unroll
@@ -197,7 +209,7 @@ __device__ __forceinline__ void wgmma_wait_all_but(int pending) {
 // problem thus run the same code: a path of its own for each kind would have to come from the second-level cache, again and
 // again, which takes longer than what it saves.
 template <int TILES, typename MultiplyQk, typename MultiplyPv, typename Mask, typename Finish>
-__device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowState& state, float scale_log2, bool precise,
+__device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowPair& state, float scale_log2, bool precise,
                                              MultiplyQk multiply_qk, MultiplyPv multiply_pv, Mask mask, Finish finish) {
   constexpr int LAST = TILES - 1;
   float s[2][BLOCK_N / 2];
@@ -255,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     hopper_small(const __grid_constant__ SdpaParams p, const __grid_constant__ TensorMap q_map,
                  const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map) {
   extern __shared__ __align__(1024) unsigned char smem_raw[];
-  const u32 smem = smem_address(smem_raw);
+  const u32 smem = shared_address(smem_raw);
   if (threadIdx.x == 0) {  // the copy engine reads the maps before anything else
     tma_prefetch_map(&q_map);
     tma_prefetch_map(&k_map);
@@ -360,8 +372,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   const int rows[2] = {m0 + warp_row % POSITIONS, m0 + (warp_row + 8) % POSITIONS};
 
   float o[VALUE_DIM / 2] = {};
-  RowState state;
-  row_state_reset(state);
+  RowPair state;
+  row_pair_reset(state);
   const u32 q_desc = wgmma_descriptor(smem + wg_m * 64 * 128);
 
   auto stage_smem = [&](int stage) { return ring + stage * (K_BYTES + V_BYTES); };
@@ -490,7 +502,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 
   // Where this thread's rows go.
   const int column = wg_n * WG_COLUMNS + int(rank) * SLICE;
-  half_type* out[2];
+  element* out[2];
   int out_head[2];
   bool inside[2];
 #pragma unroll
@@ -498,7 +510,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     const int in_group = group_first + (warp_row + 8 * r) / POSITIONS;
     inside[r] = rows[r] < p.seq_q && in_group < group;
     out_head[r] = head_kv * group + in_group;
-    out[r] = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + out_head[r] * p.o_stride[1] + rows[r] * p.o_stride[2];
+    out[r] = static_cast<element*>(p.o) + batch * p.o_stride[0] + out_head[r] * p.o_stride[1] + rows[r] * p.o_stride[2];
   }
 
   // Step 2: of these, columns [r·SLICE, …) go to the CTA of rank r.
@@ -575,8 +587,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       if (inside[r])
-        p.lse[batch * p.lse_stride[0] + out_head[r] * p.lse_stride[1] + rows[r]] =
-            state.sum[r] > 0.f ? fmaf(state.max[r], p.scale, __logf(state.sum[r])) : NEG_INF;
+        LSE_OF(p, batch, out_head[r], rows[r]) = log_sum_exp(state.max[r], state.sum[r], p.scale);
 
   // A hidden score of +infinity or NaN does not stay hidden behind a mask in advance: it shows in the sum.
   if (WHOLE_TILES || !__any_sync(~0u, nonfinite)) return;

@@ -1,7 +1,7 @@
 // Which row blocks a CTA of hopper_fwd works on, in which order, and which key tiles each of them needs. One thread of the CTA, the
 // scheduler, walks the list and tells the producer and the consumers.
 #pragma once
-#include "band.cuh"
+#include "mask.cuh"
 
 namespace {
 

@@ -12,9 +12,8 @@
 // Set by the manifest: DTYPE_BF16, HEAD_DIM (multiple of 16), BLOCK_N (32 or 64; less
 // where 64 does not fit the device's shared memory).
 #include "copy.cuh"
-#include "dtype.cuh"
+#include "lse.cuh"
 #include "mask.cuh"
-#include "params.h"
 #include "softmax.cuh"
 
 constexpr int LANES = 32;
@@ -54,11 +53,6 @@ constexpr int O_OFFSET = SCORE_OFFSET + SCORE_BYTES;
 constexpr int ROW_STATE_OFFSET = O_OFFSET + O_BYTES;
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
-
-struct RowState {
-  float m;  // running maximum, log2 units
-  float l;  // running sum of exp2(score - m)
-};
 
 __device__ __forceinline__ element* q_tile() { return reinterpret_cast<element*>(shared_memory); }
 __device__ __forceinline__ element* k_tile(int stage) {
@@ -112,7 +106,7 @@ __device__ __forceinline__ void prepare_rows(const SdpaParams& p, const element*
           exists ? q[(first_row + r) * p.q_stride[2] + col] : from_float<element>(0.0f);
       o_row(r)[col] = 0.0f;
     }
-    if (lane == 0) *row_state(r) = {NEGATIVE_INFINITY, 0.0f};
+    if (lane == 0) *row_state(r) = RowState{};
   }
   __syncwarp();
 }
@@ -147,7 +141,7 @@ __device__ __forceinline__ void score_rows(const SdpaParams& p, const element* k
     for (int u = 0; u < KEYS_PER_LANE; ++u) {
       const int key = lane + u * LANES;
       const bool visible = is_visible(p, first_row + r, first_key + key);
-      score_row(r)[key] = visible ? dot[i][u] * p.scale_log2 : NEGATIVE_INFINITY;
+      score_row(r)[key] = visible ? dot[i][u] * p.scale_log2 : NEG_INF;
     }
   }
   __syncwarp();
@@ -157,7 +151,7 @@ __device__ __forceinline__ void score_rows(const SdpaParams& p, const element* k
 // the accumulator is brought to the new maximum.
 __device__ __forceinline__ void update_row(int r, int lane) {
   float score[KEYS_PER_LANE];
-  float tile_max = NEGATIVE_INFINITY;
+  float tile_max = NEG_INF;
 #pragma unroll
   for (int u = 0; u < KEYS_PER_LANE; ++u) {
     score[u] = score_row(r)[lane + u * LANES];
@@ -251,8 +245,7 @@ __device__ __forceinline__ void store_rows(const SdpaParams& p, int batch, int h
     for (int col = lane; col < p.dim_v; col += LANES)
       o[row * p.o_stride[2] + col] = from_float<element>(o_row(r)[col] * inverse_l);
     if (p.lse != nullptr && lane == 0)
-      p.lse[batch * p.lse_stride[0] + head * p.lse_stride[1] + row] =
-          log_sum_exp(state.m, state.l);
+      LSE_OF(p, batch, head, row) = log_sum_exp(state.m, state.l);
   }
 }
 
