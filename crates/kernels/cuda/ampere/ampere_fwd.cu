@@ -13,43 +13,6 @@
 #include "score.cuh"
 #include "store.cuh"
 
-#ifndef BLOCK_M
-#define BLOCK_M 64
-#endif
-#ifndef BLOCK_N
-#define BLOCK_N 64
-#endif
-#ifndef WARPS_M
-#define WARPS_M 4
-#endif
-#ifndef WARPS_N
-#define WARPS_N 1
-#endif
-#ifndef STAGES
-#define STAGES 2
-#endif
-#ifndef Q_IN_REGS
-#define Q_IN_REGS 1
-#endif
-#ifndef HEAD_GROUP  // heads that start together, the longest rows of all of them first
-#define HEAD_GROUP 1
-#endif
-#ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
-#define PRECISE_KEYS (DTYPE_BF16 ? 256 : 0)
-#endif
-#ifndef SKIP_RESCALE  // 1: O is left alone when no row of the warp has a new maximum
-#define SKIP_RESCALE 1
-#endif
-#ifndef SPLIT_PRECISE_LOOP  // 1: a separate loop for the few row blocks whose P is kept precise
-#define SPLIT_PRECISE_LOOP 1
-#endif
-#ifndef SPLIT_MASKED_LOOP  // 1: a separate loop for the tiles at the end that need a mask
-#define SPLIT_MASKED_LOOP 0
-#endif
-#ifndef CTAS_PER_SM
-#define CTAS_PER_SM 1
-#endif
-
 namespace {
 
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
@@ -91,6 +54,12 @@ using OTile = SmemTile<BLOCK_M, VALUE_DIM>;
 constexpr int Q_BYTES = QTile::BYTES > OTile::BYTES ? QTile::BYTES : OTile::BYTES;
 constexpr int K_OFFSET = Q_BYTES;
 constexpr int V_OFFSET = K_OFFSET + STAGES * KTile::BYTES;
+constexpr int LOOP_BYTES = V_OFFSET + STAGES * VTile::BYTES;
+// Later, where WARPS_N warps share the rows: [WARPS_N][BLOCK_M] maxima, then sums, then partial rows of O.
+constexpr int MERGE_PITCH = VALUE_DIM + 4;  // floats
+constexpr int MERGE_BYTES = WARPS_N > 1 ? 4 * WARPS_N * BLOCK_M * (2 + MERGE_PITCH) : 0;
+constexpr int LAYOUT_BYTES = LOOP_BYTES > MERGE_BYTES ? LOOP_BYTES : MERGE_BYTES;
+static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
 // One row of source data: where it starts, and whether 16-byte copies may be used.
 struct Source {
@@ -447,7 +416,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) ampere_fwd(co
   }
 #else
   // The warps of one row block bring their partial O to the common maximum and add them up in shared memory.
-  constexpr int MERGE_PITCH = VALUE_DIM + 4;  // floats per row of a partial O
   float* stats = reinterpret_cast<float*>(smem_raw);                  // [WARPS_N][BLOCK_M] maxima, then sums
   float* partial = stats + 2 * WARPS_N * BLOCK_M;                     // [WARPS_N][BLOCK_M][MERGE_PITCH]
   __syncthreads();

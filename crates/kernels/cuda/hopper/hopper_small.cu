@@ -30,52 +30,6 @@ struct Constant {
   static constexpr int value = VALUE;
 };
 
-#ifndef WG_M
-#define WG_M 1
-#endif
-#ifndef WG_N
-#define WG_N 2
-#endif
-#ifndef CLUSTER
-#define CLUSTER 2
-#endif
-#ifndef BLOCK_N
-#define BLOCK_N 128
-#endif
-#ifndef STAGES
-#define STAGES 1
-#endif
-#ifndef PACK_HEADS
-#define PACK_HEADS 1
-#endif
-#ifndef PRECISE_KEYS  // rows that see fewer keys than this keep P to 16 mantissa bits (bf16 only); 0 = never
-#define PRECISE_KEYS (DTYPE_BF16 ? 256 : 0)
-#endif
-#ifndef WHOLE_TILES  // 1: every tile is full and nothing is masked
-#define WHOLE_TILES 0
-#endif
-#ifndef OWN_TILES  // tiles of every part, where that is the same number for all and known; 0: found out at run time
-#define OWN_TILES 0
-#endif
-#ifndef LATE_TRIGGER  // the next kernel may start its CTAs: 0 at once, 1 when this one's last product is under way
-#define LATE_TRIGGER 0
-#endif
-#ifndef WAIT_AT  // P·V is waited for after so many eighths of the next tile's exponentials; -1: before its maximum
-#define WAIT_AT 4
-#endif
-#ifndef NEXT_LATE  // 1: the second tile's keys are waited for behind the first one's maximum, 0: before its scores
-#define NEXT_LATE 0
-#endif
-#ifndef SPIN_WAIT  // 1: threads ask for the messages of other CTAs until they are there; 0: they are suspended and woken up
-#define SPIN_WAIT 0
-#endif
-#ifndef LOOP  // 0: every part has at most two tiles, or one where rows are precise: no code for more
-#define LOOP 1
-#endif
-#ifndef CTAS_PER_SM
-#define CTAS_PER_SM 1
-#endif
-
 namespace {
 
 constexpr int THREADS = 128 * WG_M * WG_N;
@@ -103,7 +57,9 @@ constexpr int STATISTICS_OFFSET = ARRIVALS_OFFSET + WG_M * WG_N * (CLUSTER - 1) 
 constexpr int STATISTICS_BYTES = CLUSTER > 1 ? PARTS * ROWS * 8 : 0;
 constexpr int BARRIER_OFFSET = STATISTICS_OFFSET + STATISTICS_BYTES;
 // barriers: Q, columns and statistics from the cluster, one spare, then (K, V) per key warpgroup and stage
-constexpr int SMEM_BYTES = BARRIER_OFFSET + 16 * (2 + WG_N * STAGES);
+constexpr int LAYOUT_BYTES = BARRIER_OFFSET + 16 * (2 + WG_N * STAGES);
+// ONE_CTA_PER_SM: more than half of an SM's shared memory.
+constexpr int ASKED_BYTES = ONE_CTA_PER_SM && LAYOUT_BYTES < 116736 ? 116736 : LAYOUT_BYTES;
 // Straight code: where two sets of scores fit the registers beside P and O any number of tiles that fits the ring, otherwise one.
 constexpr bool TWO_SETS = THREADS * CTAS_PER_SM <= 256 && 5 * BLOCK_N / 4 + VALUE_DIM / 2 <= 200;
 constexpr int STRAIGHT_MAX = TWO_SETS ? STAGES : 1;
@@ -112,7 +68,7 @@ constexpr int FEW_TILES = STRAIGHT_MAX > 1 ? 2 : 1;  // worked on by the same co
 static_assert(LOOP || FEW_TILES == 2, "two tiles at once");
 static_assert(SLICE % 8 == 0 && HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
 static_assert(ROWS % PACK_HEADS == 0 && POSITIONS <= 256, "head packing");
-static_assert(SMEM_BYTES <= 232448, "shared memory of one CTA on sm_90");
+static_assert(ASKED_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
 // Lists of MEMBERS that leave one out: the place of `other` in `self`'s list, and who stands in a place.
 template <int MEMBERS>

@@ -42,25 +42,26 @@ struct RingPosition {
 
 // Addresses in shared memory, of what lies there and of its barriers.
 struct Layout {
-  u32 smem;
+  const u32 smem;
+  const u32 barriers = smem + BARRIER_OFFSET;
+  const u32 work_barriers = barriers + 16 * Q_STAGES;
+  const u32 work_wanted = work_barriers + 16 * WORK_SLOTS;
+  const u32 ring_barriers = work_wanted + 16;
+
+  __device__ __forceinline__ explicit Layout(u32 shared) : smem(shared) {}
 
   __device__ __forceinline__ u32 q(int slot) const { return smem + slot * Q_SLOT_BYTES; }
   __device__ __forceinline__ u32 k(int slot) const { return smem + K_OFFSET + slot * K_BYTES; }
   __device__ __forceinline__ u32 v(int slot) const { return smem + V_OFFSET + slot * V_BYTES; }
   __device__ __forceinline__ u32 work_slot(int slot) const { return smem + WORK_OFFSET + slot * int(sizeof(Work)); }
-
-  __device__ __forceinline__ u32 barriers() const { return smem + BARRIER_OFFSET; }
-  __device__ __forceinline__ u32 work_barriers() const { return barriers() + 16 * Q_STAGES; }
-  __device__ __forceinline__ u32 work_wanted() const { return work_barriers() + 16 * WORK_SLOTS; }
-  __device__ __forceinline__ u32 ring_barriers() const { return work_wanted() + 16; }
-  __device__ __forceinline__ u32 q_full(int slot) const { return barriers() + slot * 16; }
-  __device__ __forceinline__ u32 q_empty(int slot) const { return barriers() + slot * 16 + 8; }
-  __device__ __forceinline__ u32 work_full(int slot) const { return work_barriers() + slot * 16; }
-  __device__ __forceinline__ u32 work_empty(int slot) const { return work_barriers() + slot * 16 + 8; }
-  __device__ __forceinline__ u32 k_full(int slot) const { return ring_barriers() + slot * 32; }
-  __device__ __forceinline__ u32 k_empty(int slot) const { return ring_barriers() + slot * 32 + 8; }
-  __device__ __forceinline__ u32 v_full(int slot) const { return ring_barriers() + slot * 32 + 16; }
-  __device__ __forceinline__ u32 v_empty(int slot) const { return ring_barriers() + slot * 32 + 24; }
+  __device__ __forceinline__ u32 q_full(int slot) const { return barriers + slot * 16; }
+  __device__ __forceinline__ u32 q_empty(int slot) const { return barriers + slot * 16 + 8; }
+  __device__ __forceinline__ u32 work_full(int slot) const { return work_barriers + slot * 16; }
+  __device__ __forceinline__ u32 work_empty(int slot) const { return work_barriers + slot * 16 + 8; }
+  __device__ __forceinline__ u32 k_full(int slot) const { return ring_barriers + slot * 32; }
+  __device__ __forceinline__ u32 k_empty(int slot) const { return ring_barriers + slot * 32 + 8; }
+  __device__ __forceinline__ u32 v_full(int slot) const { return ring_barriers + slot * 32 + 16; }
+  __device__ __forceinline__ u32 v_empty(int slot) const { return ring_barriers + slot * 32 + 24; }
 
   // By one thread, before any other thread may use them. Full: one arrival and the bytes; empty: one arrival per consumer warp.
   __device__ __forceinline__ void init_barriers() const {
@@ -69,7 +70,7 @@ struct Layout {
       mbarrier_init(q_full(slot), 1);
       mbarrier_init(q_empty(slot), 4 * CONSUMERS);
     }
-    mbarrier_init(work_wanted(), 1);
+    mbarrier_init(work_wanted, 1);
 #pragma unroll
     for (int slot = 0; slot < WORK_SLOTS; ++slot) {
       mbarrier_init(work_full(slot), 1);

@@ -369,7 +369,7 @@ using ActivePath = WmmaPath<ActiveConfig>;
 using ActivePath = ScalarPath<ActiveConfig>;
 #endif
 constexpr int MAX_REGISTERS = 96;
-static_assert(ActivePath::SHARED_BYTES == SMEM_BYTES, "the manifest computes the same size");
+static_assert(ActivePath::SHARED_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
 extern "C" __global__ void __maxnreg__(MAX_REGISTERS)
     fa_s512_v3(const __grid_constant__ SdpaParams p) {

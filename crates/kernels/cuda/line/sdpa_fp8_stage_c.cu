@@ -21,7 +21,7 @@
 //   USE_PERSISTENT_CTA       a CTA takes work items until none is left
 //   USE_FAST_EXP             ex2.approx.ftz instead of exp2f
 //   USE_KV_LUT               K and V are decoded through a 256-entry table
-// and: E4M3, HEAD_DIM (multiple of 32), BLOCK_M, BLOCK_N, SMEM_BYTES.
+// and: E4M3, HEAD_DIM (multiple of 32), BLOCK_M, BLOCK_N, DYNAMIC_SMEM_BYTES.
 #include <cuda_fp8.h>
 #include <mma.h>
 
@@ -78,7 +78,7 @@ constexpr int CODE_OFFSET = Q_BYTES;
 constexpr int KV_OFFSET = CODE_OFFSET + CODE_BYTES;
 constexpr int STRIP_OFFSET = KV_OFFSET + KV_BUFFERS * 2 * KV_BYTES;
 constexpr int LUT_OFFSET = STRIP_OFFSET + COMPUTE_WARPS * STRIP_BYTES;
-static_assert(LUT_OFFSET + LUT_BYTES == SMEM_BYTES, "the manifest computes the same size");
+static_assert(LUT_OFFSET + LUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 

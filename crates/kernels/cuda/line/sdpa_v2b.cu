@@ -41,7 +41,7 @@ constexpr int KEYS_PER_WEIGHT_LOAD = 4;
 
 static_assert(HEAD_DIM % 16 == 0 && BLOCK_N % LANES == 0, "tile sizes");
 
-// The shared-memory map. Sizes are in bytes; the manifest repeats the sum.
+// The shared-memory map, in bytes.
 constexpr int Q_BYTES = BLOCK_M * PITCH * 2;
 constexpr int KV_STAGE_BYTES = BLOCK_N * PITCH * 2;
 constexpr int SCORE_BYTES = BLOCK_M * SCORE_PITCH * 4;
@@ -51,6 +51,8 @@ constexpr int V_OFFSET = K_OFFSET + STAGES * KV_STAGE_BYTES;
 constexpr int SCORE_OFFSET = V_OFFSET + STAGES * KV_STAGE_BYTES;
 constexpr int O_OFFSET = SCORE_OFFSET + SCORE_BYTES;
 constexpr int ROW_STATE_OFFSET = O_OFFSET + O_BYTES;
+static_assert(ROW_STATE_OFFSET + BLOCK_M * int(sizeof(RowState)) == DYNAMIC_SMEM_BYTES,
+              "the manifest's dynamic_smem is the size of this layout");
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
