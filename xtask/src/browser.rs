@@ -41,6 +41,8 @@ pub(crate) fn check(keep: bool) -> anyhow::Result<()> {
         "--no-peers",
         "--shapes",
         "tiny,b1h2s96d64:causal",
+        "--kernels",
+        "cpu_naive",
         "--iters",
         "30",
         "--json",

@@ -3,6 +3,7 @@
 //! `cargo xtask test` is what a contributor runs before a commit and what CI runs on a fresh clone.
 
 mod browser;
+mod gpu;
 mod python;
 
 use std::{
@@ -20,12 +21,16 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test          everything CI checks: format, lints, documentation, tests, the Python package, licences
   browser       the HTML report in headless Chromium; pictures go to target/report
   python        the Python package alone: build its wheel, test it in clean environments with and without PyTorch
+  gpu           everything that only a GPU can show, resumable, within a budget: documents go to results/ (gpu --help)
   wheel         build the wheel that users install, for any Linux with glibc 2.17 or newer
   fuzz [SECS]   run the fuzz targets for SECS seconds each (needs cargo-fuzz and a nightly toolchain)
 ";
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
+    if let Some(("gpu", options)) = args.split_first().map(|(name, rest)| (name.as_str(), rest)) {
+        return gpu(options);
+    }
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["setup"] => setup(),
         ["test"] => test(),
@@ -44,6 +49,22 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// On a machine without Rust: `xtask gpu --binary evosdpa`, with both built elsewhere.
+fn gpu(options: &[String]) -> ExitCode {
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    if options.contains(&"--help") {
+        print!("{}", gpu::USAGE);
+        return ExitCode::SUCCESS;
+    }
+    match gpu::gpu(&options) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
         }
     }
 }

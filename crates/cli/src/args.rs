@@ -1,12 +1,16 @@
 //! What can be typed. What it means is decided by each command.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use evosdpa_core::{DType, Shape};
 use evosdpa_kernels::{Arch, InputType};
-use evosdpa_lab::{device::Timing, gate::sanitizer::Tool, report::Format};
+use evosdpa_lab::{
+    device::{self, DeviceId, Timing},
+    gate::sanitizer::Tool,
+    report::Format,
+};
 use evosdpa_oracle::Control;
 
 /// A laboratory for fused attention kernels: check them, time them, compare them.
@@ -58,7 +62,7 @@ pub(crate) enum Command {
 pub(crate) struct Common {
     /// Where kernels run: auto (a GPU if there is one), cpu, cuda, cuda:N, or sim (CUDA kernels on the CPU)
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    pub(crate) device: String,
+    pub(crate) device: Place,
     /// Threads to use on the CPU [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) threads: Option<u32>,
@@ -89,8 +93,8 @@ pub(crate) struct CudaKernels {
   evosdpa bench
   evosdpa bench --shapes mission,long:causal --dtype bf16 --iters 50
   evosdpa bench --shapes b1h32/8s1/8192d128 --json > decode.json
-  evosdpa bench --shapes mission --timing cold --no-peers
-  evosdpa bench --shapes tiny --peers torch
+  evosdpa bench --shapes mission --timing cold --no-baselines
+  evosdpa bench --shapes tiny --baselines torch
   evosdpa bench --shapes tiny --kernels cpu_flash --self-test 200")]
 pub(crate) struct Bench {
     #[command(flatten)]
@@ -99,13 +103,14 @@ pub(crate) struct Bench {
     /// b2h32/8s1/8192d128, with suffixes :causal, :causal-br, :window=255/0
     #[arg(long, default_value = "mission,small,long", value_delimiter = ',')]
     pub(crate) shapes: Vec<Shape>,
-    /// Kernels, separated by commas [default: all of the device]
+    /// Kernels to time beside `auto`, which is what the library would run; separated by commas, or `all` [default: those
+    /// of --kernel-path]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,
     /// Element types, separated by commas: f32, f16, bf16 [default: f32 on a CPU, bf16 on a GPU]
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
-    /// Timed calls of each kernel and peer [default: 100, or as many as 4 seconds a problem allow]
+    /// Timed calls of each kernel and baseline [default: 100, or as many as 4 seconds a problem allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iters: Option<u32>,
     /// Untimed calls before
@@ -132,14 +137,21 @@ pub(crate) struct Bench {
     #[arg(long, default_value = "python3", value_name = "PATH")]
     pub(crate) python: String,
     /// Seconds PyTorch may take to start, and to answer, before the run goes on without it
-    #[arg(long, default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
-    pub(crate) peer_timeout: f64,
-    /// PyTorch's ways to compare with, by name: flash, cudnn, efficient, math, eager on a GPU, torch on a CPU [default: all]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with = "no_peers")]
-    pub(crate) peers: Vec<String>,
+    #[arg(long, alias = "peer-timeout", default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) baseline_timeout: f64,
+    /// PyTorch's backends to compare with, by name: flash, cudnn, efficient, math, eager on a GPU, torch on a CPU [default:
+    /// all]
+    #[arg(
+        long,
+        alias = "peers",
+        value_name = "NAMES",
+        value_delimiter = ',',
+        conflicts_with = "no_baselines"
+    )]
+    pub(crate) baselines: Vec<String>,
     /// Do not look for PyTorch
-    #[arg(long)]
-    pub(crate) no_peers: bool,
+    #[arg(long, alias = "no-peers")]
+    pub(crate) no_baselines: bool,
     /// Folder for records
     #[arg(long, default_value = "runs", value_name = "FOLDER")]
     pub(crate) out: PathBuf,
@@ -167,6 +179,9 @@ pub(crate) struct Check {
     /// Seeds of the acceptance set
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) seeds: u64,
+    /// Runs of each case, whose outputs must be the same bits
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) runs: u32,
     /// Leave out the long acceptance shapes, and use one seed
     #[arg(long, conflicts_with_all = ["shapes", "seeds"])]
     pub(crate) quick: bool,
@@ -221,7 +236,7 @@ pub(crate) struct Build {
     /// A GPU to compare with the driver's numbers: auto (if there is one), none, cuda or cuda:N (build for it alone), or
     /// sim (build for the simulator, and see that it understands every instruction)
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    pub(crate) device: String,
+    pub(crate) device: Place,
     /// Compilations at once, each in a process of its own
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: u32,
@@ -273,7 +288,7 @@ pub(crate) struct Sanitize {
     /// Where kernels run: cuda or cuda:N under compute-sanitizer, or sim under ptxsan [default: cuda; sim with --all-variants
     /// and --mutation-score, which nothing else can do]
     #[arg(long, value_name = "DEVICE")]
-    pub(crate) device: Option<String>,
+    pub(crate) device: Option<DeviceId>,
     /// compute-sanitizer [default: the one on PATH or in a CUDA toolkit]
     #[arg(long, value_name = "PATH")]
     pub(crate) sanitizer: Option<PathBuf>,
@@ -306,7 +321,7 @@ pub(crate) struct Profile {
     pub(crate) dtype: Option<InputType>,
     /// Where it runs: cuda or cuda:N, or sim to count without a GPU
     #[arg(long, default_value = "cuda", value_name = "DEVICE")]
-    pub(crate) device: String,
+    pub(crate) device: DeviceId,
     /// Read a saved CSV of ncu, or its .ncu-rep, instead of profiling
     #[arg(long, value_name = "FILE")]
     pub(crate) import: Option<PathBuf>,
@@ -444,7 +459,7 @@ pub(crate) struct Cache {
 pub(crate) struct Kernels {
     /// Whose kernels: auto (all), cpu or cuda
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    pub(crate) device: String,
+    pub(crate) device: Place,
     /// A folder with kernels of your own, each a .cu and a .toml; may be given several times
     #[arg(long, value_name = "FOLDER")]
     pub(crate) kernel_path: Vec<PathBuf>,
@@ -466,7 +481,7 @@ pub(crate) struct Plan {
     pub(crate) explain: bool,
     /// Where it is to run: auto (a GPU if there is one), cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    pub(crate) device: String,
+    pub(crate) device: Place,
     /// Plan for an architecture instead, GPU or not: sm_80, sm_86, sm_89, sm_90a
     #[arg(long, value_name = "ARCH", conflicts_with = "device")]
     pub(crate) arch: Option<Arch>,
@@ -555,6 +570,42 @@ pub(crate) struct Doctor {
 pub(crate) struct Completions {
     /// The shell
     pub(crate) shell: Shell,
+}
+
+/// Where to run, as far as that was said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A GPU if there is one, else the CPU.
+    Auto,
+    /// No GPU, where one would only be compared with.
+    None,
+    /// Here.
+    On(DeviceId),
+}
+
+impl FromStr for Place {
+    type Err = evosdpa_lab::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "none" => Ok(Self::None),
+            other => other.parse().map(Self::On).map_err(|_| {
+                let allowed: Vec<&str> = ["auto"].into_iter().chain(DeviceId::ALLOWED).collect();
+                device::id::unknown(other, &allowed)
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::None => f.write_str("none"),
+            Self::On(device) => device.fmt(f),
+        }
+    }
 }
 
 fn positive_seconds(text: &str) -> Result<f64, String> {

@@ -30,7 +30,7 @@ fn bench_prints_a_table_and_records_the_run() {
     let output = evosdpa(folder.path(), &QUICK);
     let page = text(&output.stdout);
     assert!(output.status.success(), "{page}{}", text(&output.stderr));
-    assert!(page.contains("tiny:causal f32  cpu_flash  PASS"), "{page}");
+    assert!(page.contains("tiny:causal f32  auto → cpu_flash  PASS"), "{page}");
     assert!(page.contains("torch: UNAVAILABLE"), "{page}");
     assert!(
         page.lines().filter(|line| line.contains("cpu_")).all(|line| line.chars().count() <= 100),
@@ -50,13 +50,13 @@ fn bench_prints_a_table_and_records_the_run() {
 #[test]
 fn bench_json_is_one_document_with_every_field() {
     let folder = tempfile::tempdir().unwrap();
-    let output = evosdpa(folder.path(), &[&QUICK[..], &["--json"]].concat());
+    let output = evosdpa(folder.path(), &[&QUICK[..], &["--kernels", "all", "--json"]].concat());
     let document = json(&output);
     assert_eq!(document["schema"], "evosdpa.bench/1");
     assert!(document["environment"]["fma_peak_gflops"].as_f64().unwrap() > 0.1);
     let rows = document["rows"].as_array().unwrap();
-    // Two kernels and the absent peer on each of two shapes.
-    assert_eq!(rows.len(), 6);
+    // Two kernels, what the library would run, and the absent peer on each of two shapes.
+    assert_eq!(rows.len(), 8);
     for row in rows {
         if row["peer"] == true {
             assert_eq!(row["gates"][0]["verdict"], "UNAVAILABLE");
@@ -71,6 +71,27 @@ fn bench_json_is_one_document_with_every_field() {
         assert!(row["gflops"].as_f64().unwrap() > 0.0);
     }
     assert!(rows[1]["speedup"]["cpu_naive"]["ratio"].as_f64().unwrap() > 0.0);
+    assert_eq!((&rows[2]["kernel"], &rows[2]["variant"]), (&"auto".into(), &"cpu_flash".into()));
+    assert!(rows[1]["variant"].is_null(), "{}", rows[1]);
+}
+
+#[test]
+fn bench_times_what_the_library_would_run_unless_told_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny =
+        ["bench", "--shapes", "tiny", "--iters", "4", "--warmup", "1", "--device", "cpu", "--no-peers"];
+    let rows = |more: &[&str]| -> Vec<String> {
+        let output = evosdpa(folder.path(), &[&tiny[..], more].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let document = json(&output);
+        let ours = document["rows"].as_array().unwrap().iter().filter(|row| row["peer"] == false);
+        ours.map(|row| row["kernel"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(rows(&["--json"]), ["auto"]);
+    assert_eq!(rows(&["--json", "--kernels", "cpu_naive"]), ["cpu_naive", "auto"]);
+    assert_eq!(rows(&["--json", "--kernels", "auto"]), ["auto"]);
+    let output = evosdpa(folder.path(), &tiny);
+    assert!(text(&output.stdout).contains("auto → cpu_flash"), "{}", text(&output.stdout));
 }
 
 #[test]
@@ -143,9 +164,15 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
 fn nothing_checked_or_measured_exits_2_with_each_reason() {
     let folder = tempfile::tempdir().unwrap();
     for (command, said) in [
-        (&["check", "--shapes", "tiny", "--seeds", "1"][..], "nothing could be checked"),
-        (&["bench", "--shapes", "tiny", "--no-peers", "--iters", "3"], "nothing could be measured"),
-        (&["bench", "--shapes", "tiny", "--self-test", "1"], "nothing could be measured"),
+        (
+            &["check", "--shapes", "tiny", "--seeds", "1"][..],
+            "nothing could be checked:\n  cpu_flash, cpu_naive: ",
+        ),
+        (
+            &["bench", "--shapes", "tiny", "--no-peers", "--iters", "3"],
+            "nothing could be measured:\n  auto: ",
+        ),
+        (&["bench", "--shapes", "tiny", "--self-test", "1"], "nothing could be measured:\n  auto: "),
     ] {
         for json in [&[][..], &["--json"]] {
             let args = [command, &["--device", "cpu", "--dtype", "u8,e4m3"], json].concat();
@@ -154,7 +181,7 @@ fn nothing_checked_or_measured_exits_2_with_each_reason() {
             assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
             assert!(message.contains(said), "{args:?}: {message}");
             for dtype in ["u8", "e4m3"] {
-                let reason = format!("cpu_flash, cpu_naive: no CPU kernel for {dtype}");
+                let reason = format!("no CPU kernel for {dtype}");
                 assert!(message.contains(&reason), "{args:?}: {message}");
             }
         }
@@ -229,7 +256,7 @@ fn a_python_that_hangs_dies_or_prints_junk_costs_only_the_peer() {
         let peer = document["rows"].as_array().unwrap().last().unwrap();
         let detail = peer["gates"][0]["detail"].as_str().unwrap();
         assert!(detail.contains(expected), "{name}: {detail}");
-        assert_eq!(document["rows"][1]["samples_us"].as_array().unwrap().len(), 5);
+        assert_eq!(document["rows"][0]["samples_us"].as_array().unwrap().len(), 5);
     }
 }
 
@@ -250,7 +277,7 @@ fn runs_and_compare_work_from_what_is_stored() {
     let id = rows[0]["id"].as_str().unwrap();
     let output = evosdpa(path, &["compare", &id[id.len() - 6..], "latest", "--json"]);
     let compared = json(&output);
-    assert_eq!(compared["rows"].as_array().unwrap().len(), 4);
+    assert_eq!(compared["rows"].as_array().unwrap().len(), 2);
     let words = ["FAST", "SLOW", "SAME", "AMBIGUOUS"];
     assert!(words.contains(&compared["rows"][0]["comparison"]["verdict"].as_str().unwrap()));
 }
@@ -320,7 +347,7 @@ fn stopping_keeps_the_finished_shapes(signal: &str, times: usize) {
     }
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
-    assert_eq!(json(&output)["rows"].as_array().unwrap().len(), 3);
+    assert_eq!(json(&output)["rows"].as_array().unwrap().len(), 2);
     let run = finished("summary.json").unwrap().path();
     let summary: Value =
         serde_json::from_str(&std::fs::read_to_string(run.join("summary.json")).unwrap()).unwrap();

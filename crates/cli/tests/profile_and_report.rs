@@ -27,6 +27,8 @@ fn bench(folder: &Path) -> Value {
         "--no-peers",
         "--shapes",
         "tiny:causal",
+        "--kernels",
+        "cpu_naive",
         "--iters",
         "20",
         "--warmup",

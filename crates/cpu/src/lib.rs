@@ -38,4 +38,4 @@ pub use attention::{attention, workspace_bytes};
 pub use error::Error;
 pub use isa::Isa;
 pub use options::{CpuKernel, CpuOptions, FlashTiles};
-pub use peak::{fma_peak_gflops, memory_bandwidth_gbps};
+pub use peak::{fma_ceiling_gflops, fma_peak_gflops, memory_bandwidth_gbps};

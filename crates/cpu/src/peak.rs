@@ -26,6 +26,17 @@ pub fn fma_peak_gflops(threads: usize) -> f64 {
     median_rate(threads, &|| fma_flops_until(Instant::now() + TRIAL)) / 1e9
 }
 
+/// What `threads` threads could do at best, in GFLOP/s, however busy the machine is: the best of many bursts of one thread,
+/// each far shorter than a scheduler's slice, times the threads. A bound on what a call may claim, not a bar to reach.
+pub fn fma_ceiling_gflops(threads: usize) -> f64 {
+    const BURSTS: usize = 300;
+    let burst = |_| {
+        let start = Instant::now();
+        fma_burst() / start.elapsed().as_secs_f64()
+    };
+    (0..BURSTS).map(burst).fold(0.0, f64::max) * threads.max(1) as f64 / 1e9
+}
+
 /// The rate at which `threads` threads together read memory that is in no cache, in GB/s. Takes about 0.3 s.
 pub fn memory_bandwidth_gbps(threads: usize) -> f64 {
     // Larger in total than any last-level cache share a thread can count on.
@@ -61,18 +72,23 @@ fn median_rate(threads: usize, work: &(dyn Fn() -> f64 + Sync)) -> f64 {
 fn fma_flops_until(end: Instant) -> f64 {
     let mut flops = 0.0;
     while Instant::now() < end {
-        // SAFETY: the instruction set was found to be available.
-        flops += unsafe {
-            match Isa::best() {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => fma_avx512(),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => fma_avx2(),
-                _ => fma_chains::<Portable>(),
-            }
-        };
+        flops += fma_burst();
     }
     flops
+}
+
+/// A few dozen microseconds of multiply-adds; returns how many operations they were.
+fn fma_burst() -> f64 {
+    // SAFETY: the instruction set was found to be available.
+    unsafe {
+        match Isa::best() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => fma_avx512(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => fma_avx2(),
+            _ => fma_chains::<Portable>(),
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -135,5 +151,8 @@ mod tests {
         let (flops, bandwidth) = (fma_peak_gflops(1), memory_bandwidth_gbps(1));
         assert!((0.05..2000.0).contains(&flops), "{flops} GFLOP/s");
         assert!((0.05..2000.0).contains(&bandwidth), "{bandwidth} GB/s");
+        // No trial can beat the best burst by more than the processor's clock changes.
+        let ceiling = fma_ceiling_gflops(1);
+        assert!((flops / 1.5..2000.0).contains(&ceiling), "{ceiling} of {flops} GFLOP/s");
     }
 }

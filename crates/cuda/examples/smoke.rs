@@ -61,7 +61,7 @@ fn run(ordinal: usize, table: &mut Table) -> Result<()> {
 
     let kernel = fixture()?;
     let facts = facts();
-    let variant = kernel.default_variant(&facts, &target)?;
+    let variant = kernel.variant(&facts, &target, [])?;
     let function = compile(table, &device, &variant, &target)?;
     let stream = device.stream()?;
     let prepared = PreparedLaunch::new(&function, variant.launch)?;
@@ -275,7 +275,7 @@ fn slow_kernel(table: &mut Table, device: &Device, stream: &Stream, variant: &Va
                     do { asm volatile(\"mov.u64 %0, %globaltimer;\" : \"=l\"(now)); } while (now - start < wanted_ns);\n\
                   }\n";
     let slow = Variant {
-        source: source.to_owned(),
+        source: source.into(),
         entry: "slow".to_owned(),
         id: evosdpa_kernels::VariantId::new("slow", []),
         ..variant.clone()

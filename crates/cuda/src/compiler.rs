@@ -49,7 +49,7 @@ impl CompileRequest {
         Self {
             label: variant.label(),
             file_name: variant.source_file.clone(),
-            source: variant.source.clone(),
+            source: variant.source.to_string(),
             headers: variant
                 .headers
                 .iter()

@@ -138,7 +138,9 @@ fn a_source_that_does_not_compile_gives_file_and_line() {
 
     let inside_header = common::fixture().headers[0].text.replace("int batch;", "int batch");
     let mut broken = variant(Arch::Sm90a);
-    broken.headers[0].text = inside_header;
+    let mut headers = broken.headers.to_vec();
+    headers[0].text = inside_header;
+    broken.headers = headers.into();
     let text = Builder::default().build(&broken).unwrap_err().to_string();
     assert!(text.contains("params.h("), "{text}");
 }

@@ -1,12 +1,9 @@
-//! Drivers and devices that do not suit, and kernels that never end, without a GPU: a library of the driver's name that
-//! answers as it is told to. The C compiler that links Rust programs makes it.
+//! Drivers and devices that do not suit, and kernels that never end, without a GPU.
 
 use std::{
-    collections::HashMap,
     env,
     path::Path,
-    process::Command,
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -14,115 +11,9 @@ use evosdpa_cuda::{Builder, Counters, Device, Error, ErrorKind, Event, Graph, Pr
 use evosdpa_kernels::{Arch, LaunchGeometry, SdpaParams};
 
 mod common;
+mod fake;
 
-/// What the fake answers; every function not named here says success.
-const ANSWERS: &str = r#"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-static int told(const char* name, int otherwise) {
-  const char* text = getenv(name);
-  return text ? atoi(text) : otherwise;
-}
-int cuDriverGetVersion(int* version) { *version = told("FAKE_VERSION", 13000); return 0; }
-int cuInit(unsigned flags) { return told("FAKE_INIT", 0); }
-int cuDeviceGetCount(int* count) { *count = 1; return 0; }
-int cuGetErrorName(int code, const char** name) { *name = "CUDA_ERROR_FAKE"; return 0; }
-int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
-int cuDeviceGetName(char* name, int bytes, int device) { strncpy(name, "Fake GPU", bytes); return 0; }
-int cuDeviceTotalMem_v2(size_t* bytes, int device) { *bytes = 1 << 30; return 0; }
-int cuDeviceGetAttribute(int* value, int attribute, int device) {
-  *value = attribute == 75 ? told("FAKE_MAJOR", 9) : attribute == 76 ? told("FAKE_MINOR", 0) : 65536;
-  return 0;
-}
-int cuFuncGetAttribute(int* value, int attribute, void* function) { *value = 1024; return 0; }
-int cuEventQuery(void* event) { return told("FAKE_EVENT", 0); }
-static int capturing = 0, zeroed = 0;
-int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
-  *address = 0x10000000;
-  return told("FAKE_ALLOC", 0);
-}
-int cuMemsetD8Async(unsigned long long address, char byte, size_t bytes, void* stream) {
-  /* The memory of work counters: zeroed on a stream that is not the default one. */
-  zeroed = address == 0x10000000 && byte == 0 && stream;
-  return 0;
-}
-int cuMemcpyDtoH_v2(void* host, unsigned long long address, size_t bytes) {
-  memset(host, 0, bytes);
-  memset(host, 1, 4 * told("FAKE_LEFT", 0));
-  return 0;
-}
-int cuStreamCreate(void** stream, unsigned flags) { *stream = &capturing; return 0; }
-int cuStreamBeginCapture_v2(void* stream, int mode) { capturing = 1; return 0; }
-int cuStreamEndCapture(void* stream, void** graph) { capturing = 0; return 0; }
-int cuStreamIsCapturing(void* stream, int* status) { *status = capturing; return 0; }
-int cuLaunchKernelEx(const void* config, void* function, void** arguments, void** extra) {
-  unsigned long long counter = ((unsigned long long*)arguments[0])[28];
-  printf("launch: counter %llx, zeroed %d\n", counter, zeroed);
-  fflush(stdout);
-  return 0;
-}
-"#;
-
-/// The functions that the guard looks for, as the source lists them.
-fn used_functions() -> Vec<&'static str> {
-    let source = include_str!("../src/driver.rs");
-    let list = source.split("USED_FUNCTIONS: &[&str] = &[").nth(1).unwrap().split(']').next().unwrap();
-    list.split('"').skip(1).step_by(2).collect()
-}
-
-/// The folder of the fake, made once; without the function `missing` if one is named.
-fn fake(folder: &Path, missing: Option<&str>) {
-    let mut source = ANSWERS.to_owned();
-    for name in used_functions() {
-        if Some(name) != missing && !ANSWERS.contains(&format!("int {name}(")) {
-            source += &format!("int {name}(void) {{ return 0; }}\n");
-        }
-    }
-    let file = folder.join("driver.c");
-    std::fs::write(&file, source).unwrap();
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        let made = Command::new("cc")
-            .args(["-shared", "-fPIC", "-w", "-o"])
-            .arg(folder.join(name))
-            .arg(&file)
-            .status();
-        assert!(made.unwrap().success());
-    }
-}
-
-/// What the step `inner` prints in a process that has the fake for its driver. The loader's answer is kept for a
-/// process's life, so that each question needs one of its own.
-fn with_fake(inner: &str, told: &[(&str, &str)], missing: Option<&str>) -> String {
-    static WHOLE: OnceLock<tempfile::TempDir> = OnceLock::new();
-    let own;
-    let folder = if missing.is_none() {
-        WHOLE.get_or_init(|| {
-            let folder = tempfile::tempdir().unwrap();
-            fake(folder.path(), None);
-            folder
-        })
-    } else {
-        own = tempfile::tempdir().unwrap();
-        fake(own.path(), missing);
-        &own
-    };
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "inner", "--nocapture", "--test-threads", "1"])
-        .env("LD_LIBRARY_PATH", folder.path())
-        .env("FAKE_STEP", inner)
-        .envs(told.iter().copied().collect::<HashMap<_, _>>())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{inner}: {} {text}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    text
-}
+use fake::{asked, assert_contains, with_fake};
 
 /// What the tests below run in a process of their own; on its own it has nothing to do.
 #[test]
@@ -224,19 +115,13 @@ fn counters() {
     }
 }
 
-fn assert_contains(text: &str, parts: &[&str]) {
-    for part in parts {
-        assert!(text.contains(part), "{part:?} is not in {text}");
-    }
-}
-
 #[test]
 fn a_driver_that_is_too_old_is_named_with_both_versions() {
     with_fake("works", &[], None);
     let text = with_fake("driver", &[("FAKE_VERSION", "12040")], None);
     assert_contains(&text, &["supports CUDA 12.4", "CUDA 12.8 is needed", "update the NVIDIA driver"]);
-    let text = with_fake("driver", &[], Some("cuTensorMapEncodeTiled"));
-    assert_contains(&text, &["it has no cuTensorMapEncodeTiled", "update the NVIDIA driver"]);
+    let text = with_fake("driver", &[], Some("cuGraphUpload"));
+    assert_contains(&text, &["it has no cuGraphUpload", "update the NVIDIA driver"]);
 }
 
 #[test]
@@ -301,19 +186,19 @@ fn launches_get_work_counters_where_they_ask_for_one() {
     let folder = tempfile::tempdir().unwrap();
     let cubin = cubin(folder.path());
     let text = with_fake("counters", &[("FAKE_CUBIN", &cubin)], None);
-    // The first comes after what the test harness says, on one line.
-    let launches: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once("launch: ")?.1)).collect();
+    let launches = asked(&text).into_iter().filter_map(|what| what.strip_prefix("launch "));
+    let launches: Vec<&str> = launches.map(|launch| launch.split(" grid ").next().unwrap()).collect();
     let expected = [
-        "counter 0, zeroed 0",
+        "counter 0 zeroed 0",
         // As they come: a cache line further each.
-        "counter 10000000, zeroed 1",
-        "counter 10000080, zeroed 1",
+        "counter 10000000 zeroed 1",
+        "counter 10000080 zeroed 1",
         // Captured: from the other half.
-        "counter 10020000, zeroed 1",
-        "counter 10020080, zeroed 1",
-        "counter 10000100, zeroed 1",
+        "counter 10020000 zeroed 1",
+        "counter 10020080 zeroed 1",
+        "counter 10000100 zeroed 1",
         // Counters of its own: the first of them.
-        "counter 10000000, zeroed 1",
+        "counter 10000000 zeroed 1",
     ];
     assert_eq!(launches, expected);
     assert_contains(&text, &["all are 0"]);

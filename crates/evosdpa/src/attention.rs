@@ -109,7 +109,7 @@ impl Attention {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(ordinal) => {
-                let tensors = crate::planner::assumed_tensors(&problem);
+                let tensors = crate::choose::assumed_tensors(&problem);
                 gpu::shared(ordinal)?.plan(&problem, &tensors, options)
             }
         }

@@ -40,6 +40,18 @@ pub enum Error {
         /// How many it takes.
         count: usize,
     },
+    /// A manifest asks for rules that there are not.
+    #[error(
+        "kernel `{kernel}`: there is no family `{family}` whose rules could choose its tunables (there are {known})"
+    )]
+    UnknownFamily {
+        /// The kernel.
+        kernel: String,
+        /// What its manifest names.
+        family: String,
+        /// The families there are.
+        known: String,
+    },
     /// A tensor has no address.
     #[cfg(feature = "cuda")]
     #[error("{tensor} has no memory: its address is 0")]

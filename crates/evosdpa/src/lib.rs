@@ -36,7 +36,7 @@
 //! | feature | gives | leaves out, when off |
 //! |---|---|---|
 //! | `cpu` (default) | [`Device::Cpu`], [`Attention::run`] | the CPU kernels |
-//! | `cuda` (default) | [`Device::Cuda`], [`Attention::run_on`], [`gpu`], [`planner`], [`tuned`] | cudarc, the CUDA sources, the loader |
+//! | `cuda` (default) | [`Device::Cuda`], [`Attention::run_on`], [`gpu`], [`choose`], [`tuned`] | cudarc, the CUDA sources, the loader |
 //!
 //! Neither needs CUDA to build: the driver and the compiler library are opened at run time.
 
@@ -44,11 +44,11 @@
 compile_error!("evosdpa needs a device to run on: enable the feature `cpu`, `cuda` or both");
 
 mod attention;
+#[cfg(feature = "cuda")]
+pub mod choose;
 mod error;
 #[cfg(feature = "cuda")]
 pub mod gpu;
-#[cfg(feature = "cuda")]
-pub mod planner;
 #[cfg(feature = "cuda")]
 pub mod tuned;
 

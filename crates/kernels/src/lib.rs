@@ -13,6 +13,7 @@ mod include;
 mod manifest;
 mod names;
 pub mod params;
+mod reads;
 mod registry;
 mod support;
 mod tunables;
@@ -25,7 +26,7 @@ pub use facts::{InputType, ProblemFacts};
 pub use id::VariantId;
 pub use include::Header;
 pub use manifest::{
-    Constraint, Gate, Launch, Layer, Limits, Manifest, MaskKind, Mutant, Range, Swizzle, TensorMapSpec,
+    Constraint, Gate, Kind, Launch, Layer, Limits, Manifest, MaskKind, Mutant, Range, Swizzle, TensorMapSpec,
     TensorName, Tolerance, Tunable, ValueDim,
 };
 pub use params::SdpaParams;

@@ -52,8 +52,14 @@ pub struct Manifest {
     pub lse: bool,
     /// Its launch geometry.
     pub launch: Launch,
-    /// Compile-time values derived from the problem.
+    /// Whose rules choose its tunables and kinds for a problem; without one they keep their defaults.
+    pub family: Option<String>,
+    /// Compile-time values that the source reads and that follow from head dimensions, types and tunables.
     pub defines: BTreeMap<String, Expr>,
+    /// Names for parts of other expressions; no compiler sees them.
+    pub lets: BTreeMap<String, Expr>,
+    /// Compile-time values that a problem's lengths may have a say in: a few values each, so that few codes come of them.
+    pub kinds: Vec<Kind>,
     /// What can be tuned: macro first, each layer by name.
     pub tunables: Vec<Tunable>,
     /// What combinations of tunables must satisfy.
@@ -253,10 +259,25 @@ pub struct Tunable {
     pub layer: Layer,
     /// The values to choose from.
     pub values: Vec<i64>,
-    /// The value when nothing is chosen: a number, or an expression over the problem's facts.
-    pub default: Expr,
+    /// The value when nothing is chosen.
+    pub default: i64,
     /// Why it is worth tuning.
     pub why: Option<String>,
+}
+
+/// A compile-time value that the lengths of a problem may have a say in.
+///
+/// It is no tunable: which values are allowed for a problem is said by constraints, and its default is allowed for all.
+#[derive(Clone, Debug)]
+pub struct Kind {
+    /// Its name, which is also the compile-time define.
+    pub name: String,
+    /// The values there are.
+    pub values: Vec<i64>,
+    /// The value that every problem allows.
+    pub default: i64,
+    /// What the values mean.
+    pub why: String,
 }
 
 /// What combinations of tunables must satisfy.

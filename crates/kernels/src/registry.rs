@@ -1,15 +1,17 @@
 //! Which kernels there are.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use crate::{
     Arch, Error, Header, Manifest, ProblemFacts, Refusal, Result, Target, embedded,
     include::{Files, folder, headers, join},
     names::nearest,
+    reads::{self, names_read},
 };
 
 /// Where a kernel came from.
@@ -33,9 +35,11 @@ pub struct Kernel {
     /// The source's path: below `cuda/` for embedded kernels, the file's name for a user's.
     pub source_file: String,
     /// The source's text.
-    pub source: String,
+    pub source: Arc<str>,
     /// The headers it includes.
-    pub headers: Vec<Header>,
+    pub headers: Arc<[Header]>,
+    /// The compile-time names of the manifest that they read.
+    pub reads: BTreeSet<String>,
     /// Where it came from.
     pub origin: Origin,
 }
@@ -53,7 +57,7 @@ impl Kernel {
         let flat = self.headers.iter().filter(|header| !header.name.contains('/'));
         let headers = flat.map(|header| (header.name.as_str(), header.text.as_str()));
         let manifest_name = self.manifest_file.rsplit('/').next().unwrap_or(&self.manifest_file);
-        let own = [(manifest_name, self.manifest_text.as_str()), (of_source, self.source.as_str())];
+        let own = [(manifest_name, self.manifest_text.as_str()), (of_source, &*self.source)];
         own.into_iter().chain(headers).collect()
     }
 }
@@ -127,7 +131,7 @@ impl Registry {
 
     /// Adds a kernel that is another one with a new source: its headers are found in the same places, and its manifest
     /// differs only in the name, the source's name and the descent.
-    pub fn adopt(&mut self, of: &str, name: &str, source: &str) -> Result<()> {
+    pub fn register_source(&mut self, of: &str, name: &str, source: &str) -> Result<()> {
         let parent = self.kernel(of)?.clone();
         if let Some(first) = self.kernels.get(name) {
             return Err(Error::DuplicateKernel {
@@ -146,13 +150,16 @@ impl Registry {
         let manifest_file = beside(&parent.manifest_file, "toml");
         let manifest_text = renamed(&parent, name)?;
         let source_file = beside(&parent.source_file, "cu");
+        let manifest = Manifest::parse(&manifest_text, &manifest_file)?;
+        let headers = headers(&source_file, source, &all);
         let kernel = Kernel {
-            manifest: Manifest::parse(&manifest_text, &manifest_file)?,
+            reads: names_read(&manifest, source, &headers),
+            manifest,
             manifest_file,
             manifest_text,
-            headers: headers(&source_file, source, &all),
+            headers: headers.into(),
             source_file,
-            source: source.to_owned(),
+            source: source.into(),
             origin: parent.origin,
         };
         self.kernels.insert(name.to_owned(), kernel);
@@ -191,14 +198,22 @@ impl Registry {
                 });
             }
             let headers = headers(&source_file, source, all);
-            let source = source.clone();
+            let reads = names_read(&manifest, source, &headers);
+            reads::check(&manifest, &manifest_file, &reads)?;
             let origin = origin.clone();
             let name = manifest.name.clone();
             let manifest_text = text.clone();
-            shelf.insert(
-                name,
-                Kernel { manifest, manifest_file, manifest_text, source_file, source, headers, origin },
-            );
+            let kernel = Kernel {
+                manifest,
+                manifest_file,
+                manifest_text,
+                source_file,
+                source: source.as_str().into(),
+                headers: headers.into(),
+                reads,
+                origin,
+            };
+            shelf.insert(name, kernel);
         }
         Ok(())
     }

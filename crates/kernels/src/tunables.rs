@@ -27,6 +27,16 @@ impl Assignment {
         self.0.is_empty()
     }
 
+    /// Gives a tunable or a kind one of its values.
+    pub(crate) fn set(&mut self, kernel: &str, name: &str, value: i64, allowed: &[i64]) -> Result<()> {
+        if !allowed.contains(&value) {
+            let (kernel, name, allowed) = (kernel.to_owned(), name.to_owned(), allowed.to_vec());
+            return Err(Error::TunableValue { kernel, name, value, allowed });
+        }
+        self.0.insert(name.to_owned(), value);
+        Ok(())
+    }
+
     /// As a map, for documents.
     pub fn to_map(&self) -> BTreeMap<String, i64> {
         self.0.clone()
@@ -107,51 +117,34 @@ impl<'a> TunableSpace<'a> {
 
     /// The values that some tunables are set to, checked.
     pub fn assign<'b>(&self, chosen: impl IntoIterator<Item = (&'b str, i64)>) -> Result<Assignment> {
-        let mut values = BTreeMap::new();
+        let mut assignment = Assignment::default();
         for (name, value) in chosen {
-            let Some(tunable) = self.tunables.iter().find(|tunable| tunable.name == name) else {
-                let known: Vec<&str> = self.tunables.iter().map(|tunable| tunable.name.as_str()).collect();
-                return Err(Error::UnknownTunable {
-                    kernel: self.kernel.to_owned(),
-                    name: name.to_owned(),
-                    nearest: nearest(name, known.iter().copied()),
-                    known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
-                });
-            };
-            if !tunable.values.contains(&value) {
-                return Err(Error::TunableValue {
-                    kernel: self.kernel.to_owned(),
-                    name: name.to_owned(),
-                    value,
-                    allowed: tunable.values.clone(),
-                });
-            }
-            values.insert(name.to_owned(), value);
+            self.set(&mut assignment, name, value)?;
         }
-        Ok(Assignment(values))
+        Ok(assignment)
+    }
+
+    /// Sets one tunable.
+    pub(crate) fn set(&self, assignment: &mut Assignment, name: &str, value: i64) -> Result<()> {
+        if let Some(tunable) = self.tunables.iter().find(|tunable| tunable.name == name) {
+            return assignment.set(self.kernel, name, value, &tunable.values);
+        }
+        let known: Vec<&str> = self.tunables.iter().map(|tunable| tunable.name.as_str()).collect();
+        Err(Error::UnknownTunable {
+            kernel: self.kernel.to_owned(),
+            name: name.to_owned(),
+            nearest: nearest(name, known.iter().copied()),
+            known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
+        })
     }
 
     /// Adds the default of every tunable that has no value yet.
-    pub(crate) fn complete(
-        &self,
-        mut assignment: Assignment,
-        default: impl Fn(&Tunable) -> Result<i64>,
-    ) -> Result<Assignment> {
+    pub(crate) fn complete(&self, mut assignment: Assignment) -> Assignment {
         for tunable in self.tunables {
-            if assignment.value(&tunable.name).is_some() {
-                continue;
+            if assignment.value(&tunable.name).is_none() {
+                assignment.0.insert(tunable.name.clone(), tunable.default);
             }
-            let value = default(tunable)?;
-            if !tunable.values.contains(&value) {
-                return Err(Error::TunableValue {
-                    kernel: self.kernel.to_owned(),
-                    name: tunable.name.clone(),
-                    value,
-                    allowed: tunable.values.clone(),
-                });
-            }
-            assignment.0.insert(tunable.name.clone(), value);
         }
-        Ok(assignment)
+        assignment
     }
 }

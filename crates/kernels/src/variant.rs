@@ -1,6 +1,6 @@
 //! A kernel with its tunables set, for a problem and a target: everything a compiler and a launcher need.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     Arch, Assignment, Constraint, Error, Expr, ExprError, Header, InputType, Kernel, Limits, Manifest,
@@ -66,12 +66,12 @@ pub struct Variant {
     /// The source file's name, as it appears in line information.
     pub source_file: String,
     /// The source.
-    pub source: String,
+    pub source: Arc<str>,
     /// The headers it includes.
-    pub headers: Vec<Header>,
+    pub headers: Arc<[Header]>,
     /// The entry point.
     pub entry: String,
-    /// Compile-time values: tunables and defines together, by name.
+    /// The compile-time values that the source reads, by name: with kernel and architecture, what its code depends on.
     pub defines: BTreeMap<String, i64>,
     /// Extra options for the compiler.
     pub options: Vec<String>,
@@ -107,45 +107,45 @@ impl Kernel {
     ///
     /// A kernel supports a problem if some tunable values keep its constraints.
     pub fn supports(&self, facts: &ProblemFacts, target: &Target) -> Result<()> {
-        let mut reasons = support::reasons(&self.manifest, facts, target.arch);
-        if reasons.is_empty()
-            && let Some(constraint) = self.unsatisfied(facts, target)?
-        {
-            reasons
-                .push(Reason::Constraint { expr: constraint.expr.to_string(), why: constraint.why.clone() });
+        self.takes(facts, target)?;
+        match self.unsatisfied(facts, target)? {
+            None => Ok(()),
+            Some(Constraint { expr, why }) => {
+                let reason = Reason::Constraint { expr: expr.to_string(), why: why.clone() };
+                Err(self.refusal(facts, vec![reason]))
+            }
         }
-        if reasons.is_empty() {
-            return Ok(());
-        }
-        let refusal = Refusal { kernel: self.name().to_owned(), reasons };
-        Err(Error::Unsupported { problem: facts.to_string(), refusal })
     }
 
-    /// The variant with these tunables; the others keep their defaults.
+    /// Whether a problem is of the kind that it supports, whatever its tunables.
+    fn takes(&self, facts: &ProblemFacts, target: &Target) -> Result<()> {
+        let reasons = support::reasons(&self.manifest, facts, target.arch);
+        if reasons.is_empty() { Ok(()) } else { Err(self.refusal(facts, reasons)) }
+    }
+
+    fn refusal(&self, facts: &ProblemFacts, reasons: Vec<Reason>) -> Error {
+        let refusal = Refusal { kernel: self.name().to_owned(), reasons };
+        Error::Unsupported { problem: facts.to_string(), refusal }
+    }
+
+    /// The variant with these tunables and kinds; the others keep their defaults, whatever the problem. What suits a problem
+    /// is chosen elsewhere.
     pub fn variant<'a>(
         &self,
         facts: &ProblemFacts,
         target: &Target,
         chosen: impl IntoIterator<Item = (&'a str, i64)>,
     ) -> Result<Variant> {
-        let chosen = self.space().assign(chosen)?;
-        self.supports(facts, target)?;
-        self.resolve(facts, target, self.completed(facts, target, chosen)?)
-    }
-
-    /// The variant with default tunables or, when the defaults break a constraint for this problem, with the first
-    /// values that keep them all.
-    pub fn default_variant(&self, facts: &ProblemFacts, target: &Target) -> Result<Variant> {
-        self.supports(facts, target)?;
-        match self.resolve(facts, target, self.completed(facts, target, Assignment::default())?) {
-            Err(Error::Constraint { expr, why, .. }) => {
-                self.variants(facts, target).next().unwrap_or_else(|| {
-                    let (kernel, problem) = (self.name().to_owned(), facts.to_string());
-                    Err(Error::NoAssignment { kernel, problem, expr, why })
-                })
+        let mut kinds = Assignment::default();
+        let mut tunables = Assignment::default();
+        for (name, value) in chosen {
+            match self.manifest.kinds.iter().find(|kind| kind.name == name) {
+                Some(kind) => kinds.set(self.name(), name, value, &kind.values)?,
+                None => self.space().set(&mut tunables, name, value)?,
             }
-            resolved => resolved,
         }
+        self.takes(facts, target)?;
+        self.resolve(facts, target, self.space().complete(tunables), &kinds)
     }
 
     /// Every variant that keeps the constraints, lazily. The problem must be supported: see [`Kernel::supports`].
@@ -156,34 +156,29 @@ impl Kernel {
     ) -> impl Iterator<Item = Result<Variant>> + 'a {
         self.space()
             .unconstrained()
-            .map(|assignment| self.resolve(facts, target, assignment))
+            .map(|assignment| self.resolve(facts, target, assignment, &Assignment::default()))
             .filter(|resolved| !matches!(resolved, Err(Error::Constraint { .. })))
     }
 
     /// How many variants keep the constraints, counted up to `cap` of the unconstrained combinations.
     pub fn count_variants(&self, facts: &ProblemFacts, target: &Target, cap: usize) -> Result<SpaceSize> {
         let mut count = 0;
+        let kinds = &Assignment::default();
         for assignment in self.space().unconstrained().take(cap) {
-            count += usize::from(self.broken_constraint(facts, target, &assignment)?.is_none());
+            let resolution = Resolution { kernel: self, facts, target, assignment: &assignment, kinds };
+            count += usize::from(resolution.broken_constraint()?.is_none());
         }
         let whole = self.space().size() <= cap as u128;
         Ok(if whole { SpaceSize::Exactly(count) } else { SpaceSize::AtLeast(count) })
     }
 
-    /// What was chosen, with the default of every tunable that was not.
-    fn completed(&self, facts: &ProblemFacts, target: &Target, chosen: Assignment) -> Result<Assignment> {
-        let nothing = Assignment::default();
-        let resolution = Resolution { kernel: self, facts, target, assignment: &nothing };
-        self.space().complete(chosen, |tunable| {
-            resolution.evaluate(&format!("tunable {}", tunable.name), &tunable.default)
-        })
-    }
-
     /// A constraint that no tunable values keep, if there is one.
     fn unsatisfied(&self, facts: &ProblemFacts, target: &Target) -> Result<Option<&Constraint>> {
         let mut last = None;
+        let kinds = &Assignment::default();
         for assignment in self.space().unconstrained().take(SEARCH_LIMIT) {
-            match self.broken_constraint(facts, target, &assignment)? {
+            let resolution = Resolution { kernel: self, facts, target, assignment: &assignment, kinds };
+            match resolution.broken_constraint()? {
                 None => return Ok(None),
                 Some(broken) => last = Some(broken),
             }
@@ -191,23 +186,15 @@ impl Kernel {
         Ok(last)
     }
 
-    fn broken_constraint(
+    fn resolve(
         &self,
         facts: &ProblemFacts,
         target: &Target,
-        assignment: &Assignment,
-    ) -> Result<Option<&Constraint>> {
-        let resolution = Resolution { kernel: self, facts, target, assignment };
-        for constraint in &self.manifest.constraints {
-            if resolution.evaluate("constraint", &constraint.expr)? == 0 {
-                return Ok(Some(constraint));
-            }
-        }
-        Ok(None)
-    }
-
-    fn resolve(&self, facts: &ProblemFacts, target: &Target, tunables: Assignment) -> Result<Variant> {
-        if let Some(constraint) = self.broken_constraint(facts, target, &tunables)? {
+        tunables: Assignment,
+        kinds: &Assignment,
+    ) -> Result<Variant> {
+        let resolution = Resolution { kernel: self, facts, target, assignment: &tunables, kinds };
+        if let Some(constraint) = resolution.broken_constraint()? {
             return Err(Error::Constraint {
                 kernel: self.name().to_owned(),
                 assignment: tunables.to_string(),
@@ -215,7 +202,6 @@ impl Kernel {
                 why: constraint.why.clone(),
             });
         }
-        let resolution = Resolution { kernel: self, facts, target, assignment: &tunables };
         let launch = resolution.launch()?;
         let defines = resolution.defines()?;
         let tensor_maps = resolution.tensor_maps()?;
@@ -237,20 +223,22 @@ impl Kernel {
 }
 
 /// One evaluation of a manifest: the environment of its expressions.
-struct Resolution<'a> {
-    kernel: &'a Kernel,
+struct Resolution<'k, 'a> {
+    kernel: &'k Kernel,
     facts: &'a ProblemFacts,
     target: &'a Target,
     assignment: &'a Assignment,
+    kinds: &'a Assignment,
 }
 
-impl Environment for Resolution<'_> {
+impl Environment for Resolution<'_, '_> {
     fn value(&self, name: &str) -> Result<Option<i64>, ExprError> {
-        if let Some(value) = self.assignment.value(name).or_else(|| self.facts.value(name, self.target)) {
+        let known = self.assignment.value(name).or_else(|| self.facts.value(name, self.target));
+        if let Some(value) = known.or_else(|| self.kind(name)) {
             return Ok(Some(value));
         }
-        // Reading the manifest has made sure that no define depends on itself.
-        self.kernel.manifest.defines.get(name).map(|expr| expr.evaluate(self)).transpose()
+        // Reading the manifest has made sure that no expression depends on itself.
+        self.kernel.manifest.derived(name).map(|expr| expr.evaluate(self)).transpose()
     }
 
     fn dtype(&self) -> Option<InputType> {
@@ -258,7 +246,21 @@ impl Environment for Resolution<'_> {
     }
 }
 
-impl Resolution<'_> {
+impl<'k> Resolution<'k, '_> {
+    fn kind(&self, name: &str) -> Option<i64> {
+        let kind = self.kernel.manifest.kinds.iter().find(|kind| kind.name == name)?;
+        Some(self.kinds.value(name).unwrap_or(kind.default))
+    }
+
+    fn broken_constraint(&self) -> Result<Option<&'k Constraint>> {
+        for constraint in &self.kernel.manifest.constraints {
+            if self.evaluate("constraint", &constraint.expr)? == 0 {
+                return Ok(Some(constraint));
+            }
+        }
+        Ok(None)
+    }
+
     fn evaluate(&self, key: &str, expr: &Expr) -> Result<i64> {
         expr.evaluate(self).map_err(|source| Error::Expression {
             file: self.kernel.manifest_file.clone(),
@@ -331,10 +333,14 @@ impl Resolution<'_> {
     }
 
     fn defines(&self) -> Result<BTreeMap<String, i64>> {
-        let mut defines: BTreeMap<String, i64> =
-            self.assignment.iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        for (name, expr) in &self.kernel.manifest.defines {
-            defines.insert(name.clone(), self.evaluate(&format!("defines.{name}"), expr)?);
+        let mut defines = BTreeMap::new();
+        for name in &self.kernel.reads {
+            let value = match self.kernel.manifest.defines.get(name) {
+                Some(expr) => Some(self.evaluate(name, expr)?),
+                None => self.assignment.value(name).or_else(|| self.kind(name)),
+            };
+            // Every name that is read is a define, a tunable or a kind.
+            defines.extend(value.map(|value| (name.clone(), value)));
         }
         Ok(defines)
     }

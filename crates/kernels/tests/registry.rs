@@ -144,7 +144,7 @@ fn a_variant_says_what_to_compile_and_launch() {
 #[test]
 fn a_launch_is_programmatic_where_its_expression_says_so() {
     let target = Target::nominal(Arch::Sm90a);
-    assert!(!kernel().default_variant(&facts(), &target).unwrap().launch.programmatic);
+    assert!(!kernel().variant(&facts(), &target, []).unwrap().launch.programmatic);
     let launch = "dynamic_smem = \"ROWS * HEAD_DIM * dtype_bytes\"\n";
     let with = format!("{launch}programmatic = \"ROWS == 16\"\n");
     let mut kernel = kernel();
@@ -160,7 +160,7 @@ fn a_launch_is_programmatic_where_its_expression_says_so() {
 #[test]
 fn a_launch_has_a_work_counter_where_its_expression_says_so() {
     let target = Target::nominal(Arch::Sm90a);
-    assert!(!kernel().default_variant(&facts(), &target).unwrap().launch.counter);
+    assert!(!kernel().variant(&facts(), &target, []).unwrap().launch.counter);
     let launch = "dynamic_smem = \"ROWS * HEAD_DIM * dtype_bytes\"\n";
     let with = format!("{launch}counter = \"ROWS == 16\"\n");
     let mut kernel = kernel();
@@ -200,40 +200,65 @@ fn the_space_is_enumerated_under_its_constraints() {
     assert_eq!(kernel.count_variants(&facts, &target, 4).unwrap(), SpaceSize::AtLeast(3));
 }
 
-#[test]
-fn a_default_may_use_defines_that_follow_from_the_problem() {
-    let with = |define: &str| {
-        manifest_text().replacen("default = 32", "default = \"LONG ? 64 : 32\"", 1).replacen(
-            "[defines]",
-            &format!("[defines]\n{define}"),
-            1,
-        )
-    };
+/// A folder with the fixture's source and a manifest of its own.
+fn folder_with(manifest: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::copy(Path::new(FIXTURE).join("scale_rows.cu"), folder.path().join("scale_rows.cu")).unwrap();
-    fs::write(folder.path().join("scale_rows.toml"), with("LONG = \"seq_q > 100\"")).unwrap();
-    let mut registry = Registry::default();
-    registry.add_folder(folder.path()).unwrap();
-    let rows = |seq_q| {
-        let facts = ProblemFacts { seq_q, ..facts() };
-        let variant =
-            registry.kernel("scale_rows").unwrap().default_variant(&facts, &Target::nominal(Arch::Sm89));
-        variant.unwrap().id.tunables.value("ROWS")
-    };
-    assert_eq!((rows(100), rows(101)), (Some(32), Some(64)));
-    let message = Manifest::parse(&with("LONG = \"seq_q > THREADS\""), "k.toml").unwrap_err().to_string();
-    assert_contains(&message, &["tunable.macro.ROWS", "`LONG`", "does not follow from the problem alone"]);
+    fs::write(folder.path().join("k.toml"), manifest).unwrap();
+    folder
 }
 
 #[test]
-fn defaults_give_way_to_constraints() {
-    let kernel = kernel();
-    // 32 rows of 64 halves need 4 KiB; on a device with 2 KiB only 16 rows fit.
-    let small = Target { smem_limit_bytes: 2048, ..Target::nominal(Arch::Sm89) };
-    assert_eq!(kernel.default_variant(&facts(), &small).unwrap().id.tunables.value("ROWS"), Some(16));
-    let none = Target { smem_limit_bytes: 1024, ..small };
-    let message = kernel.default_variant(&facts(), &none).unwrap_err().to_string();
-    assert_contains(&message, &["not supported by `scale_rows`", "no tunable values", "must fit"]);
+fn what_a_source_never_reads_is_refused() {
+    let error = |from: &str, to: &str| {
+        let text = manifest_text();
+        assert!(text.contains(from), "{from}");
+        let folder = folder_with(&text.replacen(from, to, 1));
+        Registry::default().add_folder(folder.path()).unwrap_err().to_string()
+    };
+    let message = error("[defines]", "[defines]\nNARROW = \"head_dim <= 64\"");
+    assert_contains(&message, &["k.toml", "defines.NARROW", "never reads `NARROW`", "[let]"]);
+    let kind = "[kind.WHOLE]\nvalues = [0, 1]\ndefault = 0\nwhy = \"full tiles\"\n[defines]";
+    assert_contains(&error("[defines]", kind), &["kind.WHOLE", "never reads `WHOLE`"]);
+    let tunable = "[tunable.macro.SPARE]\nvalues = [0]\ndefault = 0\n[tunable.macro.ROWS]";
+    assert_contains(&error("[tunable.macro.ROWS]", tunable), &["tunable.SPARE", "never reads it"]);
+    let unused = "[let]\nNARROW = \"head_dim <= 64\"\n[defines]";
+    assert_contains(&error("[defines]", unused), &["let.NARROW", "no expression uses it"]);
+}
+
+#[test]
+fn names_that_only_expressions_use_reach_no_compiler() {
+    // SPARE sets the launch alone, BYTES is a part of an expression; COPIES is a kind that the source reads.
+    let text = manifest_text()
+        .replacen("\"ROWS * HEAD_DIM * dtype_bytes\"", "\"(1 + SPARE) * BYTES\"", 1)
+        .replacen("[defines]", "[let]\nBYTES = \"ROWS * HEAD_DIM * dtype_bytes\"\n[defines]", 1)
+        .replacen("IS_CAUSAL = \"causal\"", "", 1)
+        + "[tunable.macro.SPARE]\nvalues = [0, 1]\ndefault = 0\n\
+           [kind.IS_CAUSAL]\nvalues = [0, 1]\ndefault = 0\nwhy = \"a kind\"\n";
+    let folder = folder_with(&text);
+    let mut registry = Registry::default();
+    registry.add_folder(folder.path()).unwrap();
+    let kernel = registry.kernel("scale_rows").unwrap();
+    let target = Target::nominal(Arch::Sm89);
+    let plain = kernel.variant(&facts(), &target, []).unwrap();
+    let names: Vec<&str> = plain.defines.keys().map(String::as_str).collect();
+    assert_eq!(names, ["HEAD_DIM", "IS_CAUSAL", "ROWS", "THREADS"]);
+    // Twice the shared memory is the same code under another name.
+    let spare = kernel.variant(&facts(), &target, [("SPARE", 1)]).unwrap();
+    assert_eq!(spare.defines, plain.defines);
+    assert_eq!(spare.launch.dynamic_smem_bytes, 2 * plain.launch.dynamic_smem_bytes);
+    assert_eq!(spare.label(), "scale_rows[ROWS=32 SPARE=1 THREADS=128]");
+    // Another kind is other code under the same name.
+    let kind = kernel.variant(&facts(), &target, [("IS_CAUSAL", 1)]).unwrap();
+    assert_eq!((kind.label(), kind.defines["IS_CAUSAL"]), (plain.label(), 1));
+    let message = kernel.variant(&facts(), &target, [("IS_CAUSAL", 2)]).unwrap_err().to_string();
+    assert_contains(&message, &["IS_CAUSAL = 2", "[0, 1]"]);
+}
+
+#[test]
+fn a_default_is_a_number() {
+    let message = error_with("default = 32", "default = \"causal ? 64 : 32\"");
+    assert_contains(&message, &["k.toml:28:11", "expected i64"]);
 }
 
 #[test]
@@ -267,7 +292,7 @@ fn a_refusal_gives_every_reason() {
 fn launch_sizes_past_cudas_limits_are_refused() {
     let target = Target::nominal(Arch::Sm89);
     let many = ProblemFacts { batch: 70_000, ..facts() };
-    let message = kernel().default_variant(&many, &target).unwrap_err().to_string();
+    let message = kernel().variant(&many, &target, []).unwrap_err().to_string();
     assert_contains(&message, &["launch.grid.z", "70000", "65535"]);
 }
 
@@ -281,8 +306,10 @@ fn user_folders_are_read_and_wrong_ones_named() {
     fs::write(path.join("other.toml"), manifest_text().replace("\"scale_rows\"", "\"other\"")).unwrap();
     assert_contains(&registry.add_folder(path).unwrap_err().to_string(), &["other.toml", "`scale_rows.cu`"]);
 
+    // A header reads for its source.
     fs::write(path.join("scale_rows.cu"), "#include \"mine.cuh\"\n").unwrap();
-    fs::write(path.join("mine.cuh"), "// mine\n").unwrap();
+    fs::write(path.join("mine.cuh"), "int all() { return HEAD_DIM + IS_CAUSAL + ROWS + THREADS; }\n")
+        .unwrap();
     registry.add_folder(path).unwrap();
     let names: Vec<&str> = registry.kernels().map(Kernel::name).collect();
     assert_eq!(names, ["other", "scale_rows"]);
@@ -294,12 +321,10 @@ fn user_folders_are_read_and_wrong_ones_named() {
 
 #[test]
 fn mutants_are_never_selectable() {
-    let folder = tempfile::tempdir().unwrap();
     let mutant = manifest_text()
         + "[mutant]\nof = \"scale_rows\"\nbreaks = \"nothing is synchronised\"\ncaught_by = \"sim\"\n\
            shape = \"tiny:causal\"\n";
-    fs::write(folder.path().join("m.toml"), &mutant).unwrap();
-    fs::write(folder.path().join("scale_rows.cu"), "").unwrap();
+    let folder = folder_with(&mutant);
     let mut registry = Registry::default();
     registry.add_folder(folder.path()).unwrap();
     assert_eq!(registry.kernels().count(), 0);
@@ -316,9 +341,9 @@ fn mutants_are_never_selectable() {
 
 #[test]
 fn lineage_lists_children_under_their_parents() {
-    let folder = tempfile::tempdir().unwrap();
     let mut registry = registry();
-    fs::write(folder.path().join("scale_rows.cu"), "").unwrap();
+    let folder = folder_with("");
+    fs::remove_file(folder.path().join("k.toml")).unwrap();
     for (name, parent) in [("a_child", "scale_rows"), ("grandchild", "a_child"), ("another", "scale_rows")] {
         let parent = format!("\"{name}\"\nparent = \"{parent}\"\nchanged = \"faster\"\nsummary");
         let text = manifest_text().replacen("\"scale_rows\"\nsummary", &parent, 1);
@@ -334,18 +359,18 @@ fn lineage_lists_children_under_their_parents() {
 fn a_kernel_with_another_source_can_be_put_into_a_folder_and_found_there() {
     let mut registry = Registry::embedded().unwrap();
     let source = registry.kernel("sdpa_v2c").unwrap().source.replace("namespace", "// changed\nnamespace");
-    registry.adopt("sdpa_v2c", "sdpa_v2c_p3", &source).unwrap();
-    assert!(registry.adopt("sdpa_v2c", "sdpa_v2c_p3", &source).is_err(), "the name is taken");
-    let adopted = registry.kernel("sdpa_v2c_p3").unwrap().clone();
+    registry.register_source("sdpa_v2c", "sdpa_v2c_p3", &source).unwrap();
+    assert!(registry.register_source("sdpa_v2c", "sdpa_v2c_p3", &source).is_err(), "the name is taken");
+    let registered = registry.kernel("sdpa_v2c_p3").unwrap().clone();
 
     let folder = tempfile::tempdir().unwrap();
-    for (name, text) in adopted.files() {
+    for (name, text) in registered.files() {
         fs::write(folder.path().join(name), text).unwrap();
     }
     let mut elsewhere = Registry::default();
     elsewhere.add_folder(folder.path()).unwrap();
     let found = elsewhere.kernel("sdpa_v2c_p3").unwrap();
-    assert_eq!((&found.source, &found.headers), (&adopted.source, &adopted.headers));
+    assert_eq!((&found.source, &found.headers), (&registered.source, &registered.headers));
     assert_eq!(found.manifest.parent.as_deref(), Some("sdpa_v2c"));
     let parent = registry.kernel("sdpa_v2c").unwrap();
     assert_eq!(format!("{:?}", found.manifest.tunables), format!("{:?}", parent.manifest.tunables));

@@ -1,7 +1,7 @@
 //! The same kernels on the same inputs, once on the simulator and once on a GPU: how far are the outputs apart?
 //!
-//! `cargo run --release -p evosdpa-lab --example sim_agreement > results/h200/sim-agreement.json` on a machine with a GPU.
-//! Without one only the simulator's column is filled. The tensor cores' sums are not the simulator's bit for bit (PTX
+//! `cargo xtask gpu` runs it on a machine with a GPU and keeps what it prints.
+//! The tensor cores' sums are not the simulator's bit for bit (PTX
 //! leaves their rounding open), so the outputs are held against the gates and against each other.
 
 use evosdpa_core::{DType, Problem};
@@ -39,16 +39,16 @@ fn run(device: &dyn Device, kernel: &str, case: &Case) -> Result<Output, Error> 
     device.load(kernel, &case.problem, &inputs)?.run(0)
 }
 
-fn row(sim: &Sim, gpu: Option<&Cuda>, kernel: &str, case: &Case) -> Row {
+fn row(sim: &Sim, gpu: &Cuda, kernel: &str, case: &Case) -> Row {
     let mut note = None;
     let mut on = |device: &dyn Device| match run(device, kernel, case) {
         Ok(output) => Some(output),
         Err(error) => {
-            note = Some(format!("{}: {error}", device.name()));
+            note = Some(format!("{}: {error}", device.id()));
             None
         }
     };
-    let (simulated, real) = (on(sim), gpu.and_then(|gpu| on(gpu)));
+    let (simulated, real) = (on(sim), on(gpu));
     let judged = |output: &Option<Output>| {
         output.as_ref().map(|output| case.judge(&output.o.view(), output.lse.as_deref()))
     };
@@ -90,11 +90,7 @@ fn row(sim: &Sim, gpu: Option<&Cuda>, kernel: &str, case: &Case) -> Row {
 
 fn main() -> Result<(), Error> {
     let sim = Sim::open(Registry::embedded()?)?;
-    let gpu = Cuda::open(0, Registry::embedded()?);
-    if let Err(error) = &gpu {
-        eprintln!("no GPU: {error}");
-    }
-    let gpu = gpu.ok();
+    let gpu = Cuda::open(0, Registry::embedded()?)?;
     let mut rows = Vec::new();
     for shape in SHAPES {
         for dtype in [DType::F16, DType::BF16, DType::U8, DType::E4M3] {
@@ -106,11 +102,11 @@ fn main() -> Result<(), Error> {
                 continue;
             }
             let case = Case::new(problem, Family::Normal, 1, Some(16));
-            rows.extend(taken.into_iter().map(|kernel| row(&sim, gpu.as_ref(), kernel, &case)));
+            rows.extend(taken.into_iter().map(|kernel| row(&sim, &gpu, kernel, &case)));
         }
     }
     let mut environment = Environment::look(None);
-    environment.accelerator = gpu.as_ref().and_then(|gpu| gpu.accelerator());
+    environment.accelerator = gpu.accelerator();
     let document = json!({ "schema": "evosdpa.sim-agreement/1", "environment": environment, "rows": rows });
     println!("{document:#}");
     Ok(())

@@ -13,7 +13,7 @@ use evosdpa_oracle::{
 
 use crate::{
     Error, ErrorKind,
-    device::{Device, Timing},
+    device::{Device, DeviceId, TimedDevice, Timing},
     gate::{GateResult, Verdict, correctness},
     machine,
     measure::{
@@ -92,7 +92,7 @@ const SETTLE: Duration = Duration::from_millis(3);
 /// Takes every kernel and peer through the gates and times those that pass. `torch` is PyTorch or the reason it is not
 /// there. `proceed` is told of each step and stops the measurement by answering no.
 pub fn measure(
-    device: &dyn Device,
+    device: &dyn TimedDevice,
     problem: &Problem,
     request: &Request,
     torch: Result<&RefCell<Torch>, &str>,
@@ -110,7 +110,7 @@ pub fn measure(
     let mut entries = Vec::new();
     for kernel in &request.kernels {
         interrupted = interrupted || !proceed(Step::Checking(kernel));
-        let mut row = Row::new(kernel, false, &device.name(), &problem.to_string());
+        let mut row = Row::new(kernel, false, device.id(), &problem.to_string());
         row.timing = request.timing.to_string();
         row.gates.push(correctness_gate(device, kernel, &cases[0])?);
         let contestant = match row.gates[0].verdict {
@@ -119,7 +119,10 @@ pub fn measure(
                 let loaded = Audited::load(device, kernel, problem, &inputs, &cases, seed)
                     .and_then(|mut audited| audited.loaded.set_timing(request.timing).map(|()| audited));
                 match loaded {
-                    Ok(audited) => Some(Timed::Kernel(Box::new(audited))),
+                    Ok(audited) => {
+                        row.variant = audited.loaded.variant();
+                        Some(Timed::Kernel(Box::new(audited)))
+                    }
                     Err(error) => {
                         row.gates.push(performance_gate(error)?);
                         None
@@ -269,23 +272,19 @@ impl Arm for InDuel<'_, '_> {
 
 /// The peers, each with a gate of its own: they compute the same question and are held to what they promise.
 fn peers<'a>(
-    device: &dyn Device,
+    device: &dyn TimedDevice,
     case: &Case,
     inputs: &[Inputs],
     modes: &[torch::Mode],
     torch: Result<&'a RefCell<Torch>, &str>,
 ) -> Vec<Entry<'a>> {
-    let name = device.name();
+    let id = device.id();
     let load = |torch: &'a RefCell<Torch>| {
-        torch
-            .borrow_mut()
-            .load(&name, &case.problem, inputs)
-            .map(|()| torch)
-            .map_err(|error| error.to_string())
+        torch.borrow_mut().load(id, &case.problem, inputs).map(|()| torch).map_err(|error| error.to_string())
     };
     let loaded = torch.map_err(str::to_owned).and_then(load);
     let entry = |mode: &torch::Mode| {
-        let mut row = Row::new(mode.name, true, &name, &case.problem.to_string());
+        let mut row = Row::new(mode.name, true, id, &case.problem.to_string());
         let gate = match &loaded {
             Ok(torch) => peer_gate(&mut torch.borrow_mut(), *mode, case),
             Err(why) => GateResult::unavailable("available", why.as_str()),
@@ -384,7 +383,7 @@ fn floor_gate(row: &mut Row, problem: &Problem, ceilings: &Ceilings) -> GateResu
 
 /// Each kernel against the fastest peer and against the first kernel, in duels.
 fn compare(
-    device: &dyn Device,
+    device: &dyn TimedDevice,
     entries: &mut [Entry<'_>],
     request: &Request,
     seed: u64,
@@ -415,7 +414,7 @@ fn compare(
             }
         }
     }
-    let on_cpu = device.name() == "cpu";
+    let on_cpu = device.id() == DeviceId::Cpu;
     let share = request.budget.map(|budget| budget / (2 * pairs.len().max(1)) as u32);
     for (number, (i, j)) in pairs.into_iter().enumerate() {
         let (Some(own_us), Some(other_us)) = (p50(&entries[i]), p50(&entries[j])) else { continue };
@@ -493,12 +492,12 @@ fn two<'a, 'b>(
 /// A kernel's result in plain words: what stopped it, or how it compares with the fastest peer and with the baseline.
 fn words(row: &Row) -> Vec<String> {
     if let Some(gate) = row.first_problem() {
-        return vec![format!("{} on {}: {} {}", row.kernel, row.problem, gate.gate, gate.verdict)];
+        return vec![format!("{} on {}: {} {}", row.shown(), row.problem, gate.gate, gate.verdict)];
     }
     let fastest_peer = row.fastest_peer();
     let baseline = row.speedup.iter().find(|(name, _)| !torch::is_peer(name));
     let sentence = |(name, comparison): (&String, &Comparison)| {
-        format!("{}: {}", row.problem, comparison.sentence(&row.kernel, name))
+        format!("{}: {}", row.problem, comparison.sentence(&row.shown(), name))
     };
     fastest_peer.into_iter().chain(baseline).map(sentence).collect()
 }

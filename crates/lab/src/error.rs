@@ -42,9 +42,6 @@ pub enum Error {
     /// A mutation score was asked for without a problem to run.
     #[error("no problem was given to run the kernel on")]
     NoProblem,
-    /// The simulator was asked for a time.
-    #[error("the simulator has no clock: use --device cuda or cpu to measure")]
-    NoClock,
     /// Text after a kernel's name that is not a choice of tunables.
     #[error("cannot read `{text}` as a kernel with tunables; write it as sdpa_v2c[STAGES=3 BLOCK_N=64]")]
     Tunables {

@@ -38,6 +38,9 @@ pub struct Environment {
     pub started: String,
     /// Measured peak of fused multiply-adds, GFLOP/s, at this thread count.
     pub fma_peak_gflops: Option<f64>,
+    /// The best that these threads could do, GFLOP/s, however busy the machine is: no call can be faster.
+    #[serde(default)]
+    pub fma_ceiling_gflops: Option<f64>,
     /// Measured read bandwidth of main memory, GB/s, at this thread count.
     pub memory_gbps: Option<f64>,
     /// PyTorch's version, when it was a peer.
@@ -63,6 +66,7 @@ impl Environment {
             memory_bytes: memory_kib("MemTotal").map(|kib| kib * 1024),
             started: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
             fma_peak_gflops: None,
+            fma_ceiling_gflops: None,
             memory_gbps: None,
             torch: None,
         }
@@ -71,6 +75,7 @@ impl Environment {
     /// Measures the machine's two ceilings, which takes well under a second.
     pub fn measure_peaks(&mut self) {
         self.fma_peak_gflops = Some(evosdpa_cpu::fma_peak_gflops(self.threads));
+        self.fma_ceiling_gflops = Some(evosdpa_cpu::fma_ceiling_gflops(self.threads));
         self.memory_gbps = Some(evosdpa_cpu::memory_bandwidth_gbps(self.threads));
     }
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     Error,
-    device::Device,
+    device::TimedDevice,
     evolve::gates::KernelArm,
     measure::{
         audit::Audited,
@@ -66,7 +66,7 @@ impl SelfTest {
 
 /// Lets a kernel run against itself this many times. `proceed` is asked before every duel.
 pub fn against_itself(
-    device: &dyn Device,
+    device: &dyn TimedDevice,
     kernel: &str,
     problem: &Problem,
     duels: usize,

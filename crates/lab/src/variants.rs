@@ -1,5 +1,6 @@
 //! From "these kernels, these architectures" to the variants to build.
 
+use evosdpa::choose;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_kernels::{Arch, InputType, Kernel, MaskKind, ProblemFacts, Range, Target, ValueDim, Variant};
 
@@ -136,13 +137,8 @@ impl Selection {
         }
         let job = |variant: Variant| Job { dtype, problem, target, variant };
         let Some(cap) = request.all_variants else {
-            let variant = if request.set.is_empty() {
-                kernel.default_variant(&problem, &target)?
-            } else {
-                let set = request.set.iter().map(|(name, value)| (name.as_str(), *value));
-                kernel.variant(&problem, &target, set)?
-            };
-            self.jobs.push(job(variant));
+            let set = request.set.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+            self.jobs.push(job(choose::variant(kernel, &problem, &target, &set)?));
             return Ok(());
         };
         let before = self.jobs.len();

@@ -7,7 +7,9 @@ use evosdpa_core::{DType, Problem};
 use evosdpa_lab::{
     Error,
     bench::{self, Request},
-    device::{Body, Cpu, Device, KernelInfo, Loaded, LoadedCpu, Output, Timing},
+    device::{
+        Body, Cpu, Device, DeviceId, KernelInfo, Loaded, LoadedCpu, Output, TimedDevice, TimedKernel, Timing,
+    },
     measure::floor::Ceilings,
     record::Row,
 };
@@ -101,8 +103,8 @@ fn write_some(output: &mut Output) {
 struct Cheats;
 
 impl Device for Cheats {
-    fn name(&self) -> String {
-        "cpu".to_owned()
+    fn id(&self) -> DeviceId {
+        DeviceId::Cpu
     }
 
     fn kernels(&self) -> Vec<KernelInfo> {
@@ -113,16 +115,31 @@ impl Device for Cheats {
         None
     }
 
-    fn input_sets(&self, _: &Problem) -> usize {
-        2
-    }
-
     fn load<'a>(
         &'a self,
         kernel: &str,
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
+        Ok(self.load_timed(kernel, problem, inputs)?)
+    }
+
+    fn timed(&self) -> Option<&dyn TimedDevice> {
+        Some(self)
+    }
+}
+
+impl TimedDevice for Cheats {
+    fn input_sets(&self, _: &Problem) -> usize {
+        2
+    }
+
+    fn load_timed<'a>(
+        &'a self,
+        kernel: &str,
+        problem: &Problem,
+        inputs: &'a [Inputs],
+    ) -> Result<Box<dyn TimedKernel + 'a>, Error> {
         Ok(Box::new(LoadedCpu::new(problem, inputs, cheat(kernel, *problem))))
     }
 }
@@ -226,7 +243,7 @@ fn the_cuda_cheats_compile() {
     let mut names = Vec::new();
     for kernel in registry.kernels() {
         assert_ne!(kernel.origin, Origin::Embedded);
-        let variant = kernel.default_variant(&facts, &Target::nominal(Arch::Sm90a)).unwrap();
+        let variant = kernel.variant(&facts, &Target::nominal(Arch::Sm90a), []).unwrap();
         Builder::default().build(&variant).unwrap_or_else(|error| panic!("{}: {error}", kernel.name()));
         names.push(kernel.name().to_owned());
     }

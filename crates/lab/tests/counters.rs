@@ -12,7 +12,7 @@ use ptxsan::{
 fn count(sim: &Sim, kernel: &str, edit: impl Fn(&str) -> String, schedule: Schedule) -> Counters {
     let problem = Problem::new("b1h1s64/256d64".parse().unwrap(), DType::F16).unwrap();
     let mut kernel = sim.registry().kernel(kernel).unwrap().clone();
-    kernel.source = edit(&kernel.source);
+    kernel.source = edit(&kernel.source).into();
     let inputs = Inputs::generate(&problem, Family::Normal, 1);
     let options = Options { schedule, ..Options::default() };
     let (_, outcome) = sim.simulation_of(&kernel, &[], &problem).unwrap().run(&inputs, &options).unwrap();

@@ -57,12 +57,12 @@ impl Order {
             ("DTYPE_BF16", 0),
         ];
         Variant {
-            source: WALK.to_owned(),
+            source: WALK.into(),
             source_file: "hopper/walk.cu".to_owned(),
             entry: "walk".to_owned(),
             arch: Arch::Sm89,
             defines: defines.map(|(name, value)| (name.to_owned(), value)).into(),
-            ..kernel.default_variant(&facts, &Target::nominal(Arch::Sm90a)).unwrap()
+            ..kernel.variant(&facts, &Target::nominal(Arch::Sm90a), []).unwrap()
         }
     }
 

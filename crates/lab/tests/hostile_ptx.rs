@@ -28,7 +28,7 @@ fn variant(kernel: &str, dtype: DType) -> Variant {
     let problem = Problem::new("tiny:causal".parse().unwrap(), dtype).unwrap().with_lse(true);
     let facts = ProblemFacts::try_from(&problem).unwrap();
     let registry = Registry::embedded().unwrap();
-    registry.kernel(kernel).unwrap().default_variant(&facts, &Target::nominal(Arch::Sm89)).unwrap()
+    registry.kernel(kernel).unwrap().variant(&facts, &Target::nominal(Arch::Sm89), []).unwrap()
 }
 
 /// One to four changes: lines dropped, doubled, swapped or mixed; words taken from elsewhere; numbers made absurd.

@@ -41,7 +41,7 @@ fn blamed(kernel: &Kernel, finding: &Finding) -> Vec<String> {
     let line_of = |word: &str| {
         let (file, line) = word.split_once(':')?;
         let header = kernel.headers.iter().find(|header| header.name.ends_with(file));
-        let text = if kernel.source_file.ends_with(file) { &kernel.source } else { &header?.text };
+        let text = if kernel.source_file.ends_with(file) { &*kernel.source } else { header?.text.as_str() };
         text.lines().nth(line.parse::<usize>().ok()? - 1).map(str::to_owned)
     };
     words.filter_map(line_of).collect()

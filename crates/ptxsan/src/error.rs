@@ -40,6 +40,9 @@ pub enum Error {
         /// The limit that is broken and how to keep it.
         reason: String,
     },
+    /// A tensor map that breaks a rule of the driver.
+    #[error("tensor map: {0}")]
+    TensorMap(String),
     /// A host-side memory operation outside its buffer.
     #[error("device memory: {0}")]
     Memory(String),

@@ -67,7 +67,7 @@ pub mod tensor;
 
 pub use error::{Error, Result};
 pub use hazard::log::Kind;
-pub use machine::{Arg, Device, Launch, ModuleId, Options, Schedule};
+pub use machine::{Arg, Device, Launch, ModuleId, Options, Schedule, TensorElement, TensorMap};
 pub use memory::Buffer;
 pub use module::{Module, SyncPoint};
 pub use report::{Finding, Outcome, Site, SyncWork};

@@ -122,7 +122,7 @@ impl Outcome {
                 source: module.describe(info.location),
                 ptx_line: info.line,
                 opcode: info.opcode.to_string(),
-                block: Shape::coordinates(shape.grid, block),
+                block: Shape::coordinates(shape.grid, shape.in_grid(block)),
                 thread: Shape::coordinates(shape.block, u64::from(thread)),
             }
         };

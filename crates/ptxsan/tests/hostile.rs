@@ -11,10 +11,10 @@ const FIXTURES: [&str; 3] = [
 
 #[test]
 fn unsupported_instructions_are_named_with_their_line() {
-    let text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{\nwgmma.fence.sync.aligned;\nret;\n}";
+    let text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{\ntcgen05.fence::before_thread_sync;\nret;\n}";
     match Module::parse(text) {
         Err(Error::Unsupported { line, instruction, .. }) => {
-            assert_eq!((line, instruction.as_str()), (6, "wgmma.fence.sync.aligned"));
+            assert_eq!((line, instruction.as_str()), (6, "tcgen05.fence::before_thread_sync"));
         }
         other => panic!("{:?}", other.err()),
     }

@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     fmt::Write,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -10,7 +11,7 @@ use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
     bench::{self, Request, Step},
-    device::Device,
+    device::{AUTO, DeviceId, TimedDevice},
     evolve::gates::DeviceLock,
     machine::Environment,
     measure::{duel::Rule, floor::Ceilings, interleave},
@@ -22,7 +23,7 @@ use evosdpa_lab::{
 use crate::{
     Status,
     args::Bench,
-    command::{Opened, chosen_kernels},
+    command::{Opened, chosen_cuda_kernels, chosen_kernels, registry},
     interrupt,
     output::{self, time},
     progress,
@@ -34,12 +35,15 @@ const DEFAULT_ITERS: u32 = 100;
 
 pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
     let Opened { device, no_gpu } = args.common.open()?;
-    let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
-    let peers = match args.peers.as_slice() {
-        [] => torch::modes(&device.name()).to_vec(),
-        names => torch::modes_called(&device.name(), names).context("--peers")?,
+    let Some(device) = device.timed() else {
+        anyhow::bail!("--device {} has no clock: use --device cuda or cpu to measure", device.id());
     };
-    let on_cpu = device.name() == "cpu";
+    let kernels = contestants(device, &args.kernels, &args.common.kernel_path)?;
+    let peers = match args.baselines.as_slice() {
+        [] => torch::modes(device.id()).to_vec(),
+        names => torch::modes_called(device.id(), names).context("--baselines")?,
+    };
+    let on_cpu = device.id() == DeviceId::Cpu;
     let dtypes = match args.dtype.as_slice() {
         [] if on_cpu => vec![DType::F32],
         [] => vec![DType::BF16],
@@ -58,7 +62,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         environment.measure_peaks();
     }
     if let Some(duels) = args.self_test {
-        return self_test(&args, device.as_ref(), &kernels, &problems, &environment, duels as usize);
+        return self_test(&args, device, &kernels, &problems, &environment, duels as usize);
     }
     let torch = start_torch(&args, environment.threads);
     environment.torch = torch.as_ref().ok().map(|torch| torch.version().to_owned());
@@ -82,7 +86,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         timing: args.timing,
         margin: args.margin,
         epoch: Instant::now(),
-        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_peak_gflops, environment.memory_gbps)),
+        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_ceiling_gflops, environment.memory_gbps)),
     };
     let steps = problems.iter().flatten().count() as u64;
     let bar = progress::bar(steps * 100);
@@ -106,8 +110,8 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
             };
             let torch = torch.as_ref().map_err(String::as_str);
             // One measurement at a time on a GPU.
-            let _lock = DeviceLock::wait(&device.name())?;
-            let outcome = bench::measure(device.as_ref(), problem, &request, torch, proceed)?;
+            let _lock = DeviceLock::wait(device.id())?;
+            let outcome = bench::measure(device, problem, &request, torch, proceed)?;
             if outcome.interrupted {
                 status = RunStatus::Interrupted;
                 break 'shapes;
@@ -140,6 +144,27 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
     })
 }
 
+/// The kernels that were asked for (`all` is all of them, folders of the user's are theirs) and what the library would run.
+fn contestants(
+    device: &dyn TimedDevice,
+    asked: &[String],
+    kernel_path: &[PathBuf],
+) -> anyhow::Result<Vec<String>> {
+    let mut kernels = match asked {
+        [] if kernel_path.is_empty() => Vec::new(),
+        [] => {
+            let registry = registry(kernel_path)?;
+            chosen_cuda_kernels(&registry, &[])?.into_iter().map(|kernel| kernel.name().to_owned()).collect()
+        }
+        [all] if all == "all" => chosen_kernels(device, &[])?,
+        asked => chosen_kernels(device, asked)?,
+    };
+    if !kernels.iter().any(|kernel| kernel == AUTO) {
+        kernels.push(AUTO.to_owned());
+    }
+    Ok(kernels)
+}
+
 /// The problems, grouped by shape.
 fn problems(shapes: &[Shape], dtypes: &[DType]) -> anyhow::Result<Vec<Vec<Problem>>> {
     let of_shape = |shape: &Shape| {
@@ -151,7 +176,7 @@ fn problems(shapes: &[Shape], dtypes: &[DType]) -> anyhow::Result<Vec<Vec<Proble
 /// Each kernel against itself, on every problem it takes.
 fn self_test(
     args: &Bench,
-    device: &dyn Device,
+    device: &dyn TimedDevice,
     kernels: &[String],
     problems: &[Vec<Problem>],
     environment: &Environment,
@@ -167,7 +192,7 @@ fn self_test(
                 refused.push((kernel.clone(), why));
                 continue;
             }
-            let _lock = DeviceLock::wait(&device.name())?;
+            let _lock = DeviceLock::wait(device.id())?;
             let proceed = |_| !interrupt::asked();
             rows.push(self_test::against_itself(device, kernel, problem, duels, &rule, proceed)?);
         }
@@ -198,10 +223,10 @@ fn self_test(
 
 /// Torch, or why it is not there and how to get it.
 fn start_torch(args: &Bench, threads: usize) -> Result<Torch, String> {
-    if args.no_peers {
-        return Err("not asked for (--no-peers)".to_owned());
+    if args.no_baselines {
+        return Err("not asked for (--no-baselines)".to_owned());
     }
-    Torch::start(&args.python, threads, Duration::from_secs_f64(args.peer_timeout)).map_err(|error| {
+    Torch::start(&args.python, threads, Duration::from_secs_f64(args.baseline_timeout)).map_err(|error| {
         format!("{error}. To compare with PyTorch: `{} -m pip install torch`, or --python PATH", args.python)
     })
 }
@@ -260,7 +285,7 @@ fn table_row(row: &Row) -> Vec<String> {
     let ratio = row.fastest_peer().map(|(_, comparison)| comparison.ratio);
     vec![
         row.problem.clone(),
-        row.kernel.clone(),
+        row.shown(),
         gates,
         number(row.p50_us, time),
         number(row.p90_us, time),

@@ -5,7 +5,7 @@ use std::{fmt::Write, path::Path, time::Duration};
 use evosdpa_cuda::{ArtifactKind, Builder, Device, loader, toolkit::Toolkit, worker::CompilePool};
 use evosdpa_kernels::Target;
 use evosdpa_lab::{
-    device::Sim,
+    device::{DeviceId, Sim},
     gate::{
         GateResult, Verdict,
         resources::{self, ResourceRow, Usage},
@@ -16,8 +16,8 @@ use evosdpa_lab::{
 
 use crate::{
     Status,
-    args::Build,
-    command::{chosen_cuda_kernels, cuda_ordinal, registry, unknown_device},
+    args::{Build, Place},
+    command::{chosen_cuda_kernels, refused_device, registry},
     interrupt, output, progress,
 };
 
@@ -26,16 +26,16 @@ pub(crate) fn run(args: Build) -> anyhow::Result<Status> {
         return parse(log, &args);
     }
     // Known before anything is started, and with what to install.
-    let sim = (args.device == "sim")
+    let sim = (args.device == Place::On(DeviceId::Sim))
         .then(|| Sim::open(registry(&args.cuda.kernel_path)?).map_err(anyhow::Error::from));
     let sim = sim.transpose()?;
-    let gpu = if sim.is_some() { None } else { open_gpu(&args.device)? };
-    let only = match (&sim, &gpu) {
-        (Some(sim), _) => Some(sim.target()),
+    let gpu = if sim.is_some() { None } else { open_gpu(args.device)? };
+    let only = |kernel: &str| match (&sim, &gpu) {
+        (Some(sim), _) => Some(sim.target(kernel)),
         (None, Some(gpu)) if gpu.asked_for => Some(gpu.target),
         (None, _) => None,
     };
-    let selection = select(&args, only)?;
+    let selection = select(&args, &only)?;
     Toolkit::find()?;
     interrupt::listen();
     let mut rows = build(&args, &selection.jobs, gpu.as_ref(), sim.as_ref())?;
@@ -78,27 +78,26 @@ struct Gpu {
     asked_for: bool,
 }
 
-fn open_gpu(name: &str) -> anyhow::Result<Option<Gpu>> {
+fn open_gpu(place: Place) -> anyhow::Result<Option<Gpu>> {
     let open = |ordinal: usize, asked_for: bool| -> anyhow::Result<Gpu> {
         let device = Device::open(ordinal)?;
         let target = device.target()?;
         Ok(Gpu { device, target, asked_for })
     };
-    match (name, cuda_ordinal(name)) {
-        ("none", _) => Ok(None),
+    match place {
+        Place::None => Ok(None),
         // A GPU that cannot be used is no reason not to compile.
-        ("auto", _) => Ok(loader::driver().ok().and_then(|_| open(0, false).ok())),
-        (_, Some(ordinal)) => open(ordinal, true).map(Some),
-        _ => Err(unknown_device(name, &["auto", "none", "cuda", "cuda:N", "sim"])),
+        Place::Auto => Ok(loader::driver().ok().and_then(|_| open(0, false).ok())),
+        Place::On(DeviceId::Cuda(ordinal)) => open(ordinal, true).map(Some),
+        Place::On(_) => Err(refused_device(place, &["auto", "none", "cuda", "cuda:N", "sim"])),
     }
 }
 
-/// With `only`, for that target unless architectures were named.
-fn select(args: &Build, only: Option<Target>) -> anyhow::Result<Selection> {
-    let mut targets: Vec<Target> = args.arch.iter().map(|arch| Target::nominal(*arch)).collect();
-    targets.extend(only.filter(|_| args.arch.is_empty()));
+/// With `only`, for the target it gives for a kernel unless architectures were named.
+fn select(args: &Build, only: &dyn Fn(&str) -> Option<Target>) -> anyhow::Result<Selection> {
+    let targets: Vec<Target> = args.arch.iter().map(|arch| Target::nominal(*arch)).collect();
     let default_problem = "mission".parse()?;
-    let request = Request {
+    let mut request = Request {
         targets,
         dtypes: args.dtype.clone(),
         shape: args.problem.unwrap_or(default_problem),
@@ -109,6 +108,9 @@ fn select(args: &Build, only: Option<Target>) -> anyhow::Result<Selection> {
     let registry = registry(&args.cuda.kernel_path)?;
     let mut selection = Selection::default();
     for kernel in chosen_cuda_kernels(&registry, &args.cuda.kernels)? {
+        if args.arch.is_empty() {
+            request.targets = only(kernel.name()).into_iter().collect();
+        }
         selection.add(kernel, &request)?;
     }
     Ok(selection)

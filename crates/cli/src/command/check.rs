@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write, time::Duration};
 use evosdpa_core::{DType, Problem};
 use evosdpa_kernels::VariantId;
 use evosdpa_lab::{
-    device::Device,
+    device::{Device, DeviceId},
     gate::{
         GateResult, Verdict,
         correctness::{self, CaseResult},
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Serialize)]
 struct CheckRow {
     kernel: String,
-    device: String,
+    device: DeviceId,
     problem: String,
     group: &'static str,
     family: &'static str,
@@ -69,13 +69,13 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Status> {
         }
         progress::say(&bar, spec.label());
         // The answer is worked out once, whatever the number of kernels and variants.
-        let ask = if args.once { Ask::once(&spec) } else { Ask::check(&spec, args.force) };
+        let ask = if args.once { Ask::once(&spec) } else { Ask::check(&spec, &args) };
         for kernel in kernels {
             let (gate, result) = ask.of(device.as_ref(), &kernel)?;
             let (max_error, machine_fault) = (result.max_error, result.machine_fault);
             rows.push(CheckRow {
                 kernel,
-                device: device.name(),
+                device: device.id(),
                 problem: spec.problem.to_string(),
                 group: spec.group.name(),
                 family: spec.family.name(),
@@ -112,13 +112,13 @@ fn reason(row: &CheckRow) -> (String, String) {
 
 /// What is asked of each kernel about one case.
 enum Ask {
-    Check(Box<Case>, Option<Control>),
+    Check { case: Box<Case>, forced: Option<Control>, runs: usize },
     Once(Box<(Problem, [Inputs; 1])>),
 }
 
 impl Ask {
-    fn check(spec: &CaseSpec, forced: Option<Control>) -> Self {
-        Self::Check(Box::new(spec.build()), forced)
+    fn check(spec: &CaseSpec, args: &Check) -> Self {
+        Self::Check { case: Box::new(spec.build()), forced: args.force, runs: args.runs as usize }
     }
 
     fn once(spec: &CaseSpec) -> Self {
@@ -128,7 +128,9 @@ impl Ask {
     /// The gate's name, and what it says.
     fn of(&self, device: &dyn Device, kernel: &str) -> anyhow::Result<(&'static str, CaseResult)> {
         Ok(match self {
-            Self::Check(case, forced) => ("correctness", correctness::check(device, kernel, case, *forced)?),
+            Self::Check { case, forced, runs } => {
+                ("correctness", correctness::check_runs(device, kernel, case, *forced, *runs)?)
+            }
             Self::Once(data) => ("launch", correctness::launch(device, kernel, &data.0, &data.1, 1)?),
         })
     }
@@ -147,7 +149,7 @@ fn work(
         args.dtype.clone()
     };
     let mut work = Vec::new();
-    for spec in specs(args, &device.name(), &dtypes)? {
+    for spec in specs(args, device.id(), &dtypes)? {
         // A type that was not asked for by name is only for those who take it.
         let takes = |kernel: &&String| !args.dtype.is_empty() || device.takes(kernel, spec.problem.dtype());
         let kernels: Vec<String> = kernels.iter().filter(takes).cloned().collect();
@@ -196,7 +198,7 @@ fn expanded(
     Ok(all)
 }
 
-fn specs(args: &Check, device: &str, dtypes: &[DType]) -> anyhow::Result<Vec<CaseSpec>> {
+fn specs(args: &Check, device: DeviceId, dtypes: &[DType]) -> anyhow::Result<Vec<CaseSpec>> {
     let mut specs = Vec::new();
     for &dtype in dtypes {
         if args.shapes.is_empty() && args.all_variants.is_some() {
@@ -204,7 +206,7 @@ fn specs(args: &Check, device: &str, dtypes: &[DType]) -> anyhow::Result<Vec<Cas
             specs.extend(suite::variants(dtype)?.into_iter().filter(|spec| !args.quick || short(spec)));
             continue;
         }
-        if args.shapes.is_empty() && device == "sim" {
+        if args.shapes.is_empty() && device == DeviceId::Sim {
             specs.extend(suite::simulated(dtype)?);
             continue;
         }

@@ -2,15 +2,15 @@
 
 use evosdpa_kernels::{Registry, Result as KernelResult};
 use evosdpa_lab::{
-    device::{Cpu, Device, KernelInfo},
+    device::{Cpu, Device, DeviceId, KernelInfo},
     machine::Environment,
 };
 use serde::Serialize;
 
 use crate::{
     Status,
-    args::Kernels,
-    command::{cuda_ordinal, registry, unknown_device},
+    args::{Kernels, Place},
+    command::{refused_device, registry},
     output,
 };
 
@@ -32,11 +32,11 @@ struct KernelRow {
 }
 
 pub(crate) fn run(args: Kernels) -> anyhow::Result<Status> {
-    let (cpu, cuda) = match args.device.as_str() {
-        "auto" => (true, true),
-        "cpu" => (true, false),
-        name if cuda_ordinal(name).is_some() => (false, true),
-        other => return Err(unknown_device(other, &["auto", "cpu", "cuda"])),
+    let (cpu, cuda) = match args.device {
+        Place::Auto => (true, true),
+        Place::On(DeviceId::Cpu) => (true, false),
+        Place::On(DeviceId::Cuda(_)) => (false, true),
+        other => return Err(refused_device(other, &["auto", "cpu", "cuda"])),
     };
     let mut rows = Vec::new();
     if cpu {

@@ -23,9 +23,9 @@ use anyhow::Context;
 use evosdpa::Isa;
 use evosdpa_core::error::nearest;
 use evosdpa_kernels::{Kernel, Origin, Registry};
-use evosdpa_lab::device::{Cpu, Cuda, Device, Sim};
+use evosdpa_lab::device::{Cpu, Cuda, Device, DeviceId, Sim, id};
 
-use crate::args::Common;
+use crate::args::{Common, Place};
 
 /// A device, and why it is not a GPU where the choice was left open.
 struct Opened {
@@ -51,21 +51,21 @@ impl Common {
             })
         };
         let mut no_gpu = None;
-        let device: Box<dyn Device> = match self.device.as_str() {
-            "cpu" => cpu(),
+        let device: Box<dyn Device> = match self.device {
+            Place::On(DeviceId::Cpu) => cpu(),
             // A machine without a GPU, or without a compiler for it, still has a CPU.
-            "auto" => match open_cuda(0) {
+            Place::Auto => match open_cuda(0) {
                 Ok(cuda) => Box::new(cuda),
                 Err(why) => {
                     no_gpu = Some(format!("{why:#}"));
                     cpu()
                 }
             },
-            "sim" => Box::new(Sim::open(kernels)?),
-            other => match cuda_ordinal(other) {
-                Some(ordinal) => Box::new(open_cuda(ordinal)?),
-                None => return Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N", "sim"])),
-            },
+            Place::On(DeviceId::Sim) => Box::new(Sim::open(kernels)?),
+            Place::On(DeviceId::Cuda(ordinal)) => Box::new(open_cuda(ordinal)?),
+            Place::None => {
+                return Err(refused_device(self.device, &["auto", "cpu", "cuda", "cuda:N", "sim"]));
+            }
         };
         Ok(Opened { device, no_gpu })
     }
@@ -124,20 +124,7 @@ fn chosen_cuda_kernels<'a>(registry: &'a Registry, asked: &[String]) -> anyhow::
     Ok(chosen)
 }
 
-/// The number of `cuda:N`; `cuda` is the first.
-fn cuda_ordinal(device: &str) -> Option<usize> {
-    match device.strip_prefix("cuda")? {
-        "" => Some(0),
-        number => number.strip_prefix(':')?.parse().ok(),
-    }
-}
-
-fn unknown_device(name: &str, allowed: &[&str]) -> anyhow::Error {
-    let error = evosdpa_core::Error::UnknownName {
-        kind: "device",
-        name: name.to_owned(),
-        nearest: nearest(name, allowed.iter().copied()),
-        allowed: allowed.join(", "),
-    };
-    anyhow::Error::from(error).context("--device")
+/// A device that this command has no use for.
+fn refused_device(place: impl ToString, allowed: &[&str]) -> anyhow::Error {
+    anyhow::Error::from(id::unknown(&place.to_string(), allowed)).context("--device")
 }

@@ -4,17 +4,17 @@ use std::{collections::BTreeMap, fmt::Write};
 
 use evosdpa::{
     Attention, CpuKernel, DType, Isa, Problem,
-    planner::{Choice, Origin, Planner, Question, assumed_tensors},
+    choose::{Choice, Origin, Planner, Question, assumed_tensors},
 };
 use evosdpa_cuda::{Device, loader};
 use evosdpa_kernels::{Registry, Target};
-use evosdpa_lab::machine::Environment;
+use evosdpa_lab::{device::DeviceId, machine::Environment};
 use serde::Serialize;
 
 use crate::{
     Status,
-    args::Plan,
-    command::{cuda_ordinal, registry, unknown_device},
+    args::{self, Plan},
+    command::{refused_device, registry},
     output,
 };
 
@@ -37,7 +37,16 @@ struct PlanRow {
     dynamic_smem_bytes: Option<u32>,
     programmatic: Option<bool>,
     counter: Option<bool>,
+    /// Tile, schedule and the like, in the order in which they were decided.
+    reasons: Vec<ReasonRow>,
     others: Vec<OtherRow>,
+}
+
+#[derive(Serialize)]
+struct ReasonRow {
+    concern: &'static str,
+    settings: BTreeMap<&'static str, i64>,
+    why: &'static str,
 }
 
 #[derive(Serialize)]
@@ -87,11 +96,11 @@ fn place(args: &Plan) -> anyhow::Result<Place> {
         let device = Device::open(ordinal)?;
         Ok(Place::Gpu { target: device.target()?, name: Some(device.info().name.clone()) })
     };
-    match (args.device.as_str(), cuda_ordinal(&args.device)) {
-        ("cpu", _) => Ok(Place::Cpu),
-        ("auto", _) => Ok(loader::driver().ok().and_then(|_| open(0).ok()).unwrap_or(Place::Cpu)),
-        (_, Some(ordinal)) => open(ordinal),
-        (other, None) => Err(unknown_device(other, &["auto", "cpu", "cuda", "cuda:N"])),
+    match args.device {
+        args::Place::On(DeviceId::Cpu) => Ok(Place::Cpu),
+        args::Place::Auto => Ok(loader::driver().ok().and_then(|_| open(0).ok()).unwrap_or(Place::Cpu)),
+        args::Place::On(DeviceId::Cuda(ordinal)) => open(ordinal),
+        other => Err(refused_device(other, &["auto", "cpu", "cuda", "cuda:N"])),
     }
 }
 
@@ -115,6 +124,7 @@ fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
         dynamic_smem_bytes: None,
         programmatic: None,
         counter: None,
+        reasons: Vec::new(),
         others: others
             .map(|name| OtherRow {
                 kernel: name.to_owned(),
@@ -134,7 +144,7 @@ fn on_gpu(
 ) -> anyhow::Result<PlanRow> {
     let planner = Planner::with_tables(registry.clone())?;
     let tensors = assumed_tensors(problem);
-    let Choice { variant, origin, others } =
+    let Choice { variant, origin, settings, others } =
         planner.choose(&Question { problem, tensors: &tensors, target, device })?;
     let (why, p50_us) = match &origin {
         Origin::Row { why, p50_us, .. } => (why.clone(), *p50_us),
@@ -156,11 +166,19 @@ fn on_gpu(
         dynamic_smem_bytes: Some(launch.dynamic_smem_bytes),
         programmatic: Some(launch.programmatic),
         counter: Some(launch.counter),
+        reasons: settings
+            .reasons()
+            .map(|(reason, values)| ReasonRow {
+                concern: reason.concern,
+                settings: values.iter().copied().collect(),
+                why: reason.why,
+            })
+            .collect(),
         others: others
             .into_iter()
             .map(|other| OtherRow {
-                kernel: other.kernel,
-                tunables: other.tunables,
+                kernel: other.id.kernel,
+                tunables: other.id.tunables.to_map(),
                 from: other.origin.to_string(),
                 why_not: other.why,
             })
@@ -196,6 +214,10 @@ fn page(row: &PlanRow, explain: bool) -> String {
             sizes(grid),
             sizes(block)
         );
+    }
+    for ReasonRow { concern, settings, why } in &row.reasons {
+        let settings: Vec<String> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let _ = writeln!(page, "  {concern:<9} {}\n            {why}", settings.join(" "));
     }
     for other in &row.others {
         let tunables =

@@ -7,7 +7,7 @@ use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::Device as Gpu;
 use evosdpa_kernels::{Arch, InputType, Kernel, Registry, Target, VariantId};
 use evosdpa_lab::{
-    device::{Cuda, Device},
+    device::{Cuda, Device, DeviceId},
     gate::Verdict,
     machine::Environment,
     profile::{
@@ -43,7 +43,7 @@ pub(crate) fn run(args: Profile) -> anyhow::Result<Status> {
         }
         progress::say(&bar, work.label());
         let row = session.profile(&work.name, &work.problem, record.folder())?;
-        let mut summary = Row::new(&row.kernel, false, &row.device, &work.problem.to_string());
+        let mut summary = Row::new(&row.kernel, false, args.device, &work.problem.to_string());
         summary.gates.clone_from(&row.gates);
         record.add(&profile::stem(&work.name, &work.problem), &[summary], &[row.sentence()])?;
         rows.push(row);
@@ -55,7 +55,7 @@ pub(crate) fn run(args: Profile) -> anyhow::Result<Status> {
     let status = if interrupt::asked() { RunStatus::Interrupted } else { RunStatus::Complete };
     record.finish(status)?;
     print(&args, &environment, &rows, Some(record.folder()))?;
-    Ok(status_of(&rows, args.device == "sim"))
+    Ok(status_of(&rows, args.device == DeviceId::Sim))
 }
 
 /// A kernel on a problem.
@@ -111,16 +111,18 @@ fn launch(args: &Profile, work: &[Subject], registry: Registry) -> anyhow::Resul
 }
 
 fn ordinal(args: &Profile) -> anyhow::Result<usize> {
-    let allowed = ["cuda", "cuda:N", "sim"];
-    command::cuda_ordinal(&args.device).ok_or_else(|| command::unknown_device(&args.device, &allowed))
+    match args.device {
+        DeviceId::Cuda(ordinal) => Ok(ordinal),
+        other => Err(command::refused_device(other, &["cuda", "cuda:N", "sim"])),
+    }
 }
 
 fn open(args: &Profile, registry: Registry) -> anyhow::Result<(Session, Option<String>)> {
     let nominal = Target::nominal(args.arch.unwrap_or(Arch::Sm90a));
     let limit = Duration::from_secs_f64(args.timeout);
-    if args.device == "sim" {
+    if args.device == DeviceId::Sim {
         let why = "the simulator counts and has no clock; --device cuda profiles".to_owned();
-        return Ok((Session::open(registry, nominal, &args.device, Err(Unprofiled(why)), limit)?, None));
+        return Ok((Session::open(registry, nominal, args.device, Err(Unprofiled(why)), limit)?, None));
     }
     let opened = Gpu::open(ordinal(args)?).and_then(|gpu| Ok((gpu.target()?, gpu.info().name.clone())));
     let (target, gpu, no_gpu) = match opened {
@@ -132,7 +134,7 @@ fn open(args: &Profile, registry: Registry) -> anyhow::Result<(Session, Option<S
         (Some(why), None) => Err(why),
         (_, named) => Ncu::find(named.as_deref()),
     };
-    let session = Session::open(registry, target, &args.device, ncu, limit)?;
+    let session = Session::open(registry, target, args.device, ncu, limit)?;
     Ok((session.with_kernel_path(&args.kernel_path), gpu))
 }
 

@@ -18,7 +18,7 @@ use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::{Device, Program};
 use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target, VariantId};
 use evosdpa_lab::{
-    device::{Device as _, SCHEDULES, Sim},
+    device::{Device as _, DeviceId, SCHEDULES, Sim},
     gate::{
         GateResult, Verdict, correctness,
         sanitizer::{Checked, Tool},
@@ -32,7 +32,7 @@ use serde::Serialize;
 use crate::{
     Status,
     args::Sanitize,
-    command::{chosen_cuda_kernels, cuda_ordinal, registry, unknown_device},
+    command::{chosen_cuda_kernels, refused_device, registry},
     interrupt, output, progress,
 };
 
@@ -60,19 +60,19 @@ fn parsed(asked: &[Shape], default: &[&str]) -> anyhow::Result<Vec<Shape>> {
 }
 
 /// Where kernels run, in the modes that have a choice.
-fn device(args: &Sanitize) -> &str {
-    args.device.as_deref().unwrap_or("cuda")
+fn device(args: &Sanitize) -> DeviceId {
+    args.device.unwrap_or(DeviceId::Cuda(0))
 }
 
 /// Refuses any device but the simulator for a mode that only it can do; not to name one means it.
 pub(crate) fn only_on_sim(args: &Sanitize, mode: &str) -> anyhow::Result<()> {
-    match args.device.as_deref() {
-        None | Some("sim") => Ok(()),
-        Some(gpu) if cuda_ordinal(gpu).is_some() => anyhow::bail!(
+    match args.device {
+        None | Some(DeviceId::Sim) => Ok(()),
+        Some(gpu @ DeviceId::Cuda(_)) => anyhow::bail!(
             "{mode} runs on the simulator, not on --device {gpu}: the allowed device is sim; use --device sim or leave --device \
              out"
         ),
-        Some(other) => Err(unknown_device(other, &["sim"])),
+        Some(other) => Err(refused_device(other, &["sim"])),
     }
 }
 
@@ -97,13 +97,13 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Status> {
     }
     interrupt::listen();
     let mut environment = Environment::look(None);
-    let rows = if device(&args) == "sim" {
+    let rows = if device(&args) == DeviceId::Sim {
         let sim = Sim::open(registry.clone())?;
         environment.accelerator = sim.accelerator();
         under_ptxsan(&sim, &work)?
     } else {
-        let Some(ordinal) = cuda_ordinal(device(&args)) else {
-            return Err(unknown_device(device(&args), &["cuda", "cuda:N", "sim"]));
+        let DeviceId::Cuda(ordinal) = device(&args) else {
+            return Err(refused_device(device(&args), &["cuda", "cuda:N", "sim"]));
         };
         let ready = ready(&args, ordinal);
         environment.accelerator = ready.as_ref().ok().and_then(|ready| ready.accelerator.clone());
@@ -262,7 +262,8 @@ impl Work<'_> {
     /// One kernel, one problem, one seed, launched once: everything under the tool is many times slower.
     fn check_arguments(&self, args: &Sanitize) -> Vec<String> {
         let shape = self.shape.to_string();
-        let fixed = ["check", "--device", device(args), "--seeds", "1", "--once", "--json"];
+        let device = device(args).to_string();
+        let fixed = ["check", "--device", &device, "--seeds", "1", "--once", "--json"];
         let work = ["--shapes", &shape, "--kernels", &self.name, "--dtype", self.dtype.name()];
         let mut arguments: Vec<String> = fixed.into_iter().chain(work).map(str::to_owned).collect();
         for folder in &args.cuda.kernel_path {

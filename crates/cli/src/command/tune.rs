@@ -3,11 +3,12 @@
 use std::{fmt::Write, path::PathBuf, time::Duration};
 
 use anyhow::Context;
+use evosdpa::choose;
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::worker::CompilePool;
 use evosdpa_kernels::{ProblemFacts, Registry, Target};
 use evosdpa_lab::{
-    device::{Cpu, Device},
+    device::{Cpu, Device, DeviceId, TimedDevice},
     evolve::{
         Evaluation, Point, Space, Standing,
         ahead::{Ahead, Compiling, Nothing},
@@ -28,7 +29,11 @@ use evosdpa_lab::{
 };
 use serde::Serialize;
 
-use crate::{Status, args::Tune, interrupt, output, progress};
+use crate::{
+    Status,
+    args::{Place, Tune},
+    interrupt, output, progress,
+};
 
 /// Seconds one compilation may take.
 const COMPILE_LIMIT: Duration = Duration::from_secs(120);
@@ -41,7 +46,7 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
     let Subject { device, space, problems, mut ahead, constraints, device_name, arch } = subject;
     let mut environment = Environment::look(args.common.thread_count());
     environment.accelerator = device.accelerator();
-    let on_cpu = device.name() == "cpu";
+    let on_cpu = device.id() == DeviceId::Cpu;
     if on_cpu {
         environment.measure_peaks();
     }
@@ -75,7 +80,7 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
         ahead: if on_cpu { 1 } else { 2 * workers(&args) },
         rule: Rule { most_blocks: args.blocks as usize, ..gates::rule(None) },
         prior,
-        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_peak_gflops, environment.memory_gbps)),
+        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_ceiling_gflops, environment.memory_gbps)),
         sets: args.sets.map(|sets| sets as usize),
         last_gate: (!on_cpu).then_some(&gate),
     };
@@ -110,7 +115,7 @@ fn workers(args: &Tune) -> usize {
 
 /// What is tuned.
 struct Subject {
-    device: Box<dyn Device>,
+    device: Box<dyn TimedDevice>,
     space: Space,
     problems: Vec<Problem>,
     ahead: Box<dyn Ahead>,
@@ -130,15 +135,19 @@ struct Constraints {
 impl Constraints {
     fn broken(&self, point: &Point) -> Option<String> {
         let kernel = self.registry.kernel(&self.kernel).ok()?;
-        let chosen = || point.iter().map(|(name, value)| (name.as_str(), *value));
-        let broken =
-            |facts| kernel.variant(facts, &self.target, chosen()).err().map(|error| error.to_string());
+        let chosen = point.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        let broken = |facts| {
+            choose::variant(kernel, facts, &self.target, &chosen).err().map(|error| error.to_string())
+        };
         self.facts.iter().find_map(broken)
     }
 
     /// What the same kernels are profiled with.
     fn session(&self, args: &Tune) -> anyhow::Result<Session> {
-        let device = if args.common.device == "auto" { "cuda" } else { args.common.device.as_str() };
+        let device = match args.common.device {
+            Place::On(device) => device,
+            Place::Auto | Place::None => DeviceId::Cuda(0),
+        };
         let limit = Duration::from_secs_f64(args.profile_timeout);
         let ncu = Ncu::find(args.ncu.as_deref());
         let session = Session::open(self.registry.clone(), self.target, device, ncu, limit)?;
@@ -148,16 +157,18 @@ impl Constraints {
 
 impl Subject {
     fn find(args: &Tune) -> anyhow::Result<Self> {
-        let cuda = match args.common.device.as_str() {
-            "cpu" => None,
-            "sim" => anyhow::bail!("the simulator has no clock: use --device cuda or cpu to tune"),
+        let cuda = match args.common.device {
+            Place::On(DeviceId::Cpu) => None,
+            Place::On(DeviceId::Sim) => {
+                anyhow::bail!("the simulator has no clock: use --device cuda or cpu to tune")
+            }
             // A CPU kernel is tuned on the CPU, GPU or not.
-            "auto" if args.kernel.as_deref() == Some("cpu_flash") => None,
-            "auto" => args.common.open_cuda(0).ok(),
-            other => match super::cuda_ordinal(other) {
-                Some(ordinal) => Some(args.common.open_cuda(ordinal)?),
-                None => return Err(super::unknown_device(other, &["auto", "cpu", "cuda", "cuda:N"])),
-            },
+            Place::Auto if args.kernel.as_deref() == Some("cpu_flash") => None,
+            Place::Auto => args.common.open_cuda(0).ok(),
+            Place::On(DeviceId::Cuda(ordinal)) => Some(args.common.open_cuda(ordinal)?),
+            Place::None => {
+                return Err(super::refused_device(args.common.device, &["auto", "cpu", "cuda", "cuda:N"]));
+            }
         };
         let problems = |dtype: DType| {
             let of = |shape| Problem::new(shape, args.dtype.unwrap_or(dtype));

@@ -18,6 +18,7 @@ use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::worker::CompilePool;
 use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target};
 use evosdpa_lab::{
+    device::DeviceId,
     evolve::{
         Evaluation, Point, Space, Standing,
         ahead::{Ahead, Compiling, Nothing},
@@ -89,8 +90,8 @@ impl Tune<'_> {
         let gate = |label: &str| profiler.gate(label);
         let facts = ProblemFacts::try_from(&problem()).unwrap();
         let breaks = |point: &Point| {
-            let chosen = point.iter().map(|(name, value)| (name.as_str(), *value));
-            kernel.variant(&facts, &target(), chosen).err().map(|error| error.to_string())
+            let chosen = point.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+            evosdpa::choose::variant(kernel, &facts, &target(), &chosen).err().map(|error| error.to_string())
         };
         let request = Request {
             folder: folder.join("t"),
@@ -123,7 +124,8 @@ fn shipped() -> Registry {
 }
 
 fn session(registry: Registry, ncu: &Path) -> Session {
-    Session::open(registry, target(), "cuda", Ncu::find(Some(ncu)), Duration::from_secs(60)).unwrap()
+    Session::open(registry, target(), DeviceId::Cuda(0), Ncu::find(Some(ncu)), Duration::from_secs(60))
+        .unwrap()
 }
 
 fn compiling() -> Compiling {
@@ -292,7 +294,7 @@ fn the_profile_of_a_new_best_gives_the_insights_that_are_followed() {
     // Many tunables, and a source that is compiled in no time: the capture is what is read.
     let source = "#include \"params.h\"\nextern \"C\" __global__ void ampere_fwd(const __grid_constant__ SdpaParams p) {}\n";
     let mut registry = shipped();
-    registry.adopt("ampere_fwd", "quick", source).unwrap();
+    registry.register_source("ampere_fwd", "quick", source).unwrap();
     let profiler = Profiler::new(session(registry.clone(), &ncu), problem(), path.join("t"), &say);
     let tune = Tune {
         registry,
@@ -384,7 +386,7 @@ fn what_is_no_longer_wanted_is_passed_over_and_may_be_wanted_again() {
     for (i, name) in names.iter().enumerate() {
         // The first is in no cache: the one worker is busy with it until the others have been forgotten.
         let unique = if i == 0 { format!("// {:?}\n", std::time::SystemTime::now()) } else { String::new() };
-        ahead.adopt("sdpa_v2c", name, &format!("{unique}{source}")).unwrap();
+        ahead.register_source("sdpa_v2c", name, &format!("{unique}{source}")).unwrap();
     }
     names.iter().for_each(|name| ahead.start(name));
     for name in &names[1..] {

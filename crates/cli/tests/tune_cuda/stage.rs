@@ -5,7 +5,9 @@ use std::{cell::RefCell, collections::HashSet};
 use evosdpa_core::Problem;
 use evosdpa_lab::{
     Error,
-    device::{Cpu, Device, KernelInfo, Loaded, LoadedCpu, Output, Timing},
+    device::{
+        Cpu, Device, DeviceId, KernelInfo, Loaded, LoadedCpu, Output, TimedDevice, TimedKernel, Timing,
+    },
 };
 use evosdpa_oracle::inputs::Inputs;
 
@@ -13,18 +15,18 @@ use evosdpa_oracle::inputs::Inputs;
 /// fast as the others, however busy the machine is.
 pub(crate) struct Stage {
     fast: &'static str,
-    adopted: RefCell<HashSet<String>>,
+    registered: RefCell<HashSet<String>>,
 }
 
 impl Stage {
     pub(crate) fn new(fast: &'static str) -> Self {
-        Self { fast, adopted: RefCell::default() }
+        Self { fast, registered: RefCell::default() }
     }
 }
 
 impl Device for Stage {
-    fn name(&self) -> String {
-        "cpu".to_owned()
+    fn id(&self) -> DeviceId {
+        DeviceId::Cpu
     }
 
     fn kernels(&self) -> Vec<KernelInfo> {
@@ -35,12 +37,8 @@ impl Device for Stage {
         None
     }
 
-    fn input_sets(&self, _: &Problem) -> usize {
-        2
-    }
-
-    fn adopt(&self, _: &str, name: &str, _: &str) -> Result<(), Error> {
-        self.adopted.borrow_mut().insert(name.to_owned());
+    fn register_source(&self, _: &str, name: &str, _: &str) -> Result<(), Error> {
+        self.registered.borrow_mut().insert(name.to_owned());
         Ok(())
     }
 
@@ -50,8 +48,30 @@ impl Device for Stage {
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
+        Ok(self.load_timed(kernel, problem, inputs)?)
+    }
+
+    fn timed(&self) -> Option<&dyn TimedDevice> {
+        Some(self)
+    }
+}
+
+impl TimedDevice for Stage {
+    fn input_sets(&self, _: &Problem) -> usize {
+        2
+    }
+
+    fn load_timed<'a>(
+        &'a self,
+        kernel: &str,
+        problem: &Problem,
+        inputs: &'a [Inputs],
+    ) -> Result<Box<dyn TimedKernel + 'a>, Error> {
         let name = evosdpa_kernels::VariantId::kernel_of(kernel);
-        assert!(!name.contains("_p") || self.adopted.borrow().contains(name), "{name} was never adopted");
+        assert!(
+            !name.contains("_p") || self.registered.borrow().contains(name),
+            "{name} was never registered"
+        );
         let attention = evosdpa::Attention::plan(*problem, evosdpa::Device::Cpu)?;
         let body = move |inputs: &mut Inputs, output: &mut Output| {
             let Inputs { q, k, v, .. } = inputs;
@@ -74,7 +94,9 @@ impl Loaded for Written {
     fn run(&mut self, set: usize) -> Result<Output, Error> {
         self.kernel.run(set)
     }
+}
 
+impl TimedKernel for Written {
     fn time_us(&mut self, set: usize) -> Result<f64, Error> {
         self.kernel.time_us(set)?;
         self.calls += 1;

@@ -28,5 +28,5 @@ pub(crate) fn facts() -> ProblemFacts {
 }
 
 pub(crate) fn variant(arch: Arch) -> Variant {
-    fixture().default_variant(&facts(), &Target::nominal(arch)).unwrap()
+    fixture().variant(&facts(), &Target::nominal(arch), []).unwrap()
 }

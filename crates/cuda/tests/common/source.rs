@@ -6,5 +6,5 @@ use crate::common::variant;
 
 /// The fixture's variant with another source.
 pub(crate) fn with_source(arch: Arch, source: &str) -> Variant {
-    Variant { source: source.to_owned(), ..variant(arch) }
+    Variant { source: source.into(), ..variant(arch) }
 }

@@ -9,7 +9,7 @@ use evosdpa_kernels::{Registry, Target, Variant, VariantId};
 use super::plan::{OnGpu, Plans};
 use crate::{
     Attention, DeviceTensors, Error, Options,
-    planner::{Choice, Planner, Question},
+    choose::{Choice, Planner, Question},
 };
 
 /// A GPU that computes attention: what is compiled, loaded and planned on it is kept here.
@@ -80,7 +80,7 @@ impl Gpu {
     /// Takes in another source for a kernel, under a name of its own; everything else stays as its manifest says.
     pub fn register_source(&self, of: &str, name: &str, source: &str) -> Result<(), Error> {
         let mut planner = self.planner.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(planner.registry_mut().adopt(of, name, source)?)
+        Ok(planner.registry_mut().register_source(of, name, source)?)
     }
 
     /// What such tensors would be computed with, and why not with something else. Compiles nothing.

@@ -28,7 +28,7 @@ use evosdpa_kernels::{Arch, InputType, ProblemFacts, Registry, Target};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Scope, TunedDevice, TunedRow, TunedTable};
-use crate::Error;
+use crate::{Error, choose};
 
 /// The winners of a tune, read and checked.
 #[derive(Clone, Debug)]
@@ -232,8 +232,8 @@ fn row(
     let mut facts = ProblemFacts::try_from(&asked).map_err(|error| error.to_string())?;
     // Without a type the row must at least work for the kernel's first.
     facts.dtype = dtype.or(kernel.manifest.dtypes.first().copied()).unwrap_or(facts.dtype);
-    let tunables = entry.tunables.iter().map(|(name, value)| (name.as_str(), *value));
-    kernel.variant(&facts, &Target::nominal(arch), tunables).map_err(|error| error.to_string())?;
+    let tunables = entry.tunables.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    choose::variant(kernel, &facts, &Target::nominal(arch), &tunables).map_err(|error| error.to_string())?;
     Ok(TunedRow {
         scope: Scope::Class(shape),
         dtypes: dtype.into_iter().collect(),

@@ -37,7 +37,7 @@ mod user;
 use std::collections::BTreeMap;
 
 use evosdpa_core::Shape;
-use evosdpa_kernels::{Arch, Expr, InputType, ProblemFacts, Target};
+use evosdpa_kernels::{Arch, Expr, InputType, ProblemFacts, Target, VariantId};
 
 pub use elite::{Elites, LeftOut, Merged};
 pub use user::{VARIABLE, read_table, update_table, user_table, user_table_path};
@@ -153,6 +153,11 @@ impl TunedDevice {
 }
 
 impl TunedRow {
+    /// The kernel and the tunables it sets.
+    pub fn id(&self) -> VariantId {
+        VariantId::new(&self.kernel, self.tunables.iter().map(|(name, value)| (name.as_str(), *value)))
+    }
+
     fn fit(&self, facts: &ProblemFacts, target: &Target) -> Result<Option<Fit>, evosdpa_kernels::ExprError> {
         if !self.dtypes.is_empty() && !self.dtypes.contains(&facts.dtype) {
             return Ok(None);

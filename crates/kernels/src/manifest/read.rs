@@ -36,8 +36,13 @@ struct File {
     tensor_maps: Vec<TensorMapSpec>,
     problem: ProblemTable,
     launch: LaunchTable,
+    family: Option<String>,
     #[serde(default)]
     defines: BTreeMap<String, Expr>,
+    #[serde(default, rename = "let")]
+    lets: BTreeMap<String, Expr>,
+    #[serde(default)]
+    kind: BTreeMap<String, KindTable>,
     #[serde(default)]
     tunable: TunableTables,
     #[serde(default)]
@@ -96,8 +101,16 @@ struct TunableTables {
 #[serde(deny_unknown_fields)]
 struct TunableTable {
     values: Vec<i64>,
-    default: Expr,
+    default: i64,
     why: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KindTable {
+    values: Vec<i64>,
+    default: i64,
+    why: String,
 }
 
 #[derive(Deserialize, Default)]
@@ -145,7 +158,10 @@ impl Manifest {
                 programmatic: read.launch.programmatic,
                 counter: read.launch.counter,
             },
+            family: read.family,
             defines: read.defines,
+            lets: read.lets,
+            kinds: kinds(read.kind),
             tunables: tunables(read.tunable),
             constraints: read.constraint,
             limits: limits(read.limits),
@@ -167,6 +183,16 @@ fn tunables(tables: TunableTables) -> Vec<Tunable> {
         })
     };
     layer(Layer::Macro, tables.structure).chain(layer(Layer::Micro, tables.detail)).collect()
+}
+
+fn kinds(tables: BTreeMap<String, KindTable>) -> Vec<Kind> {
+    let kind = |(name, table): (String, KindTable)| Kind {
+        name,
+        values: table.values,
+        default: table.default,
+        why: table.why,
+    };
+    tables.into_iter().map(kind).collect()
 }
 
 fn limits(tables: LimitTables) -> BTreeMap<Arch, Limits> {
@@ -236,28 +262,22 @@ impl Checker<'_> {
 
     fn names(&self, manifest: &Manifest) -> Result<()> {
         let identifiers = [("name", &manifest.name), ("entry", &manifest.entry)];
-        let tunables = manifest.tunables.iter().map(|tunable| ("tunable", &tunable.name));
-        let defines = manifest.defines.keys().map(|name| ("defines", name));
-        for (key, name) in identifiers.into_iter().chain(tunables).chain(defines) {
+        let named = manifest.named();
+        for (key, name) in identifiers.map(|(key, name)| (key, name.as_str())).into_iter().chain(named) {
             if !is_identifier(name) {
                 let problem = format!("`{name}` must be letters, digits and `_`, not starting with a digit");
                 return Err(self.value(key, problem));
             }
         }
-        for (name, key) in manifest
-            .tunables
-            .iter()
-            .map(|t| (&t.name, "tunable"))
-            .chain(manifest.defines.keys().map(|n| (n, "defines")))
-        {
-            if ProblemFacts::NAMES.contains(&name.as_str()) || name == "dtype" {
+        let mut seen: Vec<&str> = Vec::new();
+        for (key, name) in manifest.named() {
+            if ProblemFacts::NAMES.contains(&name) || name == "dtype" {
                 return Err(self.value(key, format!("`{name}` is already the name of a problem's field")));
             }
-        }
-        let mut seen: Vec<&str> = Vec::new();
-        for name in manifest.tunables.iter().map(|tunable| &tunable.name).chain(manifest.defines.keys()) {
-            if seen.contains(&name.as_str()) {
-                return Err(self.value(name, "is defined twice, as a tunable or a define".to_owned()));
+            if seen.contains(&name) {
+                return Err(
+                    self.value(name, "is defined twice, as a tunable, kind, define or let".to_owned())
+                );
             }
             seen.push(name);
         }
@@ -289,37 +309,31 @@ impl Checker<'_> {
                 Layer::Macro => format!("tunable.macro.{}", tunable.name),
                 Layer::Micro => format!("tunable.micro.{}", tunable.name),
             };
-            if tunable.values.is_empty() {
-                return Err(self.value(&key, "`values` must list at least one value".to_owned()));
-            }
-            if let Ok(default) = tunable.default.text().parse()
-                && !tunable.values.contains(&default)
-            {
-                let problem = format!("default {default} is not one of {:?}", tunable.values);
-                return Err(self.value(&key, problem));
-            }
-            // A default must not depend on what is being chosen.
-            let names = tunable.default.names();
-            if let Some(name) = names.iter().find(|name| depends_on_tunables(manifest, name)) {
-                let problem =
-                    format!("its default uses `{name}`, which does not follow from the problem alone");
-                return Err(self.value(&key, problem));
-            }
-            let duplicate =
-                tunable.values.iter().enumerate().find(|(i, value)| tunable.values[..*i].contains(value));
-            if let Some((_, value)) = duplicate {
-                return Err(self.value(&key, format!("value {value} is listed twice")));
-            }
+            self.values(&key, &tunable.values, tunable.default)?;
+        }
+        for kind in &manifest.kinds {
+            self.values(&format!("kind.{}", kind.name), &kind.values, kind.default)?;
         }
         Ok(())
     }
 
+    fn values(&self, key: &str, values: &[i64], default: i64) -> Result<()> {
+        if values.is_empty() {
+            return Err(self.value(key, "`values` must list at least one value".to_owned()));
+        }
+        if !values.contains(&default) {
+            return Err(self.value(key, format!("default {default} is not one of {values:?}")));
+        }
+        match values.iter().enumerate().find(|(i, value)| values[..*i].contains(value)) {
+            Some((_, value)) => Err(self.value(key, format!("value {value} is listed twice"))),
+            None => Ok(()),
+        }
+    }
+
     /// Every name in every expression must be known, so that a slip shows when the manifest is read.
     fn expressions(&self, manifest: &Manifest) -> Result<()> {
-        let defines = manifest.defines.keys().map(String::as_str);
-        let tunables = manifest.tunables.iter().map(|tunable| tunable.name.as_str());
-        let known: Vec<&str> =
-            ProblemFacts::NAMES.into_iter().chain(["dtype"]).chain(defines).chain(tunables).collect();
+        let named = manifest.named().map(|(_, name)| name);
+        let known: Vec<&str> = ProblemFacts::NAMES.into_iter().chain(["dtype"]).chain(named).collect();
         for (key, expr) in manifest.expressions() {
             if let Some(name) = expr.names().into_iter().find(|name| !known.contains(name)) {
                 let near = nearest(name, known.iter().copied());
@@ -332,7 +346,7 @@ impl Checker<'_> {
     }
 
     fn cycles(&self, manifest: &Manifest) -> Result<()> {
-        for name in manifest.defines.keys() {
+        for name in manifest.defines.keys().chain(manifest.lets.keys()) {
             let mut path = Vec::new();
             if let Some(cycle) = find_cycle(manifest, name, &mut path) {
                 return Err(self.value(&format!("defines.{name}"), format!("depends on itself: {cycle}")));
@@ -385,6 +399,29 @@ impl Checker<'_> {
 }
 
 impl Manifest {
+    /// Every name it defines, with the table it stands in.
+    fn named(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let tunables = self.tunables.iter().map(|tunable| ("tunable", tunable.name.as_str()));
+        let kinds = self.kinds.iter().map(|kind| ("kind", kind.name.as_str()));
+        let defines = self.defines.keys().map(|name| ("defines", name.as_str()));
+        tunables.chain(kinds).chain(defines).chain(self.lets.keys().map(|name| ("let", name.as_str())))
+    }
+
+    /// Names that a compiler may be told: all but those of [let].
+    pub(crate) fn compile_time_names(&self) -> impl Iterator<Item = &str> {
+        self.named().filter(|(table, _)| *table != "let").map(|(_, name)| name)
+    }
+
+    /// The expressions that something comes of: all but constraints, which only forbid.
+    pub(crate) fn consequences(&self) -> impl Iterator<Item = &Expr> {
+        self.expressions().into_iter().filter(|(key, _)| key != "constraint").map(|(_, expr)| expr)
+    }
+
+    /// A value that other values follow from: of a define, or only named.
+    pub(crate) fn derived(&self, name: &str) -> Option<&Expr> {
+        self.defines.get(name).or_else(|| self.lets.get(name))
+    }
+
     /// Every expression with the key it stands under.
     fn expressions(&self) -> Vec<(String, &Expr)> {
         let mut all = Vec::new();
@@ -402,6 +439,7 @@ impl Manifest {
         all.extend(self.launch.programmatic.iter().map(|expr| ("launch.programmatic".to_owned(), expr)));
         all.extend(self.launch.counter.iter().map(|expr| ("launch.counter".to_owned(), expr)));
         all.extend(self.defines.iter().map(|(name, expr)| (format!("defines.{name}"), expr)));
+        all.extend(self.lets.iter().map(|(name, expr)| (format!("let.{name}"), expr)));
         all.extend(self.constraints.iter().map(|constraint| ("constraint".to_owned(), &constraint.expr)));
         for map in &self.tensor_maps {
             all.extend(map.box_sizes.iter().map(|size| ("tensor_maps.box".to_owned(), size)));
@@ -420,7 +458,7 @@ impl Environment for TunablesOnly<'_> {
         if let Some(value) = self.assignment.value(name) {
             return Ok(Some(value));
         }
-        self.manifest.defines.get(name).map(|expr| expr.evaluate(self)).transpose()
+        self.manifest.derived(name).map(|expr| expr.evaluate(self)).transpose()
     }
 
     fn dtype(&self) -> Option<InputType> {
@@ -428,20 +466,11 @@ impl Environment for TunablesOnly<'_> {
     }
 }
 
-/// Whether a name is a tunable, or a define made with one. The defines have no cycles.
-fn depends_on_tunables(manifest: &Manifest, name: &str) -> bool {
-    manifest.tunables.iter().any(|tunable| tunable.name == name)
-        || manifest
-            .defines
-            .get(name)
-            .is_some_and(|expr| expr.names().iter().any(|name| depends_on_tunables(manifest, name)))
-}
-
 fn depends_on_tunables_alone(manifest: &Manifest, constraint: &Constraint) -> bool {
     fn all_tunable(manifest: &Manifest, expr: &Expr) -> bool {
         expr.names().into_iter().all(|name| {
             manifest.tunables.iter().any(|tunable| tunable.name == name)
-                || manifest.defines.get(name).is_some_and(|define| all_tunable(manifest, define))
+                || manifest.derived(name).is_some_and(|expr| all_tunable(manifest, expr))
         })
     }
     all_tunable(manifest, &constraint.expr)
@@ -453,9 +482,9 @@ fn find_cycle<'a>(manifest: &'a Manifest, name: &'a str, path: &mut Vec<&'a str>
         return Some(path.join(" → "));
     }
     path.push(name);
-    let define = manifest.defines.get(name)?;
+    let define = manifest.derived(name)?;
     for used in define.names() {
-        if manifest.defines.contains_key(used)
+        if manifest.derived(used).is_some()
             && let Some(cycle) = find_cycle(manifest, used, path)
         {
             return Some(cycle);

@@ -2,7 +2,6 @@
 
 use evosdpa::{DeviceLse, DeviceTensor, DeviceTensors};
 use evosdpa_core::{Problem, TensorView};
-use evosdpa_kernels::SdpaParams;
 
 /// Tensors (Q, K, V, O) with the strides of these views at these addresses.
 pub(super) fn tensors(
@@ -23,14 +22,4 @@ pub(super) fn tensors(
         lse: lse.map(|address| DeviceLse::packed(address, problem)),
         scales: None,
     }
-}
-
-/// The parameter struct for tensors (Q, K, V, O) at these addresses.
-pub(super) fn params(
-    problem: &Problem,
-    views: &[TensorView<'_>; 4],
-    addresses: [u64; 4],
-    lse: Option<u64>,
-) -> SdpaParams {
-    tensors(problem, views, addresses, lse).params(problem)
 }

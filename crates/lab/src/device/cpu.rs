@@ -5,7 +5,9 @@ use evosdpa_core::{DType, Problem};
 use evosdpa_kernels::VariantId;
 use evosdpa_oracle::inputs::Inputs;
 
-use super::{AUTO, Device, KernelInfo, Loaded, Output, Timing, fresh_output};
+use super::{
+    AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, Timing, fresh_output,
+};
 use crate::{Error, measure::dice::Dice};
 
 /// Inputs below this size fit a last-level cache, so two sets of them take turns.
@@ -86,8 +88,8 @@ fn describe(kernel: CpuKernel) -> KernelInfo {
 }
 
 impl Device for Cpu {
-    fn name(&self) -> String {
-        "cpu".to_owned()
+    fn id(&self) -> DeviceId {
+        DeviceId::Cpu
     }
 
     fn kernels(&self) -> Vec<KernelInfo> {
@@ -112,16 +114,31 @@ impl Device for Cpu {
         !dtype.is_eight_bit()
     }
 
-    fn input_sets(&self, problem: &Problem) -> usize {
-        if problem.bytes() < ROTATE_BELOW_BYTES { 2 } else { 1 }
-    }
-
     fn load<'a>(
         &'a self,
         kernel: &str,
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
+        Ok(self.load_timed(kernel, problem, inputs)?)
+    }
+
+    fn timed(&self) -> Option<&dyn TimedDevice> {
+        Some(self)
+    }
+}
+
+impl TimedDevice for Cpu {
+    fn input_sets(&self, problem: &Problem) -> usize {
+        if problem.bytes() < ROTATE_BELOW_BYTES { 2 } else { 1 }
+    }
+
+    fn load_timed<'a>(
+        &'a self,
+        kernel: &str,
+        problem: &Problem,
+        inputs: &'a [Inputs],
+    ) -> Result<Box<dyn TimedKernel + 'a>, Error> {
         let attention = Attention::plan_with(*problem, evosdpa::Device::Cpu, &self.options(kernel)?)?;
         let chosen = (kernel == AUTO).then(|| attention.variant());
         let body: Body = Box::new(move |Inputs { q, k, v, .. }, output| {
@@ -183,7 +200,9 @@ impl Loaded for LoadedCpu {
         (self.body)(&mut self.inputs[set], &mut output)?;
         Ok(output)
     }
+}
 
+impl TimedKernel for LoadedCpu {
     fn time_us(&mut self, set: usize) -> Result<f64, Error> {
         let set = self.set_of(set);
         if self.timing == Timing::Cold {

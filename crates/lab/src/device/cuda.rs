@@ -4,15 +4,18 @@ use std::{cell::OnceCell, sync::Arc, time::Duration};
 
 use evosdpa::{
     Attention, DeviceScales, DeviceTensors, Options,
+    choose::{self, Planner, assumed_tensors},
     gpu::Gpu,
-    planner::{Planner, assumed_tensors},
 };
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffer, L2Flush, Stream};
 use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant, VariantId};
 use evosdpa_oracle::inputs::Inputs;
 
-use super::{AUTO, Device, KernelInfo, Loaded, Output, ahead, arguments, fresh_output, timed::LoadedCuda};
+use super::{
+    AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, ahead, arguments,
+    fresh_output, timed::LoadedCuda,
+};
 use crate::{Error, measure::floor::Ceilings};
 
 /// No launch of ours takes this long; one that does hangs. The device can be given another limit.
@@ -73,11 +76,11 @@ impl Cuda {
 
     /// What drives everything out of the second-level cache, made when first needed.
     pub(super) fn flush(&self) -> Result<&L2Flush, Error> {
-        if self.flush.get().is_none() {
-            // Set twice only by two threads, and this is not shared between threads.
-            let _ = self.flush.set(L2Flush::new(self.handle())?);
+        if let Some(flush) = self.flush.get() {
+            return Ok(flush);
         }
-        self.flush.get().ok_or(Error::NoClock)
+        let made = L2Flush::new(self.handle())?;
+        Ok(self.flush.get_or_init(|| made))
     }
 
     /// The variant that a name means for a problem.
@@ -101,7 +104,7 @@ impl Cuda {
     }
 }
 
-/// The variant that a name means: `sdpa_v2c` with its defaults, or `sdpa_v2c[STAGES=3]`.
+/// The variant that a name means: `sdpa_v2c` as it is chosen for the problem, or `sdpa_v2c[STAGES=3]`.
 pub(super) fn variant(
     registry: &Registry,
     name: &str,
@@ -110,10 +113,7 @@ pub(super) fn variant(
 ) -> Result<Variant, Error> {
     let VariantId { kernel, tunables } = name.parse()?;
     let kernel = registry.kernel(&kernel)?;
-    if tunables.is_empty() {
-        return Ok(kernel.default_variant(facts, target)?);
-    }
-    Ok(kernel.variant(facts, target, tunables.iter())?)
+    Ok(choose::variant(kernel, facts, target, &tunables)?)
 }
 
 /// The kernels of a registry, as they are listed.
@@ -142,8 +142,8 @@ pub(super) fn variant_names(
 }
 
 impl Device for Cuda {
-    fn name(&self) -> String {
-        "cuda".to_owned()
+    fn id(&self) -> DeviceId {
+        DeviceId::Cuda(self.handle().info().ordinal)
     }
 
     fn accelerator(&self) -> Option<String> {
@@ -187,21 +187,27 @@ impl Device for Cuda {
         variant_names(&self.registry(), kernel, &ProblemFacts::try_from(problem)?, self.target(), cap)
     }
 
-    fn input_sets(&self, problem: &Problem) -> usize {
-        if problem.bytes() < ROTATE_BELOW_BYTES { INPUT_SETS } else { 2 }
-    }
-
     fn load<'a>(
         &'a self,
         kernel: &str,
         problem: &Problem,
         inputs: &'a [Inputs],
     ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        Ok(Box::new(LoadedCuda::new(self, kernel, problem, inputs)?))
+        Ok(self.load_timed(kernel, problem, inputs)?)
     }
 
-    fn adopt(&self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+    fn timed(&self) -> Option<&dyn TimedDevice> {
+        Some(self)
+    }
+
+    fn register_source(&self, of: &str, name: &str, source: &str) -> Result<(), Error> {
         Ok(self.gpu.register_source(of, name, source)?)
+    }
+}
+
+impl TimedDevice for Cuda {
+    fn input_sets(&self, problem: &Problem) -> usize {
+        if problem.bytes() < ROTATE_BELOW_BYTES { INPUT_SETS } else { 2 }
     }
 
     fn ceilings(&self, problem: &Problem) -> Result<Option<Ceilings>, Error> {
@@ -214,6 +220,15 @@ impl Device for Cuda {
 
     fn clock_overhead_us(&self) -> Result<Option<f64>, Error> {
         Ok(Some(evosdpa_cuda::event_overhead_us(&self.stream, self.limit)?))
+    }
+
+    fn load_timed<'a>(
+        &'a self,
+        kernel: &str,
+        problem: &Problem,
+        inputs: &'a [Inputs],
+    ) -> Result<Box<dyn TimedKernel + 'a>, Error> {
+        Ok(Box::new(LoadedCuda::new(self, kernel, problem, inputs)?))
     }
 }
 

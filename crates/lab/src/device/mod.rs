@@ -4,12 +4,14 @@ mod ahead;
 mod arguments;
 mod cpu;
 mod cuda;
+pub mod id;
 mod sim;
 mod simulation;
 mod timed;
 
 pub use cpu::{Body, Cpu, LoadedCpu};
 pub use cuda::Cuda;
+pub use id::DeviceId;
 pub use sim::{SCHEDULES, Sim};
 pub use simulation::Simulation;
 
@@ -41,8 +43,8 @@ pub struct KernelInfo {
 
 /// A place to run kernels.
 pub trait Device {
-    /// Its name on the command line.
-    fn name(&self) -> String;
+    /// Which one it is.
+    fn id(&self) -> DeviceId;
 
     /// What it is, when it is not the machine's own processor.
     fn accelerator(&self) -> Option<String> {
@@ -79,6 +81,30 @@ pub trait Device {
         Ok(vec![kernel.to_owned()])
     }
 
+    /// Takes in another source for a kernel, under a name of its own; everything else stays as its manifest says.
+    fn register_source(&self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+        let _ = (name, source);
+        Err(Error::Tune(format!(
+            "{of} is part of the program: only CUDA kernels can be given another source"
+        )))
+    }
+
+    /// Prepares a kernel for a problem, with one or more sets of inputs.
+    fn load<'a>(
+        &'a self,
+        kernel: &str,
+        problem: &Problem,
+        inputs: &'a [Inputs],
+    ) -> Result<Box<dyn Loaded + 'a>, Error>;
+
+    /// The same device with its clock, where it has one.
+    fn timed(&self) -> Option<&dyn TimedDevice> {
+        None
+    }
+}
+
+/// A device on which calls can be timed.
+pub trait TimedDevice: Device {
     /// How many sets of inputs to rotate through, so that no call finds its data in a cache by accident.
     fn input_sets(&self, problem: &Problem) -> usize;
 
@@ -93,21 +119,13 @@ pub trait Device {
         Ok(None)
     }
 
-    /// Takes in another source for a kernel, under a name of its own; everything else stays as its manifest says.
-    fn adopt(&self, of: &str, name: &str, source: &str) -> Result<(), Error> {
-        let _ = (name, source);
-        Err(Error::Tune(format!(
-            "{of} is part of the program: only CUDA kernels can be given another source"
-        )))
-    }
-
-    /// Prepares a kernel for a problem, with several sets of inputs to rotate through.
-    fn load<'a>(
+    /// Prepares a kernel to be timed on a problem, with several sets of inputs to rotate through.
+    fn load_timed<'a>(
         &'a self,
         kernel: &str,
         problem: &Problem,
         inputs: &'a [Inputs],
-    ) -> Result<Box<dyn Loaded + 'a>, Error>;
+    ) -> Result<Box<dyn TimedKernel + 'a>, Error>;
 }
 
 /// How calls are timed.
@@ -160,29 +178,29 @@ impl FromStr for Timing {
     }
 }
 
-/// A kernel ready to run on its inputs. What is only needed to time and audit it is refused where there is no clock.
+/// A kernel ready to run on its inputs.
 pub trait Loaded {
+    /// Runs once on input set `set` into a buffer poisoned with NaN.
+    fn run(&mut self, set: usize) -> Result<Output, Error>;
+
     /// The variant that runs, where that is more than the name it was loaded by.
     fn variant(&self) -> Option<String> {
         None
     }
+}
 
-    /// Runs once on input set `set` into a buffer poisoned with NaN.
-    fn run(&mut self, set: usize) -> Result<Output, Error>;
-
+/// A kernel that can be timed and, between timed calls, audited.
+pub trait TimedKernel: Loaded {
     /// Runs once on input set `set` and says how long the call took, in microseconds.
     fn time_us(&mut self, set: usize) -> Result<f64, Error>;
 
-    /// As [`Loaded::time_us`], with the device's clock around it where that can be read.
+    /// As [`TimedKernel::time_us`], with the device's clock around it where that can be read.
     fn read(&mut self, set: usize) -> Result<Reading, Error> {
         Ok(Reading { time_us: self.time_us(set)?, clock_ghz: None })
     }
 
     /// Chooses how calls are timed from now on.
-    fn set_timing(&mut self, timing: Timing) -> Result<(), Error> {
-        let _ = timing;
-        Err(Error::NoClock)
-    }
+    fn set_timing(&mut self, timing: Timing) -> Result<(), Error>;
 
     /// Moves its tensors to other addresses, where that is cheap, and makes a call there.
     fn relocate(&mut self) -> Result<(), Error> {
@@ -190,26 +208,16 @@ pub trait Loaded {
     }
 
     /// Puts other inputs where those of a set are. Outputs stay as they are.
-    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error> {
-        let _ = (set, inputs);
-        Err(Error::NoClock)
-    }
+    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error>;
 
     /// Fills every output that timed calls write with NaN.
-    fn poison(&mut self) -> Result<(), Error> {
-        Err(Error::NoClock)
-    }
+    fn poison(&mut self) -> Result<(), Error>;
 
     /// What lies in the outputs that a timed call on `set` writes, each with the set it belongs to.
-    fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error> {
-        let _ = set;
-        Err(Error::NoClock)
-    }
+    fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error>;
 
     /// The first input, by name, that is not what was put there.
-    fn changed_input(&mut self) -> Result<Option<String>, Error> {
-        Err(Error::NoClock)
-    }
+    fn changed_input(&mut self) -> Result<Option<String>, Error>;
 }
 
 /// What a run left behind.

@@ -9,13 +9,13 @@ use evosdpa_oracle::inputs::Inputs;
 use ptxsan::{Module, Options, Schedule, count::Counters};
 
 use super::{
-    Device, KernelInfo, Loaded, Output, Simulation, ahead,
+    Device, DeviceId, KernelInfo, Loaded, Output, Simulation, ahead,
     cuda::{listed, variant, variant_names},
 };
 use crate::Error;
 
-/// The machine that is simulated: everything up to asynchronous copies and `mma.sync`.
-const ARCH: Arch = Arch::Sm89;
+/// The machines that are simulated, the one that most kernels are for first: a kernel runs on the first that it was written for.
+const ARCHS: [Arch; 2] = [Arch::Sm89, Arch::Sm90a];
 
 /// In how many orders warps are run: as many launches as that see all of them.
 pub const SCHEDULES: usize = Schedule::ALL.len();
@@ -24,7 +24,6 @@ pub const SCHEDULES: usize = Schedule::ALL.len();
 pub struct Sim {
     builder: Builder,
     registry: Registry,
-    target: Target,
     /// Kernels loaded so far: each starts with another schedule, so that a sweep goes through all of them.
     loads: AtomicUsize,
 }
@@ -37,7 +36,7 @@ impl Sim {
 
     /// With a builder of the caller's.
     pub fn with_builder(registry: Registry, builder: Builder) -> Self {
-        Self { builder, registry, target: Target::nominal(ARCH), loads: AtomicUsize::new(0) }
+        Self { builder, registry, loads: AtomicUsize::new(0) }
     }
 
     /// The kernels it knows, and the mutants.
@@ -65,7 +64,7 @@ impl Sim {
         problem: &Problem,
     ) -> Result<Simulation, Error> {
         let facts = ProblemFacts::try_from(problem)?;
-        self.compiled(kernel.variant(&facts, &self.target, tunables.iter().copied())?, problem)
+        self.compiled(kernel.variant(&facts, &target_of(kernel), tunables.iter().copied())?, problem)
     }
 
     fn compiled(&self, variant: Variant, problem: &Problem) -> Result<Simulation, Error> {
@@ -73,9 +72,10 @@ impl Sim {
         Simulation::new(*problem, variant, artifact.ptx())
     }
 
-    /// What is simulated.
-    pub fn target(&self) -> Target {
-        self.target
+    /// The machine that a kernel is run on.
+    pub fn target(&self, kernel: &str) -> Target {
+        let name = kernel.split('[').next().unwrap_or(kernel);
+        self.registry.kernel(name).map_or_else(|_| Target::nominal(ARCHS[0]), target_of)
     }
 
     /// Whether the simulator understands every instruction of a variant.
@@ -93,17 +93,22 @@ impl Sim {
     }
 
     fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
-        variant(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target)
+        variant(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target(kernel))
     }
 }
 
+fn target_of(kernel: &Kernel) -> Target {
+    let has = |arch: &Arch| kernel.manifest.archs.contains(arch);
+    Target::nominal(ARCHS.into_iter().find(has).unwrap_or(ARCHS[0]))
+}
+
 impl Device for Sim {
-    fn name(&self) -> String {
-        "sim".to_owned()
+    fn id(&self) -> DeviceId {
+        DeviceId::Sim
     }
 
     fn accelerator(&self) -> Option<String> {
-        Some(format!("ptxsan simulating {}", self.target.arch))
+        Some(format!("ptxsan simulating {}", ARCHS.map(Arch::name).join(" and ")))
     }
 
     fn kernels(&self) -> Vec<KernelInfo> {
@@ -129,11 +134,7 @@ impl Device for Sim {
     }
 
     fn variants(&self, kernel: &str, problem: &Problem, cap: usize) -> Result<Vec<String>, Error> {
-        variant_names(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target, cap)
-    }
-
-    fn input_sets(&self, _problem: &Problem) -> usize {
-        1
+        variant_names(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target(kernel), cap)
     }
 
     fn load<'a>(
@@ -167,9 +168,5 @@ impl Loaded for LoadedSim<'_> {
             });
         }
         Ok(output)
-    }
-
-    fn time_us(&mut self, _set: usize) -> Result<f64, Error> {
-        Err(Error::NoClock)
     }
 }

@@ -1,9 +1,10 @@
 //! One compiled variant on the simulator, with all that ptxsan has to say about a run of it.
 
 use evosdpa_core::Problem;
-use evosdpa_kernels::Variant;
+use evosdpa_cuda::TensorMapRequest;
+use evosdpa_kernels::{InputType, Swizzle, Variant};
 use evosdpa_oracle::inputs::Inputs;
-use ptxsan::{Arg, Launch, Module, Options, Outcome};
+use ptxsan::{Arg, Launch, Module, Options, Outcome, TensorElement, TensorMap, tensor::wgmma};
 
 use super::{Output, arguments, fresh_output};
 use crate::Error;
@@ -13,6 +14,34 @@ pub struct Simulation {
     problem: Problem,
     variant: Variant,
     module: Module,
+}
+
+/// The same request that a GPU's driver gets, for the simulator. Rules are checked as for a GPU.
+fn tensor_map(request: &TensorMapRequest<'_>) -> Result<TensorMap, Error> {
+    request.check()?;
+    let bytes = u64::from(request.dtype.bytes());
+    let element = match request.dtype {
+        InputType::F16 => TensorElement::F16,
+        InputType::BF16 => TensorElement::Bf16,
+        InputType::F32 => TensorElement::F32,
+        InputType::U8 | InputType::E4M3 => TensorElement::U8,
+    };
+    let swizzle = match request.swizzle {
+        Swizzle::None => wgmma::Swizzle::None,
+        Swizzle::Bytes32 => wgmma::Swizzle::Bytes32,
+        Swizzle::Bytes64 => wgmma::Swizzle::Bytes64,
+        Swizzle::Bytes128 => wgmma::Swizzle::Bytes128,
+    };
+    Ok(TensorMap {
+        address: request.address,
+        element,
+        sizes: request.sizes.to_vec(),
+        strides_bytes: request.strides.iter().map(|stride| stride * bytes).collect(),
+        box_sizes: request.box_sizes.to_vec(),
+        element_strides: vec![1; 4],
+        swizzle,
+        is_nan_outside: false,
+    })
 }
 
 impl Simulation {
@@ -72,15 +101,29 @@ impl Simulation {
         let lse =
             output.lse.as_ref().map(|lse| device.upload("LSE", bytemuck::cast_slice(lse))).transpose()?;
         let addresses = [q, k, v, o.address()];
-        let mut params = arguments::params(&self.problem, &views, addresses, lse.map(|lse| lse.address()));
+        let tensors = arguments::tensors(&self.problem, &views, addresses, lse.map(|lse| lse.address()));
+        let mut params = tensors.params(&self.problem);
         [params.q_scale, params.k_scale, params.v_scale] = scales;
-
         let geometry = &self.variant.launch;
-        let args = vec![Arg::Bytes(bytemuck::bytes_of(&params).to_vec())];
+        let counter = geometry.counter.then(|| device.upload("work counter", &[0; 4])).transpose()?;
+        params.counter = counter.map_or(0, |counter| counter.address());
+        let mut args = vec![Arg::Bytes(bytemuck::bytes_of(&params).to_vec())];
+        for wanted in &self.variant.tensor_maps {
+            let map = tensor_map(&tensors.tensor_map(&self.problem, wanted)?)?;
+            args.push(Arg::Bytes(map.encode()?.to_vec()));
+        }
         let (grid, block, shared) = (geometry.grid, geometry.block, geometry.dynamic_smem_bytes);
         let mut launch = Launch::new(&self.variant.entry, grid, block, shared, args);
-        launch.options = options.clone();
+        launch.cluster = geometry.cluster;
+        launch.options = Options { programmatic: geometry.programmatic, ..options.clone() };
         let outcome = device.launch(id, &launch)?;
+        if let Some(counter) = counter.filter(|_| outcome.is_clean())
+            && device.read(counter)? != [0; 4]
+        {
+            let findings =
+                vec!["the work counter is not left at 0, where the next launch needs it".to_owned()];
+            return Err(Error::Findings { kernel: self.label(), findings });
+        }
         output.o.bytes_mut().copy_from_slice(&device.read(o)?);
         if let (Some(buffer), Some(values)) = (lse, &mut output.lse) {
             bytemuck::cast_slice_mut::<f32, u8>(values).copy_from_slice(&device.read(buffer)?);

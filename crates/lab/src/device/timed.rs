@@ -6,7 +6,7 @@ use evosdpa_cuda::{Event, Graph, Stream};
 use evosdpa_oracle::inputs::Inputs;
 
 use super::{
-    Cuda, Loaded, Output, Timing,
+    Cuda, Loaded, Output, TimedKernel, Timing,
     cuda::{Set, Slot},
 };
 use crate::{Error, measure::Reading};
@@ -156,7 +156,9 @@ impl Loaded for LoadedCuda<'_> {
         self.plan().check_counters()?;
         self.slots[set].download(&self.problem)
     }
+}
 
+impl TimedKernel for LoadedCuda<'_> {
     fn time_us(&mut self, set: usize) -> Result<f64, Error> {
         self.sample_us(set, |_| Ok(()), |_| Ok(()))
     }

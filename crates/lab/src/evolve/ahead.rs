@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use evosdpa::choose;
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{Builder, worker::CompilePool};
 use evosdpa_kernels::{ProblemFacts, Registry, Target, VariantId};
@@ -62,7 +63,7 @@ pub trait Ahead {
     fn wait(&mut self, label: &str) -> Result<Prepared, Error>;
 
     /// Takes in a new source for a kernel, under a name of its own.
-    fn adopt(&mut self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+    fn register_source(&mut self, of: &str, name: &str, source: &str) -> Result<(), Error> {
         let _ = (name, source);
         Err(Error::Tune(format!(
             "{of} is part of the program: only CUDA kernels can be given another source"
@@ -177,7 +178,7 @@ impl Desk {
         let kernel = registry.kernel(&kernel)?;
         for problem in &self.problems {
             let facts = ProblemFacts::try_from(problem)?;
-            let variant = kernel.variant(&facts, &self.target, tunables.iter())?;
+            let variant = choose::variant(kernel, &facts, &self.target, &tunables)?;
             let built = timed("compile", &mut prepared.spans, || {
                 let built = self.builder.build(&variant);
                 // A worker that was killed says nothing about the source.
@@ -244,13 +245,13 @@ impl Ahead for Compiling {
         }
     }
 
-    fn adopt(&mut self, of: &str, name: &str, source: &str) -> Result<(), Error> {
-        Arc::make_mut(&mut self.registry).adopt(of, name, source)?;
+    fn register_source(&mut self, of: &str, name: &str, source: &str) -> Result<(), Error> {
+        Arc::make_mut(&mut self.registry).register_source(of, name, source)?;
         Ok(())
     }
 
     fn source(&self, kernel: &str) -> Option<String> {
-        self.registry.kernel(kernel).ok().map(|kernel| kernel.source.clone())
+        self.registry.kernel(kernel).ok().map(|kernel| kernel.source.to_string())
     }
 
     fn files(&self, kernel: &str) -> Vec<(String, String)> {

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Error, ErrorKind,
     bench::{AUDIT, FLOOR},
-    device::{Device, Timing},
+    device::{DeviceId, TimedDevice, Timing},
     error::IoContext,
     gate::{GateResult, correctness},
     machine,
@@ -50,7 +50,7 @@ pub struct Material {
 impl Material {
     /// Draws inputs and solves the problem twice: for the gate, and for audits.
     pub fn draw(
-        device: &dyn Device,
+        device: &dyn TimedDevice,
         problem: &Problem,
         sets: usize,
         seed: u64,
@@ -72,7 +72,7 @@ pub type LastGate<'a> = &'a dyn Fn(&str) -> GateResult;
 
 /// Judges candidates against the default.
 pub struct Judge<'a> {
-    device: &'a dyn Device,
+    device: &'a dyn TimedDevice,
     places: Vec<Place<'a>>,
     rule: Rule,
     dice: Dice,
@@ -113,7 +113,7 @@ impl Judged {
 impl<'a> Judge<'a> {
     /// Loads the default on every problem. A problem that it cannot take is an error: nothing could be compared there.
     pub fn new(
-        device: &'a dyn Device,
+        device: &'a dyn TimedDevice,
         default: &str,
         materials: &'a [Material],
         rule: Rule,
@@ -415,12 +415,9 @@ pub struct DeviceLock {
 
 impl DeviceLock {
     /// Waits until the device is free. A CPU is not locked: its users see each other in the load.
-    pub fn wait(device: &str) -> Result<Option<Self>, Error> {
-        if device == "cpu" {
-            return Ok(None);
-        }
-        let name: String = device.chars().filter(|c| c.is_ascii_alphanumeric()).collect();
-        let path = std::env::temp_dir().join(format!("evosdpa-{name}.lock"));
+    pub fn wait(device: DeviceId) -> Result<Option<Self>, Error> {
+        let DeviceId::Cuda(ordinal) = device else { return Ok(None) };
+        let path = std::env::temp_dir().join(format!("evosdpa-cuda{ordinal}.lock"));
         let hint = "make the folder of temporary files writable";
         let file = File::options().create(true).append(true).open(&path).doing("open", &path, hint)?;
         file.lock().doing("lock", &path, hint)?;
@@ -440,7 +437,7 @@ mod tests {
     use evosdpa_core::DType;
 
     use super::*;
-    use crate::device::{Cpu, KernelInfo, Loaded};
+    use crate::device::{Cpu, Device, KernelInfo, Loaded, TimedKernel};
 
     const CPU: Cpu = Cpu { threads: Some(1), isa: None };
     const CANDIDATE: &str = "cpu_flash[BLOCK_KV=32 BLOCK_Q=32]";
@@ -451,8 +448,8 @@ mod tests {
     }
 
     impl Device for Short {
-        fn name(&self) -> String {
-            CPU.name()
+        fn id(&self) -> DeviceId {
+            CPU.id()
         }
 
         fn kernels(&self) -> Vec<KernelInfo> {
@@ -463,22 +460,33 @@ mod tests {
             CPU.refuses(kernel, problem)
         }
 
-        fn input_sets(&self, problem: &Problem) -> usize {
-            CPU.input_sets(problem)
-        }
-
         fn load<'a>(
             &'a self,
             kernel: &str,
             problem: &Problem,
             inputs: &'a [Inputs],
         ) -> Result<Box<dyn Loaded + 'a>, Error> {
+            Ok(self.load_timed(kernel, problem, inputs)?)
+        }
+    }
+
+    impl TimedDevice for Short {
+        fn input_sets(&self, problem: &Problem) -> usize {
+            CPU.input_sets(problem)
+        }
+
+        fn load_timed<'a>(
+            &'a self,
+            kernel: &str,
+            problem: &Problem,
+            inputs: &'a [Inputs],
+        ) -> Result<Box<dyn TimedKernel + 'a>, Error> {
             let left = self.faults_left.get();
             if kernel == CANDIDATE && left > 0 {
                 self.faults_left.set(left - 1);
                 return Err(Error::Sim(ptxsan::Error::Memory("out of memory".to_owned())));
             }
-            CPU.load(kernel, problem, inputs)
+            CPU.load_timed(kernel, problem, inputs)
         }
     }
 

@@ -15,7 +15,7 @@ use super::{
     span::Span,
     trial::Trial,
 };
-use crate::{Error, error::IoContext, gate::GateResult, measure::compare::Word};
+use crate::{Error, device::DeviceId, error::IoContext, gate::GateResult, measure::compare::Word};
 
 /// Schema of the log's first line.
 pub const SCHEMA: &str = "evosdpa.tune/1";
@@ -33,7 +33,7 @@ pub struct Header {
     /// What is tuned.
     pub space: Space,
     /// The device's name on the command line.
-    pub device: String,
+    pub device: DeviceId,
     /// What the device is.
     pub device_name: String,
     /// What its kernels are compiled for.
@@ -305,7 +305,7 @@ pub(crate) mod tests {
         Header {
             schema: SCHEMA.into(),
             space: space(&[("A", Layer::Macro, 3), ("b", Layer::Micro, 4)]),
-            device: "cpu".into(),
+            device: DeviceId::Cpu,
             device_name: "a CPU".into(),
             arch: "avx2".into(),
             problems: vec!["tiny f32".into()],

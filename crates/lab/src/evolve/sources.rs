@@ -27,7 +27,7 @@ pub fn folder(tune: &Path, name: &str) -> PathBuf {
 
 /// Makes a source known under a name, and puts its files on the disk. A source that no kernel can be made of is refused
 /// with a reason; an error is about the disk.
-pub fn adopt(
+pub fn register(
     tune: &Path,
     of: &str,
     name: &str,
@@ -35,7 +35,9 @@ pub fn adopt(
     ahead: &mut dyn Ahead,
     device: &dyn Device,
 ) -> Result<Result<(), String>, Error> {
-    if let Err(error) = ahead.adopt(of, name, source).and_then(|()| device.adopt(of, name, source)) {
+    if let Err(error) =
+        ahead.register_source(of, name, source).and_then(|()| device.register_source(of, name, source))
+    {
         return Ok(Err(error.to_string()));
     }
     let folder = folder(tune, name);
@@ -51,7 +53,7 @@ pub fn adopt(
 }
 
 /// Makes the sources of a resumed tune known again: those that may be parents, winners or examples.
-pub fn adopt_again(
+pub fn register_again(
     tune: &Path,
     of: &str,
     history: &[Evaluation],
@@ -66,8 +68,8 @@ pub fn adopt_again(
             &path,
             "an elite of this tune was made from it: put it back, or begin another tune",
         )?;
-        ahead.adopt(of, name, &source)?;
-        device.adopt(of, name, &source)?;
+        ahead.register_source(of, name, &source)?;
+        device.register_source(of, name, &source)?;
     }
     Ok(())
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use evosdpa::choose;
 use evosdpa_core::Problem;
-use evosdpa_kernels::{Kernel, ProblemFacts, Target, VariantId};
+use evosdpa_kernels::{Assignment, Kernel, ProblemFacts, Target, VariantId};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, measure::dice::Dice};
@@ -52,7 +53,7 @@ impl Space {
     /// Of a CUDA kernel; defaults are those for the first problem.
     pub fn of_kernel(kernel: &Kernel, problem: &Problem, target: &Target) -> Result<Self, Error> {
         let facts = ProblemFacts::try_from(problem)?;
-        let default = kernel.default_variant(&facts, target)?.id.tunables;
+        let default = choose::variant(kernel, &facts, target, &Assignment::default())?.id.tunables;
         let layers =
             [(evosdpa_kernels::Layer::Macro, Layer::Macro), (evosdpa_kernels::Layer::Micro, Layer::Micro)];
         let dimensions = layers.into_iter().flat_map(|(of, layer)| {

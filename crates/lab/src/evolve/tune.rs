@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     Error,
-    device::Device,
+    device::TimedDevice,
     gate::GateResult,
     measure::{compare::Word, dice::Dice, duel::Rule, floor::Ceilings},
     profile::Insight,
@@ -85,7 +85,7 @@ pub struct Outcome {
 
 /// Runs a tune to its end. `watch` sees every evaluation as it is recorded and ends the tune by answering no.
 pub fn tune(
-    device: &dyn Device,
+    device: &dyn TimedDevice,
     ahead: &mut dyn Ahead,
     source: &dyn InsightSource,
     mut proposer: Option<Proposer>,
@@ -107,7 +107,7 @@ pub fn tune(
     let header = Header {
         schema: log::SCHEMA.to_owned(),
         space: request.space.clone(),
-        device: device.name(),
+        device: device.id(),
         device_name: request.device_name.clone(),
         arch: request.arch.clone(),
         problems: request.problems.iter().map(ToString::to_string).collect(),
@@ -143,7 +143,7 @@ pub fn tune(
         looked_at: None,
         insights: Vec::new(),
     };
-    sources::adopt_again(&request.folder, &request.space.kernel, &state.history, ahead, device)?;
+    sources::register_again(&request.folder, &request.space.kernel, &state.history, ahead, device)?;
     state.look(source)?;
 
     let materials = state.materials(device, request.seed)?;
@@ -153,7 +153,7 @@ pub fn tune(
     if state.history.is_empty() {
         let begun = Begun::now();
         let judged = {
-            let _lock = DeviceLock::wait(&device.name())?;
+            let _lock = DeviceLock::wait(device.id())?;
             judge.default_result()?
         };
         let proposal = Candidate::of(Proposal {
@@ -209,7 +209,7 @@ pub fn tune(
                 let judged = if prepared.stopped() {
                     Judged::rejected(vec![], [].into(), vec![])
                 } else {
-                    let _lock = DeviceLock::wait(&device.name())?;
+                    let _lock = DeviceLock::wait(device.id())?;
                     let elite_above = population::elite_above(&state.history, request.top);
                     let judged = judge.judge(&name, elite_above, || !interrupted());
                     match judged {
@@ -292,7 +292,7 @@ struct State<'a> {
 const SEEN_BY_PROPOSERS: usize = 20;
 
 impl State<'_> {
-    fn materials(&self, device: &dyn Device, seed: u64) -> Result<Vec<Material>, Error> {
+    fn materials(&self, device: &dyn TimedDevice, seed: u64) -> Result<Vec<Material>, Error> {
         let ceilings = self.request.ceilings.as_ref();
         let draw = |problem: &Problem| {
             let sets = self.request.sets.unwrap_or_else(|| device.input_sets(problem));
@@ -314,7 +314,7 @@ impl State<'_> {
             return Ok(true);
         }
         let diagnosis = {
-            let _lock = DeviceLock::wait(&self.header.device)?;
+            let _lock = DeviceLock::wait(self.header.device)?;
             source.look(best, &self.request.space)
         };
         self.log.diagnose(&diagnosis)?;
@@ -343,7 +343,7 @@ impl State<'_> {
         &self,
         proposer: &mut Proposer,
         ahead: &mut dyn Ahead,
-        device: &dyn Device,
+        device: &dyn TimedDevice,
         number: u64,
     ) -> Result<Candidate, Error> {
         let kernel = &self.request.space.kernel;
@@ -384,7 +384,7 @@ impl State<'_> {
         if let Some(source) = answer.source {
             let name = sources::name(kernel, number);
             candidate.refused =
-                sources::adopt(&self.request.folder, kernel, &name, &source, ahead, device)?.err();
+                sources::register(&self.request.folder, kernel, &name, &source, ahead, device)?.err();
             candidate.kernel = Some(name);
         }
         let space = &self.request.space;
@@ -462,7 +462,7 @@ impl State<'_> {
     /// Measures the winner once more, on inputs and in blocks that did not choose it.
     fn confirm(
         &mut self,
-        device: &dyn Device,
+        device: &dyn TimedDevice,
         default: &str,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
@@ -480,7 +480,7 @@ impl State<'_> {
             Rule { hopeless_below: 0.0, most_blocks: 2 * self.request.rule.most_blocks, ..self.request.rule };
         let name = label(best.kernel.as_deref().unwrap_or(&self.request.space.kernel), &best.point);
         let judged = {
-            let _lock = DeviceLock::wait(&device.name())?;
+            let _lock = DeviceLock::wait(device.id())?;
             Judge::new(device, default, &materials, rule, seed)?
                 .judge(&name, f64::NEG_INFINITY, || !interrupted())?
         };

@@ -122,7 +122,7 @@ pub fn without_gpu(
     about: &Mutant,
     mistake: bool,
 ) -> Result<Vec<GateResult>, Error> {
-    let mut gates = built(kernel, about, mistake, sim.target())?;
+    let mut gates = built(kernel, about, mistake, sim.target(kernel.name()))?;
     if gates.iter().any(|gate| gate.verdict.is_fail()) {
         return Ok(gates);
     }

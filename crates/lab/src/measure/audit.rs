@@ -12,7 +12,7 @@ use evosdpa_oracle::{Case, inputs::Inputs};
 use super::dice::Dice;
 use crate::{
     Error,
-    device::{Device, Loaded, Output},
+    device::{Output, TimedDevice, TimedKernel},
     gate::correctness,
 };
 
@@ -142,7 +142,7 @@ impl<'a> Auditor<'a> {
     }
 
     /// One audit. Poisoned and untouched outputs take turns: what looks for a finished output is met by the second kind.
-    pub fn audit(&mut self, loaded: &mut dyn Loaded) -> Result<Option<Finding>, Error> {
+    pub fn audit(&mut self, loaded: &mut dyn TimedKernel) -> Result<Option<Finding>, Error> {
         let poisoned = self.audits.is_multiple_of(2);
         self.audits += 1;
         let finding = self.look(loaded, poisoned)?;
@@ -158,7 +158,7 @@ impl<'a> Auditor<'a> {
     }
 
     /// Fills every set with another case, times one call and judges its outputs.
-    fn look(&mut self, loaded: &mut dyn Loaded, poisoned: bool) -> Result<Option<Finding>, Error> {
+    fn look(&mut self, loaded: &mut dyn TimedKernel, poisoned: bool) -> Result<Option<Finding>, Error> {
         for set in 0..self.at.len() {
             // Another case than the one before, so that yesterday's answer is wrong today.
             let case = match self.answered[set] {
@@ -195,7 +195,7 @@ impl<'a> Auditor<'a> {
     }
 
     /// Several audits in a row.
-    pub fn final_audits(&mut self, loaded: &mut dyn Loaded) -> Result<Option<Finding>, Error> {
+    pub fn final_audits(&mut self, loaded: &mut dyn TimedKernel) -> Result<Option<Finding>, Error> {
         let calls_before = self.calls;
         let mut audits = 0;
         while audits < FINAL_AUDITS || self.calls - calls_before < self.final_calls() {
@@ -212,7 +212,7 @@ impl<'a> Auditor<'a> {
     }
 
     /// Puts inputs into every set that no call has seen: rows of a case, moved round by a random distance.
-    pub fn refresh(&mut self, loaded: &mut dyn Loaded) -> Result<(), Error> {
+    pub fn refresh(&mut self, loaded: &mut dyn TimedKernel) -> Result<(), Error> {
         for set in 0..self.at.len() {
             let from = self.dice.below(self.cases.len());
             let inputs = moved_round(&self.cases[from].inputs, &mut self.dice);
@@ -262,7 +262,7 @@ pub struct Audited<'a> {
     /// What errors call it.
     pub name: String,
     /// The kernel.
-    pub loaded: Box<dyn Loaded + 'a>,
+    pub loaded: Box<dyn TimedKernel + 'a>,
     /// Who watches it.
     pub auditor: Auditor<'a>,
 }
@@ -270,14 +270,14 @@ pub struct Audited<'a> {
 impl<'a> Audited<'a> {
     /// Loads a kernel, with solved cases of the same problem to audit it with.
     pub fn load(
-        device: &'a dyn Device,
+        device: &'a dyn TimedDevice,
         kernel: &str,
         problem: &Problem,
         inputs: &'a [Inputs],
         cases: &'a [Case],
         seed: u64,
     ) -> Result<Self, Error> {
-        let loaded = device.load(kernel, problem, inputs)?;
+        let loaded = device.load_timed(kernel, problem, inputs)?;
         Ok(Self { name: kernel.to_owned(), loaded, auditor: Auditor::new(cases, inputs.len(), seed) })
     }
 
@@ -304,7 +304,7 @@ impl<'a> Audited<'a> {
 
 /// What the sample's calls wrote, or the stray write that was found on the way.
 #[allow(clippy::type_complexity)]
-fn written(loaded: &mut dyn Loaded, set: usize) -> Result<Result<Vec<(usize, Output)>, Finding>, Error> {
+fn written(loaded: &mut dyn TimedKernel, set: usize) -> Result<Result<Vec<(usize, Output)>, Finding>, Error> {
     match loaded.timed_outputs(set) {
         Ok(outputs) => Ok(Ok(outputs)),
         Err(Error::Cuda(error @ evosdpa_cuda::Error::StrayWrite { .. })) => {

@@ -15,7 +15,7 @@ pub struct Ceilings {
     pub source: String,
 }
 
-/// Measured peaks are medians of moments; a call may meet a better one.
+/// A call may meet a better moment than the best that was measured: the clock of a processor rises and falls.
 const CPU_TURBO: f64 = 1.5;
 /// Caches are faster than memory by at most about this much.
 const CPU_CACHE_OVER_MEMORY: f64 = 40.0;
@@ -23,13 +23,13 @@ const CPU_CACHE_OVER_MEMORY: f64 = 40.0;
 const GPU_READ_OVER_COPY: f64 = 2.0;
 
 impl Ceilings {
-    /// From the peaks that a CPU run measures at its start.
-    pub fn of_cpu(fma_peak_gflops: Option<f64>, memory_gbps: Option<f64>) -> Self {
+    /// From what a CPU run measures at its start. The median of a busy machine is no ceiling: an undisturbed call is faster.
+    pub fn of_cpu(fma_ceiling_gflops: Option<f64>, memory_gbps: Option<f64>) -> Self {
         Self {
-            gflops: fma_peak_gflops.map(|peak| peak * CPU_TURBO),
+            gflops: fma_ceiling_gflops.map(|peak| peak * CPU_TURBO),
             gbps: memory_gbps.map(|gbps| gbps * CPU_CACHE_OVER_MEMORY),
             source: format!(
-                "measured fused multiply-add peak times {CPU_TURBO}, memory bandwidth times {CPU_CACHE_OVER_MEMORY}"
+                "the best burst of fused multiply-adds times {CPU_TURBO}, memory bandwidth times {CPU_CACHE_OVER_MEMORY}"
             ),
         }
     }

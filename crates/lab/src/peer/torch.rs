@@ -16,7 +16,7 @@ use evosdpa_core::{Alignment, Mask, Problem, Tensor};
 use evosdpa_oracle::inputs::Inputs;
 use serde_json::{Value, json};
 
-use crate::{Error, measure::interleave::Contestant};
+use crate::{Error, device::DeviceId, measure::interleave::Contestant};
 
 const PROGRAM: &str = include_str!("torch_peer.py");
 
@@ -56,12 +56,12 @@ pub fn is_peer(name: &str) -> bool {
 }
 
 /// The ways to compare with on a device of the lab.
-pub fn modes(device: &str) -> &'static [Mode] {
-    if device == "cpu" { &CPU_MODES } else { &GPU_MODES }
+pub fn modes(device: DeviceId) -> &'static [Mode] {
+    if device == DeviceId::Cpu { &CPU_MODES } else { &GPU_MODES }
 }
 
 /// Those of them that are asked for, by their short names, in the order of [`modes`].
-pub fn modes_called(device: &str, names: &[String]) -> Result<Vec<Mode>, Error> {
+pub fn modes_called(device: DeviceId, names: &[String]) -> Result<Vec<Mode>, Error> {
     let all = modes(device);
     let known: Vec<&str> = all.iter().map(Mode::short_name).collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
@@ -124,7 +124,7 @@ impl Torch {
     }
 
     /// Hands over a problem and its inputs.
-    pub fn load(&mut self, device: &str, problem: &Problem, inputs: &[Inputs]) -> Result<(), Error> {
+    pub fn load(&mut self, device: DeviceId, problem: &Problem, inputs: &[Inputs]) -> Result<(), Error> {
         let dtype = problem.dtype();
         if dtype.is_eight_bit() {
             return Err(peer(format!("its attention has no {dtype}; use f32, f16 or bf16")));
@@ -235,10 +235,10 @@ mod tests {
     #[test]
     fn ways_are_chosen_by_their_short_names() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let chosen = modes_called("cuda:0", &names(&["cudnn", "flash"])).unwrap();
+        let chosen = modes_called(DeviceId::Cuda(0), &names(&["cudnn", "flash"])).unwrap();
         assert_eq!(chosen.iter().map(|mode| mode.name).collect::<Vec<_>>(), ["torch flash", "torch cudnn"]);
-        assert_eq!(modes_called("cpu", &names(&["torch"])).unwrap(), CPU_MODES);
-        let error = modes_called("cuda:0", &names(&["flash", "cudn"])).unwrap_err().to_string();
+        assert_eq!(modes_called(DeviceId::Cpu, &names(&["torch"])).unwrap(), CPU_MODES);
+        let error = modes_called(DeviceId::Cuda(0), &names(&["flash", "cudn"])).unwrap_err().to_string();
         assert!(error.contains("did you mean `cudnn`"), "{error}");
         assert!(error.contains("allowed: flash, cudnn, efficient, math, eager"), "{error}");
     }

@@ -18,20 +18,22 @@ use super::{
     simulated::Counted,
     statics::{self, Statics},
 };
-use crate::{Error, device::Sim, error::IoContext, variants};
+use crate::{
+    Error,
+    device::{DeviceId, Sim},
+    error::IoContext,
+    variants,
+};
 
 /// Where there is no GPU, counts are made on this many rows and keys: enough for every line of a kernel to be reached.
 const COUNTED_SEQUENCE: usize = 64;
-
-/// The device that counts whole problems and profiles nothing.
-const SIM: &str = "sim";
 
 /// What there is to profile with.
 pub struct Session {
     registry: Registry,
     target: Target,
     /// The device's name on the command line.
-    device: String,
+    device: DeviceId,
     ncu: Result<Ncu, Unprofiled>,
     sim: Result<Sim, String>,
     /// What launches a kernel under the profiler: this program, as `profile --launch`.
@@ -45,12 +47,12 @@ impl Session {
     pub fn open(
         registry: Registry,
         target: Target,
-        device: &str,
+        device: DeviceId,
         ncu: Result<Ncu, Unprofiled>,
         limit: Duration,
     ) -> Result<Self, Error> {
         let sim = Sim::open(registry.clone()).map_err(|error| error.to_string());
-        let (device, program) = (device.to_owned(), Program::running()?);
+        let program = Program::running()?;
         Ok(Self { registry, target, device, ncu, sim, program, kernel_path: Vec::new(), limit })
     }
 
@@ -90,9 +92,9 @@ impl Session {
         let VariantId { kernel: plain, tunables } = name.parse()?;
         let kernel = self.registry.kernel(&plain)?;
         let arch = self.target.arch;
-        let simulated = self.device == SIM;
-        let device = if simulated { SIM } else { "cuda" };
-        let mut row = ProfileRow::new(name, Some(problem.to_string()), device, arch.name());
+        let simulated = self.device == DeviceId::Sim;
+        let device = self.device.to_string();
+        let mut row = ProfileRow::new(name, Some(problem.to_string()), &device, arch.name());
         let facts = ProblemFacts::try_from(problem)?;
         if let Err(refusal) = kernel.supports(&facts, &self.target)
             && !simulated
@@ -146,7 +148,7 @@ impl Session {
     /// What compiler and simulator say. The simulator counts the problem itself where that was asked for, else a corner of
     /// it.
     fn look_without_counters(&self, row: &mut ProfileRow, name: &str, problem: &Problem, has: &[String]) {
-        let counted_on = if self.device == SIM { Some(*problem) } else { corner(problem) };
+        let counted_on = if self.device == DeviceId::Sim { Some(*problem) } else { corner(problem) };
         let counted = self.sim.as_ref().map_err(Clone::clone).and_then(|sim| match &counted_on {
             Some(problem) => Counted::of(sim, name, problem).map_err(|error| error.to_string()),
             None => Err("there is no smaller problem of its kind".to_owned()),
@@ -166,7 +168,8 @@ impl Session {
 
     fn launch_arguments(&self, name: &str, problem: &Problem, dtype: &str) -> Vec<String> {
         let shape = problem.shape().to_string();
-        let fixed = ["profile", "--launch", "--device", &self.device, "--dtype", dtype];
+        let device = self.device.to_string();
+        let fixed = ["profile", "--launch", "--device", &device, "--dtype", dtype];
         let what = ["--shape", &shape, "--kernels", name];
         let mut arguments: Vec<String> = fixed.into_iter().chain(what).map(str::to_owned).collect();
         for folder in &self.kernel_path {

@@ -119,7 +119,7 @@ mod tests {
     };
 
     fn row(kernel: &str, mean: f64) -> Row {
-        let mut row = Row::new(kernel, false, "cpu", "mission f32");
+        let mut row = Row::new(kernel, false, crate::device::DeviceId::Cpu, "mission f32");
         let times = Times { rounds: vec![vec![mean; 4]; 3], began_ns: Vec::new() };
         row.measured(&times, 1e9, 1 << 20, Some(100.0));
         row

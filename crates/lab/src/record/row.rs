@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use evosdpa_kernels::VariantId;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    device::{AUTO, DeviceId},
     gate::GateResult,
     measure::{compare::Comparison, interleave::Times, samples::Summary},
     peer::torch,
@@ -13,12 +15,15 @@ use crate::{
 /// What was seen of one kernel or peer on one problem. Times are there only if every gate that ran passed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The kernel's or peer's name.
+    /// The kernel's or peer's name; `auto` where the library chose.
     pub kernel: String,
+    /// The variant that ran, where that is more than the name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
     /// Whether it is a peer rather than one of ours.
     pub peer: bool,
     /// The device it ran on.
-    pub device: String,
+    pub device: DeviceId,
     /// The problem, as text: shape, dtype, and what else is not the default.
     pub problem: String,
     /// The gates in the order they ran.
@@ -66,11 +71,12 @@ pub struct Row {
 
 impl Row {
     /// A row that has not been measured.
-    pub fn new(kernel: &str, peer: bool, device: &str, problem: &str) -> Self {
+    pub fn new(kernel: &str, peer: bool, device: DeviceId, problem: &str) -> Self {
         Self {
             kernel: kernel.to_owned(),
+            variant: None,
             peer,
-            device: device.to_owned(),
+            device,
             problem: problem.to_owned(),
             gates: Vec::new(),
             samples_us: Vec::new(),
@@ -89,6 +95,18 @@ impl Row {
             clock_ghz: None,
             clock_overhead_us: None,
             floor_us: None,
+        }
+    }
+
+    /// How tables call it: its name, and what the library chose where it did: `auto → hopper_fwd[…]`.
+    pub fn shown(&self) -> String {
+        match &self.variant {
+            Some(variant) if self.kernel == AUTO => {
+                let kernel = VariantId::kernel_of(variant);
+                let tunables = if kernel == variant { "" } else { "[…]" };
+                format!("{AUTO} → {kernel}{tunables}")
+            }
+            _ => self.kernel.clone(),
         }
     }
 
@@ -127,8 +145,9 @@ impl Row {
 
     /// Takes its times away: a gate failed after they were taken.
     pub fn forget_times(&mut self) {
-        let Self { kernel, peer, device, problem, gates, .. } = self;
-        *self = Self { gates: std::mem::take(gates), ..Self::new(kernel, *peer, device, problem) };
+        let Self { kernel, peer, device, problem, gates, variant, .. } = self;
+        let (gates, variant) = (std::mem::take(gates), variant.take());
+        *self = Self { gates, variant, ..Self::new(kernel, *peer, *device, problem) };
     }
 
     /// The row without its samples.

@@ -5,7 +5,7 @@ use super::lanes::Args;
 use super::modifier;
 use super::opcode::Opcode;
 use super::scope::{Scopes, Symbol};
-use super::{ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, Special};
+use super::{ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, Special, Watch};
 use crate::count::Class;
 use crate::error::{Error, Result};
 use crate::module::GlobalVariable;
@@ -46,6 +46,11 @@ pub(super) struct Builder<'m> {
     pub(super) branch_targets: HashMap<(u32, String), Vec<String>>,
     pub(super) communicates: bool,
     pub(super) perturb: Perturb,
+    pub(super) has_agents: bool,
+    /// Registers of 32 bits that a `wgmma` uses.
+    pub(super) watched: HashSet<u32>,
+    /// All that each instruction reads and writes, until it is known which of it is watched.
+    touched: Vec<Watch>,
     code: Vec<Inst>,
     info: Vec<Info>,
     labels: HashMap<(u32, String), u32>,
@@ -82,6 +87,9 @@ pub(crate) fn kernel(
         branch_targets: HashMap::new(),
         communicates: false,
         perturb,
+        has_agents: false,
+        watched: HashSet::new(),
+        touched: Vec::new(),
         code: Vec::new(),
         info: Vec::new(),
         labels: HashMap::new(),
@@ -109,6 +117,7 @@ pub(crate) fn kernel(
         builder.function(function)?;
     }
     builder.resolve_calls()?;
+    builder.watch();
     keep_wanted_writes(&mut builder.code);
     let total: u32 = builder.scopes.counts.iter().sum();
     if total > MAX_REGISTERS {
@@ -136,9 +145,22 @@ pub(crate) fn kernel(
         local_bytes: builder.local_bytes,
         communicates: builder.communicates,
         max_threads: entry.max_threads,
+        has_agents: builder.has_agents || entry.cluster.is_some(),
+        cluster: entry.cluster,
+        registers: starting_registers(entry),
         code: builder.code,
         info: builder.info,
     })
+}
+
+/// What a thread starts with: `.maxnreg`, or the largest number that lets the blocks of a multiprocessor have as many threads as
+/// the bounds say. Without bounds `setmaxnreg` does nothing.
+fn starting_registers(entry: &Function) -> Option<u32> {
+    let fitting = |threads: u32| {
+        let blocks = entry.blocks_per_sm.unwrap_or(1).max(1);
+        (65_536 / threads.max(1).next_multiple_of(32).saturating_mul(blocks) / 8 * 8).min(255)
+    };
+    entry.max_registers.or(entry.max_threads.map(fitting))
 }
 
 fn calls_in(function: &Function) -> impl Iterator<Item = (&Instruction, &str)> {
@@ -373,7 +395,8 @@ impl Builder<'_> {
         }
         let op = Opcode::new(&instruction.opcode);
         let operands = &instruction.operands;
-        if self.simple(&op, operands)?
+        if self.asynchronous(&op, operands)?
+            || self.simple(&op, operands)?
             || self.transfer(&op, operands)?
             || self.control(&op, operands)?
             || self.matrix(&op, operands)?
@@ -408,7 +431,13 @@ impl Builder<'_> {
             tensor_ops,
             is_step: self.is_step,
         });
+        let of_32 = |list: &[Register]| -> Box<[u32]> {
+            list.iter().filter(|r| r.bank == Bank::B32).map(|r| r.index).collect()
+        };
+        let is_move = self.opcode.starts_with("mov.") && self.reads.len() == 1 && self.writes.len() == 1;
+        self.touched.push(Watch { reads: of_32(&self.reads), writes: of_32(&self.writes), is_move });
         self.code.push(Inst {
+            watch: None,
             guard: self.guard.0,
             guard_negated: self.guard.1,
             args,
@@ -416,6 +445,23 @@ impl Builder<'_> {
             reads: std::mem::take(&mut self.reads).into(),
             writes: std::mem::take(&mut self.writes).into(),
         });
+    }
+
+    /// Marks the instructions that touch registers of a `wgmma`.
+    fn watch(&mut self) {
+        for (inst, all) in self.code.iter_mut().zip(std::mem::take(&mut self.touched)) {
+            let is_wgmma =
+                matches!(&inst.op, Op::Collective(c) if matches!(c.kind, super::CollectiveKind::Wgmma(_)));
+            let kept = |list: &[u32]| -> Box<[u32]> {
+                list.iter().filter(|r| self.watched.contains(r)).copied().collect()
+            };
+            let (reads, writes) = (kept(&all.reads), kept(&all.writes));
+            let is_touched = !reads.is_empty() || !writes.is_empty();
+            if is_touched && !is_wgmma {
+                let is_move = all.is_move && all.reads.len() == 1;
+                inst.watch = Some(Box::new(Watch { reads, writes, is_move }));
+            }
+        }
     }
 
     /// Emits a helper of the instruction being decoded, which is counted with it.
@@ -472,7 +518,7 @@ fn names<'a>(operand: &'a Operand, out: &mut HashSet<&'a str>) {
         Operand::Name(n) | Operand::Offset(n, _) => {
             out.insert(n);
         }
-        Operand::Address { base, .. } => names(base, out),
+        Operand::Address { base, .. } | Operand::Tensor { map: base, .. } => names(base, out),
         Operand::Vector(items) | Operand::List(items) => items.iter().for_each(|o| names(o, out)),
         _ => {}
     }

@@ -23,13 +23,13 @@ impl Builder<'_> {
             "ret" => self.jump(vec![String::new()]),
             "exit" => self.emit(Op::Exit, Args::default()),
             "trap" => self.emit(Op::Trap, Args::default()),
-            "brkpt" | "nanosleep" | "pmevent" | "griddepcontrol" => self.emit(Op::Nop, Args::default()),
+            "brkpt" | "nanosleep" | "pmevent" => self.emit(Op::Nop, Args::default()),
             "bar" if op.parts.first() == Some(&"warp") => {
                 let members = self.operand(operands, 0, Type::B32)?;
                 self.collective(CollectiveKind::WarpSync, Some(members));
             }
             "bar" | "barrier" if !op.has("cluster") => self.barrier(op, operands)?,
-            "membar" | "fence" => self.fence(op)?,
+            "membar" | "fence" if !op.has("proxy") && !op.has("mbarrier_init") => self.fence(op)?,
             "shfl" => self.shuffle(op, operands)?,
             "vote" => self.vote(op, operands)?,
             "match" => self.matching(op, operands)?,
@@ -44,7 +44,7 @@ impl Builder<'_> {
         Ok(true)
     }
 
-    fn at<'o>(&self, operands: &'o [Operand], index: usize) -> Result<&'o Operand> {
+    pub(super) fn at<'o>(&self, operands: &'o [Operand], index: usize) -> Result<&'o Operand> {
         operands.get(index).ok_or_else(|| self.bad(format!("operand {} is missing", index + 1)))
     }
 
@@ -184,7 +184,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn predicate(&mut self, operand: &Operand) -> Result<(Register, bool)> {
+    pub(super) fn predicate(&mut self, operand: &Operand) -> Result<(Register, bool)> {
         match operand {
             Operand::Not(inner) => Ok((self.source_register(inner, Type::Pred)?, true)),
             other => Ok((self.source_register(other, Type::Pred)?, false)),
@@ -192,9 +192,6 @@ impl Builder<'_> {
     }
 
     fn fence(&mut self, op: &Opcode<'_>) -> Result<()> {
-        if op.has("proxy") || op.has("mbarrier_init") {
-            return Err(self.unsupported("fences between proxies"));
-        }
         let scope = scope(op).unwrap_or(Scope::Device);
         self.emit(Op::Fence(scope), Args::default());
         Ok(())

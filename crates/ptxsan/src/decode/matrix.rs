@@ -43,7 +43,7 @@ impl Builder<'_> {
         Ok(true)
     }
 
-    fn shape(&self, op: &Opcode<'_>) -> Result<Shape> {
+    pub(super) fn shape(&self, op: &Opcode<'_>) -> Result<Shape> {
         let parse = |text: &str| {
             let (m, rest) = text.strip_prefix('m')?.split_once('n')?;
             let (n, k) = rest.split_once('k')?;
@@ -202,11 +202,11 @@ impl Builder<'_> {
     }
 }
 
-fn is_kind(part: &str) -> bool {
+pub(super) fn is_kind(part: &str) -> bool {
     element(part).is_some() || accumulator(part).is_some()
 }
 
-fn element(name: &str) -> Option<Element> {
+pub(super) fn element(name: &str) -> Option<Element> {
     Some(match name {
         "f16" => Element::F16,
         "bf16" => Element::Bf16,
@@ -222,7 +222,7 @@ fn element(name: &str) -> Option<Element> {
     })
 }
 
-fn accumulator(name: &str) -> Option<Accumulator> {
+pub(super) fn accumulator(name: &str) -> Option<Accumulator> {
     Some(match name {
         "f16" => Accumulator::F16,
         "f32" => Accumulator::F32,

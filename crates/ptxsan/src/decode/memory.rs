@@ -17,11 +17,7 @@ impl Builder<'_> {
             "st" => self.store(op, operands)?,
             "atom" | "red" => self.atomic(op, operands)?,
             "cp" if op.parts.first() == Some(&"async") => self.async_copy(op, operands)?,
-            "prefetch" | "prefetchu" | "discard" | "applypriority" | "createpolicy" | "cp"
-                if op.name != "cp" =>
-            {
-                self.emit(Op::Nop, Args::default());
-            }
+            "prefetch" | "prefetchu" | "discard" | "applypriority" => self.emit(Op::Nop, Args::default()),
             _ => return Ok(false),
         }
         Ok(true)
@@ -63,9 +59,6 @@ impl Builder<'_> {
         let [target, value, ..] = operands else {
             return Err(self.bad("needs an address and a value".into()));
         };
-        if op.has("async") {
-            return Err(self.unsupported("asynchronous stores"));
-        }
         let kind = self.element_type(op)?;
         let registers =
             Self::elements(value).iter().map(|o| self.any_source(o, kind)).collect::<Result<Vec<_>>>()?;
@@ -134,6 +127,7 @@ impl Builder<'_> {
     /// `cp.async.{ca,cg}.shared.global [to], [from], bytes{, source_bytes | ignore}` and its groups.
     fn async_copy(&mut self, op: &Opcode<'_>, operands: &[Operand]) -> Result<()> {
         match op.parts.get(1).copied() {
+            Some("mbarrier") => self.arrive_after_copies(op, operands)?,
             Some("commit_group") => self.emit(Op::AsyncCommit, Args::default()),
             Some("wait_all") => self.emit(Op::AsyncWaitAll, Args::default()),
             Some("wait_group") => {
@@ -182,9 +176,9 @@ pub(super) fn scope(op: &Opcode<'_>) -> Option<Scope> {
     })
 }
 
-type Apply = Box<dyn Fn(u64, u64, u64) -> u64 + Send + Sync>;
+pub(super) type Apply = Box<dyn Fn(u64, u64, u64) -> u64 + Send + Sync>;
 
-fn apply(operation: &str, kind: Type) -> Option<Apply> {
+pub(crate) fn apply(operation: &str, kind: Type) -> Option<Apply> {
     let bytes = kind.bytes();
     let mask = if bytes == 8 { u64::MAX } else { (1u64 << (8 * bytes)) - 1 };
     let signed = move |x: u64| {

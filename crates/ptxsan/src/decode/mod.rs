@@ -1,6 +1,7 @@
 //! A syntax tree to code a machine can run: names resolved, registers numbered, branches joined to where
 //! their lanes meet again.
 
+mod asynchronous;
 mod build;
 mod control;
 mod convert;
@@ -18,6 +19,7 @@ mod simple;
 mod special;
 
 pub(crate) use build::kernel;
+pub(crate) use memory::apply as memory_apply;
 pub(crate) use special::Special;
 
 use crate::count::Class;
@@ -48,6 +50,12 @@ pub(crate) struct Kernel {
     /// Whether blocks may talk to each other through global memory, so that they must run together.
     pub(crate) communicates: bool,
     pub(crate) max_threads: Option<u32>,
+    /// Uses mbarriers, bulk copies, `wgmma`, clusters or programmatic launches.
+    pub(crate) has_agents: bool,
+    /// The blocks of a cluster that the entry asks for.
+    pub(crate) cluster: Option<[u32; 3]>,
+    /// Registers that a thread starts with, where `setmaxnreg` has an effect.
+    pub(crate) registers: Option<u32>,
 }
 
 /// One kernel parameter.
@@ -69,6 +77,17 @@ pub(crate) struct Inst {
     pub(crate) reads: Box<[Register]>,
     /// Registers of `reads` somewhere: marked when run.
     pub(crate) writes: Box<[Register]>,
+    /// Registers that `wgmma` uses somewhere and this instruction touches.
+    pub(crate) watch: Option<Box<Watch>>,
+}
+
+/// Registers of 32 bits that may belong to a product in flight.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Watch {
+    pub(crate) reads: Box<[u32]>,
+    pub(crate) writes: Box<[u32]>,
+    /// One register moved to another: what is in flight moves with it.
+    pub(crate) is_move: bool,
 }
 
 /// What a report says about an instruction.
@@ -178,6 +197,145 @@ pub(crate) struct AsyncCopy {
     pub(crate) ignore_source: Option<Register>,
 }
 
+/// What a wait on an mbarrier asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Phase {
+    /// The phase that a token was given for.
+    Token(Register),
+    /// The last completed phase, by its parity.
+    Parity(Register),
+}
+
+/// An arrival at an mbarrier.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arrival {
+    pub(crate) address: Address,
+    /// Receives the token.
+    pub(crate) d: Option<Register>,
+    pub(crate) count: Option<Register>,
+    /// Bytes announced with it.
+    pub(crate) bytes: Option<Register>,
+    /// `arrive_drop`: later phases expect so many fewer.
+    pub(crate) drops: bool,
+    pub(crate) no_complete: bool,
+    pub(crate) releases: bool,
+}
+
+/// `mbarrier.*`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum MbarrierOp {
+    Init {
+        address: Address,
+        count: Register,
+    },
+    Inval {
+        address: Address,
+    },
+    Arrive(Arrival),
+    ExpectTx {
+        address: Address,
+        bytes: Register,
+    },
+    CompleteTx {
+        address: Address,
+        bytes: Register,
+    },
+    Wait {
+        d: Register,
+        address: Address,
+        phase: Phase,
+        acquires: bool,
+    },
+    PendingCount {
+        d: Register,
+        token: Register,
+    },
+    /// `cp.async.mbarrier.arrive`: when the thread's copies are done.
+    AfterCopies {
+        address: Address,
+        is_counted: bool,
+    },
+}
+
+/// A reduction by a bulk copy or `red.async`: old value, operand → new value, on elements of so many bytes.
+#[derive(Clone)]
+pub(crate) struct Combine {
+    pub(crate) bytes: u32,
+    pub(crate) apply: std::sync::Arc<dyn Fn(u64, u64) -> u64 + Send + Sync>,
+}
+
+/// What a bulk copy moves, in global memory.
+#[derive(Debug, Clone)]
+pub(crate) enum Extent {
+    Linear { address: Address, bytes: Register },
+    Tensor { map: Address, coordinates: Box<[Register]> },
+}
+
+/// `cp.async.bulk` and its tensor and reducing forms.
+pub(crate) enum Bulk {
+    Load {
+        to: Address,
+        from: Extent,
+        barrier: Address,
+        multicast: Option<Register>,
+    },
+    Store {
+        to: Extent,
+        from: Address,
+        combine: Option<TensorCombine>,
+    },
+    /// Shared memory of this block to that of another.
+    Send {
+        to: Address,
+        from: Address,
+        bytes: Register,
+        barrier: Address,
+        combine: Option<Combine>,
+    },
+    Prefetch,
+}
+
+/// A reduction on global memory: the type of a tensor is known from its map only.
+pub(crate) enum TensorCombine {
+    Typed(Combine),
+    ByMap(&'static str),
+}
+
+/// `st.async` and `red.async`.
+pub(crate) struct AsyncStore {
+    pub(crate) to: Address,
+    pub(crate) barrier: Address,
+    pub(crate) bytes: u32,
+    pub(crate) registers: Box<[Register]>,
+    pub(crate) combine: Option<Combine>,
+}
+
+/// The left operand of `wgmma`.
+#[derive(Debug, Clone)]
+pub(crate) enum LeftOperand {
+    Descriptor(Register),
+    Registers(Box<[Register]>),
+}
+
+/// `wgmma.mma_async`.
+pub(crate) struct Wgmma {
+    pub(crate) product: crate::tensor::wgmma::Product,
+    pub(crate) d: Box<[u32]>,
+    pub(crate) a: LeftOperand,
+    pub(crate) b: Register,
+    /// Whether D is added to: the predicate, and whether it is negated.
+    pub(crate) scale_d: (Register, bool),
+}
+
+/// `barrier.cluster`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClusterBarrier {
+    pub(crate) is_wait: bool,
+    /// Arrive publishes, wait learns.
+    pub(crate) orders: bool,
+    pub(crate) aligned: bool,
+}
+
 /// A CTA-wide barrier instruction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BarrierOp {
@@ -223,21 +381,78 @@ pub(crate) struct Collective {
 /// What a collective computes.
 pub(crate) enum CollectiveKind {
     WarpSync,
-    Shuffle { mode: Shuffle, d: Register, p: Option<Register>, a: Register, b: Register, c: Register },
-    VoteAll { d: Register, a: Register, negated: bool },
-    VoteAny { d: Register, a: Register, negated: bool },
-    VoteUni { d: Register, a: Register, negated: bool },
-    Ballot { d: Register, a: Register, negated: bool },
-    MatchAny { d: Register, a: Register },
-    MatchAll { d: Register, p: Option<Register>, a: Register },
-    Reduce { d: Register, a: Register, apply: fn(u32, u32) -> u32 },
-    Elect { d: Register, p: Register },
-    LoadMatrix { registers: Box<[u32]>, address: Address, transposed: bool },
-    StoreMatrix { registers: Box<[u32]>, address: Address, transposed: bool },
-    MoveMatrix { d: u32, a: u32 },
+    Shuffle {
+        mode: Shuffle,
+        d: Register,
+        p: Option<Register>,
+        a: Register,
+        b: Register,
+        c: Register,
+    },
+    VoteAll {
+        d: Register,
+        a: Register,
+        negated: bool,
+    },
+    VoteAny {
+        d: Register,
+        a: Register,
+        negated: bool,
+    },
+    VoteUni {
+        d: Register,
+        a: Register,
+        negated: bool,
+    },
+    Ballot {
+        d: Register,
+        a: Register,
+        negated: bool,
+    },
+    MatchAny {
+        d: Register,
+        a: Register,
+    },
+    MatchAll {
+        d: Register,
+        p: Option<Register>,
+        a: Register,
+    },
+    Reduce {
+        d: Register,
+        a: Register,
+        apply: fn(u32, u32) -> u32,
+    },
+    Elect {
+        d: Register,
+        p: Register,
+    },
+    LoadMatrix {
+        registers: Box<[u32]>,
+        address: Address,
+        transposed: bool,
+    },
+    StoreMatrix {
+        registers: Box<[u32]>,
+        address: Address,
+        transposed: bool,
+    },
+    MoveMatrix {
+        d: u32,
+        a: u32,
+    },
     Multiply(Box<MatrixMultiply>),
     FragmentLoad(Box<FragmentAccess>),
     FragmentStore(Box<FragmentAccess>),
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait(u32),
+    Wgmma(Box<Wgmma>),
+    /// `setmaxnreg`: whether it claims registers, and how many a thread has afterwards.
+    Registers {
+        claims: bool,
+        count: u32,
+    },
 }
 
 /// `mma.sync` and `wmma.mma`.
@@ -309,6 +524,25 @@ pub(crate) enum Op {
     AsyncWait(u32),
     AsyncWaitAll,
     Barrier(Box<BarrierOp>),
+    Mbarrier(Box<MbarrierOp>),
+    Bulk(Box<Bulk>),
+    BulkCommit,
+    /// Wait until at most so many of the newest groups are pending, or, `reads_only`, still have to read their source.
+    BulkWait {
+        pending: u32,
+        reads_only: bool,
+    },
+    AsyncStore(Box<AsyncStore>),
+    Cluster(ClusterBarrier),
+    /// Orders what the thread knows before the async proxy: of shared, of global memory.
+    ProxyFence {
+        shared: bool,
+        global: bool,
+    },
+    /// Makes the thread's initialised mbarriers visible to the cluster.
+    InitFence,
+    /// `griddepcontrol.wait`.
+    LaunchWait,
     Fence(Scope),
     Collective(Box<Collective>),
     ActiveMask(u32),

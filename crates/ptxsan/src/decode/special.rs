@@ -20,8 +20,13 @@ pub(crate) enum Special {
     LaneMaskGt,
     DynamicSharedBytes,
     TotalSharedBytes,
-    Zero,
-    One,
+    Clusterid(u8),
+    Nclusterid(u8),
+    ClusterCtaid(u8),
+    ClusterNctaid(u8),
+    ClusterRank,
+    ClusterSize,
+    IsCluster,
 }
 
 impl Special {
@@ -38,11 +43,10 @@ impl Special {
             ("%ntid", Some(axis)) => Special::Ntid(axis),
             ("%ctaid", Some(axis)) => Special::Ctaid(axis),
             ("%nctaid", Some(axis)) => Special::Nctaid(axis),
-            // Without clusters every block is a cluster of its own.
-            ("%clusterid", Some(axis)) => Special::Ctaid(axis),
-            ("%nclusterid", Some(axis)) => Special::Nctaid(axis),
-            ("%cluster_ctaid", Some(_)) => Special::Zero,
-            ("%cluster_nctaid", Some(_)) => Special::One,
+            ("%clusterid", Some(axis)) => Special::Clusterid(axis),
+            ("%nclusterid", Some(axis)) => Special::Nclusterid(axis),
+            ("%cluster_ctaid", Some(axis)) => Special::ClusterCtaid(axis),
+            ("%cluster_nctaid", Some(axis)) => Special::ClusterNctaid(axis),
             _ if component.is_some() => return None,
             ("%laneid", _) => Special::LaneId,
             ("%warpid", _) => Special::WarpId,
@@ -57,8 +61,9 @@ impl Special {
             ("%lanemask_gt", _) => Special::LaneMaskGt,
             ("%dynamic_smem_size", _) => Special::DynamicSharedBytes,
             ("%total_smem_size", _) => Special::TotalSharedBytes,
-            ("%cluster_ctarank", _) => Special::Zero,
-            ("%cluster_nctarank" | "%is_explicit_cluster", _) => Special::One,
+            ("%cluster_ctarank", _) => Special::ClusterRank,
+            ("%cluster_nctarank", _) => Special::ClusterSize,
+            ("%is_explicit_cluster", _) => Special::IsCluster,
             _ => return None,
         })
     }

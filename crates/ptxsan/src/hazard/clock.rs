@@ -1,10 +1,19 @@
 //! Vector clocks.
 //!
 //! Threads are lanes. Each lane also owns one *agent*: its asynchronous copies, which run on their own until
-//! waited for. A clock has one component per lane and one per agent of its block, and, for blocks that talk
-//! to each other, the same of other blocks. Lanes share clocks (`Rc`) until they learn different things.
+//! waited for. Kernels that use Hopper's asynchronous instructions have further agents: per lane its bulk stores, per
+//! warpgroup its `wgmma` groups, per mbarrier the copies that report to it. A clock has one component per identity of its block,
+//! and, for blocks that talk to each other, the same of other blocks. Lanes share clocks (`Rc`) until they learn different things.
+//!
+//! Beside what a thread knows stands what of it is ordered for the async proxy: a proxy fence raises the second to the first, and
+//! both travel together.
 
 use std::rc::Rc;
+
+/// mbarriers of a block whose copies are told apart.
+pub(crate) const MBARRIERS: u32 = 128;
+/// Slots for what is no access: see [`Numbering::launch_before`] and [`Numbering::cluster_rounds`].
+const MARKS: u32 = 32;
 
 /// How identities are numbered in one launch.
 #[derive(Debug, Clone, Copy)]
@@ -13,12 +22,39 @@ pub(crate) struct Numbering {
     pub(crate) lanes: u32,
     /// A block's identities start at a multiple of `1 << shift`.
     pub(crate) shift: u32,
+    /// Whether there are identities beyond lanes and their copies.
+    has_agents: bool,
+}
+
+/// Who an identity is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// A thread.
+    Lane,
+    /// The `cp.async` copies of a thread.
+    Copies,
+    /// What the bulk stores of a thread read from shared memory.
+    BulkReads,
+    /// What they write.
+    BulkWrites,
+    /// The products of a warpgroup.
+    Wgmma,
+    /// The copies that report to an mbarrier, by its slot.
+    Mbarrier(u32),
 }
 
 impl Numbering {
-    pub(crate) fn new(threads_per_block: u32) -> Self {
+    /// `has_agents`: the kernel uses mbarriers, bulk copies, `wgmma`, clusters or programmatic launches.
+    pub(crate) fn new(threads_per_block: u32, has_agents: bool) -> Self {
         let lanes = threads_per_block.next_multiple_of(32);
-        Numbering { lanes, shift: (2 * lanes).next_power_of_two().trailing_zeros() }
+        let mut numbering = Numbering { lanes, shift: 0, has_agents };
+        numbering.shift = numbering.count().next_power_of_two().trailing_zeros();
+        numbering
+    }
+
+    /// Identities of one block.
+    fn count(&self) -> u32 {
+        if self.has_agents { 4 * self.lanes + 32 + MBARRIERS + MARKS } else { 2 * self.lanes }
     }
 
     /// The identity of lane 0 of a warp.
@@ -29,6 +65,40 @@ impl Numbering {
     /// The identity of the agent of lane 0 of a warp.
     pub(crate) fn agents(&self, block: u32, warp: u32) -> u32 {
         self.warp(block, warp) + self.lanes
+    }
+
+    /// The slot of what a thread's bulk stores read.
+    pub(crate) fn bulk_reads(&self, thread: u32) -> u32 {
+        2 * self.lanes + thread
+    }
+
+    /// The slot of what a thread's bulk stores write.
+    pub(crate) fn bulk_writes(&self, thread: u32) -> u32 {
+        3 * self.lanes + thread
+    }
+
+    /// The slot of a warpgroup's products.
+    pub(crate) fn wgmma(&self, warpgroup: u32) -> u32 {
+        4 * self.lanes + warpgroup
+    }
+
+    /// The slot of the copies that report to an mbarrier.
+    pub(crate) fn mbarrier(&self, number: u32) -> u32 {
+        4 * self.lanes + 32 + number
+    }
+
+    /// Raised to 1 where the launch before is known to be over.
+    pub(crate) fn launch_before(&self) -> u32 {
+        4 * self.lanes + 32 + MBARRIERS
+    }
+
+    /// Raised to the number of cluster barriers that are known to be complete.
+    pub(crate) fn cluster_rounds(&self) -> u32 {
+        self.launch_before() + 1
+    }
+
+    pub(crate) fn identity(&self, block: u32, slot: u32) -> u32 {
+        (block << self.shift) + slot
     }
 
     pub(crate) fn block_of(&self, who: u32) -> u32 {
@@ -43,10 +113,70 @@ impl Numbering {
         self.slot_of(who) >= self.lanes
     }
 
+    /// Whether an identity works through the async proxy.
+    #[inline]
+    pub(crate) fn is_async(&self, who: u32) -> bool {
+        self.slot_of(who) >= 2 * self.lanes
+    }
+
     /// The thread's index in its block; for an agent, that of the lane it works for.
     pub(crate) fn thread_of(&self, who: u32) -> u32 {
         let slot = self.slot_of(who);
-        if slot >= self.lanes { slot - self.lanes } else { slot }
+        match self.who(who) {
+            Who::Wgmma => (slot - 4 * self.lanes) * 128,
+            Who::Mbarrier(_) => 0,
+            _ => slot % self.lanes,
+        }
+    }
+
+    pub(crate) fn who(&self, who: u32) -> Who {
+        let slot = self.slot_of(who);
+        match slot / self.lanes {
+            0 => Who::Lane,
+            1 => Who::Copies,
+            2 => Who::BulkReads,
+            3 => Who::BulkWrites,
+            _ if slot < 4 * self.lanes + 32 => Who::Wgmma,
+            _ => Who::Mbarrier(slot - 4 * self.lanes - 32),
+        }
+    }
+}
+
+/// Where a proxy fence reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Proxy {
+    Shared,
+    Global,
+}
+
+/// Up to which time each identity of a block is known.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Times {
+    known: Vec<u32>,
+    /// The same for accesses through the async proxy, to shared and to global memory; empty: nothing.
+    fenced: [Vec<u32>; 2],
+}
+
+fn raise_all(mine: &mut Vec<u32>, theirs: &[u32]) {
+    if mine.is_empty() {
+        mine.extend_from_slice(theirs);
+    }
+    for (a, b) in mine.iter_mut().zip(theirs) {
+        *a = (*a).max(*b);
+    }
+}
+
+impl Times {
+    fn join(&mut self, other: &Times) {
+        raise_all(&mut self.known, &other.known);
+        for (mine, theirs) in self.fenced.iter_mut().zip(&other.fenced) {
+            raise_all(mine, theirs);
+        }
+    }
+
+    fn fence(&mut self, proxy: Proxy) {
+        let known = &self.known;
+        self.fenced[proxy as usize].clone_from(known);
     }
 }
 
@@ -54,11 +184,11 @@ impl Numbering {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Clock {
     /// Lanes, then agents, of the own block.
-    own: Vec<u32>,
+    own: Times,
     /// The least entry of each group of 32, so that a whole warp is compared at once.
     floor: Vec<u32>,
     /// Other blocks, by ascending number.
-    foreign: Vec<(u32, Rc<Vec<u32>>)>,
+    foreign: Vec<(u32, Rc<Times>)>,
     block: u32,
 }
 
@@ -66,10 +196,12 @@ impl Clock {
     /// Knows nothing; lanes that do not exist count as known.
     pub(crate) fn new(numbering: Numbering, block: u32, threads: u32) -> Self {
         let lanes = numbering.lanes as usize;
-        let mut own = vec![0; 2 * lanes];
-        own[threads as usize..lanes].fill(u32::MAX);
-        own[lanes + threads as usize..].fill(u32::MAX);
-        let mut clock = Clock { floor: vec![0; own.len() / 32], own, foreign: Vec::new(), block };
+        let mut known = vec![0; numbering.count() as usize];
+        for copies in known[..2 * lanes].chunks_exact_mut(lanes) {
+            copies[threads as usize..].fill(u32::MAX);
+        }
+        let own = Times { known, fenced: Default::default() };
+        let mut clock = Clock { floor: vec![0; own.known.len() / 32], own, foreign: Vec::new(), block };
         clock.settle();
         clock
     }
@@ -79,12 +211,37 @@ impl Clock {
     pub(crate) fn knows(&self, numbering: Numbering, who: u32, time: u32) -> bool {
         let (block, slot) = (numbering.block_of(who), numbering.slot_of(who) as usize);
         if block == self.block {
-            return self.own[slot] >= time;
+            return self.own.known[slot] >= time;
         }
-        match self.foreign.binary_search_by_key(&block, |(b, _)| *b) {
-            Ok(i) => self.foreign[i].1[slot] >= time,
-            Err(_) => false,
+        self.times_of(block).is_some_and(|times| times.known[slot] >= time)
+    }
+
+    fn times_of(&self, block: u32) -> Option<&Times> {
+        if block == self.block {
+            return Some(&self.own);
         }
+        let at = self.foreign.binary_search_by_key(&block, |(b, _)| *b).ok()?;
+        Some(&self.foreign[at].1)
+    }
+
+    /// Whether that access is ordered before what the async proxy does next.
+    pub(crate) fn fenced(&self, numbering: Numbering, who: u32, time: u32, proxy: Proxy) -> bool {
+        let slot = numbering.slot_of(who) as usize;
+        let times = self.times_of(numbering.block_of(who));
+        times.and_then(|t| t.fenced[proxy as usize].get(slot)).is_some_and(|known| *known >= time)
+    }
+
+    /// Orders all that is known before the async proxy.
+    pub(crate) fn fence(&mut self, proxy: Proxy) {
+        self.own.fence(proxy);
+        for (_, times) in &mut self.foreign {
+            Rc::make_mut(times).fence(proxy);
+        }
+    }
+
+    /// Up to which time a slot of the own block is known.
+    pub(crate) fn time_of(&self, slot: u32) -> u32 {
+        self.own.known.get(slot as usize).copied().unwrap_or(0)
     }
 
     /// Whether the accesses of all lanes of `mask`, counted from `base`, at `time` are known.
@@ -107,46 +264,37 @@ impl Clock {
 
     /// Learns that `slot` of the own block has reached `time`. Call [`Clock::settle`] when done.
     pub(crate) fn raise(&mut self, slot: u32, time: u32) {
-        let entry = &mut self.own[slot as usize];
+        let entry = &mut self.own.known[slot as usize];
         *entry = (*entry).max(time);
     }
 
     /// Learns all that another thread knows. Call [`Clock::settle`] when done.
     pub(crate) fn join(&mut self, other: &Clock) {
         if other.block == self.block {
-            for (a, b) in self.own.iter_mut().zip(&other.own) {
-                *a = (*a).max(*b);
-            }
+            self.own.join(&other.own);
         } else {
             self.join_foreign(other.block, &Rc::new(other.own.clone()));
         }
         for (block, times) in &other.foreign {
             if *block == self.block {
-                for (a, b) in self.own.iter_mut().zip(times.iter()) {
-                    *a = (*a).max(*b);
-                }
+                self.own.join(times);
             } else {
                 self.join_foreign(*block, times);
             }
         }
     }
 
-    fn join_foreign(&mut self, block: u32, times: &Rc<Vec<u32>>) {
+    fn join_foreign(&mut self, block: u32, times: &Rc<Times>) {
         match self.foreign.binary_search_by_key(&block, |(b, _)| *b) {
             Ok(i) if Rc::ptr_eq(&self.foreign[i].1, times) => {}
-            Ok(i) => {
-                let mine = Rc::make_mut(&mut self.foreign[i].1);
-                for (a, b) in mine.iter_mut().zip(times.iter()) {
-                    *a = (*a).max(*b);
-                }
-            }
+            Ok(i) => Rc::make_mut(&mut self.foreign[i].1).join(times),
             Err(i) => self.foreign.insert(i, (block, Rc::clone(times))),
         }
     }
 
     /// Recomputes what comparisons of whole warps rely on.
     pub(crate) fn settle(&mut self) {
-        for (floor, group) in self.floor.iter_mut().zip(self.own.chunks(32)) {
+        for (floor, group) in self.floor.iter_mut().zip(self.own.known.chunks(32)) {
             *floor = group.iter().copied().min().unwrap_or(0);
         }
     }
@@ -169,7 +317,7 @@ mod tests {
 
     #[test]
     fn joining_learns_and_floors_follow() {
-        let numbering = Numbering::new(64);
+        let numbering = Numbering::new(64, false);
         let mut a = Clock::new(numbering, 0, 64);
         let mut b = Clock::new(numbering, 0, 64);
         for lane in 0..32 {
@@ -192,7 +340,7 @@ mod tests {
 
     #[test]
     fn missing_lanes_never_hold_a_warp_back() {
-        let numbering = Numbering::new(40);
+        let numbering = Numbering::new(40, false);
         let mut a = Clock::new(numbering, 0, 40);
         for lane in 32..40 {
             a.raise(lane, 2);

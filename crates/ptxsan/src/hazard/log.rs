@@ -15,6 +15,20 @@ pub enum Kind {
     Race,
     /// An access that is not ordered with an asynchronous copy.
     AsyncRace,
+    /// Accesses through the generic and the async proxy that no proxy fence orders.
+    ProxyRace,
+    /// A register of a `wgmma` in flight, or one that no `wgmma.fence` covers; warps of a warpgroup apart.
+    Wgmma,
+    /// An mbarrier that is not there, with a wrong count of arrivals or bytes, or used against its rules.
+    Mbarrier,
+    /// A bulk copy with a wrong address, size or tensor map.
+    BulkCopy,
+    /// Shared memory of a block of the cluster that may not have started, or has exited.
+    ClusterLifetime,
+    /// `setmaxnreg` against its rules.
+    Registers,
+    /// Global memory before `griddepcontrol.wait`: the launch before may still use it.
+    LaunchOrder,
     /// An access outside every allocation.
     OutOfBounds,
     /// An access to memory that was freed.
@@ -55,6 +69,13 @@ impl Kind {
         match self {
             Kind::Race => "data race",
             Kind::AsyncRace => "race with an asynchronous copy",
+            Kind::ProxyRace => "race between proxies",
+            Kind::Wgmma => "wgmma hazard",
+            Kind::Mbarrier => "mbarrier misuse",
+            Kind::BulkCopy => "bulk copy misuse",
+            Kind::ClusterLifetime => "shared memory of a block that may not be there",
+            Kind::Registers => "register reallocation",
+            Kind::LaunchOrder => "race with the launch before",
             Kind::OutOfBounds => "out-of-bounds access",
             Kind::UseAfterFree => "use of freed memory",
             Kind::Misaligned => "misaligned access",

@@ -3,7 +3,7 @@
 //! (Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI 2009: the last write
 //! as one epoch; reads as one epoch, or several when they were not ordered among themselves.)
 
-use super::clock::{Clock, Numbering};
+use super::clock::{Clock, Numbering, Proxy, Who};
 
 /// Cells are kept in chunks of this many bytes, each with a cell size of its own.
 const CHUNK_BYTES: usize = 256;
@@ -67,6 +67,10 @@ pub(crate) struct Accessor<'a> {
     /// Identity of lane 0 of the warp and of its agents.
     pub(crate) lanes_base: u32,
     pub(crate) agents_base: u32,
+    /// The access goes through the async proxy: what came before through the generic one must be fenced from it.
+    pub(crate) proxy: Option<Proxy>,
+    /// Earlier reads must be fenced as well as writes.
+    pub(crate) fences_reads: bool,
 }
 
 /// Two accesses that were not ordered.
@@ -77,11 +81,29 @@ pub(crate) struct Conflict {
     pub(crate) is_write: bool,
     /// The other access is by another lane in the same instruction of the same warp.
     pub(crate) same_instruction: bool,
+    /// They are ordered, but not across proxies.
+    pub(crate) only_proxy: bool,
 }
 
 impl Accessor<'_> {
     #[inline(always)]
     fn ordered(&self, who: u32, time: u32) -> bool {
+        self.happens_after(who, time) && (self.proxy.is_none() || self.is_fenced(who, time))
+    }
+
+    /// Whether who learns of this access also learns what came before it. Who waits for a copy on an mbarrier learns nothing of the
+    /// thread that asked for it.
+    fn passes_on(&self) -> bool {
+        !matches!(self.numbering.who(self.base), Who::Mbarrier(_))
+    }
+
+    fn is_fenced(&self, who: u32, time: u32) -> bool {
+        let Some(proxy) = self.proxy else { return true };
+        self.numbering.is_async(who) || self.known.fenced(self.numbering, who, time, proxy)
+    }
+
+    #[inline(always)]
+    fn happens_after(&self, who: u32, time: u32) -> bool {
         if let Some((lane, waited)) = self.alone {
             if who == self.lanes_base + lane {
                 return true;
@@ -113,7 +135,11 @@ impl Accessor<'_> {
         while rest != 0 {
             let who = readers.base + rest.trailing_zeros();
             rest &= rest - 1;
-            if !self.ordered(who, readers.time) {
+            let ordered = match self.fences_reads {
+                true => self.ordered(who, readers.time),
+                false => self.happens_after(who, readers.time),
+            };
+            if !ordered {
                 return Some(who);
             }
         }
@@ -255,7 +281,14 @@ fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> {
     }
     let lane = cell.writer.wrapping_sub(by.base);
     let same_instruction = lane < 32 && cell.write_pc == by.pc && cell.write_time == by.time;
-    Some(Conflict { who: cell.writer, pc: cell.write_pc & PC_MASK, is_write: true, same_instruction })
+    let only_proxy = by.happens_after(cell.writer, cell.write_time);
+    Some(Conflict {
+        who: cell.writer,
+        pc: cell.write_pc & PC_MASK,
+        is_write: true,
+        same_instruction,
+        only_proxy,
+    })
 }
 
 #[inline]
@@ -272,7 +305,7 @@ fn read_cell(
         return conflict;
     }
     let mine = Readers { base: by.base, mask: by.mask, time: by.time, pc: by.pc };
-    if readers.mask == 0 || by.all_ordered(readers) {
+    if readers.mask == 0 || by.passes_on() && by.all_ordered(readers) {
         // A write that is not ordered after the old reads is not ordered after this one either.
         *readers = mine;
         return conflict;
@@ -285,7 +318,9 @@ fn read_cell(
     match list.iter_mut().find(|r| r.base == by.base && r.time == by.time && r.pc == by.pc) {
         Some(r) => r.mask |= by.mask,
         None => {
-            list.retain(|r| !by.all_ordered(r));
+            if by.passes_on() {
+                list.retain(|r| !by.all_ordered(r));
+            }
             if list.len() >= MAX_READERS {
                 list.remove(0);
             }
@@ -304,14 +339,16 @@ fn write_cell(
 ) -> Option<Conflict> {
     let mut conflict = against_write(cell, by);
     let check = |readers: &Readers| -> Option<Conflict> {
-        if readers.mask == 0 || by.known.knows_all(by.numbering, readers.base, readers.mask, readers.time) {
+        let is_known = || by.known.knows_all(by.numbering, readers.base, readers.mask, readers.time);
+        if readers.mask == 0 || !by.fences_reads && is_known() {
             return None;
         }
         let who = by.first_unordered(readers)?;
         if by.both_strong(who, readers.pc) {
             return None;
         }
-        Some(Conflict { who, pc: readers.pc & PC_MASK, is_write: false, same_instruction: false })
+        let only_proxy = by.happens_after(who, readers.time);
+        Some(Conflict { who, pc: readers.pc & PC_MASK, is_write: false, same_instruction: false, only_proxy })
     };
     if conflict.is_none() {
         conflict = check(&cell.readers);
@@ -337,7 +374,7 @@ mod tests {
     use super::*;
 
     fn by(known: &Clock, lane: u32, time: u32, pc: u32) -> Accessor<'_> {
-        let numbering = Numbering::new(64);
+        let numbering = Numbering::new(64, false);
         let base = lane / 32 * 32;
         Accessor {
             numbering,
@@ -349,12 +386,14 @@ mod tests {
             alone: Some((lane % 32, 0)),
             lanes_base: base,
             agents_base: base + 64,
+            proxy: None,
+            fences_reads: false,
         }
     }
 
     #[test]
     fn unordered_write_then_read_conflicts_and_ordered_does_not() {
-        let numbering = Numbering::new(64);
+        let numbering = Numbering::new(64, false);
         let fresh = Clock::new(numbering, 0, 64);
         let mut shadow = Shadow::new(1024);
         assert_eq!(shadow.access(16, 4, true, &by(&fresh, 0, 1, 7)), None);
@@ -370,7 +409,7 @@ mod tests {
 
     #[test]
     fn all_unordered_readers_are_remembered() {
-        let numbering = Numbering::new(64);
+        let numbering = Numbering::new(64, false);
         let fresh = Clock::new(numbering, 0, 64);
         let mut shadow = Shadow::new(1024);
         assert_eq!(shadow.access(0, 4, false, &by(&fresh, 1, 1, 7)), None);
@@ -384,7 +423,7 @@ mod tests {
 
     #[test]
     fn halves_of_a_word_are_apart_and_history_survives_refinement() {
-        let numbering = Numbering::new(64);
+        let numbering = Numbering::new(64, false);
         let fresh = Clock::new(numbering, 0, 64);
         let mut shadow = Shadow::new(1024);
         assert_eq!(shadow.access(0, 16, true, &by(&fresh, 0, 1, 7)), None);

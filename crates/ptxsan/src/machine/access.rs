@@ -4,6 +4,7 @@ use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::decode::lanes::blend;
 use crate::decode::{Address, Atomic, Bank, Base, Order, Register, Scope, Transfer};
+use crate::hazard::clock::Proxy;
 use crate::hazard::shadow::{BLOCK_SCOPE, STRONG};
 use crate::memory::{PAGE_BYTES, window};
 use crate::parse::ast::Space;
@@ -28,13 +29,31 @@ pub(super) struct Request {
     pub(super) bytes: u32,
     pub(super) direction: Direction,
     pub(super) order: Order,
-    /// By the lane's asynchronous agent, as part of this group of copies.
-    pub(super) agent_groups: bool,
+    pub(super) by: By,
+}
+
+/// Who makes an access.
+#[derive(Clone, Copy)]
+pub(super) enum By {
+    /// The lanes.
+    Lanes,
+    /// The lanes' asynchronous copies, as part of their open group.
+    Copies,
+    /// An agent that a lane, or all of a warp, has set to work.
+    Agent(Agent),
+}
+
+/// An asynchronous agent: what it is called, the time of its accesses, and the proxy they go through, if not the generic one.
+#[derive(Clone, Copy)]
+pub(super) struct Agent {
+    pub(super) identity: u32,
+    pub(super) time: u32,
+    pub(super) proxy: Option<Proxy>,
 }
 
 impl Request {
     pub(super) fn new(pc: u32, bytes: u32, direction: Direction, order: Order) -> Self {
-        Request { pc, bytes, direction, order, agent_groups: false }
+        Request { pc, bytes, direction, order, by: By::Lanes }
     }
 
     /// An ordinary read by the lanes themselves.
@@ -49,7 +68,12 @@ impl Request {
 
     /// The same by the lanes' asynchronous agents.
     pub(super) fn by_agents(self) -> Self {
-        Request { agent_groups: true, ..self }
+        Request { by: By::Copies, ..self }
+    }
+
+    /// The same by another agent.
+    pub(super) fn by(self, agent: Agent) -> Self {
+        Request { by: By::Agent(agent), ..self }
     }
 
     pub(super) fn marked_pc(&self) -> u32 {
@@ -240,7 +264,10 @@ impl Warp {
     ) -> &'s [u8] {
         let (at, n) = (address as usize, bytes as usize);
         match space {
-            Space::Shared => &cx.shared.data[at..at + n],
+            Space::Shared => match cx.shared_at(address) {
+                Some((memory, at)) => &memory.data[at..at + n],
+                None => &[],
+            },
             Space::Local => {
                 let start = lane * cx.kernel.local_bytes as usize + at;
                 &self.local[start..start + n]
@@ -266,9 +293,10 @@ impl Warp {
         let n = data.len();
         match space {
             Space::Shared => {
-                let range = address as usize..address as usize + n;
-                cx.shared.data[range.clone()].copy_from_slice(data);
-                cx.shared.written[range].fill(1);
+                if let Some((memory, at)) = cx.shared_at(address) {
+                    memory.data[at..at + n].copy_from_slice(data);
+                    memory.written[at..at + n].fill(1);
+                }
             }
             Space::Local => {
                 let start = lane * cx.kernel.local_bytes as usize + address as usize;

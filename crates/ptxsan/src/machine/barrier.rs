@@ -102,14 +102,29 @@ impl Barriers {
 impl Warp {
     pub(super) fn barrier(&mut self, cx: &mut Context<'_, '_>, at: usize, mask: u32, op: &BarrierOp) -> Flow {
         let pc = self.groups[at].pc;
+        match self.gathered(cx, at, mask, op.aligned) {
+            Some(lanes) => self.arrive_at_barrier(cx, pc, lanes, op),
+            None => Flow::Yield,
+        }
+    }
+
+    /// The lanes that come to a barrier together; `None`: others of the warp must come first.
+    pub(super) fn gathered(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        at: usize,
+        mask: u32,
+        aligned: bool,
+    ) -> Option<u32> {
+        let pc = self.groups[at].pc;
         let mut lanes = mask;
-        if op.aligned && !self.groups[at].is_forced {
+        if aligned && !self.groups[at].is_forced {
             // Groups of this warp that wait at the same barrier go on as one.
             let is_here = |g: &super::warp::Group| g.pc == pc && g.state == State::Together;
             let others = self.groups.iter().filter(|g| is_here(g)).fold(0, |m, g| m | g.mask);
             if (mask | others) & self.live != self.live {
                 self.groups[at].state = State::Together;
-                return Flow::Yield;
+                return None;
             }
             lanes |= others;
             for g in self.groups.iter_mut().filter(|g| g.pc == pc && g.state == State::Together) {
@@ -125,17 +140,10 @@ impl Warp {
                 )
             });
         }
-        self.arrive_at_barrier(cx, at, pc, lanes, op)
+        Some(lanes)
     }
 
-    fn arrive_at_barrier(
-        &mut self,
-        cx: &mut Context<'_, '_>,
-        at: usize,
-        pc: u32,
-        lanes: u32,
-        op: &BarrierOp,
-    ) -> Flow {
+    fn arrive_at_barrier(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, op: &BarrierOp) -> Flow {
         let first = lanes.trailing_zeros() as usize;
         let id = self.lane(op.id, first) as usize;
         let count = op.count.map(|c| self.lane(c, first) as u32);
@@ -145,7 +153,7 @@ impl Warp {
             cx.report(Kind::BarrierMisuse, pc, self.index, lanes, || {
                 format!("barrier {id} with a count of {count:?}: there are barriers 0 to 15, and the count must be a multiple of 32 up to the block's {most}")
             });
-            self.step_over(at, pc, lanes);
+            self.pass(pc, lanes);
             return Flow::Moved;
         }
         let block_threads = cx.barriers.threads;
@@ -193,13 +201,13 @@ impl Warp {
                 g.state = State::Barrier(id as u32);
             }
         } else {
-            self.step_over(at, pc, lanes);
+            self.pass(pc, lanes);
         }
         Flow::Yield
     }
 
-    fn step_over(&mut self, at: usize, pc: u32, lanes: u32) {
-        let _ = at;
+    /// Lanes go on behind the barrier at `pc`.
+    pub(super) fn pass(&mut self, pc: u32, lanes: u32) {
         for g in self.groups.iter_mut().filter(|g| g.pc == pc && g.mask & lanes != 0) {
             g.pc = pc + 1;
         }

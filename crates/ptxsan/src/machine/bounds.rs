@@ -1,6 +1,6 @@
 //! Whether an access may be made at all, and what traffic it causes.
 
-use super::access::{Direction, Request, space_name};
+use super::access::{By, Direction, Request, space_name};
 use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::count::counters::{sectors, wavefronts};
@@ -24,6 +24,10 @@ impl Warp {
         mask: u32,
         request: &Request,
     ) -> u32 {
+        let mut mask = mask;
+        if space == Space::Shared && cx.shape.cluster_size() > 1 {
+            mask = self.there(cx, addresses, mask, request);
+        }
         let mut good = mask;
         if !in_shared(cx, space, addresses, mask, request) {
             let (base, shared, params) = (cx.view.base(), cx.shared.data.len(), cx.params.len());
@@ -45,8 +49,74 @@ impl Warp {
                 }
             });
         }
+        if space == Space::Shared {
+            self.spare_mbarriers(cx, addresses, good, request);
+        }
+        if cx.options.programmatic && space == Space::Global {
+            self.check_launch_before(cx, addresses, good, request);
+        }
         count_traffic(cx, space, addresses, good, request);
         good
+    }
+
+    /// The lanes whose shared address is the own block's, or one of a block of the cluster that is there.
+    fn there(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        addresses: &[u64; 32],
+        mask: u32,
+        request: &Request,
+    ) -> u32 {
+        let mut there = mask;
+        for_lanes(mask, |lane| {
+            let block = cx.barrier_at(addresses[lane]).block;
+            if block != cx.block && !self.reachable(cx, request.pc, lane, block) {
+                there &= !(1 << lane);
+            }
+        });
+        there
+    }
+
+    /// Bytes of an mbarrier are its own.
+    fn spare_mbarriers(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        addresses: &[u64; 32],
+        mask: u32,
+        request: &Request,
+    ) {
+        if cx.mbarriers.is_empty() {
+            return;
+        }
+        for_lanes(mask, |lane| {
+            if let Some(at) = cx.mbarriers.overlapping(addresses[lane], request.bytes) {
+                let thread = self.index * 32 + lane as u32;
+                let verb = if request.direction == Direction::Write { "write" } else { "read" };
+                cx.misuse(request.pc, thread, || {
+                    format!("{verb} of {} bytes over mbarrier {at:#x}, which is in use", request.bytes)
+                });
+            }
+        });
+    }
+
+    fn check_launch_before(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        addresses: &[u64; 32],
+        mask: u32,
+        request: &Request,
+    ) {
+        for_lanes(mask, |lane| {
+            if self.known[lane].time_of(cx.numbering.launch_before()) == 0 {
+                let at = addresses[lane];
+                let place = cx.view.base().locate(at);
+                cx.report(Kind::LaunchOrder, request.pc, self.index, 1 << lane, || {
+                    format!(
+                        "global {at:#x}{place} before griddepcontrol.wait: the launch before may still use it"
+                    )
+                });
+            }
+        });
     }
 
     fn fault(
@@ -65,8 +135,12 @@ impl Warp {
         let past = |size: u64| at.checked_add(bytes).is_none_or(|end| end > size);
         let start = at as usize;
         match space {
-            Space::Shared if past(cx.shared.data.len() as u64) => Some(Kind::OutOfBounds),
-            Space::Shared => unwritten(is_write, &mut cx.shared.written[start..start + bytes as usize]),
+            Space::Shared => match cx.shared_at(at) {
+                Some((memory, start)) if start + bytes as usize <= memory.data.len() => {
+                    unwritten(is_write, &mut memory.written[start..start + bytes as usize])
+                }
+                _ => Some(Kind::OutOfBounds),
+            },
             Space::Local if past(cx.kernel.local_bytes) => Some(Kind::OutOfBounds),
             Space::Local => {
                 let start = lane * cx.kernel.local_bytes as usize + start;
@@ -158,6 +232,16 @@ fn count_traffic(
     request: &Request,
 ) {
     let tally = &mut cx.tallies[request.pc as usize];
+    if let By::Agent(_) = request.by {
+        // Whole rows at a time: how they meet the banks is not known.
+        let bytes = u64::from(mask.count_ones() * request.bytes);
+        match space {
+            Space::Global => tally.global_bytes += bytes,
+            Space::Shared => tally.shared_bytes += bytes,
+            _ => {}
+        }
+        return;
+    }
     match space {
         Space::Global => {
             tally.global_bytes += u64::from(mask.count_ones() * request.bytes);

@@ -1,7 +1,8 @@
 //! Instructions that lanes of a warp execute together.
 
+use super::launch::Schedule;
 use super::run::{Context, Flow, for_lanes};
-use super::warp::{State, Warp};
+use super::warp::{Parked, State, Warp};
 use crate::decode::lanes::blend;
 use crate::decode::{Collective, CollectiveKind, Register, Shuffle};
 use crate::hazard::clock::{Clock, join_distinct};
@@ -47,6 +48,10 @@ impl Warp {
                 });
             }
         }
+        if let Some(parked) = self.must_park(cx, pc, op) {
+            self.groups[at].state = State::Parked(parked);
+            return Flow::Park;
+        }
         self.perform(cx, pc, present, op);
         self.mark_written(&cx.kernel.code[pc as usize], present);
         let mut mine = false;
@@ -59,6 +64,19 @@ impl Warp {
         }
         debug_assert!(mine);
         Flow::Moved
+    }
+
+    /// Whether an instruction cannot be executed yet, and what it waits for.
+    fn must_park(&mut self, cx: &mut Context<'_, '_>, pc: u32, op: &Collective) -> Option<Parked> {
+        match op.kind {
+            CollectiveKind::WgmmaWait(pending) => {
+                self.awaits_siblings(cx, pending).then_some(Parked::Warpgroup)
+            }
+            CollectiveKind::Registers { claims, count } => {
+                (!self.set_registers(cx, pc, claims, count)).then_some(Parked::Registers)
+            }
+            _ => None,
+        }
     }
 
     /// Union of the masks that the lanes present name, of lanes that still live.
@@ -139,8 +157,19 @@ impl Warp {
                 let result = (0..32).filter(|l| lanes >> l & 1 == 1).map(|l| values[l]).reduce(apply);
                 blend(&mut self.regs.b32[d.index as usize], &[result.unwrap_or(0); 32], lanes);
             }
+            CollectiveKind::Registers { .. } => {}
+            CollectiveKind::WgmmaFence
+            | CollectiveKind::WgmmaCommit
+            | CollectiveKind::WgmmaWait(_)
+            | CollectiveKind::Wgmma(_) => self.wgmma_kind(cx, pc, lanes, &op.kind),
             CollectiveKind::Elect { d, p } => {
-                let leader = lanes.trailing_zeros();
+                // Which lane it is nobody may rely on, only that it stays the same.
+                let highest = 31 - lanes.leading_zeros();
+                let leader = if cx.options.schedule == Schedule::ConsumerLate {
+                    highest
+                } else {
+                    lanes.trailing_zeros()
+                };
                 blend(&mut self.regs.b32[d.index as usize], &[leader; 32], lanes);
                 for_lanes(lanes, |lane| self.set_lane(*p, lane, u64::from(lane as u32 == leader)));
             }

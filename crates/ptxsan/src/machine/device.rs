@@ -95,7 +95,7 @@ impl Device {
         let kernel = module.kernel(&launch.entry)?.clone();
         let shape = check(&kernel, launch)?;
         let params = pack_params(&kernel, launch)?;
-        let numbering = Numbering::new(shape.threads());
+        let numbering = Numbering::new(shape.threads(), kernel.has_agents);
         let blocks = shape.blocks();
         let options = &launch.options;
         let mut fold = Fold::new(&kernel, options.check_races && !kernel.communicates, numbering);
@@ -116,12 +116,15 @@ impl Device {
             // Each block of a batch may spend what is left of the budget, so the first batch is no larger than what runs
             // at once: a kernel that never ends takes no longer than its budget.
             let mut batch_size = if options.parallel { rayon::current_num_threads() as u64 } else { 1 };
-            while first < blocks && !fold.is_stopped {
-                let end = blocks.min(first + batch_size);
+            let size = u64::from(shape.cluster_size());
+            let clusters = blocks / size;
+            while first < clusters && !fold.is_stopped {
+                let end = clusters.min(first + batch_size);
                 let left = options.instruction_budget.saturating_sub(fold.instructions);
                 let memory = &self.memory;
                 let setting = Setting { module: &module, kernel: &kernel, options, params: &params, memory };
-                let run = |b: u64| World::new(setting, shape_at(b), left).run(1, 1);
+                let run =
+                    |c: u64| World::new(setting, shape_at(c * size), left).run(size as u32, size as u32);
                 let batch: Vec<_> = if options.parallel {
                     (first..end).into_par_iter().map(run).collect()
                 } else {
@@ -198,8 +201,15 @@ fn check(kernel: &Kernel, launch: &Launch) -> Result<Shape> {
             ),
         ));
     }
-    let shape =
-        Shape { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes, first_block: 0 };
+    let cluster = check_cluster(kernel, launch)?;
+    let shape = Shape {
+        grid: launch.grid,
+        block: launch.block,
+        cluster,
+        is_cluster: kernel.cluster.is_some() || launch.cluster != [1; 3],
+        shared_bytes: launch.shared_bytes,
+        first_block: 0,
+    };
     let bytes = block_bytes(kernel, &shape);
     if bytes > MAX_BLOCK_BYTES {
         return Err(refuse(
@@ -208,6 +218,32 @@ fn check(kernel: &Kernel, launch: &Launch) -> Result<Shape> {
         ));
     }
     Ok(shape)
+}
+
+/// The cluster of a launch: the entry's own, or what the launch says.
+fn check_cluster(kernel: &Kernel, launch: &Launch) -> Result<[u32; 3]> {
+    let cluster = match kernel.cluster {
+        Some(own) if launch.cluster != [1; 3] && launch.cluster != own => {
+            let given = launch.cluster;
+            return Err(refuse(
+                launch,
+                format!("clusters of {given:?}, but the entry was compiled for {own:?}"),
+            ));
+        }
+        Some(own) => own,
+        None => launch.cluster,
+    };
+    let size = cluster.iter().fold(1u64, |product, n| product.saturating_mul(u64::from(*n)));
+    if size == 0 || size > 16 {
+        return Err(refuse(launch, format!("clusters of {cluster:?}; 1 to 16 blocks are possible")));
+    }
+    if launch.grid.iter().zip(cluster).any(|(grid, cluster)| grid % cluster != 0) {
+        return Err(refuse(
+            launch,
+            format!("grid {:?} is no multiple of its clusters of {cluster:?}", launch.grid),
+        ));
+    }
+    Ok(cluster)
 }
 
 fn pack_params(kernel: &Kernel, launch: &Launch) -> Result<Vec<u8>> {

@@ -14,12 +14,14 @@ use crate::memory::{DeviceMemory, PAGE_BYTES};
 /// The first block, with thread and instruction, that touched a byte; no block: `pc` is `u32::MAX`.
 #[derive(Clone, Copy)]
 struct First {
+    /// The first block of the world it ran in, and its own.
+    world: u64,
     block: u64,
     thread: u32,
     pc: u32,
 }
 
-const NOBODY: First = First { block: 0, thread: 0, pc: u32::MAX };
+const NOBODY: First = First { world: 0, block: 0, thread: 0, pc: u32::MAX };
 
 /// First writer and first reader of every cell of a page; cells as small as any access of it needs.
 struct FoldPage {
@@ -91,7 +93,12 @@ impl Fold {
         let known = self.touched.entry(page.number).or_insert_with(|| FoldPage::new(shift));
         known.refine(shift);
         for cell in page.shadow.touched() {
-            let first = |(who, pc): (u32, u32)| First { block, thread: self.numbering.thread_of(who), pc };
+            let first = |(who, pc): (u32, u32)| First {
+                world: block,
+                block: block + u64::from(self.numbering.block_of(who)),
+                thread: self.numbering.thread_of(who),
+                pc,
+            };
             let (write, read) = (cell.write.map(first), cell.read.map(first));
             let mut found: Option<(First, First, bool)> = None;
             let range =
@@ -109,7 +116,7 @@ impl Fold {
                     }
                 }
                 if let Some(mine) = read {
-                    if writer.pc != u32::MAX && writer.block != block {
+                    if writer.pc != u32::MAX && writer.world != block {
                         found = found.or(Some((mine, *writer, true)));
                     }
                     if reader.pc == u32::MAX {
@@ -130,7 +137,7 @@ impl Fold {
                     verb(other_wrote),
                 );
                 let other = Other { pc: other.pc, block: other.block, thread: other.thread };
-                self.log.add_at(Kind::Race, mine.pc, Some(other), (block, mine.thread), || detail);
+                self.log.add_at(Kind::Race, mine.pc, Some(other), (mine.block, mine.thread), || detail);
             }
         }
     }

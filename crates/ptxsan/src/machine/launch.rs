@@ -101,6 +101,8 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads of a block in x, y, z.
     pub block: [u32; 3],
+    /// Blocks of a cluster in x, y, z; `[1, 1, 1]` unless the entry asks for more.
+    pub cluster: [u32; 3],
     /// Dynamic shared memory.
     pub shared_bytes: u32,
     /// The arguments, in order.
@@ -132,6 +134,11 @@ pub struct Options {
     pub accumulate: Accumulate,
     /// Run blocks on several host threads when they do not talk to each other.
     pub parallel: bool,
+    /// The launch may start while the one before it still runs: global memory before `griddepcontrol.wait` is a finding.
+    pub programmatic: bool,
+    /// Shared memory that threads have read must be fenced before a bulk copy overwrites it. The PTX ISA asks for it; much
+    /// code that works leaves it to the mbarrier.
+    pub strict_proxies: bool,
 }
 
 impl Default for Options {
@@ -147,6 +154,8 @@ impl Default for Options {
             resident_blocks: 264,
             accumulate: Accumulate::default(),
             parallel: true,
+            programmatic: false,
+            strict_proxies: false,
         }
     }
 }
@@ -154,7 +163,15 @@ impl Default for Options {
 impl Launch {
     /// A launch with default options.
     pub fn new(entry: &str, grid: [u32; 3], block: [u32; 3], shared_bytes: u32, args: Vec<Arg>) -> Self {
-        Launch { entry: entry.to_owned(), grid, block, shared_bytes, args, options: Options::default() }
+        Launch {
+            entry: entry.to_owned(),
+            grid,
+            block,
+            cluster: [1; 3],
+            shared_bytes,
+            args,
+            options: Options::default(),
+        }
     }
 
     /// The same launch under another schedule.
@@ -170,14 +187,40 @@ impl Launch {
 pub(crate) struct Shape {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
+    pub(crate) cluster: [u32; 3],
+    /// Whether the launch asked for clusters.
+    pub(crate) is_cluster: bool,
     pub(crate) shared_bytes: u32,
-    /// Linear number of the first block of this world.
+    /// Linear number of the first block of this world; with clusters, counted cluster by cluster.
     pub(crate) first_block: u64,
 }
 
 impl Shape {
     pub(crate) fn threads(&self) -> u32 {
         self.block.iter().product()
+    }
+
+    pub(crate) fn cluster_size(&self) -> u32 {
+        self.cluster.iter().product()
+    }
+
+    /// The number in the grid of a block of this world.
+    pub(crate) fn linear_block(&self, block: u32) -> u64 {
+        self.in_grid(self.first_block + u64::from(block))
+    }
+
+    /// The number in the grid of a block counted cluster by cluster.
+    pub(crate) fn in_grid(&self, counted: u64) -> u64 {
+        let size = u64::from(self.cluster_size());
+        if size == 1 {
+            return counted;
+        }
+        let clusters = std::array::from_fn(|axis| self.grid[axis] / self.cluster[axis]);
+        let cluster = Self::coordinates(clusters, counted / size);
+        let inside = Self::coordinates(self.cluster, counted % size);
+        let at = |axis: usize| cluster[axis] * u64::from(self.cluster[axis]) + inside[axis];
+        let (gx, gy) = (u64::from(self.grid[0]), u64::from(self.grid[1]));
+        at(0) + gx * (at(1) + gy * at(2))
     }
 
     pub(crate) fn blocks(&self) -> u64 {

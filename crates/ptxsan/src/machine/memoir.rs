@@ -73,7 +73,10 @@ impl Warp {
     ) {
         let Some(memoir) = &self.memoir else { return };
         let earlier = match space {
-            Space::Shared => cx.shared.shadow.earlier(address as usize, bytes, is_write),
+            Space::Shared => match cx.shared_at(address) {
+                Some((memory, at)) => memory.shadow.earlier(at, bytes, is_write),
+                None => Vec::new(),
+            },
             _ => match cx.view.page(address) {
                 Some(page) => cx.view.at(page).shadow.earlier(address as usize % PAGE_BYTES, bytes, is_write),
                 None => Vec::new(),

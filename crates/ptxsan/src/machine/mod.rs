@@ -1,6 +1,7 @@
 //! The machine: a device with memory and modules, and launches on it.
 
 mod access;
+mod asynchronous;
 mod barrier;
 mod bounds;
 mod builtin;
@@ -18,6 +19,7 @@ mod run;
 mod warp;
 mod world;
 
+pub use asynchronous::tensor_map::{TensorElement, TensorMap};
 pub use device::{Device, ModuleId};
 pub(crate) use launch::Shape;
 pub use launch::{Arg, Launch, Options, Schedule};

@@ -3,7 +3,7 @@
 use super::run::{Context, for_lanes};
 use super::warp::{Fenced, Warp};
 use crate::decode::{Order, Scope};
-use crate::hazard::clock::Clock;
+use crate::hazard::clock::{Clock, Proxy};
 use crate::hazard::sync::Place;
 use crate::parse::ast::Space;
 use std::rc::Rc;
@@ -48,8 +48,11 @@ impl Warp {
     }
 
     fn place(cx: &Context<'_, '_>, space: Space, address: u64) -> Place {
-        let block = if space == Space::Shared { cx.block } else { 0 };
-        Place { space, block, address }
+        if space != Space::Shared {
+            return Place { space, block: 0, address };
+        }
+        let at = cx.barrier_at(address);
+        Place { space, block: at.block, address: u64::from(at.offset) }
     }
 
     /// A strong read learns what was published there: at once if it acquires, else at the next fence.
@@ -118,5 +121,42 @@ impl Warp {
         if order.releases {
             self.advance();
         }
+    }
+
+    /// Orders what the lanes did and know before the async proxy.
+    pub(super) fn fence_proxy(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        mask: u32,
+        shared: bool,
+        global: bool,
+    ) {
+        if !cx.options.check_races {
+            return;
+        }
+        for_lanes(mask, |lane| {
+            let mut clock = self.published(cx, lane);
+            for (is_named, proxy) in [(shared, Proxy::Shared), (global, Proxy::Global)] {
+                if is_named {
+                    clock.fence(proxy);
+                }
+            }
+            self.learn(lane, pc, Rc::new(clock));
+        });
+        self.advance();
+    }
+
+    /// `griddepcontrol.wait`: the launch before is over.
+    pub(super) fn await_launch(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32) {
+        if !cx.options.check_races {
+            return;
+        }
+        for_lanes(mask, |lane| {
+            let mut clock = (*self.known[lane]).clone();
+            clock.raise(cx.numbering.launch_before(), 1);
+            clock.settle();
+            self.learn(lane, pc, Rc::new(clock));
+        });
     }
 }

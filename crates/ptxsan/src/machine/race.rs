@@ -1,8 +1,9 @@
 //! Ordering: every access of shared and global memory against everybody's earlier ones, and what is said of a race.
 
-use super::access::{Direction, Request, space_name};
+use super::access::{By, Direction, Request, space_name};
 use super::run::{Context, for_lanes};
 use super::warp::Warp;
+use crate::hazard::clock::Who;
 use crate::hazard::log::{Kind, Other};
 use crate::hazard::shadow::{Accessor, Conflict};
 use crate::memory::PAGE_BYTES;
@@ -28,7 +29,7 @@ impl Warp {
             for_lanes(lanes, |lane| then(self, cx, lane, None));
             return;
         }
-        let is_shared_read = request.direction == Direction::Read && !request.agent_groups;
+        let is_shared_read = request.direction == Direction::Read && matches!(request.by, By::Lanes);
         let mut rest = lanes;
         while rest != 0 {
             // Lanes that know the same share one description of the accessor.
@@ -55,8 +56,11 @@ impl Warp {
                         by.alone = None;
                     }
                 }
-                if request.agent_groups {
-                    by.time = self.open_group[lane];
+                match request.by {
+                    By::Lanes => {}
+                    By::Copies => by.time = self.open_group[lane],
+                    // One lane stands for the agent, whose identity has no lanes.
+                    By::Agent(_) => by.mask = 1,
                 }
                 let conflict = self.record(cx, space, addresses[lane], request, &by);
                 then(self, cx, lane, conflict);
@@ -100,14 +104,20 @@ impl Warp {
         let agents_base = cx.numbering.agents(cx.block, self.index);
         Accessor {
             numbering: cx.numbering,
-            base: if request.agent_groups { agents_base } else { lanes_base },
+            base: match request.by {
+                By::Lanes => lanes_base,
+                By::Copies => agents_base,
+                By::Agent(agent) => agent.identity,
+            },
             mask: 0,
-            time: self.time,
+            time: if let By::Agent(agent) = request.by { agent.time } else { self.time },
             pc: request.marked_pc(),
             known,
             alone: None,
             lanes_base,
             agents_base,
+            proxy: if let By::Agent(agent) = request.by { agent.proxy } else { None },
+            fences_reads: cx.options.strict_proxies,
         }
     }
 
@@ -130,7 +140,10 @@ impl Warp {
                 self.credit(cx, space, at, step, is_write, by);
             }
             let found = match space {
-                Space::Shared => cx.shared.shadow.access(at as usize, step, is_write, by),
+                Space::Shared => match cx.shared_at(at) {
+                    Some((memory, at)) => memory.shadow.access(at, step, is_write, by),
+                    None => None,
+                },
                 _ => match cx.view.page(at) {
                     Some(page) => {
                         cx.view.at(page).shadow.access(at as usize % PAGE_BYTES, step, is_write, by)
@@ -158,38 +171,103 @@ impl Warp {
             block: u64::from(numbering.block_of(conflict.who)),
             thread: numbering.thread_of(conflict.who),
         };
-        let with_agent = request.agent_groups || numbering.is_agent(conflict.who);
-        let kind = if with_agent { Kind::AsyncRace } else { Kind::Race };
+        let other = match numbering.who(conflict.who) {
+            Who::Mbarrier(slot) => {
+                let block = numbering.block_of(conflict.who);
+                let peer = cx.peers.get(&block).map(|peer| &peer.mbarriers);
+                let barriers = if block == cx.block { Some(&*cx.mbarriers) } else { peer };
+                Other { thread: barriers.map_or(0, |all| all.issuer(slot)), ..other }
+            }
+            _ => other,
+        };
+        let is_by_agent = !matches!(request.by, By::Lanes);
+        let with_agent = is_by_agent || numbering.is_agent(conflict.who);
+        let kind = match () {
+            () if conflict.only_proxy => Kind::ProxyRace,
+            () if with_agent => Kind::AsyncRace,
+            () => Kind::Race,
+        };
         let thread = self.index * 32 + lanes.trailing_zeros();
         let verb = |write: bool| if write { "write" } else { "read" };
         let mine = verb(request.direction == Direction::Write);
         let theirs = verb(conflict.is_write);
-        let advice = if conflict.same_instruction {
-            "two lanes write different values in one instruction: which one stays is undefined"
-        } else if numbering.is_agent(conflict.who)
-            && other.block == u64::from(cx.block)
-            && other.thread == thread
-        {
-            "the copy is still in flight: cp.async.wait_group must come first"
-        } else if numbering.is_agent(conflict.who) {
-            "the copy is not published: its thread must cp.async.wait_group, and a barrier must follow"
-        } else if other.block != u64::from(cx.block) {
-            "nothing orders the two blocks: a fence (__threadfence) on both sides of a flag or atomic is missing"
-        } else if other.thread / 32 == thread / 32 {
-            "nothing orders the two lanes: __syncwarp() or a barrier between the accesses is missing"
-        } else {
-            "nothing orders the two warps: __syncthreads() or a named barrier between the accesses is missing"
+        let advice = self.advice(cx, request, &conflict, &other, thread);
+        let mine_by = match request.by {
+            By::Lanes => "",
+            By::Copies => "asynchronous ",
+            By::Agent(agent) => agent_name(numbering.who(agent.identity)),
         };
-        let agent = |yes: bool| if yes { "asynchronous " } else { "" };
-        let (a, b) = (agent(request.agent_groups), agent(numbering.is_agent(conflict.who)));
+        let their_by = agent_name(numbering.who(conflict.who));
         let (space_name, bytes) = (space_name(space), request.bytes);
         let base = cx.view.base();
         let detail = || {
             let place = if space == Space::Global { base.locate(address) } else { String::new() };
+            let relation = if conflict.only_proxy { "a" } else { "an unordered" };
             format!(
-                "{a}{mine} of {bytes} bytes at {space_name} {address:#x}{place} after an unordered {b}{theirs}; {advice}"
+                "{mine_by}{mine} of {bytes} bytes at {space_name} {address:#x}{place} after {relation} {their_by}{theirs}; {advice}"
             )
         };
         cx.log.add(kind, request.pc, Some(other), (cx.block, thread), detail);
+    }
+
+    /// What is missing.
+    fn advice(
+        &self,
+        cx: &Context<'_, '_>,
+        request: &Request,
+        conflict: &Conflict,
+        other: &Other,
+        thread: u32,
+    ) -> &'static str {
+        let is_near = other.block == u64::from(cx.block);
+        if conflict.same_instruction && matches!(request.by, By::Lanes) {
+            return "two lanes write different values in one instruction: which one stays is undefined";
+        }
+        if conflict.only_proxy {
+            return "ordered, but not across proxies: fence.proxy.async must come between, mostly by who wrote, before the barrier";
+        }
+        match cx.numbering.who(conflict.who) {
+            Who::Copies if is_near && other.thread == thread => {
+                "the copy is still in flight: cp.async.wait_group must come first"
+            }
+            Who::Copies => {
+                "the copy is not published: its thread must cp.async.wait_group, and a barrier must follow"
+            }
+            Who::Mbarrier(_) => {
+                "the copy is in flight: its mbarrier must be waited for, in the phase it reports to"
+            }
+            Who::BulkReads => {
+                "the bulk store may not have read its source: its thread must cp.async.bulk.wait_group.read, and a barrier must follow"
+            }
+            Who::BulkWrites => {
+                "the bulk store may not have written: its thread must cp.async.bulk.wait_group, and a barrier must follow"
+            }
+            Who::Wgmma => {
+                "the products may not have read it: wgmma.wait_group must come first, and a barrier must follow"
+            }
+            Who::Lane if !is_near => {
+                "nothing orders the two blocks: a fence (__threadfence) on both sides of a flag or atomic is missing"
+            }
+            Who::Lane if !matches!(request.by, By::Lanes) => {
+                "nothing orders it before the asynchronous access: a barrier before its issue is missing"
+            }
+            Who::Lane if other.thread / 32 == thread / 32 => {
+                "nothing orders the two lanes: __syncwarp() or a barrier between the accesses is missing"
+            }
+            Who::Lane => {
+                "nothing orders the two warps: __syncthreads() or a named barrier between the accesses is missing"
+            }
+        }
+    }
+}
+
+/// What stands before "read" or "write" of an agent.
+fn agent_name(who: Who) -> &'static str {
+    match who {
+        Who::Lane => "",
+        Who::Copies => "asynchronous ",
+        Who::BulkReads | Who::BulkWrites => "bulk store's ",
+        Who::Wgmma => "wgmma's ",
+        Who::Mbarrier(_) => "bulk copy's ",
     }
 }

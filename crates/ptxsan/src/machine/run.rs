@@ -1,5 +1,9 @@
 //! Executes instructions of one warp until it blocks or its turn is over.
 
+use super::asynchronous::bulk::BulkFlight;
+use super::asynchronous::cluster::{Cluster, Pool};
+use super::asynchronous::mbarrier::Mbarriers;
+use super::asynchronous::wgmma::Warpgroups;
 use super::barrier::Barriers;
 use super::launch::{Options, Schedule, Shape};
 use super::random::Random;
@@ -11,6 +15,8 @@ use crate::hazard::log::{Kind, Log};
 use crate::hazard::sync::SyncPlaces;
 use crate::memory::shared::SharedMemory;
 use crate::memory::view::View;
+use crate::memory::window;
+use std::collections::HashMap;
 
 /// After so many instructions without meeting, lanes that wait for others go on alone: the others may be
 /// waiting for them in a loop.
@@ -27,6 +33,19 @@ pub(super) struct Context<'a, 'm> {
     pub(super) params: &'a [u8],
     pub(super) shared: &'a mut SharedMemory,
     pub(super) barriers: &'a mut Barriers,
+    pub(super) mbarriers: &'a mut Mbarriers,
+    pub(super) warpgroups: &'a mut Warpgroups,
+    /// Registers that warps give and take; absent where `setmaxnreg` does nothing.
+    pub(super) pool: &'a mut Option<Pool>,
+    pub(super) cluster: &'a mut Cluster,
+    /// The number of the first block of the cluster.
+    pub(super) cluster_first: u32,
+    /// The other blocks that are running.
+    pub(super) peers: &'a mut HashMap<u32, Resident>,
+    /// Bulk copies on their way.
+    pub(super) flights: &'a mut Vec<BulkFlight>,
+    /// What has changed that somebody may wait for.
+    pub(super) stirs: &'a mut Vec<Stir>,
     pub(super) view: &'a mut View<'m>,
     pub(super) places: &'a mut SyncPlaces,
     pub(super) log: &'a mut Log,
@@ -47,9 +66,58 @@ pub(super) enum Flow {
     Moved,
     /// The group waits, exited, or must let the scheduler look.
     Yield,
+    /// As `Yield`, and the instruction will be executed again: it has done nothing yet.
+    Park,
+}
+
+/// A change that parked groups may wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stir {
+    /// The phase of an mbarrier: block and offset.
+    Mbarrier(u32, u32),
+    /// The barrier of this block's cluster.
+    Cluster,
+    /// A warpgroup of this block.
+    Warpgroup,
+    /// The pool of this block.
+    Registers,
+}
+
+/// What a running block has beside its warps.
+pub(super) struct Resident {
+    pub(super) shared: SharedMemory,
+    pub(super) barriers: Barriers,
+    pub(super) mbarriers: Mbarriers,
+    pub(super) warpgroups: Warpgroups,
+    pub(super) pool: Option<Pool>,
+    /// All its warps are done; its memory must not be used any more.
+    pub(super) has_exited: bool,
 }
 
 impl Context<'_, '_> {
+    /// The memory that a shared address names, and the place in it; `None`: no such block.
+    #[inline]
+    pub(super) fn shared_at(&mut self, address: u64) -> Option<(&mut SharedMemory, usize)> {
+        match window::rank(address as u32) {
+            None => Some((self.shared, address as usize)),
+            Some(rank) => {
+                let memory = self.memory_of(self.cluster_first + rank)?;
+                Some((memory, window::offset(address as u32) as usize))
+            }
+        }
+    }
+
+    pub(super) fn memory_of(&mut self, block: u32) -> Option<&mut SharedMemory> {
+        if block == self.block {
+            return Some(self.shared);
+        }
+        self.peers.get_mut(&block).map(|peer| &mut peer.shared)
+    }
+
+    pub(super) fn has_exited(&self, block: u32) -> bool {
+        block != self.block && self.peers.get(&block).is_none_or(|peer| peer.has_exited)
+    }
+
     pub(super) fn report(
         &mut self,
         kind: Kind,
@@ -86,8 +154,9 @@ impl Warp {
             let group = &self.groups[at];
             if group.meeting != NO_MEETING && self.meetings[group.meeting as usize].pc == pc {
                 self.groups[at].pc = pc;
-                // Joining may renumber the groups; the scheduler picks up from there.
+                // Joining may renumber the groups, so `at` may be another one now; the scheduler picks up from there.
                 self.arrive(at);
+                pc = u32::MAX;
                 break;
             }
             let inst = &kernel.code[pc as usize];
@@ -102,6 +171,11 @@ impl Warp {
             tally.lanes += u64::from(mask.count_ones());
             if !inst.reads.is_empty() {
                 self.check_registers(cx, inst, pc, group_mask(inst, mask, self.groups[at].mask));
+            }
+            if let Some(watch) = &inst.watch
+                && mask != 0
+            {
+                self.watch(cx, pc, mask, watch);
             }
             if let Op::Alu(alu) = &inst.op {
                 if mask != 0 {
@@ -124,6 +198,13 @@ impl Warp {
                 Flow::Moved => pc = self.groups[at].pc,
                 Flow::Yield => {
                     self.mark_written(inst, mask);
+                    pc = u32::MAX;
+                    break;
+                }
+                Flow::Park => {
+                    let tally = &mut cx.tallies[pc as usize];
+                    tally.executed -= 1;
+                    tally.lanes -= u64::from(mask.count_ones());
                     pc = u32::MAX;
                     break;
                 }
@@ -228,6 +309,36 @@ impl Warp {
                 Flow::Next
             }
             Op::Barrier(barrier) => self.barrier(cx, at, mask, barrier),
+            Op::Mbarrier(op) => self.mbarrier(cx, at, mask, op),
+            Op::Cluster(op) => self.cluster_barrier(cx, at, mask, op),
+            Op::Bulk(op) => {
+                self.bulk(cx, pc, mask, op);
+                Flow::Next
+            }
+            Op::BulkCommit => {
+                self.commit_bulk(mask);
+                Flow::Next
+            }
+            Op::BulkWait { pending, reads_only } => {
+                self.wait_bulk(cx, pc, mask, *pending, *reads_only);
+                Flow::Next
+            }
+            Op::AsyncStore(op) => {
+                self.async_store(cx, pc, mask, op);
+                Flow::Next
+            }
+            Op::ProxyFence { shared, global } => {
+                self.fence_proxy(cx, pc, mask, *shared, *global);
+                Flow::Next
+            }
+            Op::InitFence => {
+                self.fence_inits(cx, mask);
+                Flow::Next
+            }
+            Op::LaunchWait => {
+                self.await_launch(cx, pc, mask);
+                Flow::Next
+            }
             Op::Fence(scope) => {
                 self.fence(cx, pc, mask, *scope);
                 Flow::Next
@@ -297,10 +408,16 @@ impl Warp {
     }
 
     fn leave(&mut self, cx: &mut Context<'_, '_>, at: usize, mask: u32) -> Flow {
+        let pc = self.groups[at].pc;
         self.groups[at].pc += 1;
         self.land_copies(cx, |_| true);
         cx.barriers.lanes_left(self, mask);
+        self.leave_bulk(cx, pc, mask);
+        self.leave_cluster(cx, mask);
         self.exit(at, mask);
+        if self.live == 0 {
+            self.leave_products(cx, pc);
+        }
         Flow::Yield
     }
 }

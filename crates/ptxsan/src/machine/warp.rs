@@ -3,6 +3,7 @@
 use crate::decode::lanes::Regs;
 use crate::decode::{Bank, Kernel, Special};
 use crate::hazard::clock::{Clock, Numbering};
+use crate::machine::asynchronous::wgmma::Products;
 use crate::machine::launch::Shape;
 use crate::machine::memoir::Memoir;
 use std::rc::Rc;
@@ -20,6 +21,21 @@ pub(super) enum State {
     Together,
     /// At a CTA barrier.
     Barrier(u32),
+    /// Before an instruction that will be executed again when something has changed.
+    Parked(Parked),
+}
+
+/// What must change before a parked group goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Parked {
+    /// The phase of an mbarrier of the block, by its offset.
+    Mbarrier(u32),
+    /// The cluster's barrier.
+    Cluster,
+    /// The other warps of the warpgroup.
+    Warpgroup,
+    /// The registers in the block's pool.
+    Registers,
 }
 
 /// Lanes that run together.
@@ -34,6 +50,8 @@ pub(super) struct Group {
     pub(super) calls: Vec<u32>,
     /// The lanes' absence from a collective was reported: do not wait any longer.
     pub(super) is_forced: bool,
+    /// Nothing else can happen: a wait that is parked answers no.
+    pub(super) gives_up: bool,
 }
 
 /// Where the lanes of a divergent branch come together again.
@@ -86,6 +104,13 @@ pub(super) struct Warp {
     pub(super) open_group: [u32; 32],
     pub(super) waited_group: [u32; 32],
     pub(super) flights: Vec<Flight>,
+    /// Per lane the open group of bulk stores, the last with one in it, and the last that has read its source.
+    pub(super) bulk_open: [u32; 32],
+    pub(super) bulk_issued: [u32; 32],
+    pub(super) bulk_read: [u32; 32],
+    /// The cluster barrier that each lane has arrived at last.
+    pub(super) cluster_arrivals: [u32; 32],
+    pub(super) products: Option<Box<Products>>,
     pub(super) copies_issued: u64,
     /// Kept when each synchronisation is to be explained.
     pub(super) memoir: Option<Box<Memoir>>,
@@ -131,6 +156,7 @@ impl Warp {
             meeting: NO_MEETING,
             calls: Vec::new(),
             is_forced: false,
+            gives_up: false,
         };
         let local = kernel.local_bytes as usize * 32;
         Warp {
@@ -149,6 +175,11 @@ impl Warp {
             open_group: [1; 32],
             waited_group: [0; 32],
             flights: Vec::new(),
+            bulk_open: [1; 32],
+            bulk_issued: [0; 32],
+            bulk_read: [0; 32],
+            cluster_arrivals: [0; 32],
+            products: None,
             copies_issued: 0,
             memoir: None,
             since_meeting: 0,
@@ -273,7 +304,9 @@ fn special_values(
     let [bx, by, _] = shape.block;
     let [gx, gy, _] = shape.grid;
     let thread = |lane: usize| warp * 32 + lane as u32;
-    let block = shape.first_block + u64::from(block);
+    let rank = block % shape.cluster_size();
+    let block = shape.linear_block(block);
+    let place = Shape::coordinates(shape.grid, block);
     let (gx64, gy64) = (u64::from(gx), u64::from(gy));
     match special {
         Special::Tid(0) => std::array::from_fn(|l| thread(l) % bx),
@@ -289,8 +322,14 @@ fn special_values(
         Special::NumWarps => [numbering.lanes / 32; 32],
         Special::SmId => [(block % 132) as u32; 32],
         Special::NumSms => [132; 32],
-        Special::GridId | Special::Zero => [0; 32],
-        Special::One => [1; 32],
+        Special::GridId => [0; 32],
+        Special::Clusterid(axis) => [place[axis as usize] as u32 / shape.cluster[axis as usize]; 32],
+        Special::Nclusterid(axis) => [shape.grid[axis as usize] / shape.cluster[axis as usize]; 32],
+        Special::ClusterCtaid(axis) => [place[axis as usize] as u32 % shape.cluster[axis as usize]; 32],
+        Special::ClusterNctaid(axis) => [shape.cluster[axis as usize]; 32],
+        Special::ClusterRank => [rank; 32],
+        Special::ClusterSize => [shape.cluster_size(); 32],
+        Special::IsCluster => [u32::from(shape.is_cluster); 32],
         Special::LaneMaskEq => std::array::from_fn(|l| 1 << l),
         Special::LaneMaskLt => std::array::from_fn(|l| (1u32 << l) - 1),
         Special::LaneMaskLe => std::array::from_fn(|l| (((1u64 << l) << 1) - 1) as u32),

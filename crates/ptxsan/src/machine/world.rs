@@ -1,10 +1,14 @@
 //! A world: blocks that run together on one host thread, and the scheduler that interleaves their warps.
 
+use super::asynchronous::bulk::BulkFlight;
+use super::asynchronous::cluster::{Cluster, Pool};
+use super::asynchronous::mbarrier::Mbarriers;
+use super::asynchronous::wgmma::Warpgroups;
 use super::barrier::{BARRIERS, Barriers};
 use super::launch::{Options, Schedule, Shape};
 use super::random::Random;
-use super::run::Context;
-use super::warp::{State, Warp};
+use super::run::{Context, Resident, Stir};
+use super::warp::{Parked, State, Warp};
 use crate::count::counters::Tally;
 use crate::decode::Kernel;
 use crate::hazard::clock::{Clock, Numbering};
@@ -14,6 +18,7 @@ use crate::memory::DeviceMemory;
 use crate::memory::shared::SharedMemory;
 use crate::memory::view::{Page, View};
 use crate::module::Module;
+use std::collections::HashMap;
 use std::rc::Rc;
 
 /// Instructions a warp runs before the next one gets its turn.
@@ -23,11 +28,13 @@ const TURN: u32 = 256;
 /// loop, and hardware does not starve it for ever.
 const FAIR_EVERY: u64 = 32;
 
+/// So often waits that nothing else can end are answered with no before it is called a deadlock: a kernel may do something else
+/// when it hears it.
+const GIVE_UPS: u32 = 3;
+
 /// A block that is running.
 struct Block {
     number: u32,
-    shared: SharedMemory,
-    barriers: Barriers,
     warps: Vec<Warp>,
 }
 
@@ -58,6 +65,12 @@ pub(super) struct World<'a> {
     shape: Shape,
     numbering: Numbering,
     blocks: Vec<Block>,
+    residents: HashMap<u32, Resident>,
+    clusters: HashMap<u32, Cluster>,
+    flights: Vec<BulkFlight>,
+    stirs: Vec<Stir>,
+    /// Rounds in which waits gave up, since anything last happened.
+    give_ups: u32,
     view: View<'a>,
     places: SyncPlaces,
     log: Log,
@@ -73,8 +86,13 @@ impl<'a> World<'a> {
     pub(super) fn new(setting: Setting<'a>, shape: Shape, budget: u64) -> Self {
         let random = Random::new(setting.options.seed, shape.first_block);
         World {
-            numbering: Numbering::new(shape.threads()),
+            numbering: Numbering::new(shape.threads(), setting.kernel.has_agents),
             blocks: Vec::new(),
+            residents: HashMap::new(),
+            clusters: HashMap::new(),
+            flights: Vec::new(),
+            stirs: Vec::new(),
+            give_ups: 0,
             view: View::new(setting.memory),
             places: SyncPlaces::default(),
             log: Log::default(),
@@ -94,9 +112,14 @@ impl<'a> World<'a> {
         let start = self.budget;
         let mut next = 0;
         loop {
-            while next < count && self.blocks.len() < resident.max(1) as usize {
-                self.start_block(next);
-                next += 1;
+            let size = self.shape.cluster_size();
+            while next < count
+                && (self.blocks.is_empty() || self.blocks.len() + size as usize <= resident as usize)
+            {
+                let threads = size * self.shape.threads();
+                self.clusters.insert(next / size, Cluster::new(threads));
+                (next..next + size).for_each(|number| self.start_block(number));
+                next += size;
             }
             if self.blocks.is_empty() || self.is_stopped {
                 break;
@@ -105,12 +128,14 @@ impl<'a> World<'a> {
                 self.report_budget();
                 break;
             }
-            if !self.step() && !self.force_collective() {
+            if !self.step() && !self.land_one() && !self.force_collective() && !self.give_up() {
                 self.report_deadlock();
                 break;
             }
-            self.blocks.retain(|b| !b.warps.iter().all(Warp::is_done));
+            self.retire();
         }
+        // What nobody waits for happens all the same.
+        while !self.is_stopped && self.land_one() {}
         Remains {
             first_block: self.shape.first_block,
             pages: self.view.into_pages(),
@@ -132,9 +157,114 @@ impl<'a> World<'a> {
                 if self.setting.options.explain { warp.with_memoir() } else { warp }
             })
             .collect();
-        let shared = SharedMemory::new(kernel.shared_bytes as usize + self.shape.shared_bytes as usize);
-        let barriers = Barriers::new(self.numbering, number, threads);
-        self.blocks.push(Block { number, shared, barriers, warps });
+        let warp_count = threads.div_ceil(32);
+        let resident = Resident {
+            shared: SharedMemory::new(kernel.shared_bytes as usize + self.shape.shared_bytes as usize),
+            barriers: Barriers::new(self.numbering, number, threads),
+            mbarriers: Mbarriers::default(),
+            warpgroups: Warpgroups::new(warp_count),
+            pool: kernel.registers.map(|registers| Pool::new(warp_count, registers)),
+            has_exited: false,
+        };
+        self.residents.insert(number, resident);
+        self.blocks.push(Block { number, warps });
+    }
+
+    /// Blocks whose warps are done leave; their memory stays until their cluster has left.
+    fn retire(&mut self) {
+        if !self.blocks.iter().any(|b| b.warps.iter().all(Warp::is_done)) {
+            return;
+        }
+        let size = self.shape.cluster_size();
+        let (done, left): (Vec<Block>, Vec<Block>) =
+            std::mem::take(&mut self.blocks).into_iter().partition(|b| b.warps.iter().all(Warp::is_done));
+        self.blocks = left;
+        for block in done {
+            if let Some(resident) = self.residents.get_mut(&block.number) {
+                resident.has_exited = true;
+            }
+            let cluster = block.number / size;
+            if !self.blocks.iter().any(|b| b.number / size == cluster) {
+                // Copies to global memory may outlive their block; those to shared memory have nowhere to go.
+                while self.land_where(|flight| flight.block / size == cluster) {}
+                (cluster * size..(cluster + 1) * size)
+                    .for_each(|number| drop(self.residents.remove(&number)));
+                self.clusters.remove(&cluster);
+            }
+        }
+    }
+
+    /// Lands a copy that is on its way, if there is one: which one is the schedule's choice.
+    fn land_one(&mut self) -> bool {
+        if self.flights.is_empty() {
+            return false;
+        }
+        let at = match self.setting.options.schedule {
+            Schedule::Random => self.random.below(self.flights.len() as u64) as usize,
+            Schedule::CopiesLate => self.flights.len() - 1,
+            _ => 0,
+        };
+        self.land_at(at);
+        true
+    }
+
+    fn land_where(&mut self, which: impl Fn(&BulkFlight) -> bool) -> bool {
+        match self.flights.iter().position(which) {
+            Some(at) => {
+                self.land_at(at);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn land_at(&mut self, at: usize) {
+        let flight = self.flights.remove(at);
+        self.give_ups = 0;
+        let number = flight.block;
+        self.enter(number, |cx| cx.land_bulk(flight));
+        self.wake(number);
+    }
+
+    /// Waits that nothing can end are answered with no, a few times.
+    fn give_up(&mut self) -> bool {
+        self.give_ups += 1;
+        if self.give_ups > GIVE_UPS {
+            return false;
+        }
+        let mut any = false;
+        let groups = self.blocks.iter_mut().flat_map(|b| &mut b.warps).flat_map(|w| &mut w.groups);
+        for group in groups.filter(|g| matches!(g.state, State::Parked(Parked::Mbarrier(_)))) {
+            group.state = State::Ready;
+            group.gives_up = true;
+            any = true;
+        }
+        any
+    }
+
+    /// Lets groups go on that wait for what has changed, seen from this block.
+    fn wake(&mut self, number: u32) {
+        let size = self.shape.cluster_size();
+        for stir in std::mem::take(&mut self.stirs) {
+            self.give_ups = 0;
+            for block in &mut self.blocks {
+                let is_meant = match stir {
+                    Stir::Mbarrier(owner, _) => block.number == owner,
+                    Stir::Cluster => block.number / size == number / size,
+                    Stir::Warpgroup | Stir::Registers => block.number == number,
+                };
+                let wanted = match stir {
+                    Stir::Mbarrier(_, offset) => Parked::Mbarrier(offset),
+                    Stir::Cluster => Parked::Cluster,
+                    Stir::Warpgroup => Parked::Warpgroup,
+                    Stir::Registers => Parked::Registers,
+                };
+                if is_meant {
+                    let groups = block.warps.iter_mut().flat_map(|w| &mut w.groups);
+                    groups.filter(|g| g.state == State::Parked(wanted)).for_each(|g| g.state = State::Ready);
+                }
+            }
+        }
     }
 
     /// Gives turns to warps as the schedule says; `false` if none could run.
@@ -183,38 +313,71 @@ impl<'a> World<'a> {
     }
 
     fn run_warp(&mut self, b: usize, w: usize, turn: u32) {
-        let block = &mut self.blocks[b];
-        let mut cx = Context {
-            kernel: self.setting.kernel,
-            shape: &self.shape,
-            options: self.setting.options,
-            numbering: self.numbering,
-            block: block.number,
-            params: self.setting.params,
-            shared: &mut block.shared,
-            barriers: &mut block.barriers,
-            view: &mut self.view,
-            places: &mut self.places,
-            log: &mut self.log,
-            tallies: &mut self.tallies,
-            output: &mut self.output,
-            random: &mut self.random,
-            budget: &mut self.budget,
-            is_stopped: &mut self.is_stopped,
-        };
-        block.warps[w].run(&mut cx, turn);
-        if self.setting.options.schedule == Schedule::RoundRobin {
-            block.warps[w].land_copies(&mut cx, |_| true);
-        }
-        if std::mem::take(&mut block.barriers.is_touched) {
-            for id in 0..BARRIERS {
-                if let Some(completion) = block.barriers.complete(id) {
-                    for warp in &mut block.warps {
-                        warp.released(&self.setting.kernel.code, id as u32, &completion);
+        let number = self.blocks[b].number;
+        // The warp is taken out while it runs, so that it can reach everything else.
+        let mut warps = std::mem::take(&mut self.blocks[b].warps);
+        let schedule = self.setting.options.schedule;
+        let code = &self.setting.kernel.code;
+        self.enter(number, |cx| {
+            warps[w].run(cx, turn);
+            if schedule == Schedule::RoundRobin {
+                warps[w].land_copies(cx, |_| true);
+                warps[w].compute_products(cx);
+            }
+            if std::mem::take(&mut cx.barriers.is_touched) {
+                for id in 0..BARRIERS {
+                    if let Some(completion) = cx.barriers.complete(id) {
+                        for warp in &mut warps {
+                            warp.released(code, id as u32, &completion);
+                        }
                     }
                 }
             }
+        });
+        self.blocks[b].warps = warps;
+        self.wake(number);
+        match schedule {
+            Schedule::RoundRobin => while self.land_one() {},
+            Schedule::Random if self.random.below(4) == 0 => drop(self.land_one()),
+            _ => {}
         }
+    }
+
+    /// Lends a block's things, and the world's, to `work`.
+    fn enter<R>(&mut self, number: u32, work: impl FnOnce(&mut Context<'_, 'a>) -> R) -> Option<R> {
+        let size = self.shape.cluster_size();
+        let mut own = self.residents.remove(&number)?;
+        let result = self.clusters.get_mut(&(number / size)).map(|cluster| {
+            let mut cx = Context {
+                kernel: self.setting.kernel,
+                shape: &self.shape,
+                options: self.setting.options,
+                numbering: self.numbering,
+                block: number,
+                params: self.setting.params,
+                shared: &mut own.shared,
+                barriers: &mut own.barriers,
+                mbarriers: &mut own.mbarriers,
+                warpgroups: &mut own.warpgroups,
+                pool: &mut own.pool,
+                cluster,
+                cluster_first: number / size * size,
+                peers: &mut self.residents,
+                flights: &mut self.flights,
+                stirs: &mut self.stirs,
+                view: &mut self.view,
+                places: &mut self.places,
+                log: &mut self.log,
+                tallies: &mut self.tallies,
+                output: &mut self.output,
+                random: &mut self.random,
+                budget: &mut self.budget,
+                is_stopped: &mut self.is_stopped,
+            };
+            work(&mut cx)
+        });
+        self.residents.insert(number, own);
+        result
     }
 
     /// Nobody can run, but some lanes wait for lanes of their own warp that do not come: let them go on, and say so.
@@ -266,24 +429,72 @@ impl<'a> World<'a> {
         self.is_stopped = true;
     }
 
+    /// The warps of a block whose groups are in a state, each with its place.
+    fn waiting(
+        &self,
+        block: &Block,
+        site: &mut Option<(u32, u32, u32)>,
+        is_meant: impl Fn(State) -> bool,
+    ) -> Vec<String> {
+        let mut waiting = Vec::new();
+        for warp in &block.warps {
+            for g in warp.groups.iter().filter(|g| is_meant(g.state)) {
+                site.get_or_insert((g.pc, block.number, warp.index * 32 + g.mask.trailing_zeros()));
+                waiting.push(format!("warp {} ({})", warp.index, self.at(g.pc)));
+            }
+        }
+        waiting
+    }
+
+    /// mbarriers, the cluster's barrier, warpgroups and registers that warps of a block wait for.
+    fn picture_parked(
+        &self,
+        block: &Block,
+        resident: &Resident,
+        site: &mut Option<(u32, u32, u32)>,
+        picture: &mut Vec<String>,
+    ) {
+        let mut reasons: Vec<Parked> = Vec::new();
+        for state in block.warps.iter().flat_map(|w| &w.groups).map(|g| g.state) {
+            if let State::Parked(parked) = state
+                && !reasons.contains(&parked)
+            {
+                reasons.push(parked);
+            }
+        }
+        for parked in reasons {
+            let waiting = self.waiting(block, site, |state| state == State::Parked(parked)).join(", ");
+            let what = match parked {
+                Parked::Mbarrier(offset) => resident.mbarriers.describe(offset),
+                Parked::Cluster => {
+                    let cluster = self.clusters.get(&(block.number / self.shape.cluster_size()));
+                    format!("cluster barrier: {}", cluster.map_or_else(String::new, Cluster::describe))
+                }
+                Parked::Warpgroup => {
+                    "wgmma.wait_group: other warps of the warpgroup have not come so far".to_owned()
+                }
+                Parked::Registers => {
+                    let pool = resident.pool.as_ref().map_or_else(String::new, Pool::describe);
+                    format!("setmaxnreg: {pool}")
+                }
+            };
+            picture.push(format!("block {} {what}, waiting: {waiting}", block.number));
+        }
+    }
+
     /// Who waits where, and for how many.
     fn report_deadlock(&mut self) {
         let mut picture = Vec::new();
         let mut site = None;
         'blocks: for block in &self.blocks {
+            let Some(resident) = self.residents.get(&block.number) else { continue };
             for id in 0..BARRIERS {
-                let barrier = block.barriers.get(id);
-                let mut waiting = Vec::new();
-                for warp in &block.warps {
-                    for g in warp.groups.iter().filter(|g| g.state == State::Barrier(id as u32)) {
-                        site.get_or_insert((g.pc, block.number, warp.index * 32 + g.mask.trailing_zeros()));
-                        waiting.push(format!("warp {} ({})", warp.index, self.at(g.pc)));
-                    }
-                }
+                let barrier = resident.barriers.get(id);
+                let waiting = self.waiting(block, &mut site, |state| state == State::Barrier(id as u32));
                 if !waiting.is_empty() {
                     let (arrived, expected) = match barrier.expected {
                         Some(expected) => (barrier.arrived, expected),
-                        None => (barrier.lanes, block.barriers.live()),
+                        None => (barrier.lanes, resident.barriers.live()),
                     };
                     picture.push(format!(
                         "block {} barrier {id}: {arrived} of {expected} threads arrived, waiting: {}",
@@ -292,6 +503,7 @@ impl<'a> World<'a> {
                     ));
                 }
             }
+            self.picture_parked(block, resident, &mut site, &mut picture);
             for warp in &block.warps {
                 for g in warp.groups.iter().filter(|g| g.state == State::Meeting) {
                     site.get_or_insert((g.pc, block.number, warp.index * 32 + g.mask.trailing_zeros()));

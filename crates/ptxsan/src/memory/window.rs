@@ -2,6 +2,27 @@
 
 use crate::parse::ast::Space;
 
+/// Where the rank stands in a shared address that names a block of the cluster: 1 + rank above the offset. The own block's addresses
+/// have nothing there. (The spelling is the machine's own business: PTX only has `mapa` and `getctarank` to make and read it.)
+const RANK_SHIFT: u32 = 24;
+
+/// The address of the same variable in the block of rank `rank`.
+pub(crate) fn in_cluster(address: u32, rank: u32) -> u32 {
+    (rank.min(254) + 1) << RANK_SHIFT | address & ((1 << RANK_SHIFT) - 1)
+}
+
+/// The rank that an address names; `None`: the own block.
+#[inline]
+pub(crate) fn rank(address: u32) -> Option<u32> {
+    (address >> RANK_SHIFT).checked_sub(1)
+}
+
+/// An address within its block.
+#[inline]
+pub(crate) fn offset(address: u32) -> u32 {
+    address & ((1 << RANK_SHIFT) - 1)
+}
+
 /// Each window spans 4 GiB, room for the shared memory of every block of a cluster.
 const WINDOW_BITS: u32 = 32;
 const SHARED: u64 = 0x7f00_0000_0000;

@@ -145,6 +145,12 @@ pub(crate) struct Function {
     pub(crate) body: Option<Vec<Statement>>,
     /// `.maxntid` or `.reqntid`, as written.
     pub(crate) max_threads: Option<u32>,
+    /// `.minnctapersm`.
+    pub(crate) blocks_per_sm: Option<u32>,
+    /// `.maxnreg`.
+    pub(crate) max_registers: Option<u32>,
+    /// `.reqnctapercluster`.
+    pub(crate) cluster: Option<[u32; 3]>,
 }
 
 /// One statement of a body; braces are kept as scope marks.
@@ -193,6 +199,12 @@ pub(crate) enum Operand {
     Address {
         base: Box<Operand>,
         offset: i64,
+    },
+    /// `[map, {x, y}]`: a box of a tensor.
+    Tensor {
+        map: Box<Operand>,
+        offset: i64,
+        coordinates: Vec<Operand>,
     },
     /// `(a, b)` of a call.
     List(Vec<Operand>),

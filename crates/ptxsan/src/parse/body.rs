@@ -227,6 +227,11 @@ impl<'c, 'a> Body<'c, 'a> {
         while self.cursor.eat('+') || self.cursor.peek() == Token::Punct('-') {
             offset = offset.wrapping_add(self.cursor.signed("an offset")?);
         }
+        if self.cursor.eat(',') {
+            let coordinates = self.group('{', '}')?;
+            self.cursor.expect(']')?;
+            return Ok(Operand::Tensor { map: base, offset, coordinates });
+        }
         self.cursor.expect(']')?;
         Ok(Operand::Address { base, offset })
     }

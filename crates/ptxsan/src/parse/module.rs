@@ -322,6 +322,7 @@ fn function(
     let name = cursor.word("a function name")?.to_owned();
     let params = if cursor.peek() == Token::Punct('(') { parameters(cursor)? } else { Vec::new() };
     let mut max_threads = None;
+    let (mut blocks_per_sm, mut max_registers, mut cluster) = (None, None, None);
     loop {
         match cursor.peek() {
             Token::Dot(word @ ("maxntid" | "reqntid")) => {
@@ -334,12 +335,19 @@ fn function(
                 max_threads = Some(u32::try_from(product).unwrap_or(u32::MAX));
             }
             Token::Dot(
-                "minnctapersm" | "maxnreg" | "maxnctapersm" | "reqnctapercluster" | "maxclusterrank",
+                word @ ("minnctapersm" | "maxnreg" | "maxnctapersm" | "reqnctapercluster" | "maxclusterrank"),
             ) => {
                 cursor.next();
-                cursor.int("a number")?;
+                let mut numbers = vec![cursor.int("a number")?];
                 while cursor.eat(',') {
-                    cursor.int("a number")?;
+                    numbers.push(cursor.int("a number")?);
+                }
+                let at = |i: usize| numbers.get(i).map_or(1, |n| u32::try_from(*n).unwrap_or(u32::MAX));
+                match word {
+                    "minnctapersm" => blocks_per_sm = Some(at(0)),
+                    "maxnreg" => max_registers = Some(at(0)),
+                    "reqnctapercluster" => cluster = Some([at(0), at(1), at(2)]),
+                    _ => {}
                 }
             }
             Token::Dot("noreturn" | "explicitcluster" | "blocksareclusters" | "attribute" | "unique") => {
@@ -354,7 +362,7 @@ fn function(
     }
     let body =
         if cursor.eat(';') { None } else { Some(Body::new(cursor, ast, next_instruction).statements()?) };
-    Ok(Function { name, is_entry, results, params, body, max_threads })
+    Ok(Function { name, is_entry, results, params, body, max_threads, blocks_per_sm, max_registers, cluster })
 }
 
 fn parameters(cursor: &mut Cursor<'_>) -> Result<Vec<Variable>> {

@@ -206,7 +206,7 @@ impl Contraction {
 
 /// Writes the values of a fragment to a matrix by rows. The type is looked at once, not per element, and 32 values are
 /// converted at a time.
-fn decode(fragment: &Fragment, element: Element, registers: &[Lanes], matrix: &mut [f64]) {
+pub(super) fn decode(fragment: &Fragment, element: Element, registers: &[Lanes], matrix: &mut [f64]) {
     fn with(fragment: &Fragment, registers: &[Lanes], matrix: &mut [f64], value: impl Fn(u32) -> f32) {
         let cols = fragment.cols();
         fragment.for_each_row_of_lanes(registers, |codes, places| {
@@ -238,7 +238,7 @@ fn add_eight_products(sums: &mut [f64; 8], x: &[f64], right: &[f64], stride: usi
 
 /// Adds a row of A times the columns of B to a row of sums. `right` holds B by rows, `stride` apart.
 /// The columns are the inner loop: their sums do not wait for one another.
-fn add_row_products(sums: &mut [f64], x: &[f64], right: &[f64], stride: usize, mode: Accumulate) {
+pub(super) fn add_row_products(sums: &mut [f64], x: &[f64], right: &[f64], stride: usize, mode: Accumulate) {
     match mode {
         Accumulate::Double | Accumulate::Single => {
             for (&p, row) in x.iter().zip(right.chunks(stride)) {

@@ -4,8 +4,11 @@
 //! D. The functions here say where things are; memory and asynchrony are the
 //! machine's. The dot products are [`sum_products`](super::contraction::sum_products).
 
+use super::contraction::{Accumulate, add_row_products, decode};
 use super::element::{Accumulator, Element};
 use super::fragment::{Fragment, accumulator, multiplicand_a};
+use super::{Lanes, Shape};
+use crate::numeric::format::{F16, F32, Overflow, Round};
 
 /// Rows of every `wgmma`.
 pub const ROWS: usize = 64;
@@ -143,5 +146,207 @@ impl Descriptor {
         // The permutation goes by the distance from the start of the pattern.
         let phase = self.base_offset << 7;
         self.swizzle.apply(address.wrapping_sub(phase)).wrapping_add(phase)
+    }
+}
+
+/// A `wgmma.mma_async` with everything about it decided but where its operands lie.
+#[derive(Clone, Debug)]
+pub struct Product {
+    /// 64 × N × K.
+    pub shape: Shape,
+    /// The types of D, A and B.
+    pub d_type: Accumulator,
+    /// See `d_type`.
+    pub a_type: Element,
+    /// See `d_type`.
+    pub b_type: Element,
+    /// How A lies in shared memory, if it does.
+    pub a_major: Major,
+    /// How B does.
+    pub b_major: Major,
+    /// Exactly one of A and B is negated.
+    pub is_negative: bool,
+    /// `.satfinite` of the integer products.
+    pub satfinite: bool,
+    /// Where one warp holds D.
+    pub d: Fragment,
+    /// Where one warp holds A, if not in shared memory.
+    pub a: Fragment,
+}
+
+/// Rows of a warpgroup's A and D that one warp holds.
+pub const WARP_ROWS: usize = 16;
+
+/// Eight or sixteen bytes' worth of neighbours in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Row of A or column of B of its first element.
+    pub mn: usize,
+    /// The other index of it.
+    pub k: usize,
+    /// Where its 16 bytes lie.
+    pub address: usize,
+}
+
+impl Product {
+    /// `None` for shapes and types that do not go together. Both operands are K-major until said otherwise.
+    pub fn new(shape: Shape, d_type: Accumulator, a_type: Element, b_type: Element) -> Option<Self> {
+        use Element::{Bf16, E4m3, E5m2, F16, S8, Tf32, U8};
+        let types = match (a_type, b_type) {
+            (F16, F16) | (E4m3 | E5m2, E4m3 | E5m2) => matches!(d_type, Accumulator::F16 | Accumulator::F32),
+            (Bf16, Bf16) | (Tf32, Tf32) => d_type == Accumulator::F32,
+            (S8 | U8, S8 | U8) => d_type == Accumulator::S32,
+            _ => false,
+        };
+        if !types || shape.m != ROWS || shape.k != depth(a_type) {
+            return None;
+        }
+        Some(Product {
+            d: d_fragment(shape.n, d_type)?,
+            a: a_fragment(a_type),
+            shape,
+            d_type,
+            a_type,
+            b_type,
+            a_major: Major::K,
+            b_major: Major::K,
+            is_negative: false,
+            satfinite: false,
+        })
+    }
+
+    /// Every 16-byte piece of an operand in shared memory, `count` rows or columns of it from `first` on.
+    pub fn pieces(
+        &self,
+        descriptor: Descriptor,
+        major: Major,
+        first: usize,
+        count: usize,
+    ) -> impl Iterator<Item = Piece> + use<> {
+        let bytes = self.a_type.bits() / 8;
+        let (per_piece, k) = (16 / bytes, self.shape.k);
+        let (mn_step, k_step) = match major {
+            Major::K => (1, per_piece),
+            Major::Mn => (per_piece, 1),
+        };
+        (first..first + count).step_by(mn_step).flat_map(move |mn| {
+            (0..k).step_by(k_step).map(move |k| Piece {
+                mn,
+                k,
+                address: descriptor.address(major, mn, k, bytes),
+            })
+        })
+    }
+
+    /// Decodes the 16 bytes of a piece into a matrix of `k` rows and `columns` columns, or, for A, transposed.
+    fn unpack(
+        &self,
+        element: Element,
+        major: Major,
+        piece: Piece,
+        raw: [u8; 16],
+        mut put: impl FnMut(usize, usize, f64),
+    ) {
+        let bytes = element.bits() / 8;
+        for (i, code) in raw.chunks_exact(bytes).enumerate() {
+            let code = code.iter().rev().fold(0u32, |value, byte| value << 8 | u32::from(*byte));
+            let value = if element.is_integer() {
+                f64::from(element.to_i32(code))
+            } else {
+                f64::from(element.to_f32(code))
+            };
+            match major {
+                Major::K => put(piece.mn, piece.k + i, value),
+                Major::Mn => put(piece.mn + i, piece.k, value),
+            }
+        }
+    }
+
+    /// A warp's rows of A, row by row, from shared memory.
+    pub fn left_from_memory(
+        &self,
+        descriptor: Descriptor,
+        warp: usize,
+        mut read: impl FnMut(usize) -> [u8; 16],
+    ) -> Vec<f64> {
+        let (first, k) = (warp * WARP_ROWS, self.shape.k);
+        let mut rows = vec![0.0; WARP_ROWS * k];
+        for piece in self.pieces(descriptor, self.a_major, first, WARP_ROWS) {
+            let raw = read(piece.address);
+            self.unpack(self.a_type, self.a_major, piece, raw, |m, k_at, value| {
+                rows[(m - first) * k + k_at] = value
+            });
+        }
+        rows
+    }
+
+    /// A warp's rows of A from its registers.
+    pub fn left_from_registers(&self, registers: &[Lanes]) -> Vec<f64> {
+        let mut rows = vec![0.0; WARP_ROWS * self.shape.k];
+        if self.a_type.is_integer() {
+            let k = self.shape.k;
+            self.a.for_each(registers, |row, col, code| {
+                rows[row * k + col] = f64::from(self.a_type.to_i32(code as u32));
+            });
+        } else {
+            decode(&self.a, self.a_type, registers, &mut rows);
+        }
+        rows
+    }
+
+    /// B, one row of N values for each `k`.
+    pub fn right_from_memory(
+        &self,
+        descriptor: Descriptor,
+        mut read: impl FnMut(usize) -> [u8; 16],
+    ) -> Vec<f64> {
+        let n = self.shape.n;
+        let mut rows = vec![0.0; self.shape.k * n];
+        for piece in self.pieces(descriptor, self.b_major, 0, n) {
+            let raw = read(piece.address);
+            self.unpack(self.b_type, self.b_major, piece, raw, |column, k, value| {
+                rows[k * n + column] = value
+            });
+        }
+        rows
+    }
+
+    /// One warp's `D = A·B (+ D)`.
+    pub fn multiply(&self, left: &[f64], right: &[f64], adds: bool, d: &mut [Lanes], mode: Accumulate) {
+        let Shape { n, k, .. } = self.shape;
+        let is_integer = self.a_type.is_integer();
+        let mut sums = vec![0f64; WARP_ROWS * n];
+        if adds {
+            self.d.for_each(d, |row, col, code| {
+                sums[row * n + col] = match self.d_type {
+                    Accumulator::S32 => f64::from(code as u32 as i32),
+                    Accumulator::F16 => f64::from(Element::F16.to_f32(code as u32)),
+                    _ => f64::from(f32::from_bits(code as u32)),
+                };
+            });
+        }
+        // Sums of integers are exact in binary64.
+        let mode = if is_integer { Accumulate::Double } else { mode };
+        for (row, sums) in sums.chunks_exact_mut(n).enumerate() {
+            let x = &left[row * k..(row + 1) * k];
+            if self.is_negative {
+                let negated: Vec<f64> = x.iter().map(|x| -x).collect();
+                add_row_products(sums, &negated, right, n, mode);
+            } else {
+                add_row_products(sums, x, right, n, mode);
+            }
+        }
+        self.d.fill(d, |row, col| {
+            let total = sums[row * n + col];
+            match self.d_type {
+                Accumulator::S32 if self.satfinite => {
+                    total.clamp(f64::from(i32::MIN), f64::from(i32::MAX)) as i32 as u32 as u64
+                }
+                Accumulator::S32 => total as i64 as u32 as u64,
+                Accumulator::F16 => F16.narrow(total, Round::NearestEven, Overflow::Ieee),
+                _ if total.is_nan() => F32.nan,
+                _ => u64::from((total as f32).to_bits()),
+            }
+        });
     }
 }

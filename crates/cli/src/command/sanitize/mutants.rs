@@ -5,7 +5,7 @@ use std::{fmt::Write, time::Duration};
 use evosdpa_cuda::Program;
 use evosdpa_kernels::{Kernel, Mutant};
 use evosdpa_lab::{
-    device::{Device as _, Sim},
+    device::{Device as _, DeviceId, Sim},
     gate::{
         GateResult, Verdict,
         mutants::{self, MutantRow, variant_name},
@@ -18,7 +18,7 @@ use super::{Ready, device, in_parallel, program, ready};
 use crate::{
     Status,
     args::Sanitize,
-    command::{cuda_ordinal, registry, unknown_device},
+    command::{refused_device, registry},
     interrupt, output, progress,
 };
 
@@ -37,7 +37,7 @@ pub(super) fn run(args: &Sanitize) -> anyhow::Result<Status> {
     let bar = progress::bar(known.len() as u64);
     let mut environment = Environment::look(None);
     let sim = Sim::open(registry.clone().with_mutants())?;
-    let rows: Vec<MutantRow> = if device(args) == "sim" {
+    let rows: Vec<MutantRow> = if device(args) == DeviceId::Sim {
         environment.accelerator = sim.accelerator();
         let mut rows = Vec::new();
         for (kernel, about) in known {
@@ -50,8 +50,8 @@ pub(super) fn run(args: &Sanitize) -> anyhow::Result<Status> {
         }
         rows
     } else {
-        let Some(ordinal) = cuda_ordinal(device(args)) else {
-            return Err(unknown_device(device(args), &["cuda", "cuda:N", "sim"]));
+        let DeviceId::Cuda(ordinal) = device(args) else {
+            return Err(refused_device(device(args), &["cuda", "cuda:N", "sim"]));
         };
         let ready = ready(args, ordinal).map_err(|why| anyhow::anyhow!("{why}; or use --device sim"))?;
         environment.accelerator = ready.accelerator.clone();
@@ -123,7 +123,8 @@ impl Trial<'_> {
     fn arguments(&self, kernel: &Kernel, about: &Mutant, mistake: bool, once: bool) -> Vec<String> {
         let shape = about.shape.to_string();
         let name = variant_name(kernel, mistake);
-        let fixed = ["check", "--mutants", "--device", device(self.args), "--seeds", "1", "--json"];
+        let device = device(self.args).to_string();
+        let fixed = ["check", "--mutants", "--device", &device, "--seeds", "1", "--json"];
         let work = ["--shapes", &shape, "--kernels", &name, "--dtype", "f16"];
         let limits = ["--time-limit", LAUNCH_SECONDS];
         let parts = fixed.into_iter().chain(work).chain(limits).chain(once.then_some("--once"));

@@ -15,7 +15,7 @@ pub(crate) fn render(document: &Document) -> String {
         let peer = row.fastest_peer();
         let comparison = peer.map(|(_, comparison)| comparison);
         let fields = [
-            row.device.clone(),
+            row.device.to_string(),
             row.problem.clone(),
             row.kernel.clone(),
             row.peer.to_string(),

@@ -147,7 +147,7 @@ mod tests {
     use crate::{evolve::span::Span, report::Evaluation};
 
     fn row(kernel: &str, began_ns: &[u64]) -> Row {
-        let mut row = Row::new(kernel, false, "cpu", "tiny f32");
+        let mut row = Row::new(kernel, false, crate::device::DeviceId::Cpu, "tiny f32");
         row.samples_us = vec![2.0, 3.0, 4.0];
         row.samples_per_round = vec![2, 1];
         row.samples_began_ns = began_ns.to_vec();

@@ -26,7 +26,7 @@ fn of_row(row: &Row) -> Value {
         id.tunables.iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
     configuration.insert("kernel".to_owned(), id.kernel.into());
     configuration.insert("problem".to_owned(), row.problem.as_str().into());
-    configuration.insert("device".to_owned(), row.device.as_str().into());
+    configuration.insert("device".to_owned(), row.device.to_string().into());
     let gates: Vec<(String, String)> =
         row.gates.iter().map(|gate| (gate.gate.clone(), gate.verdict.word().to_owned())).collect();
     let invalidity = invalidity(&gates);

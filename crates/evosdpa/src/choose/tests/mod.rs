@@ -1,4 +1,10 @@
-use evosdpa_kernels::Arch;
+use std::collections::BTreeMap;
+
+use evosdpa_kernels::{Arch, Assignment};
+
+mod codes;
+mod golden;
+mod random;
 
 use super::*;
 
@@ -62,7 +68,7 @@ fn tensors_that_the_copy_engine_cannot_reach_go_to_a_kernel_that_can() {
                 choose_with(&planner, "long", DType::F16, (Arch::Sm90a, Some("NVIDIA H200")), change)
                     .unwrap();
             assert_eq!(choice.variant.id.kernel, "ampere_fwd");
-            let hopper = choice.others.iter().find(|other| other.kernel == "hopper_fwd").unwrap();
+            let hopper = choice.others.iter().find(|other| other.id.kernel == "hopper_fwd").unwrap();
             assert!(hopper.why.contains(why), "{hopper:?}");
         }
     }

@@ -4,7 +4,7 @@
 //! fit (see [`crate::tuned`]), then the rules for what no row covers. Nothing here needs a GPU.
 //!
 //! ```
-//! use evosdpa::{DType, Problem, planner::{Planner, Question, assumed_tensors}};
+//! use evosdpa::{DType, Problem, choose::{Planner, Question, assumed_tensors}};
 //! use evosdpa_kernels::{Arch, Registry, Target};
 //!
 //! # fn main() -> Result<(), evosdpa::Error> {
@@ -18,9 +18,16 @@
 //! # }
 //! ```
 
+mod ampere_fwd;
+mod hopper_fwd;
+mod hopper_small;
+mod look;
 mod rules;
+mod settings;
+mod variant;
 
-use std::collections::BTreeMap;
+pub use settings::{Reason, Settings};
+pub use variant::{settings, variant};
 
 use evosdpa_core::{DType, Problem};
 use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant, VariantId};
@@ -56,8 +63,10 @@ pub struct Question<'a> {
 pub struct Choice {
     /// The kernel with its tunables, ready to be compiled.
     pub variant: Variant,
-    /// Where the choice came from.
+    /// Where the choice of the kernel came from.
     pub origin: Origin,
+    /// Its tile, schedule and the like, each with the reason; nothing for a kernel whose defaults suit every problem.
+    pub settings: Settings,
     /// The other candidates in the order in which they stood, each with why it was not taken.
     pub others: Vec<Other>,
 }
@@ -102,10 +111,8 @@ impl std::fmt::Display for Origin {
 /// A candidate that was not taken.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Other {
-    /// The kernel.
-    pub kernel: String,
-    /// The tunables that its row sets.
-    pub tunables: BTreeMap<String, i64>,
+    /// The kernel, and the tunables that its row sets.
+    pub id: VariantId,
     /// Where it came from.
     pub origin: Origin,
     /// Why it was not taken.
@@ -114,8 +121,7 @@ pub struct Other {
 
 /// A kernel to try.
 struct Candidate {
-    kernel: String,
-    tunables: BTreeMap<String, i64>,
+    id: VariantId,
     origin: Origin,
 }
 
@@ -170,27 +176,20 @@ impl Planner {
         let mut facts = ProblemFacts::try_from(question.problem)?;
         facts.lse = question.tensors.lse.is_some();
         let kernel = self.registry.kernel(&id.kernel)?;
-        reachable(
-            if id.tunables.is_empty() {
-                kernel.default_variant(&facts, question.target)?
-            } else {
-                kernel.variant(&facts, question.target, id.tunables.iter())?
-            },
-            question,
-        )
+        reachable(variant(kernel, &facts, question.target, &id.tunables)?, question)
     }
 
     fn walk(&self, question: &Question<'_>, to_the_end: bool) -> Result<Choice, Error> {
         question.tensors.check(question.problem)?;
         let mut facts = ProblemFacts::try_from(question.problem)?;
         facts.lse = question.tensors.lse.is_some();
-        let mut chosen: Option<(Variant, Origin)> = None;
+        let mut chosen: Option<(Variant, Candidate)> = None;
         let mut others = Vec::new();
         for candidate in self.candidates(&facts, question)? {
             let variant = self.reachable_variant(&candidate, &facts, question);
             let why = match (variant, &chosen) {
                 (Ok(variant), None) => {
-                    chosen = Some((variant, candidate.origin));
+                    chosen = Some((variant, candidate));
                     if to_the_end {
                         continue;
                     }
@@ -201,11 +200,13 @@ impl Planner {
                 (Err(error), _) if is_refusal(&error) => error.to_string(),
                 (Err(error), _) => return Err(error),
             };
-            let Candidate { kernel, tunables, origin } = candidate;
-            others.push(Other { kernel, tunables, origin, why });
+            let Candidate { id, origin } = candidate;
+            others.push(Other { id, origin, why });
         }
-        if let Some((variant, origin)) = chosen {
-            return Ok(Choice { variant, origin, others });
+        if let Some((variant, Candidate { id, origin })) = chosen {
+            let kernel = self.registry.kernel(&id.kernel)?;
+            let settings = settings(kernel, &facts, question.target, &id.tunables)?;
+            return Ok(Choice { variant, origin, settings, others });
         }
         // Says which comes closest when none supports the problem; otherwise it is the tensors.
         self.registry.supporting(&facts, question.target)?;
@@ -222,8 +223,7 @@ impl Planner {
             for table in &self.tables {
                 for (_, number, device, row) in table.rows(question.device, named, facts, question.target)? {
                     candidates.push(Candidate {
-                        kernel: row.kernel.clone(),
-                        tunables: row.tunables.clone(),
+                        id: row.id(),
                         origin: Origin::Row {
                             table: table.file.clone(),
                             device: device.label(),
@@ -239,9 +239,12 @@ impl Planner {
                 }
             }
         }
-        candidates.extend(rules::candidates(facts, question.target).into_iter().map(|(kernel, why)| {
-            Candidate { kernel: kernel.to_owned(), tunables: BTreeMap::new(), origin: Origin::Rule { why } }
-        }));
+        candidates.extend(
+            rules::candidates(facts, question.target).into_iter().map(|(kernel, why)| Candidate {
+                id: VariantId::new(kernel, []),
+                origin: Origin::Rule { why },
+            }),
+        );
         Ok(candidates)
     }
 
@@ -252,16 +255,8 @@ impl Planner {
         facts: &ProblemFacts,
         question: &Question<'_>,
     ) -> Result<Variant, Error> {
-        let kernel = self.registry.kernel(&candidate.kernel)?;
-        reachable(
-            if candidate.tunables.is_empty() {
-                kernel.default_variant(facts, question.target)?
-            } else {
-                let tunables = candidate.tunables.iter().map(|(name, value)| (name.as_str(), *value));
-                kernel.variant(facts, question.target, tunables)?
-            },
-            question,
-        )
+        let kernel = self.registry.kernel(&candidate.id.kernel)?;
+        reachable(variant(kernel, facts, question.target, &candidate.id.tunables)?, question)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Every kernel that is shipped compiles for each of its architectures and keeps its limits.
 
+use evosdpa::choose;
 use evosdpa_cuda::{Builder, Error, resources};
-use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target};
+use evosdpa_kernels::{Arch, Assignment, InputType, Kernel, ProblemFacts, Registry, Target};
 
 /// A problem the kernel supports, near the ones people have.
 fn problem(kernel: &Kernel, dtype: InputType, target: &Target) -> Option<ProblemFacts> {
@@ -26,7 +27,7 @@ fn gate(kernel: &Kernel, arch: Arch, dtype: InputType) -> Result<Vec<String>, Er
     let target = Target::nominal(arch);
     let facts = problem(kernel, dtype, &target)
         .unwrap_or_else(|| panic!("{} supports no ordinary problem in {dtype} on {arch}", kernel.name()));
-    let variant = kernel.default_variant(&facts, &target)?;
+    let variant = choose::variant(kernel, &facts, &target, &Assignment::default()).unwrap();
     let report = resources::gate(&Builder::default().build(&variant)?, &variant, &target)?;
     Ok(report.findings.into_iter().filter(|finding| finding.fails).map(|finding| finding.text).collect())
 }
@@ -97,13 +98,27 @@ fn defaults_of_every_kind_keep_their_limits() {
         ("hopper_small", problem([2, 8, 8, 500, 500, 64], true)),
         ("hopper_small", problem([1, 32, 8, 1, 8192, 128], false)), // decoding
         ("hopper_small", problem([16, 32, 4, 1, 8192, 128], false)), // with eight heads in a row block
+        // Code for any number of keys, with the second PV of rows that see few of them.
+        ("hopper_fwd", problem([2, 8, 8, 1000, 1000, 64], false)),
+        ("hopper_fwd", problem([40, 8, 8, 200, 200, 64], false)),
+        ("hopper_fwd", problem([4, 32, 8, 1000, 1000, 128], false)),
+        ("hopper_fwd", problem([4, 32, 8, 1000, 1000, 192], false)),
+        ("hopper_fwd", problem([16, 8, 8, 300, 300, 256], false)),
+        ("hopper_fwd", problem([8, 8, 8, 1000, 1000, 256], false)),
+        ("hopper_small", problem([1, 8, 8, 300, 300, 64], false)),
+        ("hopper_small", problem([2, 8, 8, 1000, 1000, 128], false)),
+        ("hopper_small", problem([1, 32, 8, 1, 1000, 128], false)),
+        ("hopper_small", problem([1, 32, 8, 1, 5000, 128], false)),
+        ("hopper_small", problem([8, 32, 8, 1, 5000, 128], false)),
+        ("hopper_small", problem([64, 32, 8, 1, 5000, 256], false)),
+        ("hopper_small", problem([8, 64, 8, 1, 5000, 128], false)),
     ];
     let registry = Registry::embedded().unwrap();
     let mut wrong = Vec::new();
     for (name, facts) in cases {
         let kernel = registry.kernel(name).unwrap();
         for target in kernel.manifest.archs.iter().map(|arch| Target::nominal(*arch)) {
-            let variant = kernel.default_variant(&facts, &target).unwrap();
+            let variant = choose::variant(kernel, &facts, &target, &Assignment::default()).unwrap();
             let report =
                 resources::gate(&Builder::default().build(&variant).unwrap(), &variant, &target).unwrap();
             wrong.extend(

@@ -1,0 +1,62 @@
+//! Tiles of `ampere_fwd`. The numbers were measured on an H200 (docs/log/ampere.md).
+
+use super::{look::Look, settings::Settings};
+
+pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
+    let narrow = look.narrow();
+    let few = narrow && look.q_tiles(128) <= look.sms();
+    let fewest = narrow && look.q_tiles(32) <= look.sms();
+    tile(look, few, fewest, settings);
+    let masked = look.masked();
+    let two_stages = if few { !fewest } else { narrow && masked };
+    settings.decide(
+        "pipeline",
+        &[("STAGES", if two_stages { 2 } else { 1 })],
+        "a second stage pays where tiles are short; one still overlaps each load with the other MMA",
+    );
+    settings.decide(
+        "registers",
+        &[
+            ("Q_IN_REGS", i64::from(narrow && masked || few)),
+            ("SPLIT_PRECISE_LOOP", i64::from(look.facts.head_dim <= 64)),
+            ("SPLIT_MASKED_LOOP", i64::from(narrow && !masked && !few)),
+            ("SKIP_RESCALE", i64::from(look.widest() > 64 && look.widest() <= 128)),
+        ],
+        "what the head dimensions leave room for beside the accumulators",
+    );
+    settings.decide(
+        "schedule",
+        &[("HEAD_GROUP", if look.causal() { 8 } else { 1 })],
+        "causal Q tiles differ in length: the longest of eight heads start together, whose K and V fit L2",
+    );
+}
+
+fn tile(look: &Look<'_>, few: bool, fewest: bool, settings: &mut Settings) {
+    let (rows, keys, warps_m, warps_n, why) = if fewest {
+        (32, 256, 2, 4, "Q tiles of 32 rows leave SMs idle: four warps share the keys of a KV tile")
+    } else if few {
+        (
+            32,
+            128,
+            2,
+            2,
+            "Q tiles of 128 rows leave SMs idle: 32 rows, and two warps share the keys of a KV tile",
+        )
+    } else {
+        let fills = look.widest() <= 128 && look.q_tiles(128) > look.sms();
+        let keys = if look.narrow() && !look.masked() { 96 } else { 64 };
+        let why =
+            "Q tiles as large as registers and the number of SMs allow, so that K and V are read less often";
+        (if fills { 128 } else { 64 }, keys, 4, 1, why)
+    };
+    let values = [("BLOCK_M", rows), ("BLOCK_N", keys), ("WARPS_M", warps_m), ("WARPS_N", warps_n)];
+    settings.decide("tile", &values, why);
+}
+
+pub(super) fn kinds(look: &Look<'_>, settings: &mut Settings) {
+    settings.decide(
+        "precision",
+        &[look.precise_keys(look.few_keys())],
+        "bf16 rows with fewer than 256 visible keys get a second PV; code without it is left where there are none",
+    );
+}

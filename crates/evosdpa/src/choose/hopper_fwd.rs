@@ -1,0 +1,256 @@
+//! Tiles and schedules of `hopper_fwd`. Measured on an H200: docs/log/hopper.md.
+
+use super::{look::Look, look::PRECISE_KEYS, settings::Settings};
+
+/// The shape of the work of one CTA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tile {
+    /// One warpgroup in each of three CTAs of an SM.
+    ThreeSmall,
+    /// Four warpgroups.
+    Four,
+    /// Three warpgroups.
+    Three,
+    /// Two warpgroups.
+    Two,
+}
+
+impl Tile {
+    fn of(look: &Look<'_>) -> Self {
+        // Wider heads leave registers for two warpgroups only.
+        if !look.narrow() {
+            return Self::Two;
+        }
+        let (seq_q, seq_kv) = (look.facts.seq_q, look.facts.seq_kv);
+        if look.causal() && seq_q <= 1024 && look.heads() * u64::from(seq_q) > 1 << 16 {
+            return Self::ThreeSmall;
+        }
+        let many = look.q_tiles(192) >= 4 * look.sms();
+        if !many || !look.masked() && seq_kv < PRECISE_KEYS {
+            Self::Two
+        } else if !look.masked() && seq_kv <= 512 && seq_kv.is_multiple_of(64) {
+            Self::Four
+        } else {
+            Self::Three
+        }
+    }
+
+    fn consumers(self) -> i64 {
+        match self {
+            Self::ThreeSmall => 1,
+            Self::Two => 2,
+            Self::Three => 3,
+            Self::Four => 4,
+        }
+    }
+
+    fn why(self, look: &Look<'_>) -> &'static str {
+        match self {
+            Self::ThreeSmall => {
+                "many short causal rows: three CTAs of one warpgroup hide each other's latency, and no rows are empty"
+            }
+            Self::Four => "many rows of few whole KV tiles: four warpgroups hide the start of a Q tile",
+            Self::Three => "head dimensions of 64 are bound by the softmax: three warpgroups overlap it best",
+            Self::Two if look.narrow() => {
+                "too few Q tiles for larger ones: two warpgroups, queries in registers"
+            }
+            Self::Two => "two warpgroups: O and the scores of wide heads take 240 registers",
+        }
+    }
+}
+
+pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
+    let tile = Tile::of(look);
+    let short = matches!(tile, Tile::ThreeSmall | Tile::Four);
+    let keys = match look.widest() {
+        _ if short => 64,
+        ..=128 => 128,
+        // 96 keys beside O of 192 columns fill the registers, 80 beside 256; few keys divide better by 64.
+        129..=192 => 96,
+        _ if look.facts.seq_kv <= 512 => 64,
+        _ => 80,
+    };
+    let ctas = if tile == Tile::ThreeSmall { 3 } else { 1 };
+    let values = [("CONSUMERS", tile.consumers()), ("BLOCK_N", keys), ("CTAS_PER_SM", ctas)];
+    settings.decide("tile", &values, tile.why(look));
+    schedule(look, tile, settings);
+    pipeline(look, tile, settings);
+    accumulator(look, tile, settings);
+}
+
+/// Which Q tiles a CTA works on, in which order.
+fn schedule(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
+    let Order { persistent, paired, longest_first, section_mib, pack_heads, why } = Order::of(look, tile);
+    settings.decide(
+        "schedule",
+        &[
+            ("PERSISTENT", persistent),
+            ("PAIRED", paired),
+            ("LONGEST_FIRST", i64::from(longest_first)),
+            ("SECTION_MIB", section_mib),
+        ],
+        why,
+    );
+    let why = if pack_heads > 1 {
+        "query heads of one key head share Q tiles, which leaves fewer rows empty"
+    } else {
+        "Q tiles of one head each"
+    };
+    settings.decide("packing", &[("PACK_HEADS", pack_heads)], why);
+}
+
+struct Order {
+    persistent: i64,
+    paired: i64,
+    longest_first: bool,
+    section_mib: i64,
+    pack_heads: i64,
+    why: &'static str,
+}
+
+impl Order {
+    fn of(look: &Look<'_>, tile: Tile) -> Self {
+        let rows = 64 * tile.consumers() as u32;
+        let dynamic = is_dynamic(look, tile);
+        let pack_heads = pack_heads(look, tile);
+        let plain = Self {
+            persistent: 1,
+            paired: 0,
+            longest_first: false,
+            section_mib: 0,
+            pack_heads,
+            why: "equal Q tiles: divided up beforehand",
+        };
+        if !look.causal() && !dynamic {
+            return plain;
+        }
+        if !look.masked() {
+            let why = "equal Q tiles, few for each CTA: an atomic counter evens out the last ones";
+            return Self { persistent: 2, why, ..plain };
+        }
+        if let Some(paired) = one_round(look, rows, dynamic) {
+            let why = "pairs of a long and a short Q tile fill the GPU once, all equally long";
+            return Self { persistent: 2, paired, pack_heads: 1, why, ..plain };
+        }
+        let (section_mib, why) = if pack_heads > 1 || dynamic {
+            (
+                section_mib(look, tile, pack_heads),
+                "unequal Q tiles: longest first, by an atomic counter, in sections of L2's size",
+            )
+        } else {
+            (0, "unequal Q tiles: longest first of all heads, by an atomic counter")
+        };
+        Self { persistent: 2, longest_first: true, section_mib, why, ..plain }
+    }
+}
+
+/// Whether there are so many Q tiles, unequal or large, that a counter pays. Groups of four and eight with the widest heads
+/// always use it: their other kinds are taken up by decoding.
+fn is_dynamic(look: &Look<'_>, tile: Tile) -> bool {
+    let many = (look.masked() || look.widest() > 128) && look.q_tiles(128) >= 4 * look.sms();
+    many || tile == Tile::ThreeSmall || look.widest() > 192 && look.grouped()
+}
+
+/// Whether pairs of a long and a short Q tile fill the GPU once, and how they are paired: 2 moves the precise ones, which
+/// take longer than their KV tiles say, to a shorter partner.
+fn one_round(look: &Look<'_>, rows: u32, dynamic: bool) -> Option<i64> {
+    let pairs = u64::from(look.facts.seq_q.div_ceil(rows).div_ceil(2)) * look.heads();
+    let fills = look.causal()
+        && !dynamic
+        && look.facts.seq_q <= 16 * rows
+        && pairs <= look.sms()
+        && 10 * pairs > 9 * look.sms();
+    // Of the widest heads, whose code depends on the number of keys, only the lengths that are paired most.
+    let lengths = look.widest() <= 192 || (513..=2048).contains(&look.facts.seq_kv);
+    let moved = look.facts.seq_q >= 12 * rows || look.grouped();
+    (fills && lengths).then_some(if moved { 2 } else { 1 })
+}
+
+/// Heads are worked on together while their K and V take this much: half of L2 where a head's part of it is short-lived.
+fn section_mib(look: &Look<'_>, tile: Tile, pack_heads: i64) -> i64 {
+    let few_keys = look.widest() <= 128 && look.facts.seq_kv <= 512 && pack_heads == 1;
+    let own_code = match tile {
+        // `many` and `few` of narrow heads have one order each where the mask is causal.
+        _ if look.narrow() && look.causal() => tile == Tile::ThreeSmall && !look.grouped(),
+        _ => true,
+    };
+    if few_keys && own_code { 16 } else { 32 }
+}
+
+/// Query heads that share a Q tile: as many as divide the group, where that leaves fewer rows empty.
+fn pack_heads(look: &Look<'_>, tile: Tile) -> i64 {
+    let most: u32 = match look.group() {
+        group if group.is_multiple_of(4) => 4,
+        group if group.is_multiple_of(2) => 2,
+        _ => return 1,
+    };
+    // Codes that packing would double are left out: those without a mask, of the softmax-bound tiles and of the widest heads.
+    let has_code = look.masked()
+        && tile == Tile::Two
+        && if look.narrow() { !look.grouped() } else { look.widest() <= 192 };
+    // Q tiles of 128 rows that the positions of so many heads take, together or each on its own.
+    let (rows, heads, seq_q) = (128, u64::from(most), u64::from(look.facts.seq_q));
+    let fewer = (heads * seq_q).div_ceil(rows) < heads * seq_q.div_ceil(rows);
+    if has_code && fewer { i64::from(most) } else { 1 }
+}
+
+/// What runs under what.
+fn pipeline(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
+    let wide = look.widest() > 128;
+    let softmax_bound = tile == Tile::Three && look.masked();
+    let wait_at = match look.widest() {
+        _ if matches!(tile, Tile::ThreeSmall | Tile::Four) || softmax_bound => -1,
+        ..=128 => 0,
+        193.. if look.facts.seq_kv <= 2048 => 0,
+        _ => 2,
+    };
+    let values = [
+        ("PINGPONG", if wide || softmax_bound { 1 } else { 2 }),
+        ("WAIT_AT", wait_at),
+        ("STAGES", if tile == Tile::Four { 4 } else { 2 }),
+        ("Q_STAGES", if wide { 1 } else { 2 }),
+    ];
+    settings.decide(
+        "pipeline",
+        &values,
+        "MMA and softmax overlap as far as registers allow; the next Q tile is loaded ahead where shared memory does",
+    );
+}
+
+/// Where Q and O live.
+fn accumulator(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
+    let widest = look.widest();
+    let long = look.facts.seq_kv > 2048;
+    let in_registers = widest <= 128 && tile == Tile::Two && (look.narrow() || !look.masked());
+    settings.decide(
+        "registers",
+        &[
+            ("Q_IN_REGS", i64::from(in_registers)),
+            ("STORE_DIRECT", i64::from(widest > 192 && !look.causal())),
+            ("SCALE_LATE", i64::from(look.facts.value_dim <= 128 || widest > 192 && !long)),
+            ("SKIP_RESCALE", i64::from(widest > 192 && long)),
+        ],
+        "Q stays in registers where there are some left; a large O is rescaled only when a maximum has grown",
+    );
+}
+
+/// What lengths leave out of the code.
+pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut Settings) {
+    let (keys, tile) = (i64::from(look.facts.seq_kv), value("BLOCK_N"));
+    let few_keys = look.few_keys();
+    // KV tiles of 80 keys are whole by accident.
+    let whole = !few_keys && keys % tile == 0 && tile != 80;
+    // Where decoding takes up most of the kinds, any other length has one code.
+    let any_length = tile != 80 && (look.grouped() || look.widest() > 192);
+    let why = match (whole, look.masked()) {
+        (true, _) => "whole KV tiles: no masks",
+        (false, true) => "code for any mask and any number of keys",
+        (false, false) => "code for any number of keys",
+    };
+    settings.decide("mask code", &[("WHOLE_TILES", i64::from(whole))], why);
+    settings.decide(
+        "precision",
+        &[look.precise_keys(few_keys || !whole && any_length)],
+        "bf16 rows with fewer than 256 visible keys get a second PV where the code allows for them",
+    );
+}

@@ -1,0 +1,199 @@
+//! How `hopper_small` splits keys over warpgroups and clusters. Measured on an H200: docs/log/hopper.md.
+
+use super::{look::Look, look::PRECISE_KEYS, settings::Settings};
+
+/// How the keys of one Q tile are split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Split {
+    /// Few queries of very few key heads: eight CTAs share the keys of each.
+    FewHeads,
+    /// Few queries of groups of eight heads, which fill a Q tile of 64 rows.
+    WideGroup,
+    /// Few queries of groups of four.
+    Group,
+    /// Q tiles of 64 rows take at most half of the SMs: two CTAs for each, alone on their SMs.
+    OneWave,
+    /// Q tiles of 64 rows take about all SMs: two warpgroups for each.
+    Full,
+}
+
+impl Split {
+    fn of(look: &Look<'_>) -> Self {
+        // 16 positions of four heads fill the 64 rows of a Q tile.
+        if look.facts.seq_q <= 16 && look.grouped() {
+            if look.kv_heads() < 32 {
+                Self::FewHeads
+            } else if look.group().is_multiple_of(8) {
+                Self::WideGroup
+            } else {
+                Self::Group
+            }
+        } else if 2 * look.q_tiles(64) <= look.sms() {
+            Self::OneWave
+        } else {
+            Self::Full
+        }
+    }
+}
+
+pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
+    let split = Split::of(look);
+    divide(look, split, settings);
+    let keys = if look.narrow() { 128 } else { 64 };
+    settings.decide(
+        "tile",
+        &[("BLOCK_N", keys)],
+        "the longest KV tile whose two sets of scores fit beside O",
+    );
+    overlap(look, split, settings);
+}
+
+/// Warpgroups, CTAs, packed heads and the depth of their rings.
+fn divide(look: &Look<'_>, split: Split, settings: &mut Settings) {
+    let short = look.facts.seq_kv <= 2048;
+    let (warpgroups, cluster, heads, stages, why) = match split {
+        Split::FewHeads if short => {
+            (1, 8, 4, 4, "decoding few key heads: a cluster of eight shares the keys, all of them in flight")
+        }
+        Split::FewHeads => {
+            let warpgroups = if look.facts.head_dim <= 64 { 1 } else { 2 };
+            (
+                warpgroups,
+                8,
+                4,
+                2,
+                "decoding few key heads of many keys: a cluster of eight, two warpgroups each",
+            )
+        }
+        Split::WideGroup if 2 * look.kv_heads() <= look.sms() => {
+            (1, 2, 8, 4, "decoding groups of eight heads: two CTAs for each key head fit the GPU at once")
+        }
+        Split::WideGroup | Split::Group => {
+            let (cluster, heads) = (fills(look), if split == Split::WideGroup { 8 } else { 4 });
+            (
+                2,
+                cluster,
+                heads,
+                2,
+                "decoding: two warpgroups read the keys of one head, two CTAs while SMs are idle",
+            )
+        }
+        Split::OneWave => {
+            (1, 2, 1, 2, "Q tiles fill at most half of the SMs: two CTAs share the keys of each")
+        }
+        Split::Full => (2, 1, 1, 2, "Q tiles fill the SMs: two warpgroups share the keys of each"),
+    };
+    // Rings of wide tiles fill shared memory with one stage.
+    let stages = if look.widest() > 128 { 1 } else { stages };
+    settings.decide(
+        "split",
+        &[("WG_N", warpgroups), ("CLUSTER", cluster), ("PACK_HEADS", heads), ("STAGES", stages)],
+        why,
+    );
+}
+
+/// Two CTAs for a key head while one each leaves more than a quarter of the SMs idle.
+fn fills(look: &Look<'_>) -> i64 {
+    if 4 * look.kv_heads() < 3 * look.sms() { 2 } else { 1 }
+}
+
+/// What waits for what.
+fn overlap(look: &Look<'_>, split: Split, settings: &mut Settings) {
+    let masked = look.masked();
+    let one_wave = split == Split::OneWave;
+    let early = masked || one_wave || split == Split::FewHeads;
+    settings.decide(
+        "pipeline",
+        &[
+            ("WAIT_AT", if early { 4 } else { -1 }),
+            ("NEXT_LATE", i64::from(one_wave != masked)),
+            ("SPIN_WAIT", i64::from(one_wave && !masked)),
+        ],
+        "one warpgroup per SM hides PV behind half of the next exponentials, and spins for its neighbour's result",
+    );
+    let late = look.narrow() && !masked && split == Split::Full;
+    let programmatic = split != Split::FewHeads || look.facts.seq_kv <= 2048;
+    settings.decide(
+        "launch",
+        &[
+            ("ONE_CTA_PER_SM", i64::from(one_wave)),
+            ("LATE_TRIGGER", i64::from(late)),
+            ("PROGRAMMATIC", i64::from(programmatic)),
+        ],
+        "the next launch starts early, but not beside a CTA that needs its SM, nor under a long read of memory",
+    );
+}
+
+/// What lengths leave out of the code: nothing, but for the lengths that it was measured to matter for.
+pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut Settings) {
+    let (parts, stages) = (value("WG_N") * value("CLUSTER"), value("STAGES"));
+    let (keys, tile) = (i64::from(look.facts.seq_kv), value("BLOCK_N"));
+    let registers = 5 * tile / 4 + i64::from(look.facts.value_dim.next_multiple_of(16)) / 2;
+    // With two sets of scores a part takes two tiles without a loop.
+    let two_at_once = stages >= 2
+        && value("WG_M") * value("WG_N") * value("CTAS_PER_SM") <= 2
+        && registers <= 200
+        && keys <= 2 * tile * parts;
+    let kept = Kept::of(look, parts);
+    let two_each = keys == 2 * tile * parts && stages >= 2 && keys >= i64::from(PRECISE_KEYS);
+    let whole = keys % tile == 0 && keys / tile > stages * parts && keys >= i64::from(PRECISE_KEYS);
+    let (kind, precise, why) = if look.masked() {
+        let straight = kept.short
+            && two_at_once
+            && look.causal()
+            && look.facts.seq_q == look.facts.seq_kv
+            && value("WG_M") * 64 / value("PACK_HEADS") <= 64
+            && i64::from(PRECISE_KEYS) <= tile * parts;
+        let kind = [("WHOLE_TILES", 0), ("OWN_TILES", 0), ("LOOP", i64::from(!straight))];
+        (kind, true, if straight { "two masked KV tiles for each part at most: no loop" } else { ANY_MASK })
+    } else if two_each && kept.two_each {
+        let kind = [("WHOLE_TILES", 1), ("OWN_TILES", 2), ("LOOP", i64::from(!two_at_once))];
+        (kind, false, "two whole KV tiles for each part: straight code without masks")
+    } else if whole && kept.whole {
+        ([("WHOLE_TILES", 1), ("OWN_TILES", 0), ("LOOP", 1)], false, "whole KV tiles: no masks")
+    } else if kept.short && two_at_once && (keys >= i64::from(PRECISE_KEYS) || keys <= tile * parts) {
+        (
+            [("WHOLE_TILES", 0), ("OWN_TILES", 0), ("LOOP", 0)],
+            true,
+            "two KV tiles for each part at most: no loop",
+        )
+    } else {
+        ([("WHOLE_TILES", 0), ("OWN_TILES", 0), ("LOOP", 1)], true, "code for any number of keys")
+    };
+    settings.decide("mask code", &kind, why);
+    settings.decide("precision", &[look.precise_keys(precise)], PRECISE);
+}
+
+const ANY_MASK: &str = "code for any mask and any number of keys";
+const PRECISE: &str =
+    "bf16 rows with fewer than 256 visible keys get a second PV where the code allows for them";
+
+/// Which kinds of its own a split has, so that all codes of a head dimension, type, mask and group stay few.
+struct Kept {
+    /// Two whole tiles for each part.
+    two_each: bool,
+    /// Whole tiles.
+    whole: bool,
+    /// Two tiles for each part, of any number of keys.
+    short: bool,
+}
+
+impl Kept {
+    fn of(look: &Look<'_>, parts: i64) -> Self {
+        // `mission` and `small` are the two; wider heads have no second stage to hold them.
+        let own = !look.grouped();
+        // Decoding reads memory as fast as it comes, and lengths are seldom whole: of wide heads only the splits of long caches.
+        let decoding = look.facts.seq_q <= 16 && look.widest() > 64 && look.widest() <= 128;
+        Self {
+            two_each: own || decoding && parts == 8 && !look.group().is_multiple_of(8),
+            // Of narrow heads, rows that would take so long to read are mostly hopper_fwd's.
+            whole: own && !look.narrow() || decoding && !(parts == 8 || short_wide(look, parts)),
+            short: own,
+        }
+    }
+}
+
+/// Groups of eight on more than half of the SMs and less than three quarters: a range so narrow that it has one code.
+fn short_wide(look: &Look<'_>, parts: i64) -> bool {
+    look.group().is_multiple_of(8) && parts == 4
+}

@@ -1,0 +1,80 @@
+//! A problem on a GPU, in the numbers that the rules ask for.
+
+use evosdpa_kernels::{InputType, MaskKind, ProblemFacts, Target};
+
+/// A problem on a GPU.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look<'a> {
+    pub(super) facts: &'a ProblemFacts,
+    pub(super) target: &'a Target,
+    mask: MaskKind,
+}
+
+/// Of a bf16 row with fewer visible keys than this, the rounding of P to 8 mantissa bits shows: the errors of the weights no
+/// longer average out below the 1e-3 that results are held to.
+pub(super) const PRECISE_KEYS: u32 = 256;
+
+impl<'a> Look<'a> {
+    pub(super) fn new(facts: &'a ProblemFacts, target: &'a Target) -> Self {
+        Self { facts, target, mask: facts.mask() }
+    }
+
+    pub(super) fn masked(&self) -> bool {
+        self.mask != MaskKind::Full
+    }
+
+    pub(super) fn causal(&self) -> bool {
+        self.mask == MaskKind::Causal
+    }
+
+    /// The larger head dimension.
+    pub(super) fn widest(&self) -> u32 {
+        self.facts.head_dim.max(self.facts.value_dim)
+    }
+
+    /// Head dimensions of at most 64: the softmax takes as long as the MMAs.
+    pub(super) fn narrow(&self) -> bool {
+        self.widest() <= 64
+    }
+
+    /// Query heads of one key head.
+    pub(super) fn group(&self) -> u32 {
+        self.facts.heads_q / self.facts.heads_kv
+    }
+
+    /// Groups of four or eight query heads: their problems are decoded in kinds of their own, which leaves room for fewer
+    /// others.
+    pub(super) fn grouped(&self) -> bool {
+        self.group().is_multiple_of(4)
+    }
+
+    /// Query heads of all batches.
+    pub(super) fn heads(&self) -> u64 {
+        u64::from(self.facts.heads_q) * u64::from(self.facts.batch)
+    }
+
+    /// Key heads of all batches.
+    pub(super) fn kv_heads(&self) -> u64 {
+        u64::from(self.facts.heads_kv) * u64::from(self.facts.batch)
+    }
+
+    /// Q tiles of so many rows, of all heads.
+    pub(super) fn q_tiles(&self, rows: u32) -> u64 {
+        u64::from(self.facts.seq_q.div_ceil(rows)) * self.heads()
+    }
+
+    pub(super) fn sms(&self) -> u64 {
+        u64::from(self.target.sm_count)
+    }
+
+    /// Whether some row sees so few keys that its P must be kept precise.
+    pub(super) fn few_keys(&self) -> bool {
+        self.masked() || self.facts.seq_kv < PRECISE_KEYS
+    }
+
+    /// The kind PRECISE_KEYS where rows with few keys may or may not be there.
+    pub(super) fn precise_keys(&self, wanted: bool) -> (&'static str, i64) {
+        let precise = self.facts.dtype == InputType::BF16 && wanted;
+        ("PRECISE_KEYS", if precise { i64::from(PRECISE_KEYS) } else { 0 })
+    }
+}

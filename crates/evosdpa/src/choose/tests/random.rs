@@ -1,0 +1,64 @@
+//! Whatever the problem: what is chosen keeps its kernel's constraints, and no fallback was needed.
+
+use evosdpa_kernels::{InputType, ProblemFacts};
+use proptest::prelude::*;
+
+use super::*;
+
+fn any_facts() -> impl Strategy<Value = ProblemFacts> {
+    let length = || prop_oneof![1..=2100_u32, (1..=256_u32).prop_map(|tiles| 64 * tiles)];
+    let dim = || prop_oneof![1..=256_u32, (1..=32_u32).prop_map(|eighths| 8 * eighths)];
+    let heads = (1..=16_u32, prop_oneof![Just(1), Just(2), Just(4), Just(8), 1..=12_u32]);
+    let seq = (prop_oneof![1..=20_u32, length()], length());
+    let band = (prop::option::of(-3000..3000_i32), prop::option::of(-3000..3000_i32));
+    let any = (1..=64_u32, heads, seq, (dim(), dim()), any::<bool>(), (0..4_u8, band));
+    any.prop_map(|(batch, (heads_kv, group), (seq_q, seq_kv), dims, bf16, (mask, band))| {
+        let (band_lo, band_hi) = match mask {
+            0 => (None, None),
+            1 => (None, Some(0)),
+            2 => (None, Some(seq_kv as i32 - seq_q as i32)),
+            _ => band,
+        };
+        ProblemFacts {
+            batch,
+            heads_q: heads_kv * group,
+            heads_kv,
+            seq_q,
+            seq_kv,
+            head_dim: dims.0,
+            value_dim: dims.1,
+            dtype: if bf16 { InputType::BF16 } else { InputType::F16 },
+            band_lo,
+            band_hi,
+            lse: false,
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn what_is_chosen_keeps_the_constraints(facts in any_facts(), sm_count in prop_oneof![Just(132), 1..200_u32]) {
+        let registry = registry();
+        for (name, arch) in [("hopper_fwd", Arch::Sm90a), ("hopper_small", Arch::Sm90a), ("ampere_fwd", Arch::Sm89)] {
+            let kernel = registry.kernel(name).unwrap();
+            let target = Target { sm_count, ..Target::nominal(arch) };
+            let settings = settings(kernel, &facts, &target, &Assignment::default()).unwrap();
+            // Not `choose::variant`, which would look for other values.
+            let variant = kernel.variant(&facts, &target, settings.iter());
+            prop_assert!(variant.is_ok(), "{facts}: {}", variant.unwrap_err());
+            let smem_bytes = variant.unwrap().launch.dynamic_smem_bytes;
+            prop_assert!(
+                arch != Arch::Sm90a || smem_bytes <= target.smem_limit_bytes,
+                "{facts}: {name} wants {smem_bytes} bytes"
+            );
+        }
+    }
+}
+
+/// Read once: it is the same for every case.
+fn registry() -> &'static Registry {
+    static REGISTRY: std::sync::OnceLock<Registry> = std::sync::OnceLock::new();
+    REGISTRY.get_or_init(|| Registry::embedded().unwrap())
+}

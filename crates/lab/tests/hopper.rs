@@ -1,0 +1,119 @@
+//! The Hopper kernels on the CPU: TMA, mbarriers, wgmma and clusters simulated, every result held against the oracle, every
+//! access watched, under every schedule.
+//!
+//! The defaults tell kinds of problems apart that are too large to simulate; such kinds run here by their tunables.
+
+use evosdpa_core::DType;
+use evosdpa_kernels::Registry;
+use evosdpa_lab::{device::Sim, sweep::case_spec};
+use evosdpa_oracle::inputs::Family;
+use ptxsan::{Options, Schedule};
+
+struct Trial {
+    kernel: &'static str,
+    shape: &'static str,
+    dtype: DType,
+    family: Family,
+}
+
+const fn trial(kernel: &'static str, shape: &'static str, dtype: DType) -> Trial {
+    Trial { kernel, shape, dtype, family: Family::Normal }
+}
+
+/// Runs a trial under every schedule; returns what went wrong.
+fn run(sim: &Sim, trial: &Trial) -> Vec<String> {
+    let mut spec = case_spec(trial.shape.parse().unwrap(), trial.dtype).unwrap();
+    spec.family = trial.family;
+    let case = spec.build();
+    let simulation = sim.simulation(trial.kernel, &spec.problem).unwrap();
+    let mut wrong = Vec::new();
+    let mut first: Option<Vec<u8>> = None;
+    for schedule in Schedule::ALL {
+        let options = Options { schedule, ..Options::default() };
+        let (output, outcome) = simulation.run(&case.inputs, &options).unwrap();
+        let label = format!("{} on {} under {}", simulation.label(), spec.label(), schedule.name());
+        let judgement = case.judge(&output.o.view(), output.lse.as_deref());
+        if let Some(finding) = outcome.findings.first() {
+            wrong.push(format!("{label}: {} findings, {finding}", outcome.findings.len()));
+        } else if !judgement.passed() {
+            wrong.push(format!("{label}: {}", judgement.summary()));
+        }
+        let bytes = output.o.bytes().to_vec();
+        if *first.get_or_insert_with(|| bytes.clone()) != bytes {
+            wrong.push(format!("{label}: another result than under {}", Schedule::ALL[0].name()));
+        }
+    }
+    wrong
+}
+
+fn run_all(trials: &[Trial]) {
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+    let wrong: Vec<String> = trials.iter().flat_map(|trial| run(&sim, trial)).collect();
+    assert!(
+        wrong.is_empty(),
+        "{} of {} runs:\n{}",
+        wrong.len(),
+        trials.len() * Schedule::ALL.len(),
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn hopper_fwd_is_right_and_clean() {
+    const F16: DType = DType::F16;
+    const BF16: DType = DType::BF16;
+    run_all(&[
+        // whole and ragged tiles, TMA stores, queries in registers
+        trial("hopper_fwd", "b1h1s128d64", F16),
+        trial("hopper_fwd", "b1h1s65/33d40", BF16),
+        // a work counter, masked tiles, precise rows, rows without keys
+        trial("hopper_fwd", "b1h1s300d64:causal", BF16),
+        trial("hopper_fwd", "b1h1s70/20d64:causal-br", F16),
+        trial("hopper_fwd", "b1h2s150d128:window=60/0", BF16),
+        // packed heads
+        trial("hopper_fwd", "b2h8/1s10/200d64", F16),
+        trial("hopper_fwd", "b1h4/2s30/70d64:causal-br", BF16),
+        // wide heads: stores from registers, and through shared memory; rescaling when a maximum grows
+        trial("hopper_fwd", "b1h1s130d256", BF16),
+        trial("hopper_fwd", "b1h1s80d256:causal", F16),
+        trial("hopper_fwd", "b1h1s70/100d192/128", F16),
+        trial("hopper_fwd[SKIP_RESCALE=1 SCALE_LATE=0 BLOCK_N=80]", "b1h1s64/200d256", F16),
+        // the kinds with many row blocks: one, three and four consumers
+        trial(
+            "hopper_fwd[CONSUMERS=1 CTAS_PER_SM=3 BLOCK_N=64 Q_IN_REGS=0 WAIT_AT=-1]",
+            "b1h2s130d64:causal",
+            BF16,
+        ),
+        trial("hopper_fwd[CONSUMERS=3 PINGPONG=1 Q_IN_REGS=0 WAIT_AT=-1]", "b1h1s200d64:causal", BF16),
+        trial("hopper_fwd[CONSUMERS=3 Q_IN_REGS=0]", "b1h1s192/256d64", F16),
+        trial("hopper_fwd[CONSUMERS=4 BLOCK_N=64 STAGES=4 Q_IN_REGS=0 WAIT_AT=-1]", "b1h1s256d64", F16),
+        // orders of the row blocks
+        trial("hopper_fwd[PAIRED=1 LONGEST_FIRST=0]", "b1h1s400d64:causal", F16),
+        trial("hopper_fwd[PERSISTENT=0 PINGPONG=0]", "b1h2s130d64", F16),
+    ]);
+}
+
+#[test]
+fn hopper_small_is_right_and_clean() {
+    const F16: DType = DType::F16;
+    const BF16: DType = DType::BF16;
+    run_all(&[
+        // keys split over a cluster of two, merged in distributed shared memory
+        trial("hopper_small", "b1h2s128d64", F16),
+        trial("hopper_small", "b1h1s200d64:causal", BF16),
+        trial("hopper_small", "b1h1s70/90d80:window=20/5", BF16),
+        trial("hopper_small", "b1h1s70/20d64:causal-br", F16),
+        // decoding: packed heads, clusters of eight
+        trial("hopper_small", "b1h8/2s1/500d128", BF16),
+        trial("hopper_small[CLUSTER=2 WG_N=1 PACK_HEADS=8 STAGES=4]", "b1h8/1s4/300d64", F16),
+        // keys split over the warpgroups of a CTA, and over both
+        trial("hopper_small[CLUSTER=1 WG_N=2]", "b1h1s64/256d64", F16),
+        trial("hopper_small[CLUSTER=2 WG_N=2]", "b1h1s40/300d64:causal-br", BF16),
+        trial("hopper_small[WG_M=2 WG_N=2 CLUSTER=1]", "b1h1s128/200d64", F16),
+        // more tiles than stages, wide heads
+        trial("hopper_small", "b1h1s1/1500d64", F16),
+        trial("hopper_small", "b1h1s30/260d256", BF16),
+        // hidden keys that are infinite: rows computed again
+        Trial { family: Family::HiddenKeys, ..trial("hopper_small", "b1h1s40/70d64:causal", F16) },
+    ]);
+}

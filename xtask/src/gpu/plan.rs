@@ -1,0 +1,270 @@
+//! The steps, the most valuable first: what says whether kernels are right, then what says how fast the library is.
+
+use std::time::Duration;
+
+/// One program run, and the document it leaves.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    /// Its document's name.
+    pub(super) name: String,
+    /// What it answers.
+    pub(super) asks: &'static str,
+    /// What runs.
+    pub(super) program: Program,
+    /// It is not begun with less time than this.
+    pub(super) least: Duration,
+    /// It is ended after this.
+    pub(super) limit: Duration,
+    /// The exit status that is a success: 1 where something must be turned away.
+    pub(super) expected: i32,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Program {
+    /// `evosdpa` with these arguments and `--json`.
+    Evosdpa(Vec<String>),
+    /// An example of the workspace, which prints a document.
+    Example(&'static str),
+    /// A Python program that writes a document to its argument.
+    Python(&'static str),
+}
+
+/// What the library chooses from. `bench` times its choice beside them.
+const FAST: &str = "ampere_fwd,hopper_small,hopper_fwd";
+const LINE: &str = "sdpa_v1,sdpa_v2b,sdpa_v2c,fa_s512_v3,sdpa_fp8_stage_c";
+const NAMED: &str = "mission,mission:causal,small,small:causal,long,long:causal,long128,long128:causal";
+/// One query or few, a long cache, grouped heads.
+const DECODE: &str = "b1h32/8s1/1024d128,b1h32/8s1/8192d128,b4h32/8s1/4096d128,b8h64/8s1/4096d128,b16h32/8s1/8192d128,\
+                      b64h32/8s1/2048d128,b128h64/8s1/1024d128,b16h32/8s16/4096d128";
+/// Grouped heads and every path of the Hopper kernels: few and many keys, whole and ragged tiles, both alignments, windows.
+const PATHS: &str = "b1h8s640d64,b1h8s640d64:causal,b1h8/2s700d128:causal-br,b2h4s1024d128:causal,b1h4s2048d64:window=300/0,\
+                     b1h4/1s513/1100d256,b1h32/8s1/8192d128,b1h4s511d96:causal";
+/// Where every output of a thousand calls must be the same bits.
+const REPEATED: &str = "mission,mission:causal,small:causal,long:causal,b1h32/8s1/8192d128";
+
+/// What is built for steps that are examples.
+pub(super) const EXAMPLES: [(&str, &str); 2] =
+    [("evosdpa", "device_pointers"), ("evosdpa-lab", "sim_agreement")];
+
+/// Every step, in order.
+pub(super) fn steps() -> Vec<Step> {
+    let mut steps = vec![
+        evosdpa(
+            "check-fast",
+            "are the library's kernels right?",
+            150,
+            &["check", "--device", "cuda", "--kernels", FAST],
+        ),
+        evosdpa(
+            "check-paths",
+            "is every path of the Hopper kernels right, with more than 256 keys too?",
+            120,
+            &[
+                "check",
+                "--device",
+                "cuda",
+                "--kernels",
+                FAST,
+                "--shapes",
+                PATHS,
+                "--dtype",
+                "bf16,f16",
+                "--seeds",
+                "1",
+            ],
+        ),
+        evosdpa(
+            "named",
+            "how fast is what the library would run, beside PyTorch's backends?",
+            120,
+            &["bench", "--device", "cuda", "--kernels", FAST, "--shapes", NAMED],
+        ),
+        step(
+            "library-path",
+            "the library: values, host time, graphs, threads",
+            90,
+            Program::Example("device_pointers"),
+        ),
+        step(
+            "python",
+            "the Python package on CUDA tensors, and a model",
+            120,
+            Program::Python("crates/python/tests/gpu/check.py"),
+        ),
+    ];
+    for dim in [64, 128, 256] {
+        for (suffix, mask) in [("", ""), ("-causal", ":causal")] {
+            let shapes = grid(dim, mask);
+            let arguments = [
+                "bench",
+                "--device",
+                "cuda",
+                "--shapes",
+                &shapes,
+                "--baselines",
+                "flash,cudnn",
+                "--budget",
+                "3",
+            ];
+            steps.push(evosdpa(
+                &format!("grid-d{dim}{suffix}"),
+                "FlashAttention-3's grid, 16k tokens",
+                90,
+                &arguments,
+            ));
+        }
+    }
+    steps.extend([
+        evosdpa(
+            "decode",
+            "one query and few against a long cache",
+            90,
+            &["bench", "--device", "cuda", "--shapes", DECODE, "--budget", "3"],
+        ),
+        evosdpa(
+            "repeats",
+            "are a thousand outputs the same bits?",
+            120,
+            &[
+                "check",
+                "--device",
+                "cuda",
+                "--kernels",
+                FAST,
+                "--shapes",
+                REPEATED,
+                "--dtype",
+                "bf16",
+                "--seeds",
+                "1",
+                "--runs",
+                "1000",
+            ],
+        ),
+        evosdpa(
+            "sanitize-fast",
+            "memcheck, racecheck, initcheck, synccheck of the library's kernels",
+            200,
+            &["sanitize", "--kernels", FAST],
+        ),
+        evosdpa(
+            "check-line",
+            "is the line of kernels right?",
+            240,
+            &["check", "--device", "cuda", "--kernels", LINE],
+        ),
+        evosdpa(
+            "check-variants",
+            "is every variant of the line right?",
+            200,
+            &["check", "--device", "cuda", "--kernels", LINE, "--all-variants"],
+        ),
+        evosdpa("sanitize-line", "compute-sanitizer on the line", 200, &["sanitize", "--kernels", LINE]),
+        evosdpa(
+            "mutants",
+            "do the gates catch kernels that are known to be wrong?",
+            120,
+            &["sanitize", "--mutants"],
+        ),
+        evosdpa(
+            "line",
+            "how fast is the line?",
+            100,
+            &[
+                "bench",
+                "--device",
+                "cuda",
+                "--kernels",
+                LINE,
+                "--shapes",
+                "mission,mission:causal",
+                "--no-baselines",
+            ],
+        ),
+        evosdpa(
+            "line-u8",
+            "how fast is stage C, which reads codes?",
+            60,
+            &[
+                "bench",
+                "--device",
+                "cuda",
+                "--kernels",
+                "sdpa_fp8_stage_c",
+                "--dtype",
+                "u8",
+                "--shapes",
+                "mission,mission:causal",
+                "--no-baselines",
+            ],
+        ),
+        Step {
+            expected: 1,
+            ..evosdpa(
+                "cheats",
+                "are cheats turned away?",
+                60,
+                &[
+                    "bench",
+                    "--device",
+                    "cuda",
+                    "--kernel-path",
+                    "crates/lab/tests/cheats",
+                    "--kernels",
+                    CHEATS,
+                    "--shapes",
+                    "b1h2s64d64",
+                    "--no-baselines",
+                ],
+            )
+        },
+        step(
+            "sim-agreement",
+            "does the simulator give what the GPU gives?",
+            120,
+            Program::Example("sim_agreement"),
+        ),
+        evosdpa(
+            "profile",
+            "what holds the kernels back, by Nsight Compute",
+            120,
+            &["profile", "--shape", "mission,long128", "--kernels", "hopper_small,hopper_fwd,ampere_fwd"],
+        ),
+        evosdpa(
+            "self-test",
+            "how often is a kernel called faster than itself?",
+            90,
+            &[
+                "bench",
+                "--device",
+                "cuda",
+                "--kernels",
+                "hopper_small",
+                "--shapes",
+                "mission",
+                "--self-test",
+                "200",
+            ],
+        ),
+    ]);
+    steps
+}
+
+/// The cheats alone: the honest one among them would pass, and the step is there to see each of these fail.
+const CHEATS: &str = "cheat_zeros,cheat_copies_v,cheat_cached_by_pointer,cheat_skips_after_warm_up,cheat_right_at_first,\
+                      cheat_changes_inputs,cheat_one_call_of_three,cheat_writes_astray,cheat_trusts_finished_outputs";
+
+/// 16k tokens, H·D = 2048, lengths 512 to 16k.
+fn grid(dim: usize, mask: &str) -> String {
+    let shape = |length: usize| format!("b{}h{}s{length}d{dim}{mask}", 16384 / length, 2048 / dim);
+    [512, 1024, 2048, 4096, 8192, 16384].map(shape).join(",")
+}
+
+fn evosdpa(name: &str, asks: &'static str, seconds: u64, arguments: &[&str]) -> Step {
+    step(name, asks, seconds, Program::Evosdpa(arguments.iter().map(|part| (*part).to_owned()).collect()))
+}
+
+fn step(name: &str, asks: &'static str, seconds: u64, program: Program) -> Step {
+    let limit = Duration::from_secs(seconds);
+    Step { name: name.to_owned(), asks, program, least: limit / 4, limit, expected: 0 }
+}
