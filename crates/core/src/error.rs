@@ -169,25 +169,10 @@ pub fn nearest<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Op
     let limit = (wanted.chars().count() / 3).max(2);
     names
         .into_iter()
-        .map(|name| (edit_distance(wanted, name), name))
+        .map(|name| (strsim::levenshtein(wanted, name), name))
         .filter(|(distance, _)| *distance <= limit)
         .min()
         .map(|(_, name)| name.to_owned())
-}
-
-/// Levenshtein's distance: insertions, deletions and substitutions between two texts.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, &to) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(from != to);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(row[j + 1] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ fn hopper_fwd_is_right_and_clean() {
         trial("hopper_fwd", "b1h1s80d256:causal", F16),
         trial("hopper_fwd", "b1h1s70/100d192/128", F16),
         trial("hopper_fwd[SKIP_RESCALE=1 SCALE_LATE=0 BLOCK_N=80]", "b1h1s64/200d256", F16),
-        // the kinds with many row blocks: one, three and four consumers
+        // the kinds with many Q tiles: one, three and four consumers
         trial(
             "hopper_fwd[CONSUMERS=1 CTAS_PER_SM=3 BLOCK_N=64 Q_IN_REGS=0 WAIT_AT=-1]",
             "b1h2s130d64:causal",
@@ -87,7 +87,7 @@ fn hopper_fwd_is_right_and_clean() {
         trial("hopper_fwd[CONSUMERS=3 PINGPONG=1 Q_IN_REGS=0 WAIT_AT=-1]", "b1h1s200d64:causal", BF16),
         trial("hopper_fwd[CONSUMERS=3 Q_IN_REGS=0]", "b1h1s192/256d64", F16),
         trial("hopper_fwd[CONSUMERS=4 BLOCK_N=64 STAGES=4 Q_IN_REGS=0 WAIT_AT=-1]", "b1h1s256d64", F16),
-        // orders of the row blocks
+        // orders of the Q tiles
         trial("hopper_fwd[PAIRED=1 LONGEST_FIRST=0]", "b1h1s400d64:causal", F16),
         trial("hopper_fwd[PERSISTENT=0 PINGPONG=0]", "b1h2s130d64", F16),
     ]);

@@ -8,7 +8,7 @@ use evosdpa_oracle::inputs::Inputs;
 use super::{
     AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, Timing, fresh_output,
 };
-use crate::{Error, measure::dice::Dice};
+use crate::{Error, measure::rng::Rng};
 
 /// Inputs below this size fit a last-level cache, so two sets of them take turns.
 const ROTATE_BELOW_BYTES: u64 = 32 << 20;
@@ -68,7 +68,7 @@ impl Cpu {
 fn describe(kernel: CpuKernel) -> KernelInfo {
     let (summary, parent, changed) = match kernel {
         CpuKernel::Naive => (
-            "writes the scores of a row out, then reads them back: the baseline",
+            "writes the scores of a row out, then reads them back: where the line starts",
             None,
             "nothing: it is where the line starts",
         ),
@@ -163,7 +163,7 @@ pub struct LoadedCpu {
     body: Body,
     timing: Timing,
     flush: Vec<u8>,
-    dice: Dice,
+    rng: Rng,
     /// Memory that only keeps the tensors from lying where they lay before.
     between: Vec<Vec<u8>>,
 }
@@ -180,7 +180,7 @@ impl LoadedCpu {
             body,
             timing: Timing::Graph,
             flush: Vec::new(),
-            dice: Dice::new(Dice::entropy()),
+            rng: Rng::new(Rng::entropy()),
             between: Vec::new(),
         }
     }
@@ -229,7 +229,7 @@ impl TimedKernel for LoadedCpu {
         for set in 0..self.inputs.len() {
             let Inputs { q, k, v, scales } = self.inputs[set].clone();
             for tensor in [q, k, v].into_iter().enumerate() {
-                self.between.push(vec![1; 64 * (1 + self.dice.below(255))]);
+                self.between.push(vec![1; 64 * (1 + self.rng.below(255))]);
                 let own = &mut self.inputs[set];
                 match tensor {
                     (0, q) => own.q = q.clone(),
@@ -238,7 +238,7 @@ impl TimedKernel for LoadedCpu {
                 }
             }
             self.inputs[set].scales = scales;
-            self.between.push(vec![1; 64 * (1 + self.dice.below(255))]);
+            self.between.push(vec![1; 64 * (1 + self.rng.below(255))]);
             self.outputs[set] = self.outputs[set].clone();
         }
         for set in 0..self.inputs.len() {

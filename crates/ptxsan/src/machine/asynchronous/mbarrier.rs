@@ -30,8 +30,9 @@ pub(crate) struct Mbarrier {
     /// What the arrivals of this phase publish, and what all phases before published.
     publishing: Option<Clock>,
     published: Option<Rc<Clock>>,
-    /// Who initialised it: identity and time.
+    /// Who initialised it, identity and time, and where.
     by: (u32, u32),
+    pc: u32,
     /// The cluster barrier that must be complete before other blocks may use it; `None`: not fenced.
     fenced_at: Option<u32>,
 }
@@ -333,6 +334,7 @@ impl Warp {
             publishing: None,
             published: None,
             by,
+            pc,
             fenced_at: None,
         };
         cx.mbarriers.all.insert(place.offset, barrier);
@@ -384,6 +386,8 @@ impl Warp {
                 format!("mbarrier {:#x} expects {tx} bytes; it can count {MAX_COUNT}", at.offset)
             });
         }
+        // Bytes that came before they were expected may be all that was missing: an H200 completes the phase here too.
+        cx.settle_mbarrier(at, cx.numbering);
     }
 
     fn arrive_at_mbarrier(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, arrival: &Arrival) {
@@ -601,6 +605,14 @@ impl Mbarriers {
         }
         self.issuers[slot] = issuer;
         Some((numbering.mbarrier(barrier.slot), barrier.time()))
+    }
+
+    /// Barriers whose bytes do not come out even when their block ends: where they were initialised, and what is wrong.
+    pub(crate) fn unsettled(&self) -> impl Iterator<Item = (u32, String)> + '_ {
+        self.all.iter().filter(|(_, b)| b.tx != 0).map(|(offset, b)| {
+            let what = if b.tx < 0 { "were never expected" } else { "never arrive" };
+            (b.pc, format!("{} bytes of mbarrier {offset:#x} {what}", b.tx.abs()))
+        })
     }
 
     /// What a barrier waits for, in words.

@@ -68,6 +68,9 @@ pub(crate) struct Products {
     issued: u32,
 }
 
+/// More groups than a warp can commit: it has ended.
+const EXITED: u32 = u32::MAX;
+
 /// What the warps of a block know of each other's products.
 #[derive(Default)]
 pub(crate) struct Warpgroups {
@@ -213,7 +216,7 @@ impl Warp {
         }
         for register in touched.into_iter().flat_map(|list| list.iter()) {
             let role = products.role(register.index);
-            let is_touched = role.touched == fences && products_fenced(role.touched_pc, pc);
+            let is_touched = role.touched == fences && role.touched_pc != pc;
             let (touched_pc, chain) = (role.touched_pc, role.chain);
             role.left_group = group;
             role.left_pc = pc;
@@ -284,6 +287,12 @@ impl Warp {
         let products = self.products.get_or_insert_default();
         let at = products.issued as usize;
         products.issued += 1;
+        let siblings = cx.warpgroups.siblings(self.index);
+        if siblings.len() < 4 || siblings.contains(&EXITED) {
+            cx.report(Kind::Wgmma, pc, self.index, 1, || {
+                "not all four warps of its warpgroup are there".into()
+            });
+        }
         let order = &mut cx.warpgroups.order[self.index as usize / 4];
         if at == order.len() {
             order.push(pc);
@@ -430,26 +439,22 @@ impl Warp {
 
     /// A warp ends: the others of its warpgroup do not wait for it, and nothing of it may be in flight.
     pub(in crate::machine) fn leave_products(&mut self, cx: &mut Context<'_, '_>, pc: u32) {
-        let Some(products) = &self.products else { return };
-        if products.chains.iter().any(Option::is_some) {
+        let issued = self.products.as_ref().map_or(0, |p| p.issued as usize);
+        if self.products.as_ref().is_some_and(|p| p.chains.iter().any(Option::is_some)) {
             cx.report(Kind::Wgmma, pc, self.index, 1, || "a warp ends while its wgmma is in flight".into());
         }
-        let (issued, order) = (products.issued as usize, cx.warpgroups.order[self.index as usize / 4].len());
+        let order = cx.warpgroups.order[self.index as usize / 4].len();
         if issued < order {
             cx.report(Kind::Wgmma, pc, self.index, 1, || {
                 format!("a warp ends after {issued} wgmma instructions, others of its warpgroup execute {order} or more")
             });
         }
-        cx.warpgroups.committed[self.index as usize] = u32::MAX;
+        cx.warpgroups.committed[self.index as usize] = EXITED;
         cx.stirs.push(Stir::Warpgroup);
     }
 }
 
-/// A register that a product reads or adds to was touched by another instruction since the last fence.
-fn products_fenced(touched: u32, pc: u32) -> bool {
-    touched != pc
-}
-
+/// A register that a product reads or adds to was touched since the last fence.
 fn unfenced(cx: &mut Context<'_, '_>, warp: u32, pc: u32, touched: u32, what: &str) {
     let other = Other { pc: touched, block: u64::from(cx.block), thread: warp * 32 };
     cx.log.add(Kind::Wgmma, pc, Some(other), (cx.block, warp * 32), || {

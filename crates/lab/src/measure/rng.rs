@@ -1,10 +1,12 @@
 //! Chance: orders of blocks, moments of audits, mutations.
 
 /// A small generator (Marsaglia's xorshift64*); the same seed gives the same throws.
+///
+/// Not a crate's: a tune that is resumed goes on with the numbers of its seed, in any later version of this program too.
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
+impl Rng {
     /// With this seed; 0 is as good as any other.
     pub fn new(seed: u64) -> Self {
         // Zero is the one state that xorshift never leaves.
@@ -18,7 +20,7 @@ impl Dice {
         RandomState::new().hash_one(std::process::id())
     }
 
-    /// Dice for the `n`-th throw of a series: independent of how many throws came before.
+    /// The generator of the `n`-th member of a series: independent of how many came before.
     pub fn of_series(seed: u64, n: u64) -> Self {
         // SplitMix64's finaliser spreads neighbouring numbers over the whole range.
         let mut z = seed.wrapping_add(n.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
@@ -67,13 +69,13 @@ mod tests {
 
     #[test]
     fn throws_are_fair_and_series_differ() {
-        let mut dice = Dice::new(0);
-        let heads = (0..10_000).filter(|_| dice.coin()).count();
+        let mut rng = Rng::new(0);
+        let heads = (0..10_000).filter(|_| rng.coin()).count();
         assert!((4_800..5_200).contains(&heads), "{heads}");
-        let mean: f64 = (0..10_000).map(|_| dice.normal()).sum::<f64>() / 1e4;
+        let mean: f64 = (0..10_000).map(|_| rng.normal()).sum::<f64>() / 1e4;
         assert!(mean.abs() < 0.05, "{mean}");
         // The first throws of neighbouring series are as independent as those of one.
-        let heads = (0..10_000).filter(|&n| Dice::of_series(7, n).coin()).count();
+        let heads = (0..10_000).filter(|&n| Rng::of_series(7, n).coin()).count();
         assert!((4_800..5_200).contains(&heads), "{heads}");
     }
 }

@@ -18,11 +18,11 @@ use serde_json::{Value, json};
 
 use crate::{Error, device::DeviceId, measure::interleave::Contestant};
 
-const PROGRAM: &str = include_str!("torch_peer.py");
+const PROGRAM: &str = include_str!("torch_baseline.py");
 
 const NAME: &str = "torch";
 
-/// One of the ways in which PyTorch computes attention: a backend, called from Python or replayed from a graph.
+/// One of PyTorch's backends, called from Python or replayed from a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
     /// Its name in tables and records.
@@ -38,7 +38,7 @@ impl Mode {
     }
 }
 
-/// PyTorch on a CPU has one way.
+/// PyTorch on a CPU has one backend.
 const CPU_MODES: [Mode; 1] = [Mode { name: "torch", backend: "default", graph: false }];
 
 /// On a GPU: each backend by graph replay (the device alone), and what a program that calls PyTorch sees.
@@ -50,12 +50,12 @@ const GPU_MODES: [Mode; 5] = [
     Mode { name: "torch eager", backend: "default", graph: false },
 ];
 
-/// Whether a row's name is one of PyTorch's ways.
-pub fn is_peer(name: &str) -> bool {
+/// Whether a row's name is one of PyTorch's backends.
+pub fn is_baseline(name: &str) -> bool {
     CPU_MODES.iter().chain(&GPU_MODES).any(|mode| mode.name == name)
 }
 
-/// The ways to compare with on a device of the lab.
+/// The backends to compare with on a device of the lab.
 pub fn modes(device: DeviceId) -> &'static [Mode] {
     if device == DeviceId::Cpu { &CPU_MODES } else { &GPU_MODES }
 }
@@ -66,7 +66,7 @@ pub fn modes_called(device: DeviceId, names: &[String]) -> Result<Vec<Mode>, Err
     let known: Vec<&str> = all.iter().map(Mode::short_name).collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(Error::Problem(evosdpa_core::Error::UnknownName {
-            kind: "peer",
+            kind: "baseline",
             name: unknown.clone(),
             nearest: evosdpa_core::error::nearest(unknown, known.iter().copied()),
             allowed: known.join(", "),
@@ -94,10 +94,12 @@ impl Torch {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| peer(format!("cannot start `{python}`: {error}; name another with --python")))?;
+            .map_err(|error| {
+                baseline(format!("cannot start `{python}`: {error}; name another with --python"))
+            })?;
         // Both were asked for above.
         let (Some(requests), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(peer(format!("`{python}` has no standard input or output")));
+            return Err(baseline(format!("`{python}` has no standard input or output")));
         };
         let (sender, answers) = channel();
         std::thread::spawn(move || {
@@ -107,12 +109,12 @@ impl Torch {
                 }
             }
         });
-        let folder = std::env::temp_dir().join(format!("evosdpa-peer-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("evosdpa-torch-{}", std::process::id()));
         let mut torch = Self { child, requests, answers, limit, folder, version: String::new() };
         let hello = torch.ask(&json!({"op": "hello", "threads": threads}))?;
         let granted = hello["threads"].as_u64();
         if granted != Some(threads as u64) {
-            return Err(peer(format!("torch took {granted:?} threads instead of {threads}")));
+            return Err(baseline(format!("torch took {granted:?} threads instead of {threads}")));
         }
         torch.version = hello["version"].as_str().unwrap_or("unknown").to_owned();
         Ok(torch)
@@ -127,10 +129,10 @@ impl Torch {
     pub fn load(&mut self, device: DeviceId, problem: &Problem, inputs: &[Inputs]) -> Result<(), Error> {
         let dtype = problem.dtype();
         if dtype.is_eight_bit() {
-            return Err(peer(format!("its attention has no {dtype}; use f32, f16 or bf16")));
+            return Err(baseline(format!("its attention has no {dtype}; use f32, f16 or bf16")));
         }
         std::fs::create_dir_all(&self.folder)
-            .map_err(|error| peer(format!("cannot make {}: {error}", self.folder.display())))?;
+            .map_err(|error| baseline(format!("cannot make {}: {error}", self.folder.display())))?;
         let mut sets = Vec::new();
         for (i, Inputs { q, k, v, .. }) in inputs.iter().enumerate() {
             let tensors = [("q", q), ("k", k), ("v", v)]
@@ -156,10 +158,15 @@ impl Torch {
     pub fn output(&mut self, mode: Mode, problem: &Problem) -> Result<Tensor, Error> {
         let path = self.folder.join("o");
         self.ask(&json!({"op": "save", "path": path, "backend": mode.backend}))?;
-        let bytes = std::fs::read(&path).map_err(|error| peer(format!("cannot read its output: {error}")))?;
+        let bytes =
+            std::fs::read(&path).map_err(|error| baseline(format!("cannot read its output: {error}")))?;
         let mut tensor = Tensor::zeros(problem.o_shape(), problem.output_dtype(), evosdpa_core::Layout::Bhsd);
         if bytes.len() != tensor.bytes().len() {
-            return Err(peer(format!("its output has {} bytes, not {}", bytes.len(), tensor.bytes().len())));
+            return Err(baseline(format!(
+                "its output has {} bytes, not {}",
+                bytes.len(),
+                tensor.bytes().len()
+            )));
         }
         tensor.bytes_mut().copy_from_slice(&bytes);
         Ok(tensor)
@@ -168,7 +175,7 @@ impl Torch {
     fn hand_over(&self, name: &str, tensor: &Tensor) -> Result<Value, Error> {
         let path = self.folder.join(name);
         std::fs::write(&path, tensor.bytes())
-            .map_err(|error| peer(format!("cannot write {}: {error}", path.display())))?;
+            .map_err(|error| baseline(format!("cannot write {}: {error}", path.display())))?;
         let view = tensor.view();
         Ok(json!({
             "path": path, "dtype": view.dtype(), "shape": view.shape(), "strides": view.strides(),
@@ -182,18 +189,18 @@ impl Torch {
             Ok(line) => line,
             Err(RecvTimeoutError::Timeout) => {
                 let _ = self.child.kill();
-                return Err(peer(format!("no answer within {} s", self.limit.as_secs_f64())));
+                return Err(baseline(format!("no answer within {} s", self.limit.as_secs_f64())));
             }
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(peer("python ended without an answer".to_owned()));
+                return Err(baseline("python ended without an answer".to_owned()));
             }
         };
         let answer: Value = serde_json::from_str(&line).map_err(|_| {
             let shown: String = line.chars().take(80).collect();
-            peer(format!("python printed `{shown}` where an answer was due"))
+            baseline(format!("python printed `{shown}` where an answer was due"))
         })?;
         match answer["error"].as_str() {
-            Some(error) => Err(peer(error.to_owned())),
+            Some(error) => Err(baseline(error.to_owned())),
             None => Ok(answer),
         }
     }
@@ -207,7 +214,7 @@ impl Contestant for Timed<'_> {
         let Mode { backend, graph, .. } = self.1;
         let request = json!({"op": "time", "set": set, "backend": backend, "graph": graph});
         let answer = self.0.borrow_mut().ask(&request)?;
-        answer["time_us"].as_f64().ok_or_else(|| peer(format!("an answer without a time: {answer}")))
+        answer["time_us"].as_f64().ok_or_else(|| baseline(format!("an answer without a time: {answer}")))
     }
 }
 
@@ -224,8 +231,8 @@ fn remove(folder: &Path) {
     let _ = std::fs::remove_dir_all(folder);
 }
 
-fn peer(why: String) -> Error {
-    Error::Peer { peer: NAME, why }
+fn baseline(why: String) -> Error {
+    Error::Baseline { baseline: NAME, why }
 }
 
 #[cfg(test)]
@@ -233,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ways_are_chosen_by_their_short_names() {
+    fn backends_are_chosen_by_their_short_names() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let chosen = modes_called(DeviceId::Cuda(0), &names(&["cudnn", "flash"])).unwrap();
         assert_eq!(chosen.iter().map(|mode| mode.name).collect::<Vec<_>>(), ["torch flash", "torch cudnn"]);
