@@ -1,4 +1,4 @@
-// hopper_small: finished columns to O, the log-sum-exp, and rows that a shortcut has spoilt.
+// hopper_small: finished columns to O, the log-sum-exp, and the fallback for rows with hidden scores that are not finite.
 #pragma once
 #include "lse.cuh"
 #include "nonfinite_fallback.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ void store_slice(const Share& at, const Destination& 
                                             const int (&rows)[2], int lane) {
   // Mostly that is all, and a launch ends with its last warp: what else there may be is behind the way out.
   const bool stored = store_whole_rows<SLICE>(slice, to.out, to.inside, to.column, at.p.dim_v);
-  const bool nonfinite = !WHOLE_TILES && isnan(state.sum[0] + state.sum[1]);
+  const bool nonfinite = Part::MASK_IN_ADVANCE && isnan(state.sum[0] + state.sum[1]);
   if (__all_sync(~0u, stored && !at.p.lse && !nonfinite)) return;
 
   if (!__all_sync(~0u, stored))
@@ -43,7 +43,7 @@ __device__ __forceinline__ void store_slice(const Share& at, const Destination& 
         LSE_OF(at.p, at.batch, to.out_head[r], rows[r]) = log_sum_exp(state.max[r], state.sum[r], ScoreHook::scale(at.p));
 
   // A hidden score of +infinity or NaN does not stay hidden behind a mask in advance: it shows in the sum.
-  if (WHOLE_TILES || !__any_sync(~0u, nonfinite)) return;
+  if (!Part::MASK_IN_ADVANCE || !__any_sync(~0u, nonfinite)) return;
   __syncwarp();  // the lanes of a row have stored each other's columns
 #pragma unroll 1
   for (int r = 0; r < 2; ++r) {
