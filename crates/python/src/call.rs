@@ -3,7 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use evosdpa::{
-    Alignment, Attention, DType, Device, Kinds, Mask, Options, Precision, Problem, Shape, Sizes, TensorView, TensorViewMut,
+    Alignment, Attention, DType, Device, Kinds, Mask, Options, Precision, Problem, Shape, Sizes, TensorView,
+    TensorViewMut,
 };
 
 use crate::Error;
@@ -220,7 +221,17 @@ mod tests {
     fn call(q: &[f32], o: &[f32], shape: [i64; 4]) -> Call {
         let (input, output) = (packed(q, shape), packed(o, shape));
         let visible = Visible { left: -1, right: -1, bottom_right: false };
-        Call { dtype: 0, q: input, k: input, v: input, o: output, lse: 0, scale: None, visible, precision: Precision::Default }
+        Call {
+            dtype: 0,
+            q: input,
+            k: input,
+            v: input,
+            o: output,
+            lse: 0,
+            scale: None,
+            visible,
+            precision: Precision::Default,
+        }
     }
 
     #[test]

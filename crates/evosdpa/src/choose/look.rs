@@ -86,7 +86,9 @@ impl<'a> Look<'a> {
     /// Decides on the kind PRECISE_KEYS, where the code knows rows with few keys or not.
     pub(super) fn decide_precision(&self, knows_few_keys: bool, settings: &mut Settings) {
         let (keys, why) = match (self.facts.dtype, knows_few_keys) {
-            _ if self.every_row_precise() => (EVERY_ROW, "asked for: a second PV with what rounding left of P, for every row"),
+            _ if self.every_row_precise() => {
+                (EVERY_ROW, "asked for: a second PV with what rounding left of P, for every row")
+            }
             (InputType::BF16, true) => (
                 PRECISE_KEYS,
                 "bf16 rows that see fewer than 256 keys get a second PV with what rounding left of P",
