@@ -19,6 +19,7 @@ fn problem(kernel: &Kernel, dtype: InputType, target: &Target) -> Option<Problem
         band_lo: None,
         band_hi: None,
         lse: kernel.manifest.lse,
+        features: evosdpa_core::Features::NONE,
     });
     facts.into_iter().find(|facts| kernel.supports(facts, target).is_ok())
 }
@@ -67,6 +68,7 @@ fn defaults_of_every_kind_keep_their_limits() {
         band_lo: None,
         band_hi: causal.then_some(0),
         lse: true,
+        features: evosdpa_core::Features::NONE,
     };
     let cases = [
         ("ampere_fwd", problem([2, 8, 8, 2048, 2048, 64], false)), // rows enough to fill the machine

@@ -33,6 +33,7 @@ fn facts(dims: (u32, u32), dtype: InputType, mask: &str, sizes: [u32; 5]) -> Pro
         band_lo,
         band_hi,
         lse: false,
+        features: evosdpa_core::Features::NONE,
     }
 }
 
