@@ -33,8 +33,8 @@ pub(crate) struct Mbarrier {
     /// Who initialised it, identity and time, and where.
     by: (u32, u32),
     pc: u32,
-    /// The cluster barrier that must be complete before other blocks may use it; `None`: not fenced.
-    fenced_at: Option<u32>,
+    /// The cluster barrier that must be complete before other blocks may use it, and the fence; `None`: not fenced.
+    fenced_at: Option<(u32, u32)>,
 }
 
 impl Mbarrier {
@@ -360,10 +360,13 @@ impl Warp {
             return false;
         };
         let (who, time) = barrier.by;
-        let fenced = barrier.fenced_at.is_some_and(|round| known.time_of(numbering.cluster_rounds()) > round);
+        let rounds = known.time_of(numbering.cluster_rounds());
+        let fenced = barrier.fenced_at.filter(|(round, _)| rounds > *round);
         let is_own = who == numbering.identity(cx.block, thread);
-        let is_known = is_own || known.knows(numbering, who, time) || is_remote && fenced;
-        if checks && !is_known {
+        let is_known = is_own || known.knows(numbering, who, time);
+        if let Some((_, fence)) = fenced.filter(|_| checks && is_remote && !is_known) {
+            cx.tallies[fence as usize].work += 1;
+        } else if checks && !is_known {
             let advice = if is_remote {
                 "fence.mbarrier_init and a cluster barrier must come between"
             } else {
@@ -577,12 +580,12 @@ impl Warp {
     }
 
     /// `fence.mbarrier_init`: what these lanes initialised may be used by others of the cluster after its next barrier.
-    pub(in crate::machine) fn fence_inits(&mut self, cx: &mut Context<'_, '_>, mask: u32) {
+    pub(in crate::machine) fn fence_inits(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32) {
         for_lanes(mask, |lane| {
             let me = cx.numbering.identity(cx.block, self.thread(lane));
             let round = self.cluster_arrivals[lane];
             for barrier in cx.mbarriers.all.values_mut().filter(|b| b.by.0 == me && b.fenced_at.is_none()) {
-                barrier.fenced_at = Some(round);
+                barrier.fenced_at = Some((round, pc));
             }
         });
     }

@@ -59,8 +59,9 @@ struct Role {
 pub(crate) struct Products {
     chains: Vec<Option<Chain>>,
     roles: Vec<Role>,
-    /// Fences executed, 1 + the last one.
+    /// Fences executed, and where the last one stands.
     fences: u32,
+    fence_pc: u32,
     /// The open group, and up to which group all is done.
     open: u32,
     done: u32,
@@ -169,7 +170,11 @@ impl Warp {
         kind: &CollectiveKind,
     ) {
         match kind {
-            CollectiveKind::WgmmaFence => self.products.get_or_insert_default().fences += 1,
+            CollectiveKind::WgmmaFence => {
+                let products = self.products.get_or_insert_default();
+                products.fences += 1;
+                products.fence_pc = pc;
+            }
             CollectiveKind::WgmmaCommit => {
                 let products = self.products.get_or_insert_default();
                 products.open += 1;
@@ -237,6 +242,13 @@ impl Warp {
                 });
             }
             chain = role.chain.max(chain);
+        }
+        // Registers that were touched before the last fence and after the one before it: what that fence is for.
+        let left_registers = touched.into_iter().flat_map(|list| list.iter()).map(|r| r.index);
+        let used = left_registers.chain(op.d.iter().copied());
+        let owed = used.filter(|r| products.roles[*r as usize].touched + 1 == fences).count();
+        if products.fences > 0 {
+            cx.tallies[products.fence_pc as usize].work += owed as u64;
         }
         let step = Step { pc, group, left, right, adds };
         let continues = chain != 0
