@@ -12,14 +12,13 @@ use ptxsan::{Arg, Device, Launch, Module, Options, Schedule};
 
 /// Every block walks its list and counts its visits.
 const WALK: &str = r#"
-#include "mma.cuh"
-#include "row_blocks.cuh"
+#include "scheduler.cuh"
 
 extern "C" __global__ void walk(const __grid_constant__ SdpaParams p, int* visits, int* longest_first) {
   int last = 1 << 30;
-  for (Schedule schedule; !schedule.done(p); schedule.advance(p)) {
+  for (TileScheduler schedule; !schedule.done(p); schedule.advance(p)) {
     const Work work = schedule.work(p);
-    atomicAdd(&visits[work.head * Schedule::m_blocks(p) + work.m_block], 1);
+    atomicAdd(&visits[work.head * TileScheduler::m_blocks(p) + work.m_block], 1);
     if (work.m_block > last) atomicExch(longest_first, 0);
     last = work.m_block;
   }
@@ -55,6 +54,7 @@ impl Order {
             ("HEAD_DIM", 256),
             ("VALUE_DIM", 256),
             ("PRECISE_KEYS", 256),
+            ("DTYPE_BF16", 0),
         ];
         Variant {
             source: WALK.into(),
@@ -192,7 +192,7 @@ const AGAIN: &str = r#"
 
 extern "C" __global__ void again(const __grid_constant__ SdpaParams p) {
   const int row = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
-  half_type* o = static_cast<half_type*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1] + row * p.o_stride[2];
+  element* o = static_cast<element*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1] + row * p.o_stride[2];
   float* lse = p.lse ? p.lse + batch * p.lse_stride[0] + head * p.lse_stride[1] + row : nullptr;
   nonfinite_fallback(p, batch, head, head / (p.heads_q / p.heads_kv), row, 0, p.dim_v, o, lse);
 }

@@ -17,39 +17,43 @@ __device__ __forceinline__ int kv_head_of(const SdpaParams& p, int q_head) {
   return q_head / (p.heads_q / p.heads_kv);
 }
 
-// cp.async moves 16 bytes between 16-byte aligned addresses, so the head and the step
-// from row to row must both be aligned. All threads of a CTA get the same answer.
+// 16 bytes move between 16-byte aligned addresses, so the first row and the step from row
+// to row must both be aligned. All threads of a CTA get the same answer.
 template <typename T>
-__device__ __forceinline__ bool rows_are_16_byte_aligned(const T* head, long long row_stride) {
-  const unsigned long long address = reinterpret_cast<unsigned long long>(head);
-  const unsigned long long step = static_cast<unsigned long long>(row_stride) * sizeof(T);
-  return ((address | step) & 15) == 0;
+__device__ __forceinline__ bool rows_are_16_byte_aligned(const T* first_row, long long row_stride) {
+  const u64 step = static_cast<u64>(row_stride) * sizeof(T);
+  return ((reinterpret_cast<u64>(first_row) | step) & 15) == 0;
 }
 
-__device__ __forceinline__ unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
 // Copies `valid_bytes` (0..16) and fills the rest of the 16 bytes with zeros. `.cg`
-// keeps the data out of L1: a tile is read from global memory once.
-__device__ __forceinline__ void cp_async_16(void* shared_destination, const void* source,
-                                            int valid_bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(
-                   shared_address(shared_destination)),
-               "l"(source), "r"(valid_bytes)
-               : "memory");
+// keeps the data out of L1: a tile is read from global memory once. PREFETCH_L2: the line
+// of 128 bytes around it comes into L2 too.
+template <bool PREFETCH_L2 = false>
+__device__ __forceinline__ void cp_async_16(u32 shared_destination, const void* source, int valid_bytes) {
+  if (PREFETCH_L2)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_destination), "l"(source),
+                 "r"(valid_bytes)
+                 : "memory");
+  else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_destination), "l"(source),
+                 "r"(valid_bytes)
+                 : "memory");
 }
 
 // Closes a group: all copies this thread issued since the last commit.
 __device__ __forceinline__ void cp_async_commit() {
-  asm volatile("cp.async.commit_group;\n" ::: "memory");
+  asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 // Waits until at most PENDING of this thread's groups are still in flight. It says
 // nothing about other threads' copies: a barrier must follow before they are read.
 template <int PENDING>
 __device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(PENDING) : "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // A ROWS x COLS tile of 16-bit elements in shared memory, rows PITCH elements apart.
@@ -77,7 +81,7 @@ __device__ __forceinline__ int valid_elements(int row, int col, int valid_rows, 
 __device__ __forceinline__ void copy_chunk(bool aligned, element* chunk, const element* source,
                                            int valid) {
   if (aligned) {
-    cp_async_16(chunk, source, valid * static_cast<int>(sizeof(element)));
+    cp_async_16(shared_address(chunk), source, valid * static_cast<int>(sizeof(element)));
   } else {
 #pragma unroll 1
     for (int i = 0; i < ELEMENTS_PER_CHUNK; ++i)
@@ -97,7 +101,8 @@ __device__ __forceinline__ void copy_tile_async(element* tile, const element* so
     const int valid = valid_elements(row, col, valid_rows, dim);
     // A chunk with nothing valid still needs a legal address to not read from.
     const element* from = valid > 0 ? source + row * row_stride + col : source;
-    cp_async_16(tile + Tile::offset(row, col), from, valid * static_cast<int>(sizeof(element)));
+    cp_async_16(shared_address(tile + Tile::offset(row, col)), from,
+                valid * static_cast<int>(sizeof(element)));
   }
 }
 

@@ -1,15 +1,13 @@
-// Streaming softmax. Scores are kept in log2 units (already multiplied by
-// scale * log2(e)), so one exp2 replaces exp, and per row two numbers are carried:
-// the running maximum m and the running sum l of exp2(score - m).
+// Streaming softmax. Per row two numbers are carried: the running maximum m of the scores and the running sum l of
+// exp2(score - m), both in log2 units. First what works on single rows, then what works on MMA accumulators.
 #pragma once
+#include "dtype.cuh"
 
-#define NEGATIVE_INFINITY __int_as_float(0xff800000)  // NVRTC has no INFINITY macro
-constexpr float LN_2 = 0.6931471805599453f;
-constexpr unsigned WHOLE_WARP = 0xffffffffu;
+constexpr u32 WHOLE_WARP = 0xffffffffu;
 
 // 2^x in one instruction. Results below 2^-126 become 0, where exp2f spends three more
 // instructions on denormals; a weight that small is nothing beside the row's largest.
-__device__ __forceinline__ float exp2_flushed(float x) {
+__device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -17,7 +15,7 @@ __device__ __forceinline__ float exp2_flushed(float x) {
 
 // What to subtract from a score. A row that has seen no key yet has m = -inf, and
 // -inf - (-inf) is NaN; subtracting 0 instead leaves exp2(-inf) = 0, as it should be.
-__device__ __forceinline__ float subtrahend(float m) { return m == NEGATIVE_INFINITY ? 0.0f : m; }
+__device__ __forceinline__ float subtrahend(float m) { return m == NEG_INF ? 0.0f : m; }
 
 // The factor that moves sums taken relative to `m_old` to the new maximum.
 __device__ __forceinline__ float rescale_factor(float m_old, float m_new) {
@@ -26,11 +24,6 @@ __device__ __forceinline__ float rescale_factor(float m_old, float m_new) {
 
 // What a row's accumulator is multiplied with at the end; 0 for a row without keys.
 __device__ __forceinline__ float inverse_sum(float l) { return l == 0.0f ? 0.0f : 1.0f / l; }
-
-// Natural logarithm of the softmax denominator; -inf for a row without keys.
-__device__ __forceinline__ float log_sum_exp(float m, float l) {
-  return l == 0.0f ? NEGATIVE_INFINITY : (m + log2f(l)) * LN_2;
-}
 
 // Butterfly reductions over aligned groups of WIDTH lanes; every lane gets the result.
 template <int WIDTH = 32>
@@ -47,4 +40,164 @@ __device__ __forceinline__ float group_sum(float x) {
   for (int offset = WIDTH / 2; offset > 0; offset /= 2)
     x += __shfl_xor_sync(WHOLE_WARP, x, offset);
   return x;
+}
+
+// One row, its maximum in log2 units.
+struct RowState {
+  float m = NEG_INF;
+  float l = 0.0f;
+};
+
+// --------------------------------------- 64×N or 16×N scores in MMA accumulators (layout: mma.cuh)
+
+// A thread holds two rows, r = 0 and 1, which it shares with three neighbouring lanes. Scores are raw here: the softmax multiplies
+// `scale_log2` (score.cuh) into the exponent.
+struct RowPair {
+  float max[2];  // running maximum of the raw scores, the same in the four lanes of a row
+  float sum[2];  // running sum of this thread's own columns; reduced over the lanes at the end
+};
+
+__device__ __forceinline__ void row_pair_reset(RowPair& state) {
+  state.max[0] = state.max[1] = NEG_INF;
+  state.sum[0] = state.sum[1] = 0.f;
+}
+
+// Keeps ptxas from pulling a wait for MMAs in flight up before arithmetic that should run under them, which it
+// otherwise does: the wait has no operands. The branch is never taken (no arithmetic gives this NaN).
+__device__ __forceinline__ void finish_before_wait(float result) {
+  if (__float_as_uint(result) == 0xffffffffu) asm volatile("nanosleep.u32 20;" ::: "memory");
+}
+
+// And what should stay behind the wait from being pulled up before it: `value` then depends on an accumulator that the wait is for.
+__device__ __forceinline__ void begin_after_wait(float& value, float accumulator) {
+  if (__float_as_uint(accumulator) == 0xffffffffu) value = accumulator;
+}
+
+struct NoWait {
+  __device__ __forceinline__ float operator()() const { return 0.f; }
+};
+
+// The largest score of each row seen so far, the same in its four lanes.
+template <int N>
+__device__ __forceinline__ void row_maxima(const float (&s)[N / 2], const RowPair& state, float (&top)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float even = state.max[r], odd = s[2 * r + 1];
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      even = fmaxf(even, s[4 * j + 2 * r]);
+      if (j > 0) odd = fmaxf(odd, s[4 * j + 2 * r + 1]);
+    }
+    top[r] = fmaxf(even, odd);
+  }
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], lanes));
+}
+
+// The same from the scores' bits as integers, for which there is a maximum of three: half the instructions. Floats that are not
+// negative order like their bits, and the bits of negative ones are negative: right whenever the result is not
+// negative. False where a row of this warp has seen negative scores alone.
+template <int N>
+__device__ __forceinline__ bool row_maxima_vimnmx3(const float (&s)[N / 2], const RowPair& state, float (&top)[2]) {
+  int most[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    most[r] = __float_as_int(state.max[r]);
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j)
+      most[r] = __vimax3_s32(most[r], __float_as_int(s[4 * j + 2 * r]), __float_as_int(s[4 * j + 2 * r + 1]));
+  }
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) most[r] = max(most[r], __shfl_xor_sync(~0u, most[r], lanes));
+  top[0] = __int_as_float(most[0]), top[1] = __int_as_float(most[1]);
+  return __all_sync(~0u, min(most[0], most[1]) >= 0);
+}
+
+// Turns scores into unnormalised probabilities relative to the running maximum, and gives the factor by which
+// everything accumulated so far shrinks; false: nothing shrinks. MASKED: a row may have no visible key yet.
+// SKIP: asks whether a maximum of this warp has grown at all. `wait` is called after WAIT_EIGHTHS eighths of the exponentials
+// (-1: before the maximum, or when ptxas likes) and returns an accumulator of the MMA that it waits for, or 0: what comes behind it
+// may be mixed with the code that follows. `use_vimnmx3`: maxima as integers, where rows see enough keys for one score that is not
+// negative.
+template <int N, bool MASKED, bool SKIP = false, int WAIT_EIGHTHS = -1, typename Wait = NoWait>
+__device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowPair& state, float scale_log2, float (&shrink)[2],
+                                               Wait wait = Wait(), bool use_vimnmx3 = false) {
+  if (WAIT_EIGHTHS < 0) wait();
+  float top[2];
+  if (!use_vimnmx3 || !row_maxima_vimnmx3<N>(s, state, top)) row_maxima<N>(s, state, top);
+  bool grows = true;
+  if (SKIP) {
+    const bool stays = (top[0] - state.max[0]) * scale_log2 <= 0 && (top[1] - state.max[1]) * scale_log2 <= 0;
+    grows = !__all_sync(~0u, stays);
+    if (!grows) top[0] = state.max[0], top[1] = state.max[1];
+  }
+  float offset[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float safe = MASKED && top[r] == NEG_INF ? 0.f : top[r];
+    shrink[r] = exp2_approx((state.max[r] - safe) * scale_log2);
+    offset[r] = -safe * scale_log2;
+    state.max[r] = top[r];
+  }
+  float sum[2][2] = {};
+  float accumulator = 0.f;
+#pragma unroll
+  for (int j = 0; j <= N / 8; ++j) {
+    if (WAIT_EIGHTHS >= 0 && j == WAIT_EIGHTHS * (N / 8) / 8) {
+      finish_before_wait(j == 0 ? shrink[0] + shrink[1] : (sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]));
+      accumulator = wait();
+    }
+    // Two eighths behind it ptxas may still put before the wait, which is as good; all of them, as it sometimes would, is not.
+    if (WAIT_EIGHTHS >= 0 && j == (WAIT_EIGHTHS + 2) * (N / 8) / 8) {
+      begin_after_wait(offset[0], accumulator);
+      begin_after_wait(offset[1], accumulator);
+    }
+    if (j == N / 8) break;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[4 * j + 2 * r + e];
+        x = exp2_approx(fmaf(x, scale_log2, offset[r]));
+        sum[r][e] += x;
+      }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) state.sum[r] = fmaf(state.sum[r], shrink[r], sum[r][0] + sum[r][1]);
+  return grows;
+}
+
+template <int COUNT>
+__device__ __forceinline__ void scale_rows(float (&o)[COUNT], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) o[i] *= factor[(i / 2) % 2];
+}
+
+// Probabilities as the A operand of PV.
+template <int N>
+__device__ __forceinline__ void pack_probabilities(const float (&s)[N / 2], u32 (&packed)[N / 4]) {
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) packed[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+}
+
+// What the rounding to 16 bits left over, for rows with so few keys that it would show in the result.
+template <int N>
+__device__ __forceinline__ void pack_residual(const float (&s)[N / 2], const u32 (&packed)[N / 4], u32 (&residual)[N / 4]) {
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) {
+    const float2 kept = unpack_pair(packed[i]);
+    residual[i] = pack_pair(s[2 * i] - kept.x, s[2 * i + 1] - kept.y);
+  }
+}
+
+__device__ __forceinline__ void reduce_row_sums(RowPair& state) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    state.sum[r] += __shfl_xor_sync(~0u, state.sum[r], 1);
+    state.sum[r] += __shfl_xor_sync(~0u, state.sum[r], 2);
+  }
 }

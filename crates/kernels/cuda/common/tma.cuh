@@ -1,7 +1,7 @@
-// The bulk tensor copy engine (sm_90): 4-D tiles (head dimension, sequence, head, batch), 128-byte swizzle.
+// TMA (sm_90): 4-D tiles (head dimension, sequence, head, batch), 128-byte swizzle.
 // Coordinates past a dimension's end read as zero and are not written, so tails need no code here.
 #pragma once
-#include "barrier.cuh"
+#include "mbarrier.cuh"
 
 // Opaque, laid out by the driver (cuTensorMapEncodeTiled).
 struct alignas(64) TensorMap {
@@ -47,3 +47,15 @@ __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.b
 
 // Byte offset of 16-byte chunk `chunk` (0..7) of `row` inside a swizzled panel (1024-byte aligned).
 __device__ __forceinline__ u32 panel_offset(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
+
+// One lane of a warp all of whose lanes come here. Unlike a comparison with the lane's number, ptxas knows that it is one, and issues its
+// TMA work without a loop over lanes.
+__device__ __forceinline__ bool elect_lane() {
+  u32 elected;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(elected));
+  return elected != 0;
+}

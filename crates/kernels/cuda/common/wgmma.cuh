@@ -1,8 +1,4 @@
-// Warpgroup matrix products (sm_90a): D[64×N] (+)= A[64×16] · B[16×N], fp32 accumulators.
-//
-// Accumulator layout (w = warp in its group, g = lane / 4, t = lane % 4): d[4j+0], d[4j+1] hold row 16w+g,
-// columns 8j+2t and 8j+2t+1; d[4j+2], d[4j+3] the same columns of row 16w+g+8. Packed to 16 bits, eight
-// consecutive accumulators are the A fragment of the next product's k16 step.
+// Warpgroup MMA (sm_90a): D[64×N] (+)= A[64×16] · B[16×N], fp32 accumulators; their layout is in mma.cuh.
 #pragma once
 #include "tma.cuh"
 
@@ -24,7 +20,7 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Keeps the compiler from moving reads or writes of registers that a product in flight uses across this point.
+// Keeps the compiler from moving reads or writes of registers that an MMA in flight uses across this point.
 template <int COUNT>
 __device__ __forceinline__ void pin_registers(float (&r)[COUNT]) {
 #pragma unroll
@@ -67,7 +63,7 @@ struct Wgmma;
     static __device__ __forceinline__ void ss(float (&d)[N / 2], u32 a, u32 b, int accumulate) {                  \
       asm volatile("{\n.reg .pred p;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" #I2 ", 0;\n"                          \
                    "mov.b64 da, {%" #I0 ", " WG_UPPER "};\nmov.b64 db, {%" #I1 ", " WG_UPPER "};\n"              \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." SDPA_DTYPE "." SDPA_DTYPE " {" TEXT          \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." PTX_DTYPE "." PTX_DTYPE " {" TEXT          \
                    "}, da, db, p, 1, 1, 0, 0;\n}\n"                                                              \
                    : OPERANDS                                                                                     \
                    : "r"(a), "r"(b), "r"(accumulate));                                                            \
@@ -77,7 +73,7 @@ struct Wgmma;
                                               int accumulate) {                                                   \
       asm volatile("{\n.reg .pred p;\n.reg .b64 db;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                              \
                    "mov.b64 db, {%" #I4 ", " WG_UPPER "};\n"                                                      \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." SDPA_DTYPE "." SDPA_DTYPE " {" TEXT          \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." PTX_DTYPE "." PTX_DTYPE " {" TEXT          \
                    "}, {%" #I0 ",%" #I1 ",%" #I2 ",%" #I3 "}, db, p, 1, 1, %" #I6 ";\n}\n"                 \
                    : OPERANDS                                                                                     \
                    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(accumulate), "n"(TRANSPOSED));               \

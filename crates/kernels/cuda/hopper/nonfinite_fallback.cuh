@@ -1,17 +1,17 @@
 // One row of attention by the four lanes that own it, straight from global memory: the way out where a shortcut has met numbers that
 // it cannot take. Slow, and never run on ordinary inputs.
 #pragma once
-#include "band.cuh"
-#include "mma.cuh"
+#include "lse.cuh"
+#include "softmax.cuh"
 
 // Writes columns [first, last) of O, and the LSE where `lse` is a place for it, unless a visible score is NaN or +infinity: what
 // is there already, NaN, is then right.
 __device__ __noinline__ void nonfinite_fallback(const SdpaParams& p, int batch, int head, int head_kv, int row, int first, int last,
-                                               half_type* o, float* lse) {
+                                               element* o, float* lse) {
   constexpr int AT_ONCE = 4;  // columns of one pass over the keys
-  const half_type* q = static_cast<const half_type*>(p.q) + batch * p.q_stride[0] + head * p.q_stride[1] + row * p.q_stride[2];
-  const half_type* k = static_cast<const half_type*>(p.k) + batch * p.k_stride[0] + head_kv * p.k_stride[1];
-  const half_type* v = static_cast<const half_type*>(p.v) + batch * p.v_stride[0] + head_kv * p.v_stride[1];
+  const element* q = static_cast<const element*>(p.q) + batch * p.q_stride[0] + head * p.q_stride[1] + row * p.q_stride[2];
+  const element* k = static_cast<const element*>(p.k) + batch * p.k_stride[0] + head_kv * p.k_stride[1];
+  const element* v = static_cast<const element*>(p.v) + batch * p.v_stride[0] + head_kv * p.v_stride[1];
   const int key_first = max(0, row + p.band_lo), key_last = min(p.seq_kv - 1, row + p.band_hi);
   auto score = [&](int key) {
     float sum = 0.f;
@@ -42,7 +42,7 @@ __device__ __noinline__ void nonfinite_fallback(const SdpaParams& p, int batch, 
     }
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i)
-      if (column + i < last) o[column + i] = half_type(weights > 0.f ? sum[i] / weights : 0.f);
+      if (column + i < last) o[column + i] = element(weights > 0.f ? sum[i] / weights : 0.f);
   }
-  if (lse && threadIdx.x % 4 == 0) *lse = weights > 0.f ? fmaf(top, p.scale, __logf(weights)) : NEG_INF;
+  if (lse && threadIdx.x % 4 == 0) *lse = log_sum_exp(top, weights, p.scale);
 }

@@ -121,12 +121,6 @@ __device__ __forceinline__ void issue_tile(const SdpaParams& p, const Place& at,
   cp_async_commit();
 }
 
-__device__ __forceinline__ void store_lse(const SdpaParams& p, const Place& at, int row, float m,
-                                          float l) {
-  if (p.lse != nullptr)
-    p.lse[at.batch * p.lse_stride[0] + at.head * p.lse_stride[1] + row] = log_sum_exp(m, l);
-}
-
 // ---------------------------------------------------------------------------- scalar path
 
 template <typename C>
@@ -149,7 +143,7 @@ struct ScalarPath {
   __device__ __forceinline__ ScalarPath() {
 #pragma unroll
     for (int r = 0; r < ROWS_PER_WARP; ++r) {
-      m[r] = NEGATIVE_INFINITY;
+      m[r] = NEG_INF;
       l[r] = 0.0f;
       o[r][0] = o[r][1] = 0.0f;
     }
@@ -200,11 +194,11 @@ struct ScalarPath {
                                              const float (&dot)[KEYS_PER_LANE], float* weights,
                                              float& row_m, float& row_l, float (&row_o)[2]) const {
     float x[KEYS_PER_LANE];
-    float tile_max = NEGATIVE_INFINITY;
+    float tile_max = NEG_INF;
 #pragma unroll
     for (int u = 0; u < KEYS_PER_LANE; ++u) {
       const bool visible = is_visible(p, row, first_key + lane + u * LANES);
-      x[u] = visible ? dot[u] * p.scale_log2 : NEGATIVE_INFINITY;
+      x[u] = visible ? dot[u] * p.scale_log2 : NEG_INF;
       tile_max = fmaxf(tile_max, x[u]);
     }
     const float m_new = fmaxf(row_m, group_max(tile_max));
@@ -268,7 +262,7 @@ struct ScalarPath {
 #pragma unroll
       for (int c = 0; c < 2; ++c)
         out[row * p.o_stride[2] + column(c)] = from_float<element>(o[r][c] * inverse_l);
-      if (lane == 0) store_lse(p, at, row, m[r], l[r]);
+      if (p.lse != nullptr && lane == 0) LSE_OF(p, at.batch, at.head, row) = log_sum_exp(m[r], l[r]);
     }
   }
 };
@@ -375,7 +369,7 @@ using ActivePath = WmmaPath<ActiveConfig>;
 using ActivePath = ScalarPath<ActiveConfig>;
 #endif
 constexpr int MAX_REGISTERS = 96;
-static_assert(ActivePath::SHARED_BYTES == SMEM_BYTES, "the manifest computes the same size");
+static_assert(ActivePath::SHARED_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
 extern "C" __global__ void __maxnreg__(MAX_REGISTERS)
     fa_s512_v3(const __grid_constant__ SdpaParams p) {

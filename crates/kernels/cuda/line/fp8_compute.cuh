@@ -13,13 +13,7 @@ constexpr int COLUMN_FRAGS = HEAD_DIM / FRAG;
 constexpr int DIMS_IN_FLIGHT = HEAD_DIM > 64 ? 1 : 2;
 
 __device__ __forceinline__ float exp2_of(float x) {
-#if USE_FAST_EXP
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return exp2f(x);
-#endif
+  return USE_FAST_EXP ? exp2_approx(x) : exp2f(x);
 }
 
 // Which rows and keys a warp works on.
@@ -46,57 +40,29 @@ struct Share {
   }
 };
 
-// ------------------------------------------------------------- mma.sync and its layout
-
-// Four 8x8 matrices of halves; lane i passes the address of row i%8 of matrix i/8.
-__device__ __forceinline__ void load_matrices(word_t (&out)[4], const __half* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(shared_address(row))
-               : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(word_t (&out)[4], const __half* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(shared_address(row))
-               : "memory");
-}
-
-// d += a (16x16) x b (16x8). Documented layout of d: lane t holds, of rows t/4 and t/4 + 8,
-// the columns 2*(t%4) and 2*(t%4) + 1. That is also the layout of a quarter of the next
-// product's a, which is why weights need not leave the registers.
-__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const word_t (&a)[4], word_t b0,
-                                            word_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // ------------------------------------------------------------------------- the softmaxes
 
 // Scores in mma.sync accumulators: a lane holds parts of two rows, four lanes share a row.
 struct RegisterSoftmax {
   Share at;
-  float m[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
+  float m[2] = {NEG_INF, NEG_INF};
   float l[2] = {0.0f, 0.0f};
   float alpha[2];
-  word_t weights[KEY_FRAGS][4];  // packed pairs, in the layout of the a operand
+  u32 weights[KEY_FRAGS][4];  // packed pairs, in the layout of the a operand
 
   __device__ __forceinline__ void score(int buffer, float (&s)[2 * KEY_FRAGS][4]) const {
     const int lane = at.lane;
 #pragma unroll
     for (int dim = 0; dim < HEAD_DIM; dim += FRAG) {
-      word_t q[4];
-      load_matrices(q, at.q_rows() + lane % 16 * PITCH + dim + lane / 16 * 8);
+      u32 q[4];
+      ldmatrix_x4(q, shared_address(at.q_rows() + lane % 16 * PITCH + dim + lane / 16 * 8));
 #pragma unroll
       for (int f = 0; f < KEY_FRAGS; ++f) {
         const int key = f * FRAG + lane / 16 * 8 + lane % 8;
-        word_t k[4];
-        load_matrices(k, at.k_rows(buffer) + key * PITCH + dim + lane / 8 % 2 * 8);
-        mma_16x8x16(s[2 * f], q, k[0], k[1]);
-        mma_16x8x16(s[2 * f + 1], q, k[2], k[3]);
+        u32 k[4];
+        ldmatrix_x4(k, shared_address(at.k_rows(buffer) + key * PITCH + dim + lane / 8 % 2 * 8));
+        mma_m16n8k16(s[2 * f], q, k[0], k[1]);
+        mma_m16n8k16(s[2 * f + 1], q, k[2], k[3]);
       }
     }
   }
@@ -115,7 +81,7 @@ struct RegisterSoftmax {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const bool visible = no_mask || is_visible(p, row + e / 2 * 8, key + b * 8 + e % 2);
-        s[b][e] = visible ? s[b][e] * scale_log2 : NEGATIVE_INFINITY;
+        s[b][e] = visible ? s[b][e] * scale_log2 : NEG_INF;
         m_new[e / 2] = fmaxf(m_new[e / 2], s[b][e]);
       }
 #pragma unroll
@@ -133,7 +99,7 @@ struct RegisterSoftmax {
       for (int h = 0; h < 2; ++h) {
         const __half2 pair = __floats2half2_rn(exp2_of(s[b][2 * h] - subtrahend(m[h])),
                                                exp2_of(s[b][2 * h + 1] - subtrahend(m[h])));
-        weights[b / 2][b % 2 * 2 + h] = *reinterpret_cast<const word_t*>(&pair);
+        weights[b / 2][b % 2 * 2 + h] = *reinterpret_cast<const u32*>(&pair);
         // The sum weighs what P.V weighs: the rounded values.
         const float2 rounded = __half22float2(pair);
         sum[h] += rounded.x + rounded.y;
@@ -150,7 +116,7 @@ struct RegisterSoftmax {
       for (int i = 0; i < 4; ++i) {
         const int row = at.lane / 4 + i % 2 * 8;
         const int key = f * FRAG + i / 2 * 8 + at.lane % 4 * 2;
-        *reinterpret_cast<word_t*>(weights_of(at.warp) + row * WEIGHT_PITCH + key) = weights[f][i];
+        *reinterpret_cast<u32*>(weights_of(at.warp) + row * WEIGHT_PITCH + key) = weights[f][i];
       }
     __syncwarp();
   }
@@ -176,7 +142,7 @@ struct StripSoftmax {
   static constexpr int LANES_PER_ROW = 2;
   static constexpr int KEYS_PER_LANE = KEYS_PER_WARP / LANES_PER_ROW;
   Share at;
-  float m = NEGATIVE_INFINITY;
+  float m = NEG_INF;
   float l = 0.0f;
   float alpha;
   float x[KEYS_PER_LANE];  // this lane's scores, then its weights
@@ -209,7 +175,7 @@ struct StripSoftmax {
     for (int i = 0; i < KEYS_PER_LANE; ++i) {
       const bool visible = is_visible(p, first_row + r, first_key + first + i);
       const float s = strip_of(at.warp)[r * STRIP_PITCH + first + i];
-      x[i] = visible ? s * scale_log2 : NEGATIVE_INFINITY;
+      x[i] = visible ? s * scale_log2 : NEG_INF;
       m_new = fmaxf(m_new, x[i]);
     }
     m_new = group_max<LANES_PER_ROW>(m_new);
@@ -272,11 +238,10 @@ struct MmaOutput {
 #pragma unroll
       for (int c = 0; c < COLUMN_FRAGS; ++c) {
         const int key = f * FRAG + at.lane % 16;
-        word_t v[4];
-        load_matrices_transposed(v,
-                                 at.v_rows(buffer) + key * PITCH + c * FRAG + at.lane / 16 * 8);
-        mma_16x8x16(o[2 * c], softmax.weights[f], v[0], v[1]);
-        mma_16x8x16(o[2 * c + 1], softmax.weights[f], v[2], v[3]);
+        u32 v[4];
+        ldmatrix_x4_trans(v, shared_address(at.v_rows(buffer) + key * PITCH + c * FRAG + at.lane / 16 * 8));
+        mma_m16n8k16(o[2 * c], softmax.weights[f], v[0], v[1]);
+        mma_m16n8k16(o[2 * c + 1], softmax.weights[f], v[2], v[3]);
       }
   }
 
@@ -447,7 +412,7 @@ struct ComputeWarp {
     if (row >= p.seq_q) return;
 
     const float* part[KEY_GROUPS];
-    float m = NEGATIVE_INFINITY;
+    float m = NEG_INF;
 #pragma unroll
     for (int g = 0; g < KEY_GROUPS; ++g) {
       part[g] = strip_of(at.row_group * KEY_GROUPS + g) + r * STRIP_PITCH;
@@ -473,7 +438,6 @@ struct ComputeWarp {
       if (c * FRAG + i < p.dim_v) o[i] = __float2half_rn(sum * normalise);
     }
     if (c == 0 && first == 0 && p.lse != nullptr)
-      p.lse[work.batch * p.lse_stride[0] + work.head * p.lse_stride[1] + row] =
-          log_sum_exp(m, l);
+      LSE_OF(p, work.batch, work.head, row) = log_sum_exp(m, l);
   }
 };

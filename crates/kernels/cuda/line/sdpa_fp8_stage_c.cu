@@ -21,19 +21,20 @@
 //   USE_PERSISTENT_CTA       a CTA takes work items until none is left
 //   USE_FAST_EXP             ex2.approx.ftz instead of exp2f
 //   USE_KV_LUT               K and V are decoded through a 256-entry table
-// and: E4M3, HEAD_DIM (multiple of 32), BLOCK_M, BLOCK_N, SMEM_BYTES.
+// and: E4M3, HEAD_DIM (multiple of 32), BLOCK_M, BLOCK_N, DYNAMIC_SMEM_BYTES.
 #include <cuda_fp8.h>
 #include <mma.h>
 
+#include "barrier.cuh"
 #include "copy.cuh"
+#include "lse.cuh"
 #include "mask.cuh"
-#include "params.h"
+#include "mma.cuh"
 #include "softmax.cuh"
 
 namespace wmma = nvcuda::wmma;
 
 typedef unsigned char code_t;
-typedef unsigned int word_t;
 
 constexpr int LANES = 32;
 constexpr int FRAG = 16;
@@ -77,7 +78,7 @@ constexpr int CODE_OFFSET = Q_BYTES;
 constexpr int KV_OFFSET = CODE_OFFSET + CODE_BYTES;
 constexpr int STRIP_OFFSET = KV_OFFSET + KV_BUFFERS * 2 * KV_BYTES;
 constexpr int LUT_OFFSET = STRIP_OFFSET + COMPUTE_WARPS * STRIP_BYTES;
-static_assert(LUT_OFFSET + LUT_BYTES == SMEM_BYTES, "the manifest computes the same size");
+static_assert(LUT_OFFSET + LUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 
@@ -103,49 +104,41 @@ __device__ __forceinline__ __half* lut() {
 
 // ------------------------------------------------------------------------------ barriers
 
-// Named barriers: 0 is __syncthreads. A thread that only has to announce something
-// arrives; a thread that needs the announcement synchronises. Both count.
 enum Barrier { COMPUTE_BARRIER = 1, FULL_BARRIER = 2, EMPTY_BARRIER = 4 };
 
-__device__ __forceinline__ void barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 __device__ __forceinline__ void compute_barrier() {
-  barrier_sync(COMPUTE_BARRIER, COMPUTE_THREADS);
+  named_barrier_sync(COMPUTE_BARRIER, COMPUTE_THREADS);
 }
 constexpr int HANDSHAKE_THREADS = COMPUTE_THREADS + PRODUCER_THREADS;
 
 // -------------------------------------------------------------------------------- codes
 
 #if E4M3
-constexpr word_t FOUR_ZERO_CODES = 0;
+constexpr u32 FOUR_ZERO_CODES = 0;
 // What one unit of a stored value is worth, given the head's scale.
 __device__ __forceinline__ float unit_of(float scale) { return scale; }
-__device__ __forceinline__ word_t decode_pair(word_t codes, int pair) {
+__device__ __forceinline__ u32 decode_pair(u32 codes, int pair) {
   const __half2_raw two =
       __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> (16 * pair)), __NV_E4M3);
-  return static_cast<word_t>(two.x) | static_cast<word_t>(two.y) << 16;
+  return static_cast<u32>(two.x) | static_cast<u32>(two.y) << 16;
 }
 #else
-constexpr word_t FOUR_ZERO_CODES = 0x80808080u;
+constexpr u32 FOUR_ZERO_CODES = 0x80808080u;
 __device__ __forceinline__ float unit_of(float scale) { return scale * (448.0f / 127.0f); }
-__device__ __forceinline__ word_t decode_pair(word_t codes, int pair) {
+__device__ __forceinline__ u32 decode_pair(u32 codes, int pair) {
   // The byte under an exponent of 2^10 is the half 1024 + code; taking 1152 off is exact.
-  const word_t biased = __byte_perm(codes, 0x64646464u, pair == 0 ? 0x4140 : 0x4342);
+  const u32 biased = __byte_perm(codes, 0x64646464u, pair == 0 ? 0x4140 : 0x4342);
   const __half2 value = __hsub2(*reinterpret_cast<const __half2*>(&biased),
                                 __half2half2(__ushort_as_half(0x6480)));
-  return *reinterpret_cast<const word_t*>(&value);
+  return *reinterpret_cast<const u32*>(&value);
 }
 #endif
 
-__device__ __forceinline__ word_t look_up_pair(word_t codes, int pair) {
-  const word_t low = codes >> (16 * pair) & 0xff;
-  const word_t high = codes >> (16 * pair + 8) & 0xff;
-  return static_cast<word_t>(__half_as_ushort(lut()[low])) |
-         static_cast<word_t>(__half_as_ushort(lut()[high])) << 16;
+__device__ __forceinline__ u32 look_up_pair(u32 codes, int pair) {
+  const u32 low = codes >> (16 * pair) & 0xff;
+  const u32 high = codes >> (16 * pair + 8) & 0xff;
+  return static_cast<u32>(__half_as_ushort(lut()[low])) |
+         static_cast<u32>(__half_as_ushort(lut()[high])) << 16;
 }
 
 __device__ __forceinline__ void fill_lut() {
@@ -154,7 +147,7 @@ __device__ __forceinline__ void fill_lut() {
 }
 
 struct alignas(16) Chunk16 {
-  word_t word[4];
+  u32 word[4];
 };
 
 // Sixteen codes from global memory; those past `valid` read as the code of zero.
@@ -167,8 +160,8 @@ __device__ __forceinline__ Chunk16 fetch_chunk(const code_t* source, int valid, 
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       if (4 * w + b < valid) {
-        const word_t cleared = chunk.word[w] & ~(0xffu << (8 * b));
-        chunk.word[w] = cleared | static_cast<word_t>(source[4 * w + b]) << (8 * b);
+        const u32 cleared = chunk.word[w] & ~(0xffu << (8 * b));
+        chunk.word[w] = cleared | static_cast<u32>(source[4 * w + b]) << (8 * b);
       }
     }
   }
@@ -179,7 +172,7 @@ template <bool BY_TABLE>
 __device__ __forceinline__ void store_decoded(__half* destination, const Chunk16& chunk) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    word_t pair[4];
+    u32 pair[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       pair[i] = BY_TABLE ? look_up_pair(chunk.word[2 * half + i / 2], i % 2)
@@ -296,8 +289,9 @@ struct Loader {
         // Where nothing is valid nothing is read, but the address must be a legal one.
         const int key = valid > 0 ? first_key + row : 0;
         const int first = valid > 0 ? col : 0;
-        cp_async_16(code_chunk(stage, chunk), k + key * k_step + first, valid);
-        cp_async_16(code_chunk(stage, CHUNKS_PER_TILE + chunk), v + key * v_step + first, valid);
+        cp_async_16(shared_address(code_chunk(stage, chunk)), k + key * k_step + first, valid);
+        cp_async_16(shared_address(code_chunk(stage, CHUNKS_PER_TILE + chunk)), v + key * v_step + first,
+                    valid);
       });
     }
     cp_async_commit();
@@ -386,27 +380,27 @@ __device__ __forceinline__ void produce(const SdpaParams& p) {
       const int buffer = use % KV_BUFFERS;
       loader.issue(tile + STAGES - 1, w.tiles.end, (turn + STAGES - 1) % STAGES);
       loader.wait_for_oldest();
-      barrier_sync(EMPTY_BARRIER + buffer, HANDSHAKE_THREADS);
+      named_barrier_sync(EMPTY_BARRIER + buffer, HANDSHAKE_THREADS);
       loader.decode(tile, turn % STAGES, buffer);
-      barrier_arrive(FULL_BARRIER + buffer, HANDSHAKE_THREADS);
+      named_barrier_arrive(FULL_BARRIER + buffer, HANDSHAKE_THREADS);
     }
   });
   // Every arrival is matched: take the last word of the compute warps on both buffers.
-  for (int i = 0; i < KV_BUFFERS; ++i) barrier_sync(EMPTY_BARRIER + i, HANDSHAKE_THREADS);
+  for (int i = 0; i < KV_BUFFERS; ++i) named_barrier_sync(EMPTY_BARRIER + i, HANDSHAKE_THREADS);
 }
 
 __device__ __forceinline__ void consume(const SdpaParams& p) {
   int use = 0;
-  for (int i = 0; i < KV_BUFFERS; ++i) barrier_arrive(EMPTY_BARRIER + i, HANDSHAKE_THREADS);
+  for (int i = 0; i < KV_BUFFERS; ++i) named_barrier_arrive(EMPTY_BARRIER + i, HANDSHAKE_THREADS);
   for_each_work_item(p, [&](const Work& w) {
     compute_barrier();  // the last item's Q and strips are no longer read
     load_q(p, w);
     ComputeWarp compute(p, w);
     for (int tile = w.tiles.begin; tile < w.tiles.end; ++tile, ++use) {
       const int buffer = use % KV_BUFFERS;
-      barrier_sync(FULL_BARRIER + buffer, HANDSHAKE_THREADS);  // and Q is complete
+      named_barrier_sync(FULL_BARRIER + buffer, HANDSHAKE_THREADS);  // and Q is complete
       compute.tile(tile, buffer);
-      barrier_arrive(EMPTY_BARRIER + buffer, HANDSHAKE_THREADS);
+      named_barrier_arrive(EMPTY_BARRIER + buffer, HANDSHAKE_THREADS);
     }
     compute.finish();
   });

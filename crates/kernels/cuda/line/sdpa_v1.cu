@@ -8,9 +8,8 @@
 //
 // Set by the manifest: DTYPE_BF16, HEAD_DIM, VALUE_DIM (multiples of 32), WARPS, KEYS_PER_STEP.
 #include "copy.cuh"
-#include "dtype.cuh"
+#include "lse.cuh"
 #include "mask.cuh"
-#include "params.h"
 #include "softmax.cuh"
 
 constexpr int LANES = 32;
@@ -48,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES)
 #pragma unroll
   for (int c = 0; c < QK_COLS_PER_LANE; ++c) q_row[c] *= p.scale_log2;
 
-  float m = NEGATIVE_INFINITY;
+  float m = NEG_INF;
   float l = 0.0f;
   float o_row[V_COLS_PER_LANE] = {};
 
@@ -70,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES)
     float m_new = m;
 #pragma unroll
     for (int u = 0; u < KEYS_PER_STEP; ++u) {
-      score[u] = first + u < keys.end ? group_sum(score[u]) : NEGATIVE_INFINITY;
+      score[u] = first + u < keys.end ? group_sum(score[u]) : NEG_INF;
       m_new = fmaxf(m_new, score[u]);
     }
 
@@ -101,5 +100,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES)
     if (col < p.dim_v) o[col] = from_float<element>(o_row[c] * inverse_l);
   }
   if (p.lse != nullptr && lane == 0)
-    p.lse[batch * p.lse_stride[0] + head * p.lse_stride[1] + row] = log_sum_exp(m, l);
+    LSE_OF(p, batch, head, row) = log_sum_exp(m, l);
 }

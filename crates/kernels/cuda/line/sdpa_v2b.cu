@@ -12,9 +12,8 @@
 // Set by the manifest: DTYPE_BF16, HEAD_DIM (multiple of 16), BLOCK_N (32 or 64; less
 // where 64 does not fit the device's shared memory).
 #include "copy.cuh"
-#include "dtype.cuh"
+#include "lse.cuh"
 #include "mask.cuh"
-#include "params.h"
 #include "softmax.cuh"
 
 constexpr int LANES = 32;
@@ -42,7 +41,7 @@ constexpr int KEYS_PER_WEIGHT_LOAD = 4;
 
 static_assert(HEAD_DIM % 16 == 0 && BLOCK_N % LANES == 0, "tile sizes");
 
-// The shared-memory map. Sizes are in bytes; the manifest repeats the sum.
+// The shared-memory map, in bytes.
 constexpr int Q_BYTES = BLOCK_M * PITCH * 2;
 constexpr int KV_STAGE_BYTES = BLOCK_N * PITCH * 2;
 constexpr int SCORE_BYTES = BLOCK_M * SCORE_PITCH * 4;
@@ -52,13 +51,10 @@ constexpr int V_OFFSET = K_OFFSET + STAGES * KV_STAGE_BYTES;
 constexpr int SCORE_OFFSET = V_OFFSET + STAGES * KV_STAGE_BYTES;
 constexpr int O_OFFSET = SCORE_OFFSET + SCORE_BYTES;
 constexpr int ROW_STATE_OFFSET = O_OFFSET + O_BYTES;
+static_assert(ROW_STATE_OFFSET + BLOCK_M * int(sizeof(RowState)) == DYNAMIC_SMEM_BYTES,
+              "the manifest's dynamic_smem is the size of this layout");
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
-
-struct RowState {
-  float m;  // running maximum, log2 units
-  float l;  // running sum of exp2(score - m)
-};
 
 __device__ __forceinline__ element* q_tile() { return reinterpret_cast<element*>(shared_memory); }
 __device__ __forceinline__ element* k_tile(int stage) {
@@ -112,7 +108,7 @@ __device__ __forceinline__ void prepare_rows(const SdpaParams& p, const element*
           exists ? q[(first_row + r) * p.q_stride[2] + col] : from_float<element>(0.0f);
       o_row(r)[col] = 0.0f;
     }
-    if (lane == 0) *row_state(r) = {NEGATIVE_INFINITY, 0.0f};
+    if (lane == 0) *row_state(r) = RowState{};
   }
   __syncwarp();
 }
@@ -147,7 +143,7 @@ __device__ __forceinline__ void score_rows(const SdpaParams& p, const element* k
     for (int u = 0; u < KEYS_PER_LANE; ++u) {
       const int key = lane + u * LANES;
       const bool visible = is_visible(p, first_row + r, first_key + key);
-      score_row(r)[key] = visible ? dot[i][u] * p.scale_log2 : NEGATIVE_INFINITY;
+      score_row(r)[key] = visible ? dot[i][u] * p.scale_log2 : NEG_INF;
     }
   }
   __syncwarp();
@@ -157,7 +153,7 @@ __device__ __forceinline__ void score_rows(const SdpaParams& p, const element* k
 // the accumulator is brought to the new maximum.
 __device__ __forceinline__ void update_row(int r, int lane) {
   float score[KEYS_PER_LANE];
-  float tile_max = NEGATIVE_INFINITY;
+  float tile_max = NEG_INF;
 #pragma unroll
   for (int u = 0; u < KEYS_PER_LANE; ++u) {
     score[u] = score_row(r)[lane + u * LANES];
@@ -251,8 +247,7 @@ __device__ __forceinline__ void store_rows(const SdpaParams& p, int batch, int h
     for (int col = lane; col < p.dim_v; col += LANES)
       o[row * p.o_stride[2] + col] = from_float<element>(o_row(r)[col] * inverse_l);
     if (p.lse != nullptr && lane == 0)
-      p.lse[batch * p.lse_stride[0] + head * p.lse_stride[1] + row] =
-          log_sum_exp(state.m, state.l);
+      LSE_OF(p, batch, head, row) = log_sum_exp(state.m, state.l);
   }
 }
 

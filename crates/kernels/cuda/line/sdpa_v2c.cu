@@ -14,7 +14,7 @@
 //   barrier : tile t is complete; everybody is done with tile t-1, whose buffers come next
 //
 // Set by the manifest: DTYPE_BF16, HEAD_DIM (multiple of 32), BLOCK_M, BLOCK_N, KEY_GROUPS,
-// KEYS_PER_WARP, WEIGHT_PARTS, NUM_WARPS, SMEM_BYTES.
+// KEYS_PER_WARP, WEIGHT_PARTS, NUM_WARPS, DYNAMIC_SMEM_BYTES.
 #include "wmma_rows.cuh"
 
 constexpr int WARPS = NUM_WARPS;
@@ -52,7 +52,7 @@ constexpr int O_OFFSET = OUTPUT_IN_REGISTERS ? 0 : LOOP_BYTES;
 constexpr int LOOP_AND_MERGE_BYTES =
     LOOP_BYTES > O_OFFSET + O_BYTES ? LOOP_BYTES : O_OFFSET + O_BYTES;
 constexpr int STATE_OFFSET = LOOP_AND_MERGE_BYTES;
-static_assert(STATE_OFFSET + WARPS * FRAG * 8 == SMEM_BYTES, "the manifest computes the same size");
+static_assert(STATE_OFFSET + WARPS * FRAG * 8 == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 

@@ -14,9 +14,8 @@
 #include <mma.h>
 
 #include "copy.cuh"
-#include "dtype.cuh"
+#include "lse.cuh"
 #include "mask.cuh"
-#include "params.h"
 #include "softmax.cuh"
 
 namespace wmma = nvcuda::wmma;
@@ -81,13 +80,7 @@ struct WarpStrip {
 };
 
 // The running softmax of row lane/2: m is the same in both of its lanes, l counts what this
-// lane has seen.
-struct RowState {
-  float m = NEGATIVE_INFINITY;
-  float l = 0.0f;
-};
-
-// m need not be the maximum, only near it. While the true maximum is at most this far above
+// lane has seen. m need not be the maximum, only near it. While the true maximum is at most this far above
 // (in log2 units), nothing is rescaled: weights up to 2^8 are as exact in 16 bits as
 // weights up to 1, and the sums are fp32.
 constexpr float RESCALE_THRESHOLD = 8.0f;
@@ -114,7 +107,7 @@ __device__ __forceinline__ float next_weights(const SdpaParams& p, const Strip& 
   if (!all_visible(p, first_row, first_row + FRAG - 1, first_key, Strip::KEYS)) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
-      if (!is_visible(p, first_row + r, first_key + first + i)) x[i] = NEGATIVE_INFINITY;
+      if (!is_visible(p, first_row + r, first_key + first + i)) x[i] = NEG_INF;
   }
   float step_max = x[0];
 #pragma unroll
@@ -126,7 +119,7 @@ __device__ __forceinline__ float next_weights(const SdpaParams& p, const Strip& 
   state.m = m_new;
   const float offset = subtrahend(m_new);
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) x[i] = exp2_flushed(x[i] - offset);
+  for (int i = 0; i < COUNT; ++i) x[i] = exp2_approx(x[i] - offset);
   state.l *= alpha;
   return alpha;
 }
@@ -255,7 +248,7 @@ __device__ __forceinline__ void merge_and_store(const SdpaParams& p, int batch, 
 
     // The row's place in the part of the first warp that owns it.
     const int place = row / FRAG * SHARES * FRAG + row % FRAG;
-    float m = NEGATIVE_INFINITY;
+    float m = NEG_INF;
 #pragma unroll
     for (int g = 0; g < SHARES; ++g) m = fmaxf(m, state[place + g * FRAG].x);
     float l = 0.0f;
@@ -292,7 +285,6 @@ __device__ __forceinline__ void merge_and_store(const SdpaParams& p, int batch, 
           destination[i] = i % 2 == 0 ? chunk.pair[i / 2].x : chunk.pair[i / 2].y;
     }
     if (col == 0 && p.lse != nullptr)
-      p.lse[batch * p.lse_stride[0] + head * p.lse_stride[1] + first_row + row] =
-          log_sum_exp(m, l);
+      LSE_OF(p, batch, head, first_row + row) = log_sum_exp(m, l);
   }
 }

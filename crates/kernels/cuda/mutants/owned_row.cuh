@@ -8,9 +8,8 @@
 #pragma once
 
 #include "copy.cuh"
-#include "dtype.cuh"
+#include "lse.cuh"
 #include "mask.cuh"
-#include "params.h"
 #include "softmax.cuh"
 
 constexpr int LANES = 32;
@@ -65,7 +64,7 @@ __device__ __forceinline__ void copy_kv(const SdpaParams& p, const Head& head, i
 }
 
 struct OwnedRow {
-  float m = NEGATIVE_INFINITY;
+  float m = NEG_INF;
   float l = 0.0f;
   float o[COLUMNS_PER_LANE] = {};
 
@@ -84,7 +83,7 @@ struct OwnedRow {
   __device__ __forceinline__ void absorb(const SdpaParams& p, int row, int tile, float dot,
                                          const element* v, int lane) {
     const bool visible = is_visible(p, row, tile * TILE_KEYS + lane);
-    const float score = visible ? dot * p.scale_log2 : NEGATIVE_INFINITY;
+    const float score = visible ? dot * p.scale_log2 : NEG_INF;
     const float m_new = fmaxf(m, group_max(score));
     const float alpha = rescale_factor(m, m_new);
     const float weight = exp2f(score - subtrahend(m_new));

@@ -1,15 +1,15 @@
-// Which row blocks a CTA of hopper_fwd works on, in which order, and which key tiles each of them needs. One thread of the CTA, the
-// scheduler, walks the list and tells the producer and the consumers.
+// The tile scheduler of hopper_fwd: which Q tiles a CTA works on, in which order, and which KV tiles each of them needs. One thread of
+// the CTA walks the list and publishes it to the producer and the consumers (producer.cuh).
 #pragma once
-#include "band.cuh"
+#include "mask.cuh"
 
 namespace {
 
 constexpr int BLOCK_M = 64 * CONSUMERS;
-constexpr int POSITIONS = BLOCK_M / PACK_HEADS;  // query positions of one row block
+constexpr int POSITIONS = BLOCK_M / PACK_HEADS;  // query positions of one Q tile
 static_assert(BLOCK_M % PACK_HEADS == 0 && POSITIONS % 16 == 0, "the 16 rows of a warp are of one head");
 
-// A row block: its number in its head, and the head, or group of PACK_HEADS heads, counted through all batches; negative: the list ends.
+// A Q tile: its number in its head, and the head, or group of PACK_HEADS heads, counted through all batches; negative: the list ends.
 struct Work {
   int m_block, head;
 };
@@ -31,22 +31,21 @@ __device__ __forceinline__ Work read_work_for_warp(u32 smem) {
   return {__shfl_sync(~0u, work.m_block, 0), __shfl_sync(~0u, work.head, 0)};
 }
 
-// The row blocks of one CTA, in order.
+// The Q tiles of one CTA, in order.
 //
-// LONGEST_FIRST: the heads are cut into sections whose keys and values fit the second-level cache; in each, the row blocks that see
-// most keys come first.
-// PAIRED: a unit of work is the block i from the end of a head and the block i from its start, all equally long. PAIRED 2: but precise
-// blocks, which take longer than their tiles say, go with the next shorter block from the end. The longest block is then alone and
-// one short block of every head left over, for CTAs that no pair is left for.
+// LONGEST_FIRST: the heads are cut into sections whose keys and values fit L2; in each, the Q tiles that see most keys come first.
+// PAIRED: a unit of work is the Q tile i from the end of a head and the Q tile i from its start, all equally long. PAIRED 2: but
+// precise ones, which take longer than their KV tiles say, go with the next shorter one from the end. The longest is then alone and
+// one short one of every head left over, for CTAs that no pair is left for.
 //
-// Units are handed out by a counter that all CTAs share (PERSISTENT 2) or divided up beforehand: in turns, and longest first
+// Dynamic (PERSISTENT 2): units are taken from an atomic counter that all CTAs share. Static: in turns, and longest first
 // forwards in even rounds and backwards in odd ones, so that whoever got the longest of a round gets the shortest of the next.
-struct Schedule {
+struct TileScheduler {
   int unit = worker(), round = 0, second = 0;
 
   static __device__ __forceinline__ int worker() { return blockIdx.x; }
   static __device__ __forceinline__ int workers() { return gridDim.x; }
-  // Row blocks of one head.
+  // Q tiles of one head.
   static __device__ __forceinline__ int m_blocks(const SdpaParams& p) {
     return (p.seq_q + POSITIONS - 1) / POSITIONS;
   }
@@ -108,19 +107,19 @@ struct Schedule {
 };
 
 // POSITIONS rows of one head, or of each of PACK_HEADS heads, and the KV tiles that they see.
-struct Tile {
+struct QTile {
   int m0, m_last, head, head_kv, batch;
-  int first, count;  // key tiles [first, first + count)
+  int first, count;  // KV tiles [first, first + count)
   bool precise;
   __device__ __forceinline__ int last() const { return first + count - 1; }
 };
 
-// The rightmost key tile that rows up to `row` see, at least the first of the row block.
-__device__ __forceinline__ int last_seen(const SdpaParams& p, const Tile& t, int row) {
+// The rightmost KV tile that rows up to `row` see, at least the first of the Q tile.
+__device__ __forceinline__ int last_seen(const SdpaParams& p, const QTile& t, int row) {
   return max(t.first, min(t.last(), min(min(row, p.seq_q - 1) + p.band_hi, p.seq_kv - 1) / BLOCK_N));
 }
 
-// Where a row block starts: position, first head and batch.
+// Where a Q tile starts: position, first head and batch.
 __device__ __forceinline__ void locate(const SdpaParams& p, const Work& work, int& m0, int& head, int& batch) {
   const int heads = p.heads_q / PACK_HEADS;
   m0 = work.m_block * POSITIONS;
@@ -128,12 +127,13 @@ __device__ __forceinline__ void locate(const SdpaParams& p, const Work& work, in
   head = (work.head - batch * heads) * PACK_HEADS;
 }
 
-__device__ __forceinline__ Tile tile_of(const SdpaParams& p, const Work& work) {
-  Tile t;
+__device__ __forceinline__ QTile q_tile_of(const SdpaParams& p, const Work& work) {
+  QTile t;
   locate(p, work, t.m0, t.head, t.batch);
   t.m_last = min(t.m0 + POSITIONS, p.seq_q) - 1;
   t.head_kv = t.head / (p.heads_q / p.heads_kv);
   const int key_first = max(0, t.m0 + p.band_lo);
+  // Not from m_last: one value less would be shared, and the register allocation another.
   const int key_last = min(p.seq_kv - 1, min(t.m0 + POSITIONS, p.seq_q) - 1 + p.band_hi);
   t.first = key_first / BLOCK_N;
   t.count = key_last >= key_first ? key_last / BLOCK_N - t.first + 1 : 0;

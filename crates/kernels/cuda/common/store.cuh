@@ -1,6 +1,20 @@
-// From a warpgroup's accumulators (layout: wgmma.cuh) straight to global memory, without a stop in shared memory.
+// Output rows to global memory: 16 bytes at a time where the addresses allow them, element by element where they do not.
 #pragma once
-#include "mma.cuh"
+#include "copy.cuh"
+
+// Eight output columns as 16 bytes, or element by element where the row is not aligned or ends early.
+__device__ __forceinline__ void store_chunk(element* row, int column, int dim, bool aligned, uint4 bits) {
+  if (aligned && column + 8 <= dim) {
+    *reinterpret_cast<uint4*>(row + column) = bits;
+  } else {
+    const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      if (column + j < dim) reinterpret_cast<u16*>(row)[column + j] = u16(words[j / 2] >> (16 * (j % 2)));
+  }
+}
+
+// ---------------------------- from MMA accumulators (layout: mma.cuh), without a stop in shared memory
 
 // Word i of lane t becomes word t of lane i, within the four lanes that share a row.
 __device__ __forceinline__ void transpose_quad(u32 (&w)[4], int t) {
@@ -22,11 +36,11 @@ __device__ __forceinline__ void transpose_quad(u32 (&w)[4], int t) {
 // says whether that was all that is inside. All lanes of a warp take part, whose groups of four exchange their columns. For code that
 // runs once, from a cold instruction cache: what other rows need is somewhere else.
 template <int COLUMNS>
-__device__ __forceinline__ bool store_whole_rows(const float (&o)[COLUMNS / 2], half_type* const (&row)[2], const bool (&inside)[2],
+__device__ __forceinline__ bool store_whole_rows(const float (&o)[COLUMNS / 2], element* const (&row)[2], const bool (&inside)[2],
                                                  int first, int dim) {
   if (COLUMNS % 32 != 0 || first + COLUMNS > dim) return false;
   const int t = threadIdx.x % 4;
-  const bool aligned[2] = {aligned16(row[0] + first, 0), aligned16(row[1] + first, 0)};
+  const bool aligned[2] = {rows_are_16_byte_aligned(row[0] + first, 0), rows_are_16_byte_aligned(row[1] + first, 0)};
 #pragma unroll
   for (int group = 0; group < COLUMNS / 32; ++group) {
     u32 w[2][4];
@@ -49,9 +63,9 @@ __device__ __forceinline__ bool store_whole_rows(const float (&o)[COLUMNS / 2], 
 // The four lanes of a row exchange their columns, so that each writes 16 bytes and together they fill whole sectors;
 // all lanes of a warp take part, those with `inside` false without writing.
 template <int COLUMNS>
-__device__ __forceinline__ void store_row(const float (&o)[COLUMNS / 2], int r, half_type* row, bool inside, int first, int dim) {
+__device__ __forceinline__ void store_row(const float (&o)[COLUMNS / 2], int r, element* row, bool inside, int first, int dim) {
   const int t = threadIdx.x % 4;
-  const bool aligned = aligned16(row + first, 0);
+  const bool aligned = rows_are_16_byte_aligned(row + first, 0);
 #pragma unroll
   for (int group = 0; group < COLUMNS / 32; ++group) {
     u32 w[4];

@@ -1,0 +1,82 @@
+// From the accumulators of a finished Q tile to O and the log-sum-exp.
+#pragma once
+#include "barrier.cuh"
+#include "layout.cuh"
+#include "lse.cuh"
+#include "mma.cuh"
+#include "score.cuh"
+#include "store.cuh"
+
+namespace {
+
+// TMA's reading of a stored Q tile is waited for under the first QKᵀ of the next one, which has another slot.
+constexpr bool STORE_LATER = !STORE_DIRECT && Q_STAGES > 1;
+
+// The first row of this thread's warp in the Q tile. Worked out where it is needed instead of kept in a register.
+__device__ __forceinline__ int first_row_of_warp() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread / 32 * 16 - 64;
+}
+
+// Stages this warp's 16 rows where its Q rows were, and lets TMA store them.
+__device__ __forceinline__ void store_by_tma(const float (&o)[VALUE_DIM / 2], const TensorMap& o_map, const Layout& layout, int slot,
+                                             int warpgroup, int warp_row, int m0, int head, int batch) {
+  const int lane = threadIdx.x % 32;
+  const u32 o_smem = layout.q(slot);
+  named_barrier_sync(EPILOGUE_BARRIER + warpgroup, 128);  // no warp still reads this warpgroup's Q
+  const int store_row = warp_row + (lane & 15);
+#pragma unroll
+  for (int j = 0; j < VALUE_DIM / 8; j += 2) {
+    const int chunk = j % 8 + (lane >> 4);
+    stmatrix_x4(o_smem + (j / 8) * Q_PANEL_BYTES + panel_offset(store_row, chunk), pack_pair(o[4 * j], o[4 * j + 1]),
+                pack_pair(o[4 * j + 2], o[4 * j + 3]), pack_pair(o[4 * j + 4], o[4 * j + 5]),
+                pack_pair(o[4 * j + 6], o[4 * j + 7]));
+  }
+  async_proxy_fence();
+  __syncwarp();
+  if (elect_lane()) {  // always the same one
+#pragma unroll
+    for (int panel = 0; panel < V_PANELS; ++panel)
+      tma_store(&o_map, o_smem + panel * Q_PANEL_BYTES + warp_row * 128, panel * PANEL, m0, head, batch);
+    tma_store_commit();
+    if (!STORE_LATER) {
+      tma_store_wait_read();
+      mbarrier_arrive(layout.q_empty(slot));
+    }
+  }
+  __syncwarp();
+}
+
+__device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap& o_map, const Layout& layout, RingPosition<Q_STAGES> q_at,
+                                           int warpgroup, float (&o)[VALUE_DIM / 2], RowPair& state) {
+  const int lane = threadIdx.x % 32;
+  // Read again, so that rows, head and batch are not kept in registers over the loop.
+  const int slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
+  const int warp_row = first_row_of_warp();
+  int m0, head, batch;
+  locate(p, read_work_for_warp(layout.work_slot(slot)), m0, head, batch);
+  if (PACK_HEADS > 1) head += warp_row / POSITIONS;
+  m0 += warp_row % POSITIONS;
+  const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};
+  reduce_row_sums(state);
+  float inverse[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? 1.f / state.sum[r] : 0.f;
+  scale_rows(o, inverse);
+  if (lane == 0) mbarrier_arrive(layout.work_empty(slot));
+  if (STORE_DIRECT) {
+    element* o_head = static_cast<element*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      store_row<VALUE_DIM>(o, r, o_head + rows[r] * p.o_stride[2], rows[r] < p.seq_q, 0, p.dim_v);
+  } else {
+    store_by_tma(o, o_map, layout, q_at.slot(), warpgroup, warp_row, m0, head, batch);
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    if (p.lse && lane % 4 == 0 && rows[r] < p.seq_q)
+      LSE_OF(p, batch, head, rows[r]) = log_sum_exp(state.max[r], state.sum[r], ScoreHook::scale(p));
+}
+
+}  // namespace

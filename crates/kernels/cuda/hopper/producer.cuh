@@ -1,0 +1,114 @@
+// The two threads of hopper_fwd that only feed others: the scheduler thread, which publishes the next Q tile, and the producer, which
+// streams Q, K and V tiles into shared memory by TMA.
+//
+// Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
+#pragma once
+#include "launch.cuh"
+#include "layout.cuh"
+
+namespace {
+
+// Consumers give a slot back when they have stored the Q tile it published. The counter is asked for the next one as late as the
+// producer can bear: who takes a long one early is the last to finish.
+__device__ __forceinline__ void run_scheduler(const SdpaParams& p, const Layout& layout) {
+  TileScheduler scheduler;
+  RingPosition<WORK_SLOTS> work_at;
+  for (bool more = true; more; work_at.advance()) {
+    const Work work = scheduler.work(p);
+    more = work.head >= 0;
+    mbarrier_wait(layout.work_empty(work_at.slot()), work_at.parity() ^ 1);
+    publish_work(layout.work_slot(work_at.slot()), work);
+    mbarrier_arrive(layout.work_full(work_at.slot()));
+    if (PERSISTENT == 2 && work_at.uses == 0) grid_wait();  // the launch before may use the same counter
+    if (PERSISTENT == 2 && more) mbarrier_wait(layout.work_wanted, work_at.uses & 1);
+    if (more) scheduler.advance(p);
+  }
+}
+
+struct Producer {
+  const SdpaParams& p;
+  const TensorMap& q_map;
+  const TensorMap& k_map;
+  const TensorMap& v_map;
+  const Layout& layout;
+  RingPosition<WORK_SLOTS> work_at;
+  RingPosition<Q_STAGES> q_at;
+  RingPosition<STAGES> k_at, v_at;
+
+  __device__ __forceinline__ Producer(const SdpaParams& params, const TensorMap& q, const TensorMap& k, const TensorMap& v,
+                                      const Layout& where)
+      : p(params), q_map(q), k_map(k), v_map(v), layout(where) {}
+
+  __device__ __forceinline__ void load_k(const QTile& t, int n) {
+    mbarrier_wait(layout.k_empty(k_at.slot()), k_at.parity() ^ 1);
+    mbarrier_expect_bytes(layout.k_full(k_at.slot()), K_BYTES);
+#pragma unroll
+    for (int panel = 0; panel < QK_PANELS; ++panel)
+      tma_load(layout.k(k_at.slot()) + panel * KV_PANEL_BYTES, &k_map, layout.k_full(k_at.slot()), panel * PANEL, n * BLOCK_N,
+               t.head_kv, t.batch, L2_EVICT_LAST);
+    k_at.advance();
+  }
+
+  __device__ __forceinline__ void load_v(const QTile& t, int n) {
+    mbarrier_wait(layout.v_empty(v_at.slot()), v_at.parity() ^ 1);
+    mbarrier_expect_bytes(layout.v_full(v_at.slot()), V_BYTES);
+#pragma unroll
+    for (int panel = 0; panel < V_PANELS; ++panel)
+      tma_load(layout.v(v_at.slot()) + panel * KV_PANEL_BYTES, &v_map, layout.v_full(v_at.slot()), panel * PANEL, n * BLOCK_N,
+               t.head_kv, t.batch, L2_EVICT_LAST);
+    v_at.advance();
+  }
+
+  __device__ __forceinline__ void load_q(const QTile& t) {
+    mbarrier_wait(layout.q_empty(q_at.slot()), q_at.parity() ^ 1);
+    mbarrier_expect_bytes(layout.q_full(q_at.slot()), Q_BYTES);
+#pragma unroll
+    for (int panel = 0; panel < QK_PANELS; ++panel)
+      tma_load(layout.q(q_at.slot()) + panel * Q_PANEL_BYTES, &q_map, layout.q_full(q_at.slot()), panel * PANEL, t.m0, t.head,
+               t.batch, L2_EVICT_FIRST);
+    q_at.advance();
+  }
+
+  // False: there is no more.
+  __device__ __forceinline__ bool next_tile(QTile& t) {
+    mbarrier_wait(layout.work_full(work_at.slot()), work_at.parity());
+    const Work work = read_work(layout.work_slot(work_at.slot()));
+    mbarrier_arrive(layout.work_empty(work_at.slot()));
+    work_at.advance();
+    if (work.head >= 0) t = q_tile_of(p, work);
+    return work.head >= 0;
+  }
+
+  __device__ __forceinline__ void want_more() const {
+    if (PERSISTENT == 2) mbarrier_arrive(layout.work_wanted);
+  }
+
+  // Everything in the order in which it is consumed: the next Q tile's first keys come before this one's last values. Its queries
+  // too, unless they have to wait until this tile's have been used.
+  __device__ __forceinline__ void run() {
+    grid_wait();  // the inputs may be another kernel's outputs
+    QTile t;
+    bool more = next_tile(t);
+    if (more) {
+      load_q(t);
+      if (t.count > 0) load_k(t, t.last());
+    }
+    while (more) {
+      if (t.count < 2) want_more();
+      for (int n = t.last(); n > t.first; --n) {
+        if (n == min(t.last(), t.first + 2)) want_more();
+        load_k(t, n - 1);
+        load_v(t, n);
+      }
+      QTile next = t;
+      more = next_tile(next);
+      if (more && Q_STAGES > 1) load_q(next);
+      if (more && next.count > 0) load_k(next, next.last());
+      if (t.count > 0) load_v(t, t.first);
+      if (more && Q_STAGES == 1) load_q(next);
+      t = next;
+    }
+  }
+};
+
+}  // namespace
