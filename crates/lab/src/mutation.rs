@@ -33,7 +33,12 @@ const SHAPES: &[&str] =
 const SHAPES_512: &[&str] = &["b1h1s512d64:window=200/0"];
 
 /// Several Q tiles with masked and whole tiles, one of them with rows that see no key, for one CTA: every ring goes round.
-const HOPPER: &[&str] = &["b1h2s300d64:causal", "b1h3s130/70d64:causal-br"];
+const HOPPER: &[&str] = &[
+    "b1h2s300d64:causal",
+    "b1h3s130/70d64:causal-br",
+    "b1h1s300d64:window=100/0",
+    "b1h2s200/40d64:causal-br",
+];
 const HOPPER_SMALL: &[&str] = &["b1h1s100d64:causal"];
 /// More tiles than stages: the loop and its refills.
 const HOPPER_LOOP: &[&str] = &["b1h1s20/700d64", "b1h1s20/100d64", "b1h1s20/90d64:causal"];
@@ -82,8 +87,7 @@ const SUBJECTS: &[(&str, DType, &[&str])] = &[
         DType::F16,
         SHAPES,
     ),
-    ("hopper_fwd[PERSISTENT=1 LONGEST_FIRST=0]", DType::F16, HOPPER),
-    ("hopper_fwd[PERSISTENT=2 Q_IN_REGS=0 Q_STAGES=1 STORE_DIRECT=1]", DType::F16, HOPPER),
+    ("hopper_fwd[PERSISTENT=1 LONGEST_FIRST=0 SECTION_MIB=0 BLOCK_N=64]", DType::F16, HOPPER),
     ("hopper_small", DType::F16, HOPPER_SMALL),
     (
         "hopper_small[CLUSTER=1 WG_N=2 STAGES=1 BLOCK_N=64 NEXT_LATE=0 SPIN_WAIT=0 ONE_CTA_PER_SM=0]",
