@@ -54,8 +54,9 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
   // Read again, so that rows, head and batch are not kept in registers over the loop.
   const int slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
   const int warp_row = first_row_of_warp();
-  int m0, head, batch;
-  locate(p, read_work_for_warp(layout.work_slot(slot)), m0, head, batch);
+  const WarpWork work(layout.work_slot(slot));
+  int m0 = work.m0(), head = work.head();
+  const int batch = work.batch();
   if (PACK_HEADS > 1) head += warp_row / POSITIONS;
   m0 += warp_row % POSITIONS;
   const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};

@@ -195,12 +195,12 @@ __device__ __forceinline__ void run_straight(float (&o)[VALUE_DIM / 2], RowPair&
     }
     float shrink[2];
     if (tile == 0) {
-      softmax_scores<BLOCK_N, !WHOLE_TILES, false, NEXT_LATE ? 0 : -1>(s[0], state, scale_log2, shrink, [&] {
+      softmax_scores<BLOCK_N, !WHOLE_TILES, NEXT_LATE ? 0 : -1>(s[0], state, scale_log2, shrink, [&] {
         if (LAST > 0 && NEXT_LATE) multiply_qk(s[1], 1);
         return 0.f;
       });
     } else {
-      softmax_scores<BLOCK_N, !WHOLE_TILES, false, WAIT_AT>(s[tile % 2], state, scale_log2, shrink, [&] {
+      softmax_scores<BLOCK_N, !WHOLE_TILES, WAIT_AT>(s[tile % 2], state, scale_log2, shrink, [&] {
         wgmma_wait_all_but(tile < LAST);
         pin_registers(o);
         pin_registers(packed);
@@ -230,7 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     tma_prefetch_map(&v_map);
     if (!LATE_TRIGGER) grid_launch_dependents();
   }
-  const int warpgroup = THREADS == 128 ? 0 : threadIdx.x / 128;
+  // By a shuffle: ptxas then knows that it is the same in a warp, and with it descriptors and loop bounds.
+  const int warpgroup = THREADS == 128 ? 0 : __shfl_sync(~0u, int(threadIdx.x / 128), 0);
   const int wg_n = warpgroup % WG_N;
   const int wg_m = warpgroup / WG_N;
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
