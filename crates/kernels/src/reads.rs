@@ -7,10 +7,13 @@ use std::collections::BTreeSet;
 
 use crate::{Error, Expr, Header, Manifest, Result};
 
+/// What a source that asserts its shared memory reads: the launch's dynamic shared memory, evaluated.
+pub(crate) const DYNAMIC_SMEM_BYTES: &str = "DYNAMIC_SMEM_BYTES";
+
 /// The names of a manifest that its source or its headers read, outside comments and outside the directives that only ask
 /// whether a name is defined, or define it.
 pub(crate) fn names_read(manifest: &Manifest, source: &str, headers: &[Header]) -> BTreeSet<String> {
-    let declared: BTreeSet<&str> = manifest.compile_time_names().collect();
+    let declared: BTreeSet<&str> = manifest.compile_time_names().chain([DYNAMIC_SMEM_BYTES]).collect();
     let mut read = BTreeSet::new();
     for text in std::iter::once(source).chain(headers.iter().map(|header| header.text.as_str())) {
         scan(text, |name| {

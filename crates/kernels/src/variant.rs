@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     Arch, Assignment, Constraint, Error, Expr, ExprError, Header, InputType, Kernel, Limits, Manifest,
     ProblemFacts, Reason, Refusal, Result, SpaceSize, Swizzle, Target, TensorName, TunableSpace, VariantId,
-    expr::Environment, support, tunables::SEARCH_LIMIT,
+    expr::Environment, reads::DYNAMIC_SMEM_BYTES, support, tunables::SEARCH_LIMIT,
 };
 
 /// How a variant is launched.
@@ -336,6 +336,9 @@ impl<'k> Resolution<'k, '_> {
         let mut defines = BTreeMap::new();
         for name in &self.kernel.reads {
             let value = match self.kernel.manifest.defines.get(name) {
+                _ if name == DYNAMIC_SMEM_BYTES => {
+                    Some(self.evaluate("launch.dynamic_smem", &self.kernel.manifest.launch.dynamic_smem)?)
+                }
                 Some(expr) => Some(self.evaluate(name, expr)?),
                 None => self.assignment.value(name).or_else(|| self.kind(name)),
             };

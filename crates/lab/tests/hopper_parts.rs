@@ -12,13 +12,13 @@ use ptxsan::{Arg, Device, Launch, Module, Options, Schedule};
 
 /// Every block walks its list and counts its visits.
 const WALK: &str = r#"
-#include "row_blocks.cuh"
+#include "scheduler.cuh"
 
 extern "C" __global__ void walk(const __grid_constant__ SdpaParams p, int* visits, int* longest_first) {
   int last = 1 << 30;
-  for (Schedule schedule; !schedule.done(p); schedule.advance(p)) {
+  for (TileScheduler schedule; !schedule.done(p); schedule.advance(p)) {
     const Work work = schedule.work(p);
-    atomicAdd(&visits[work.head * Schedule::m_blocks(p) + work.m_block], 1);
+    atomicAdd(&visits[work.head * TileScheduler::m_blocks(p) + work.m_block], 1);
     if (work.m_block > last) atomicExch(longest_first, 0);
     last = work.m_block;
   }
