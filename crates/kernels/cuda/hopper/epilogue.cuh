@@ -65,6 +65,7 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
 #pragma unroll
   for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? 1.f / state.sum[r] : 0.f;
   scale_rows(o, inverse);
+  __syncwarp();  // all eight lanes have read their word
   if (lane == 0) mbarrier_arrive(layout.work_empty(slot));
   if (STORE_DIRECT) {
     element* o_head = static_cast<element*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];

@@ -108,31 +108,37 @@ __device__ __forceinline__ int last_row_of(const SdpaParams& p, int m0) { return
 // divisions is worked out once, by the scheduler thread; the first four are stored before the others are, to spare its registers.
 constexpr int WORK_BYTES = 32;
 
+__device__ __forceinline__ void store_four(u32 smem, int a, int b, int c, int d) {
+  asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+__device__ __forceinline__ void load_four(u32 smem, int& a, int& b, int& c, int& d) {
+  asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(smem) : "memory");
+}
+
 __device__ __forceinline__ void publish_work(u32 smem, const SdpaParams& p, const Work& work) {
   int first = 0, count = 0, precise = 0;
-  if (work.head >= 0) {
+  if (work.head < 0) {
+    store_four(smem, 0, 0, 0, 0);
+  } else {
     const int heads = p.heads_q / PACK_HEADS;
     const int m0 = work.m_block * POSITIONS, batch = work.head / heads;
     const int head = (work.head - batch * heads) * PACK_HEADS;
-    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(m0), "r"(head), "r"(batch),
-                 "r"(head / (p.heads_q / p.heads_kv))
-                 : "memory");
+    store_four(smem, m0, head, batch, head / (p.heads_q / p.heads_kv));
     const int m_last = last_row_of(p, m0);
     const int key_first = max(0, m0 + p.band_lo), key_last = min(p.seq_kv - 1, m_last + p.band_hi);
     first = key_first / BLOCK_N;
     count = key_last >= key_first ? key_last / BLOCK_N - first + 1 : 0;
     precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
   }
-  asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(smem + 16), "r"(first), "r"(count), "r"(precise),
-               "r"(int(work.head >= 0))
-               : "memory");
+  store_four(smem + 16, first, count, precise, work.head >= 0);
 }
 
 // For one thread; false: the list has ended.
 __device__ __forceinline__ bool read_work(u32 smem, const SdpaParams& p, QTile& t) {
   int precise, more;
-  asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(t.m0), "=r"(t.head), "=r"(t.batch), "=r"(t.head_kv) : "r"(smem) : "memory");
-  asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(t.first), "=r"(t.count), "=r"(precise), "=r"(more) : "r"(smem + 16) : "memory");
+  load_four(smem, t.m0, t.head, t.batch, t.head_kv);
+  load_four(smem + 16, t.first, t.count, precise, more);
   t.m_last = last_row_of(p, t.m0);
   t.precise = precise;
   return more;
