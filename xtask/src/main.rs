@@ -4,6 +4,7 @@
 
 mod browser;
 mod gpu;
+mod packaging;
 mod python;
 
 use std::{
@@ -18,9 +19,10 @@ use anyhow::{Context, bail};
 const USAGE: &str = "usage: cargo xtask COMMAND
 
   setup         install what tests need and this machine lacks: the CUDA compiler (needs python3 with pip, no GPU)
-  test          everything CI checks: format, lints, documentation, tests, the Python package, licences
+  test          everything CI checks: format, lints, documentation, features, tests, the Python package, packages, licences
   browser       the HTML report in headless Chromium; pictures go to target/report
   python        the Python package alone: build its wheel, test it in clean environments with and without PyTorch
+  package       the crates as others get them: each feature of the library alone, packages that build by themselves
   gpu           everything that only a GPU can show, resumable, within a budget: documents go to results/ (gpu --help)
   wheel         build the wheel that users install, for any Linux with glibc 2.17 or newer
   fuzz [SECS]   run the fuzz targets for SECS seconds each (needs cargo-fuzz and a nightly toolchain)
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         ["test"] => test(),
         ["browser"] => browser::check(true),
         ["python"] => python(),
+        ["package"] => packaging::features().and_then(|()| packaging::package()),
         ["wheel"] => python::wheel(),
         ["fuzz"] => fuzz("60"),
         ["fuzz", seconds] => fuzz(seconds),
@@ -82,11 +85,13 @@ fn test() -> anyhow::Result<()> {
     step("lints", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     let strict_docs = [("RUSTDOCFLAGS", "-D warnings")];
     step("documentation", &["doc", "--quiet", "--workspace", "--no-deps"], &strict_docs)?;
+    packaging::features()?;
     step("tests", &["test", "--workspace"], &[])?;
     // What went wrong there is said by the step that needs it.
     let _ = fetching.join();
     browser::check(false)?;
     python()?;
+    packaging::package()?;
     // The policy is kept in deny.toml; the tool itself takes minutes to build, so it is used where it is installed.
     if tool_is_there("deny") {
         step("licences and advisories", &["deny", "check"], &[])?;

@@ -20,9 +20,9 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(&output.stdout)))
 }
 
-/// A quick benchmark: small shape, few calls, no peer.
+/// A quick benchmark: small shape, few calls, no baseline.
 const QUICK: [&str; 8] =
-    ["bench", "--no-peers", "--shapes", "tiny,tiny:causal", "--iters", "20", "--warmup", "2"];
+    ["bench", "--no-baselines", "--shapes", "tiny,tiny:causal", "--iters", "20", "--warmup", "2"];
 
 #[test]
 fn bench_prints_a_table_and_records_the_run() {
@@ -55,7 +55,7 @@ fn bench_json_is_one_document_with_every_field() {
     assert_eq!(document["schema"], "evosdpa.bench/1");
     assert!(document["environment"]["fma_peak_gflops"].as_f64().unwrap() > 0.1);
     let rows = document["rows"].as_array().unwrap();
-    // Two kernels, what the library would run, and the absent peer on each of two shapes.
+    // Two kernels, what the library would run, and the absent baseline on each of two shapes.
     assert_eq!(rows.len(), 8);
     for row in rows {
         if row["peer"] == true {
@@ -79,7 +79,7 @@ fn bench_json_is_one_document_with_every_field() {
 fn bench_times_what_the_library_would_run_unless_told_otherwise() {
     let folder = tempfile::tempdir().unwrap();
     let tiny =
-        ["bench", "--shapes", "tiny", "--iters", "4", "--warmup", "1", "--device", "cpu", "--no-peers"];
+        ["bench", "--shapes", "tiny", "--iters", "4", "--warmup", "1", "--device", "cpu", "--no-baselines"];
     let rows = |more: &[&str]| -> Vec<String> {
         let output = evosdpa(folder.path(), &[&tiny[..], more].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
@@ -141,7 +141,7 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
         (&["bench", "--device", "cp"], "did you mean `cpu`"),
         (&["bench", "--isa", "avx513"], "did you mean `avx512`"),
         (&["bench", "--iters", "0"], "0 is not in 1..=1000000"),
-        (&["bench", "--peers", "cudnn"], "unknown peer `cudnn`; allowed: torch"),
+        (&["bench", "--peers", "cudnn"], "unknown baseline `cudnn`; allowed: torch"),
         (&["bench", "--threads", "0"], "0 is not in 1..=4096"),
         (&["bench", "--budget", "-3"], "must be above 0"),
         (&["check", "--force", "zeroes"], "did you mean `zeros`"),
@@ -159,31 +159,21 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
     }
 }
 
-/// No CPU kernel reads 8-bit codes, so nothing is left to do, and silence would look like success.
+/// The streaming CPU kernel reads no 8-bit codes, so nothing is left to do, and silence would look like success.
 #[test]
-fn nothing_checked_or_measured_exits_2_with_each_reason() {
+fn nothing_checked_exits_2_with_each_reason() {
     let folder = tempfile::tempdir().unwrap();
-    for (command, said) in [
-        (
-            &["check", "--shapes", "tiny", "--seeds", "1"][..],
-            "nothing could be checked:\n  cpu_flash, cpu_naive: ",
-        ),
-        (
-            &["bench", "--shapes", "tiny", "--no-peers", "--iters", "3"],
-            "nothing could be measured:\n  auto: ",
-        ),
-        (&["bench", "--shapes", "tiny", "--self-test", "1"], "nothing could be measured:\n  auto: "),
-    ] {
-        for json in [&[][..], &["--json"]] {
-            let args = [command, &["--device", "cpu", "--dtype", "u8,e4m3"], json].concat();
-            let output = evosdpa(folder.path(), &args);
-            let message = text(&output.stderr);
-            assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
-            assert!(message.contains(said), "{args:?}: {message}");
-            for dtype in ["u8", "e4m3"] {
-                let reason = format!("no CPU kernel for {dtype}");
-                assert!(message.contains(&reason), "{args:?}: {message}");
-            }
+    for json in [&[][..], &["--json"]] {
+        let command =
+            ["check", "--shapes", "tiny", "--seeds", "1", "--device", "cpu", "--kernels", "cpu_flash"];
+        let args = [&command[..], &["--dtype", "u8,e4m3"], json].concat();
+        let output = evosdpa(folder.path(), &args);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains("nothing could be checked:\n  cpu_flash: "), "{args:?}: {message}");
+        for dtype in ["u8", "e4m3"] {
+            let reason = format!("cpu_flash reads f32, f16 and bf16, not {dtype}");
+            assert!(message.contains(&reason), "{args:?}: {message}");
         }
     }
     // With something that runs, what does not is no failure.
@@ -202,7 +192,7 @@ fn auto_says_why_there_is_no_gpu() {
     let explains = |text: &str| text.contains("no CUDA driver") || text.contains("sees no device");
     for args in [
         &["check", "--shapes", "tiny", "--seeds", "1"][..],
-        &["bench", "--shapes", "tiny", "--no-peers", "--iters", "3"],
+        &["bench", "--shapes", "tiny", "--no-baselines", "--iters", "3"],
     ] {
         let page = text(&run(args).stdout);
         assert!(page.contains("no GPU, so on the CPU:") && explains(&page), "{page}");
@@ -225,7 +215,7 @@ fn an_unwritable_folder_is_refused_before_measuring() {
 }
 
 #[test]
-fn a_python_that_hangs_dies_or_prints_junk_costs_only_the_peer() {
+fn a_python_that_hangs_dies_or_prints_junk_costs_only_the_baseline() {
     use std::os::unix::fs::PermissionsExt;
 
     for (name, script, expected) in [
@@ -246,15 +236,15 @@ fn a_python_that_hangs_dies_or_prints_junk_costs_only_the_peer() {
             "5",
             "--python",
             python,
-            "--peer-timeout",
+            "--baseline-timeout",
             "1",
             "--json",
         ];
         let output = evosdpa(folder.path(), &args);
         assert!(output.status.success(), "{name}: {}", text(&output.stderr));
         let document = json(&output);
-        let peer = document["rows"].as_array().unwrap().last().unwrap();
-        let detail = peer["gates"][0]["detail"].as_str().unwrap();
+        let baseline = document["rows"].as_array().unwrap().last().unwrap();
+        let detail = baseline["gates"][0]["detail"].as_str().unwrap();
         assert!(detail.contains(expected), "{name}: {detail}");
         assert_eq!(document["rows"][0]["samples_us"].as_array().unwrap().len(), 5);
     }
@@ -325,7 +315,7 @@ fn being_asked_to_end_keeps_the_finished_shapes() {
 
 fn stopping_keeps_the_finished_shapes(signal: &str, times: usize) {
     let folder = tempfile::tempdir().unwrap();
-    let args = ["bench", "--no-peers", "--shapes", "tiny,b4h8s1024d64", "--iters", "10000", "--json"];
+    let args = ["bench", "--no-baselines", "--shapes", "tiny,b4h8s1024d64", "--iters", "10000", "--json"];
     let child = Command::new(cargo_bin!("evosdpa"))
         .args(args)
         .current_dir(folder.path())

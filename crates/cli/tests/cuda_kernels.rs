@@ -442,7 +442,7 @@ fn without_a_gpu_every_command_that_needs_one_says_so_and_exits_2() {
     }
     for args in [
         &["check", "--device", "cuda", "--shapes", "tiny"][..],
-        &["bench", "--device", "cuda:1", "--shapes", "tiny", "--no-peers"],
+        &["bench", "--device", "cuda:1", "--shapes", "tiny", "--no-baselines"],
         &["build", "--device", "cuda", "--kernel-path", EXAMPLE],
         &["sanitize", "--mutants"],
     ] {

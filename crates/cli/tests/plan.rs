@@ -61,6 +61,8 @@ fn a_plan_says_what_from_where_and_why_not_the_others() {
         "row 3 of NVIDIA H200 (sm_90a) in h200.toml (built in)",
         "results/h200/",
         "launch    grid 132x1x1",
+        "schedule  LONGEST_FIRST=1 PAIRED=0 PERSISTENT=2 SECTION_MIB=32",
+        "unequal Q tiles: longest first, by an atomic counter",
         "not ampere_fwd: something better is there",
         "not sdpa_fp8_stage_c: b2h32/8s4096d128 bf16 causal is not supported",
     ] {
@@ -69,6 +71,13 @@ fn a_plan_says_what_from_where_and_why_not_the_others() {
     let row = &rows(&evosdpa(none, &["plan", shape, "--arch", "sm_89", "--dtype", "f16", "--json"]))[0];
     assert_eq!(row["kernel"], "ampere_fwd");
     assert!(row["tunables"]["BLOCK_M"].is_i64() && row["grid"][0].as_u64() > Some(0), "{row}");
+    let tile = &row["reasons"][0];
+    assert_eq!(
+        (&tile["concern"], &tile["settings"]["BLOCK_M"]),
+        (&"tile".into(), &row["tunables"]["BLOCK_M"]),
+        "{row}"
+    );
+    assert!(tile["why"].as_str().unwrap().starts_with("Q tiles as large as"), "{row}");
     let hopper = row["others"].as_array().unwrap().iter().find(|other| other["kernel"] == "hopper_fwd");
     assert_eq!(hopper, None, "sm_89 has no reason to look at it");
 }

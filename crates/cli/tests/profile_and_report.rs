@@ -24,7 +24,7 @@ fn bench(folder: &Path) -> Value {
         "bench",
         "--device",
         "cpu",
-        "--no-peers",
+        "--no-baselines",
         "--shapes",
         "tiny:causal",
         "--kernels",

@@ -22,7 +22,7 @@ pub enum Error {
     #[error(
         "cannot read shape `{text}`: {why}; write a name (tiny, mission, small, long, long128) or sizes as \
          b2h8s512d64, with h32/8 for query/key-value heads, s1/8192 for query/key lengths, d192/128 for the \
-         value head dimension, and suffixes :causal, :causal-br, :window=255/0"
+         value head dimension, and suffixes such as :causal, :window=255/0, :paged=16, :softcap=30 (docs/problems.md has all)"
     )]
     Shape {
         /// The text as given.
@@ -136,19 +136,117 @@ pub enum Error {
         /// The element type asked for.
         dtype: DType,
     },
-    /// Codes were asked for in a type that has none.
-    #[error("{dtype} is not a type of 8-bit codes; use u8 or e4m3")]
-    NotEightBit {
-        /// The type asked for.
-        dtype: DType,
+    /// Both packed keys and pages.
+    #[error("a paged cache is not packed: write :varlen=q to pack the queries alone, or leave :paged out")]
+    PackedPages,
+    /// A softcap that is no cap.
+    #[error("softcap is {0}, but must be a positive finite number")]
+    Softcap(f32),
+    /// Scales of tensors that have none.
+    #[error(
+        "scales per {granularity} need 8-bit codes, but Q holds {q} and K and V hold {kv}; leave :scales out"
+    )]
+    ScalesWithoutCodes {
+        /// What was asked for.
+        granularity: crate::Granularity,
+        /// Element type of Q.
+        q: DType,
+        /// Element type of K and V.
+        kv: DType,
     },
-    /// An element that no 8-bit code with a scale can stand for.
-    #[error("element {at:?} is {value}, but only finite numbers can be quantised; replace it first")]
-    NotFinite {
-        /// `[batch, head, position, column]`.
-        at: [usize; 4],
-        /// Its value.
-        value: f64,
+    /// Data that the problem needs and that was not given.
+    #[error("the problem needs {what}; pass them beside Q, K and V")]
+    SideMissing {
+        /// What is missing.
+        what: &'static str,
+    },
+    /// Data that the problem has no use for.
+    #[error(
+        "{what} were given, but the problem does not ask for them; leave them out or say so in the problem"
+    )]
+    SideNotWanted {
+        /// What was given.
+        what: &'static str,
+    },
+    /// A list of the wrong length.
+    #[error("{what}: {got} values, but the problem needs {expected}")]
+    SideLength {
+        /// Which list.
+        what: &'static str,
+        /// Its length.
+        got: usize,
+        /// What the problem asks for.
+        expected: usize,
+    },
+    /// A bias or mask of the wrong shape.
+    #[error(
+        "{what} has shape {got:?}, but the problem needs {expected:?} (batch, query heads, queries, keys)"
+    )]
+    SideShape {
+        /// Which tensor.
+        what: &'static str,
+        /// Its shape.
+        got: [usize; 4],
+        /// What the problem asks for.
+        expected: [usize; 4],
+    },
+    /// A bias or mask of the wrong type.
+    #[error("{what} holds {got}, but must hold {allowed}")]
+    SideType {
+        /// Which tensor.
+        what: &'static str,
+        /// Its element type.
+        got: DType,
+        /// What it may hold.
+        allowed: &'static str,
+    },
+    /// Cumulative lengths that go back, or too far.
+    #[error("{what}: value {at} is {value}, but must be {allowed}")]
+    CuSeqlens {
+        /// Which list.
+        what: &'static str,
+        /// The index of the value.
+        at: usize,
+        /// The value.
+        value: i32,
+        /// The allowed range.
+        allowed: String,
+    },
+    /// More keys used than there is room for, or fewer than none.
+    #[error("sequence {sequence} uses {used} keys, but must use 0 to {capacity}")]
+    UsedLength {
+        /// Which sequence.
+        sequence: usize,
+        /// Its length.
+        used: i32,
+        /// What it has room for.
+        capacity: usize,
+    },
+    /// A page table that ends too early.
+    #[error(
+        "the page table has {got} entries with {row_stride} a row, which has none for page {index} of sequence {sequence}"
+    )]
+    PageTable {
+        /// Entries in the table.
+        got: usize,
+        /// Entries between two rows.
+        row_stride: usize,
+        /// Which sequence.
+        sequence: usize,
+        /// Which of its pages.
+        index: usize,
+    },
+    /// A page that is not there.
+    #[error("the page table puts page {index} of sequence {sequence} at {page}, but there are {pages} pages")]
+    Page {
+        /// Which sequence.
+        sequence: usize,
+        /// Which of its pages.
+        index: usize,
+        /// The entry.
+        page: i32,
+        /// Pages in the cache.
+        pages: usize,
     },
     /// The LSE buffer has the wrong length.
     #[error("the LSE buffer holds {got} values, but batch × query heads × queries is {expected}")]
@@ -169,25 +267,10 @@ pub fn nearest<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Op
     let limit = (wanted.chars().count() / 3).max(2);
     names
         .into_iter()
-        .map(|name| (edit_distance(wanted, name), name))
+        .map(|name| (strsim::levenshtein(wanted, name), name))
         .filter(|(distance, _)| *distance <= limit)
         .min()
         .map(|(_, name)| name.to_owned())
-}
-
-/// Levenshtein's distance: insertions, deletions and substitutions between two texts.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, &to) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(from != to);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(row[j + 1] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ pub enum Alignment {
 }
 
 impl Alignment {
-    fn offset(self, seq_q: usize, seq_kv: usize) -> i64 {
+    /// The key that query 0 is aligned with.
+    pub fn offset(self, seq_q: usize, seq_kv: usize) -> i64 {
         match self {
             Self::TopLeft => 0,
             Self::BottomRight => seq_kv as i64 - seq_q as i64,

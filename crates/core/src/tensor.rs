@@ -128,16 +128,31 @@ impl<'a> TensorView<'a> {
         self.row_map(b, h, s, |x| out.push(x));
     }
 
-    /// One row widened to f32: exact for every dtype but u8, whose values at scale one are rounded.
-    pub fn row_f32(&self, b: usize, h: usize, s: usize, out: &mut Vec<f32>) {
-        out.clear();
-        self.row_map(b, h, s, |x| out.push(x as f32));
+    /// One row widened to f32, into as many elements as it has: exact for every dtype but u8, whose values at scale one are
+    /// rounded.
+    pub fn read_row(&self, b: usize, h: usize, s: usize, out: &mut [f32]) {
+        fn widen<T: Element>(row: &[u8], out: &mut [f32]) {
+            let row: &[T] = bytemuck::cast_slice(row);
+            out.iter_mut().zip(row).for_each(|(out, x)| *out = x.to_f32());
+        }
+        let row = self.row_bytes(b, h, s);
+        match self.dtype {
+            DType::F32 => widen::<f32>(row, out),
+            DType::F16 => widen::<half::f16>(row, out),
+            DType::BF16 => widen::<half::bf16>(row, out),
+            DType::U8 => widen::<U8Code>(row, out),
+            DType::E4M3 => widen::<E4M3Code>(row, out),
+        }
+    }
+
+    fn row_bytes(&self, b: usize, h: usize, s: usize) -> &'a [u8] {
+        let start = b * self.strides[0] + h * self.strides[1] + s * self.strides[2];
+        let bytes = self.dtype.bytes();
+        &self.bytes[start * bytes..(start + self.shape[3]) * bytes]
     }
 
     fn row_map(&self, b: usize, h: usize, s: usize, mut each: impl FnMut(f64)) {
-        let start = b * self.strides[0] + h * self.strides[1] + s * self.strides[2];
-        let bytes = self.dtype.bytes();
-        let row = &self.bytes[start * bytes..(start + self.shape[3]) * bytes];
+        let row = self.row_bytes(b, h, s);
         match self.dtype {
             DType::F32 => bytemuck::cast_slice::<u8, f32>(row).iter().for_each(|x| each(x.to_f64())),
             DType::F16 => bytemuck::cast_slice::<u8, half::f16>(row).iter().for_each(|x| each(x.to_f64())),

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p evosdpa-cpu --example speed -- [shapes] [dtypes] [threads] [blocks] [isa]`; 0 threads leaves their number to the library.
 
-use evosdpa_core::{DType, Problem, Shape, Tensor};
+use evosdpa_core::{DType, Problem, Shape, SideInputs, Tensor};
 use evosdpa_cpu::{
     CpuKernel, CpuOptions, FlashTiles, Isa, attention, fma_peak_gflops, memory_bandwidth_gbps,
 };
@@ -83,6 +83,7 @@ fn time_block(row: &mut Row, options: &CpuOptions) -> Result<(), evosdpa_cpu::Er
             q.view(),
             k.view(),
             v.view(),
+            &SideInputs::default(),
             row.output.view_mut(),
             None,
             options,

@@ -4,18 +4,20 @@ use crate::dispatch::{flash_workspace_bytes, run_flash};
 use crate::element::Element;
 use crate::error::Error;
 use crate::job::{Job, Operand, Shape};
-use crate::naive::run_naive;
+use crate::naive::Naive;
 use crate::options::{CpuKernel, CpuOptions};
-use evosdpa_core::{DType, Problem, TensorView, TensorViewMut};
+use evosdpa_core::{DType, Feature, Features, Problem, SideInputs, TensorView, TensorViewMut};
 use half::{bf16, f16};
 
 /// Computes attention on the CPU.
 ///
-/// `lse`, when given, holds `[batch][query heads][queries]` and receives the natural log-sum-exp of each row's
-/// scaled scores.
+/// `side` is what the problem's kinds ask for: lengths, pages, modifiers' data, scales; the default for plain problems.
+/// `lse`, when given, holds `[batch][query heads][queries]` (packed, `[query heads][tokens]`) and receives the natural
+/// log-sum-exp of each row's scores as they go into the softmax, a sink among them.
 ///
 /// # What comes out in the corners
-/// - A row that sees no key gives `O = 0` and `LSE = -inf`.
+/// - A row that sees no key gives `O = 0` and `LSE = -inf`, or its head's sink.
+/// - Rows behind the last of packed queries are not touched.
 /// - A key that a query does not see has no influence on that query's row, whatever it holds, NaN included.
 /// - A visible score that is NaN or +inf makes its whole row (and LSE) NaN. A visible score of -inf counts as weight 0;
 ///   when all visible scores of a row are -inf, the row is as one that sees no key.
@@ -25,24 +27,63 @@ use half::{bf16, f16};
 /// The result is the same, bit for bit, for any number of threads and on every run with the same instruction set and tile sizes.
 ///
 /// # Errors
-/// When tensors do not match the problem or an option cannot be met; nothing is written then.
+/// When tensors do not match the problem, an option cannot be met, or the kernel does not take the problem; nothing is
+/// written then.
 pub fn attention(
     kernel: CpuKernel,
     problem: &Problem,
     q: TensorView<'_>,
     k: TensorView<'_>,
     v: TensorView<'_>,
+    side: &SideInputs<'_>,
     mut o: TensorViewMut<'_>,
     mut lse: Option<&mut [f32]>,
     options: &CpuOptions,
 ) -> Result<(), Error> {
     problem.check(&q, &k, &v, &o, lse.as_ref().map(|lse| lse.len()))?;
+    kernel.check_support(problem)?;
     let lse = lse.as_mut().map_or(std::ptr::null_mut(), |lse| lse.as_mut_ptr());
+    if kernel == CpuKernel::Naive {
+        let o = operand(o.strides(), o.bytes_mut().as_mut_ptr());
+        return Naive::new(problem, [q, k, v], side, o, lse)?.run(&shape(problem), options);
+    }
+    problem.check_side(side, &q, &k, &v)?;
     match problem.dtype() {
-        DType::F32 => run::<f32>(kernel, problem, q, k, v, &mut o, lse, options),
-        DType::F16 => run::<f16>(kernel, problem, q, k, v, &mut o, lse, options),
-        DType::BF16 => run::<bf16>(kernel, problem, q, k, v, &mut o, lse, options),
+        DType::F32 => flash::<f32>(problem, q, k, v, &mut o, lse, options),
+        DType::F16 => flash::<f16>(problem, q, k, v, &mut o, lse, options),
+        DType::BF16 => flash::<bf16>(problem, q, k, v, &mut o, lse, options),
         other => Err(Error::DType { given: other }),
+    }
+}
+
+impl CpuKernel {
+    /// What a kernel takes beyond equal lengths, one dtype and a mask.
+    fn features(self) -> Features {
+        match self {
+            Self::Naive => Feature::ALL.into_iter().collect(),
+            // Weights stay f32 whatever the inputs are.
+            Self::Flash => Features::NONE.with(Feature::HighPrecision, true),
+        }
+    }
+
+    /// The fastest that takes a problem.
+    pub fn fastest(problem: &Problem) -> Self {
+        if Self::Flash.check_support(problem).is_ok() { Self::Flash } else { Self::Naive }
+    }
+
+    /// Whether it takes a problem.
+    ///
+    /// # Errors
+    /// What it does not take, and what does.
+    pub fn check_support(self, problem: &Problem) -> Result<(), Error> {
+        let refused = problem.features().without(self.features());
+        if !refused.is_empty() {
+            return Err(Error::Unsupported { kernel: self.name(), features: refused });
+        }
+        match self {
+            Self::Flash if problem.has_codes() => Err(Error::DType { given: problem.dtype() }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -55,8 +96,7 @@ pub fn workspace_bytes(problem: &Problem, options: &CpuOptions) -> Result<usize,
     flash_workspace_bytes(&shape(problem), options)
 }
 
-fn run<E: Element + evosdpa_core::Element>(
-    kernel: CpuKernel,
+fn flash<E: Element>(
     problem: &Problem,
     q: TensorView<'_>,
     k: TensorView<'_>,
@@ -74,10 +114,7 @@ fn run<E: Element + evosdpa_core::Element>(
         shape: shape(problem),
         scale: problem.scale(),
     };
-    match kernel {
-        CpuKernel::Naive => run_naive(&job, options),
-        CpuKernel::Flash => run_flash(&job, options),
-    }
+    run_flash(&job, options)
 }
 
 fn input<E>(view: &TensorView<'_>) -> Operand<*const E> {

@@ -11,7 +11,6 @@ use half::{bf16, f16};
 pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
     unsafe fn load<S: Simd>(p: *const Self) -> S::V;
     unsafe fn store<S: Simd>(p: *mut Self, v: S::V);
-    fn to_f32(self) -> f32;
     fn from_f32(x: f32) -> Self;
 
     /// The first `count` lanes from memory, the others zero.
@@ -53,10 +52,6 @@ impl Element for f32 {
         unsafe { S::store(p, v) }
     }
     #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-    #[inline(always)]
     fn from_f32(x: f32) -> f32 {
         x
     }
@@ -74,10 +69,6 @@ impl Element for f16 {
         unsafe { S::store_f16(p.cast(), v) }
     }
     #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-    #[inline(always)]
     fn from_f32(x: f32) -> f16 {
         f16::from_f32(x)
     }
@@ -93,10 +84,6 @@ impl Element for bf16 {
     unsafe fn store<S: Simd>(p: *mut bf16, v: S::V) {
         // SAFETY: contract of this trait is that of `Simd`; bf16 is a transparent u16.
         unsafe { S::store_bf16(p.cast(), v) }
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
     }
     #[inline(always)]
     fn from_f32(x: f32) -> bf16 {

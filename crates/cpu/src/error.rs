@@ -10,8 +10,16 @@ pub enum Error {
     /// The tensors are not what the problem asks for.
     #[error(transparent)]
     Problem(#[from] evosdpa_core::Error),
-    /// An element type this crate has no kernel for.
-    #[error("no CPU kernel for dtype {given}; use f32, f16 or bf16")]
+    /// What a kernel does not take.
+    #[error("{kernel} does not take {features}; cpu_naive does")]
+    Unsupported {
+        /// The kernel.
+        kernel: &'static str,
+        /// What was asked for.
+        features: evosdpa_core::Features,
+    },
+    /// An element type that only the naive kernel reads.
+    #[error("cpu_flash reads f32, f16 and bf16, not {given}; cpu_naive does")]
     DType {
         /// What was given.
         given: evosdpa_core::DType,

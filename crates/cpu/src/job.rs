@@ -10,8 +10,9 @@ pub(crate) struct Operand<P> {
 }
 
 impl<P> Operand<P> {
+    /// Elements between the first and the first of a row.
     #[inline]
-    fn offset(&self, batch: usize, head: usize, row: usize) -> usize {
+    pub(crate) fn offset(&self, batch: usize, head: usize, row: usize) -> usize {
         batch * self.batch_stride + head * self.head_stride + row * self.row_stride
     }
 }

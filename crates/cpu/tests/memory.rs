@@ -2,7 +2,7 @@
 //! the peak of a process is that of all its tests.
 #![cfg(target_os = "linux")]
 
-use evosdpa_core::{DType, Problem, Tensor};
+use evosdpa_core::{DType, Problem, SideInputs, Tensor};
 use evosdpa_cpu::{CpuKernel, CpuOptions, attention};
 use evosdpa_oracle::inputs::{Family, Inputs};
 
@@ -20,8 +20,18 @@ fn flash_stays_under_twice_the_tensors() {
     let Inputs { q, k, v, .. } = Inputs::generate(&problem, Family::Uniform, 1);
     let mut o = Tensor::zeros(problem.o_shape(), DType::F32, problem.layout());
     let options = CpuOptions { threads: Some(2), ..CpuOptions::default() };
-    attention(CpuKernel::Flash, &problem, q.view(), k.view(), v.view(), o.view_mut(), None, &options)
-        .unwrap();
+    attention(
+        CpuKernel::Flash,
+        &problem,
+        q.view(),
+        k.view(),
+        v.view(),
+        &SideInputs::default(),
+        o.view_mut(),
+        None,
+        &options,
+    )
+    .unwrap();
     let peak_bytes = peak_resident_bytes();
     assert!(peak_bytes < 2 * tensors_bytes, "{peak_bytes} of {tensors_bytes} bytes of tensors");
 }

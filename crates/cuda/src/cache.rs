@@ -6,18 +6,19 @@
 
 use std::{
     fs::{self, File},
-    io::Write as _,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, SystemTime},
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, toolchain};
+use crate::{
+    Error, Result,
+    file::{Durability, STAGING_PREFIX, write_whole},
+    toolchain,
+};
 
 const EXTENSION: &str = "kernel";
-const STAGING_PREFIX: &str = ".writing-";
 /// A writer that has not finished after this long has died.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
@@ -99,9 +100,6 @@ impl Cache {
 
     /// Stores an entry, then removes the least recently used ones if the limit is passed.
     pub fn store(&self, key: &str, label: &str, code: &[u8], log: &str) -> Result<()> {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let staging = self.folder.join(format!("{STAGING_PREFIX}{}-{count}", std::process::id()));
         let header = Header {
             schema: SCHEMA,
             label: label.to_owned(),
@@ -113,19 +111,8 @@ impl Cache {
             label: label.to_owned(),
             problem: format!("the cache entry cannot be written: {error}"),
         })?;
-        let write = || {
-            let mut file = File::create(&staging)?;
-            file.write_all(header.as_bytes())?;
-            file.write_all(b"\n")?;
-            file.write_all(log.as_bytes())?;
-            file.write_all(code)?;
-            drop(file);
-            fs::rename(&staging, self.path(key))
-        };
-        if let Err(source) = write() {
-            let _ = fs::remove_file(&staging);
-            return Err(Error::Io { path: staging, source });
-        }
+        let (path, parts) = (self.path(key), [header.as_bytes(), b"\n", log.as_bytes(), code]);
+        write_whole(&path, &parts, Durability::Lazy).map_err(io(&path))?;
         self.evict(key)
     }
 

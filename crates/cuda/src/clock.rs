@@ -1,7 +1,7 @@
-//! The clock of the multiprocessors, read on the device itself: no privileges needed, and no guess about when a reading
+//! The clock of the SMs, read on the device itself: no privileges needed, and no guess about when a reading
 //! was taken.
 //!
-//! A tiny kernel writes the device's wall clock (`%globaltimer`, nanoseconds) and a multiprocessor's cycle counter
+//! A tiny kernel writes the device's wall clock (`%globaltimer`, nanoseconds) and an SM's cycle counter
 //! (`clock64`). Two of them, before and after some work, give cycles per nanosecond over that work.
 
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use evosdpa_kernels::LaunchGeometry;
 
 use crate::{ArtifactKind, CompileRequest, Compiler, Device, DeviceBuffer, PreparedLaunch, Result, Stream};
 
-/// The counter differs between multiprocessors, so only number 0 writes, and of its blocks only the first. The wall clock
+/// The counter differs between SMs, so only number 0 writes, and of its blocks only the first. The wall clock
 /// moves in steps of up to a microsecond: the counter is read right after a step.
 const SOURCE: &str = r#"
 struct Stamp { unsigned long long time_ns, cycles; unsigned taken, reserved; };
@@ -51,7 +51,7 @@ impl ClockProbe {
         };
         let compiled = Compiler::open()?.compile(&request)?;
         let function = device.load(&compiled.code, &request.label)?.function("stamp")?;
-        // Enough blocks that every multiprocessor of an idle device gets one.
+        // Enough blocks that every SM of an idle device gets one.
         let geometry = LaunchGeometry {
             grid: [2 * target.sm_count, 1, 1],
             block: [32, 1, 1],
@@ -76,7 +76,7 @@ impl ClockProbe {
     }
 
     /// Cycles per nanosecond between the two, once the stream has got there. `None` when a stamp was not written: other
-    /// work kept multiprocessor 0 to itself.
+    /// work kept SM 0 to itself.
     pub fn cycles_per_ns(&self) -> Result<Option<f64>> {
         let mut words = [0_u64; 6];
         self.stamps.copy_to(&mut words)?;

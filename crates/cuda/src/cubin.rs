@@ -2,6 +2,12 @@
 //!
 //! Attribute numbers are those that NVIDIA's `cuobjdump -elf` prints names for.
 
+use object::{
+    LittleEndian,
+    elf::{self, FileHeader64},
+    read::elf::{FileHeader as _, SectionHeader as _, Sym as _},
+};
+
 use crate::{Error, Result};
 
 /// A kernel's resources as its cubin has them.
@@ -63,45 +69,35 @@ struct Section<'a> {
 struct Elf<'a> {
     flags: u32,
     sections: Vec<Section<'a>>,
+    /// By number.
+    symbols: Vec<&'a str>,
 }
 
 impl<'a> Elf<'a> {
-    /// 64-bit little-endian ELF for the CUDA machine; `None` for anything else.
+    /// 64-bit little-endian ELF for the CUDA machine; `None` for anything else, and for a file that is not whole: the driver
+    /// reads as far as the headers say.
     fn parse(file: &'a [u8]) -> Option<Self> {
-        const MACHINE_CUDA: u16 = 190;
-        const TYPE_NO_BITS: u32 = 8;
-        if file.get(..6)? != b"\x7fELF\x02\x01" || u16_at(file, 18)? != MACHINE_CUDA {
+        let header = FileHeader64::<LittleEndian>::parse(file).ok()?;
+        let endian = header.endian().ok()?;
+        if header.e_machine(endian) != elf::EM_CUDA {
             return None;
         }
-        let table = usize::try_from(u64_at(file, 0x28)?).ok()?;
-        let (entry_bytes, count, names) = (u16_at(file, 0x3a)?, u16_at(file, 0x3c)?, u16_at(file, 0x3e)?);
-        let header = |index: u16| {
-            let at = table.checked_add(usize::from(index) * usize::from(entry_bytes))?;
-            file.get(at..at.checked_add(64)?)
-        };
-        let bytes_of = |header: &[u8]| {
-            if u32_at(header, 4)? == TYPE_NO_BITS {
-                return Some(&file[..0]);
-            }
-            let at = usize::try_from(u64_at(header, 24)?).ok()?;
-            file.get(at..at.checked_add(usize::try_from(u64_at(header, 32)?).ok()?)?)
-        };
         // The program headers are not needed here, but a file that ends before them is no whole cubin.
-        let programs = usize::try_from(u64_at(file, 0x20)?).ok()?;
-        let program_bytes = usize::from(u16_at(file, 0x36)?) * usize::from(u16_at(file, 0x38)?);
-        file.get(programs..programs.checked_add(program_bytes)?)?;
-        let name_table = bytes_of(header(names)?)?;
+        header.program_headers(endian, file).ok()?;
+        let table = header.sections(endian, file).ok()?;
+        let text = |bytes: &'a [u8]| std::str::from_utf8(bytes).ok();
         let mut sections = Vec::new();
-        for index in 0..count {
-            let header = header(index)?;
+        for section in table.iter() {
             sections.push(Section {
-                name: text_at(name_table, u32_at(header, 0)?)?,
-                bytes: bytes_of(header)?,
-                size: u64_at(header, 32)?,
-                info: u32_at(header, 44)?,
+                name: text(table.section_name(endian, section).ok()?)?,
+                bytes: section.data(endian, file).ok()?,
+                size: section.sh_size(endian),
+                info: section.sh_info(endian),
             });
         }
-        Some(Self { flags: u32_at(file, 0x30)?, sections })
+        let symbols = table.symbols(endian, file, elf::SHT_SYMTAB).ok()?;
+        let names = symbols.iter().map(|symbol| text(symbol.name(endian, symbols.strings()).ok()?));
+        Some(Self { flags: header.e_flags(endian), symbols: names.collect::<Option<_>>()?, sections })
     }
 
     fn section(&self, name: &str) -> Option<&Section<'a>> {
@@ -110,13 +106,12 @@ impl<'a> Elf<'a> {
 
     fn facts(&self) -> Option<CubinFacts> {
         let sm = self.sm();
-        let symbols = self.symbols()?;
         let shared_attributes =
             self.section(".nv.info").map_or(Some(Vec::new()), |section| attributes(section.bytes))?;
         // An attribute of the whole file is a pair: which symbol, which value.
         let of_symbol = |kind: u8, name: &str| {
             shared_attributes.iter().filter(|attribute| attribute.kind == kind).find_map(|attribute| {
-                let symbol = *symbols.get(u32_at(attribute.payload, 0)? as usize)?;
+                let symbol = *self.symbols.get(u32_at(attribute.payload, 0)? as usize)?;
                 (symbol == name).then(|| u32_at(attribute.payload, 4)).flatten()
             })
         };
@@ -150,11 +145,6 @@ impl<'a> Elf<'a> {
         let (low, high) = (self.flags & 0xff, self.flags >> 8 & 0xff);
         if low >= 20 { low } else { high }
     }
-
-    fn symbols(&self) -> Option<Vec<&'a str>> {
-        let (table, names) = (self.section(".symtab")?.bytes, self.section(".strtab")?.bytes);
-        table.chunks_exact(24).map(|symbol| text_at(names, u32_at(symbol, 0)?)).collect()
-    }
 }
 
 struct Attribute<'a> {
@@ -178,20 +168,10 @@ fn attributes(mut bytes: &[u8]) -> Option<Vec<Attribute<'_>>> {
     Some(found)
 }
 
-fn text_at(table: &[u8], offset: u32) -> Option<&str> {
-    let rest = table.get(offset as usize..)?;
-    let end = rest.iter().position(|byte| *byte == 0)?;
-    std::str::from_utf8(&rest[..end]).ok()
-}
-
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }

@@ -30,21 +30,21 @@ pub struct DeviceInfo {
     pub major: u32,
     /// Compute capability.
     pub minor: u32,
-    /// Streaming multiprocessors.
+    /// SMs.
     pub sm_count: u32,
     /// The most shared memory one block may have, after opting in.
     pub smem_per_block_bytes: u32,
-    /// Shared memory of one multiprocessor.
+    /// Shared memory of one SM.
     pub smem_per_sm_bytes: u32,
-    /// Registers of one multiprocessor.
+    /// Registers of one SM.
     pub registers_per_sm: u32,
-    /// Threads of one multiprocessor.
+    /// Threads of one SM.
     pub threads_per_sm: u32,
-    /// Second-level cache.
+    /// L2.
     pub l2_bytes: u64,
     /// Device memory.
     pub memory_bytes: u64,
-    /// Highest clock of the multiprocessors.
+    /// Highest clock of the SMs.
     pub clock_khz: u32,
     /// The CUDA version the driver supports, 1000·major + 10·minor.
     pub driver_cuda_version: i32,

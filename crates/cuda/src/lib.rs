@@ -19,6 +19,7 @@ mod device;
 mod driver;
 mod error;
 mod event;
+pub mod file;
 mod graph;
 mod guarded;
 mod launch;

@@ -132,7 +132,7 @@ impl Function {
         })
     }
 
-    /// How many blocks the driver would run on one multiprocessor.
+    /// How many blocks the driver would run on one SM.
     pub fn blocks_per_sm(&self, threads_per_block: u32, dynamic_smem_bytes: u32) -> Result<u32> {
         self.context().bind()?;
         let mut blocks = 0;

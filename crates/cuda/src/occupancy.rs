@@ -1,11 +1,11 @@
-//! How many blocks of a kernel fit on one multiprocessor.
+//! How many blocks of a kernel fit on one SM.
 //!
 //! Numbers from the table of compute capabilities in the CUDA programming guide; allocation granularities as in
 //! NVIDIA's occupancy calculator.
 
 use evosdpa_kernels::Arch;
 
-struct Multiprocessor {
+struct Sm {
     warps: u32,
     blocks: u32,
     smem_bytes: u32,
@@ -20,12 +20,12 @@ const SMEM_GRANULARITY_BYTES: u32 = 128;
 const SMEM_RESERVED_BYTES: u32 = 1024;
 const THREADS_PER_WARP: u32 = 32;
 
-fn multiprocessor(arch: Arch) -> Multiprocessor {
+fn limits_of(arch: Arch) -> Sm {
     match arch {
-        Arch::Sm80 => Multiprocessor { warps: 64, blocks: 32, smem_bytes: 164 * 1024 },
-        Arch::Sm86 => Multiprocessor { warps: 48, blocks: 16, smem_bytes: 100 * 1024 },
-        Arch::Sm89 => Multiprocessor { warps: 48, blocks: 24, smem_bytes: 100 * 1024 },
-        Arch::Sm90a => Multiprocessor { warps: 64, blocks: 32, smem_bytes: 228 * 1024 },
+        Arch::Sm80 => Sm { warps: 64, blocks: 32, smem_bytes: 164 * 1024 },
+        Arch::Sm86 => Sm { warps: 48, blocks: 16, smem_bytes: 100 * 1024 },
+        Arch::Sm89 => Sm { warps: 48, blocks: 24, smem_bytes: 100 * 1024 },
+        Arch::Sm90a => Sm { warps: 64, blocks: 32, smem_bytes: 228 * 1024 },
     }
 }
 
@@ -36,13 +36,13 @@ pub enum Limiter {
     Registers,
     /// Shared memory.
     SharedMemory,
-    /// Warps per multiprocessor.
+    /// Warps per SM.
     Warps,
-    /// Blocks per multiprocessor.
+    /// Blocks per SM.
     Blocks,
 }
 
-/// How a kernel fills a multiprocessor.
+/// How a kernel fills an SM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Occupancy {
     /// Blocks at once.
@@ -57,7 +57,7 @@ pub struct Occupancy {
 
 /// The occupancy of a kernel; `smem_bytes` is static and dynamic shared memory together.
 pub fn occupancy(arch: Arch, threads_per_block: u32, registers: u32, smem_bytes: u32) -> Occupancy {
-    let sm = multiprocessor(arch);
+    let sm = limits_of(arch);
     let warps_per_block = threads_per_block.div_ceil(THREADS_PER_WARP).max(1);
     let registers_per_warp =
         (registers.max(1) * THREADS_PER_WARP).next_multiple_of(REGISTER_GRANULARITY_PER_WARP);
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn known_cases() {
-        // 256 threads of 72 registers: 2304 a warp, 7 warps a partition, 28 a multiprocessor, 3 blocks of 8.
+        // 256 threads of 72 registers: 2304 a warp, 7 warps a partition, 28 an SM, 3 blocks of 8.
         assert_eq!(blocks(Arch::Sm89, 256, 72, 0), (3, Limiter::Registers));
         // 81 KiB and the reserved one leave no room for a second block.
         assert_eq!(blocks(Arch::Sm89, 256, 32, 81 * 1024), (1, Limiter::SharedMemory));

@@ -27,7 +27,7 @@ pub struct ResourceReport {
     pub entry: Entry,
     /// Static and dynamic shared memory of one block.
     pub smem_bytes: u32,
-    /// How it fills the target's multiprocessors.
+    /// How it fills the target's SMs.
     pub occupancy: Occupancy,
     /// What the compiler warns of.
     pub advisories: Vec<Advisory>,
@@ -83,10 +83,7 @@ pub fn gate(artifact: &Artifact, variant: &Variant, target: &Target) -> Result<R
     let mut findings = Vec::new();
     limits(&mut findings, entry, smem_bytes, variant, target);
     if occupancy.blocks_per_sm == 0 {
-        findings.push(fail(format!(
-            "no block fits on a multiprocessor of {}: {:?}",
-            target.arch, occupancy.limiter
-        )));
+        findings.push(fail(format!("no block fits on an SM of {}: {:?}", target.arch, occupancy.limiter)));
     }
     cross_check_cubin(&mut findings, entry, &CubinFacts::read(&artifact.code)?);
     findings.extend(

@@ -1,4 +1,4 @@
-//! Tensor maps: the descriptors by which Hopper's copy engine (TMA) finds tiles of a tensor.
+//! Tensor maps: the descriptors by which TMA finds tiles of a tensor.
 //!
 //! Rules from the driver's documentation of `cuTensorMapEncodeTiled`, checked here first so that the error says which
 //! one is broken.

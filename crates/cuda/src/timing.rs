@@ -73,7 +73,7 @@ pub fn copy_gbps(device: &Device, stream: &Stream, bytes: usize, limit: Duration
 }
 
 impl Device {
-    /// Gives every persisting line of the second-level cache back and lets none be set aside again: a kernel that keeps
+    /// Gives every persisting line of L2 back and lets none be set aside again: a kernel that keeps
     /// its inputs there would look as if it read nothing.
     pub fn reset_persisting_l2(&self) -> Result<()> {
         self.context.bind()?;
@@ -85,7 +85,7 @@ impl Device {
     }
 }
 
-/// A buffer twice the size of the second-level cache; writing it drives everything else out.
+/// A buffer twice the size of L2; writing it drives everything else out.
 #[derive(Debug)]
 pub struct L2Flush {
     device: Device,
@@ -106,7 +106,7 @@ impl L2Flush {
     }
 }
 
-/// How many copies of a working set to rotate through so that none is still in the second-level cache when its turn
+/// How many copies of a working set to rotate through so that none is still in L2 when its turn
 /// comes again: all copies but one must not fit.
 pub fn copies_to_exceed_l2(working_set_bytes: u64, l2_bytes: u64) -> usize {
     let beyond = l2_bytes / working_set_bytes.max(1) + 2;

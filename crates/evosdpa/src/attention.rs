@@ -4,7 +4,7 @@ use std::fmt;
 
 use evosdpa_core::Problem;
 #[cfg(feature = "cpu")]
-use evosdpa_core::{TensorView, TensorViewMut};
+use evosdpa_core::{SideInputs, TensorView, TensorViewMut};
 #[cfg(feature = "cpu")]
 use evosdpa_cpu::{CpuKernel, CpuOptions, FlashTiles, Isa};
 #[cfg(feature = "cuda")]
@@ -105,7 +105,9 @@ impl Attention {
                 let cpu = CpuOptions { threads, isa, tiles };
                 // Now rather than at the first call.
                 cpu.check(&problem)?;
-                Ok(Self { problem, backend: Backend::Cpu(kernel.unwrap_or(CpuKernel::Flash), cpu) })
+                let kernel = kernel.unwrap_or_else(|| CpuKernel::fastest(&problem));
+                kernel.check_support(&problem)?;
+                Ok(Self { problem, backend: Backend::Cpu(kernel, cpu) })
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(ordinal) => {
@@ -168,9 +170,45 @@ impl Attention {
         o: TensorViewMut<'_>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
+        self.run_with([q, k, v], &SideInputs::default(), o, lse)
+    }
+
+    /// As [`Attention::run`], with what the problem asks for beside Q, K and V: lengths, pages, modifiers, scales. Where
+    /// queries are packed, `lse` is `[query heads, tokens]`. With sinks, a row that sees no key has its sink as LSE.
+    ///
+    /// ```
+    /// use evosdpa::{Attention, DType, Device, Layout, Problem, SideInputs, TensorView, TensorViewMut};
+    ///
+    /// # fn main() -> Result<(), evosdpa::Error> {
+    /// // Three sequences, packed: 5, 0 and 4 tokens of two heads.
+    /// let problem = Problem::new("b3h2s5d8:causal-br:varlen".parse()?, DType::F32)?;
+    /// let attention = Attention::plan(problem, Device::Cpu)?;
+    /// let shape = [1, 2, 9, 8];
+    /// let (x, mut o) = (vec![0.5f32; 144], vec![0f32; 144]);
+    /// let tensor = TensorView::from_slice(&x, shape, Layout::Bhsd)?;
+    /// let cu_seqlens = [0, 5, 5, 9];
+    /// let side = SideInputs {
+    ///     cu_seqlens_q: Some(&cu_seqlens),
+    ///     cu_seqlens_kv: Some(&cu_seqlens),
+    ///     ..SideInputs::default()
+    /// };
+    /// let out = TensorViewMut::from_slice(&mut o, shape, Layout::Bhsd)?;
+    /// attention.run_with([tensor; 3], &side, out, None)?;
+    /// assert!(o.iter().all(|x| (x - 0.5).abs() < 1e-6));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "cpu")]
+    pub fn run_with(
+        &self,
+        [q, k, v]: [TensorView<'_>; 3],
+        side: &SideInputs<'_>,
+        o: TensorViewMut<'_>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), Error> {
         match &self.backend {
             Backend::Cpu(kernel, options) => {
-                Ok(evosdpa_cpu::attention(*kernel, &self.problem, q, k, v, o, lse, options)?)
+                Ok(evosdpa_cpu::attention(*kernel, &self.problem, q, k, v, side, o, lse, options)?)
             }
             #[cfg(feature = "cuda")]
             Backend::Gpu(_) => Err(Error::PlannedForGpu { device: self.device() }),

@@ -55,7 +55,9 @@ pub mod tuned;
 pub use attention::{Attention, Device, Options};
 pub use error::Error;
 pub use evosdpa_core::{
-    Alignment, DType, Element, Layout, Mask, Problem, Shape, Sizes, Tensor, TensorView, TensorViewMut,
+    Alignment, Broadcast, Chunk, DType, Element, Feature, Features, Granularity, Kinds, Layout, Lengths,
+    Mask, PageSize, PageTable, Precision, Problem, ScaleViews, Scores, Shape, SideInputs, Sizes, Softcap,
+    Tensor, TensorView, TensorViewMut, Types,
 };
 #[cfg(feature = "cpu")]
 pub use evosdpa_cpu::{CpuKernel, FlashTiles, Isa};

@@ -107,6 +107,7 @@ fn inner() {
         "forced" => here.forced(),
         "threads" => here.threads(),
         "lengths" => here.lengths(),
+        "cost" => here.cost(),
         other => panic!("no step {other}"),
     }
 }
@@ -241,21 +242,47 @@ impl Here {
         });
     }
 
+    fn cost(&self) {
+        let attention = self.run(FEW_ROWS, AT).unwrap();
+        let (problem, tensors) = packed(FEW_ROWS, AT);
+        let in_hand = median_us(|| self.launch(&attention, &tensors).unwrap());
+        let looked_up = median_us(|| {
+            let found = self.plan(&problem, &tensors).unwrap();
+            self.launch(&found, &tensors).unwrap();
+        });
+        println!("\nin hand {in_hand:.3} µs\nlooked up {looked_up:.3} µs");
+    }
+
     fn lengths(&self) {
         let shape = |keys: usize| format!("b1h32/8s1/{keys}d128");
         self.run(&shape(1024), AT).unwrap();
         self.run(&shape(1025), AT).unwrap();
         println!("asked: -- new lengths");
-        let mut times_us: Vec<f64> = (1026..1226)
-            .map(|keys| {
-                let start = Instant::now();
-                self.run(&shape(keys), AT).unwrap();
-                start.elapsed().as_secs_f64() * 1e6
-            })
-            .collect();
-        times_us.sort_unstable_by(f64::total_cmp);
-        println!("\nmedian {:.1} µs", times_us[100]);
+        let mut keys = 1026..;
+        let median = median_us(|| drop(self.run(&shape(keys.next().unwrap()), AT).unwrap()));
+        println!("\nnew {median:.3} µs");
     }
+}
+
+/// The median of 200 calls.
+fn median_us(mut call: impl FnMut()) -> f64 {
+    let mut times_us: Vec<f64> = (0..200)
+        .map(|_| {
+            let start = Instant::now();
+            call();
+            start.elapsed().as_secs_f64() * 1e6
+        })
+        .collect();
+    times_us.sort_unstable_by(f64::total_cmp);
+    times_us[100]
+}
+
+/// What a step said something takes.
+fn said_us(text: &str, what: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(what)?.strip_suffix(" µs"));
+    let us = line.unwrap_or_else(|| panic!("{text}")).trim().parse().unwrap();
+    println!("{what}: {us} µs");
+    us
 }
 
 /// A problem with packed tensors from an address on, a mebibyte apart.
@@ -398,8 +425,17 @@ fn a_new_length_loads_nothing_and_is_planned_at_once() {
     let text = on_fake("lengths", &[("FAKE_MAPS", "0")]);
     let new = after(&asked(&text), "new lengths");
     assert_eq!((of_kind(&new, "load"), of_kind(&new, "launch")), (0, 200), "{new:?}");
-    let median = text.lines().find_map(|line| line.strip_prefix("median ")?.strip_suffix(" µs")).unwrap();
-    let median: f64 = median.parse().unwrap();
-    println!("a new length takes {median} µs");
+    let median = said_us(&text, "new");
     assert!(median < 200.0, "{median} µs");
+}
+
+/// The library's own share of a call, unoptimised: a driver's launch comes on top.
+#[test]
+fn a_planned_call_costs_the_host_a_few_microseconds() {
+    compile(&[FEW_ROWS], |_| {});
+    let text = on_fake("cost", &[("FAKE_QUIET", "1")]);
+    for what in ["in hand", "looked up"] {
+        let median = said_us(&text, what);
+        assert!(median < 5.0, "{what}: {median} µs");
+    }
 }

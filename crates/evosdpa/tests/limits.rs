@@ -19,6 +19,7 @@ fn problem(kernel: &Kernel, dtype: InputType, target: &Target) -> Option<Problem
         band_lo: None,
         band_hi: None,
         lse: kernel.manifest.lse,
+        features: evosdpa_core::Features::NONE,
     });
     facts.into_iter().find(|facts| kernel.supports(facts, target).is_ok())
 }
@@ -67,17 +68,18 @@ fn defaults_of_every_kind_keep_their_limits() {
         band_lo: None,
         band_hi: causal.then_some(0),
         lse: true,
+        features: evosdpa_core::Features::NONE,
     };
     let cases = [
         ("ampere_fwd", problem([2, 8, 8, 2048, 2048, 64], false)), // rows enough to fill the machine
         ("ampere_fwd", problem([2, 8, 8, 2048, 2048, 64], true)),
         ("ampere_fwd", problem([2, 8, 8, 2048, 2048, 128], true)),
         ("hopper_fwd", problem([2, 8, 8, 2048, 2048, 64], false)), // two consumers, queries in registers
-        ("hopper_fwd", problem([2, 8, 8, 2048, 2048, 64], true)),  // and paired row blocks
+        ("hopper_fwd", problem([2, 8, 8, 2048, 2048, 64], true)),  // and paired Q tiles
         ("hopper_fwd", problem([32, 32, 32, 512, 512, 64], false)), // four consumers
         ("hopper_fwd", problem([8, 32, 32, 2048, 2048, 64], false)), // three
         ("hopper_fwd", problem([4, 32, 32, 4000, 4000, 64], false)), // three, the last tile not whole
-        ("hopper_fwd", problem([8, 32, 8, 2048, 2048, 64], true)), // three, longest row blocks first, by a counter
+        ("hopper_fwd", problem([8, 32, 8, 2048, 2048, 64], true)), // three, longest Q tiles first, by a counter
         ("hopper_fwd", problem([32, 32, 32, 512, 512, 64], true)), // three CTAs of one
         ("hopper_fwd", problem([4, 16, 16, 4096, 4096, 128], false)),
         ("hopper_fwd", problem([2, 16, 16, 8192, 8192, 128], true)),
@@ -86,18 +88,18 @@ fn defaults_of_every_kind_keep_their_limits() {
         ("hopper_fwd", problem([4, 8, 8, 4096, 4096, 256], true)),
         ("hopper_fwd", problem([32, 8, 8, 512, 512, 256], true)),
         ("hopper_fwd", problem([32, 8, 8, 500, 500, 256], false)),
-        ("hopper_fwd", problem([1, 8, 8, 2048, 2048, 64], true)), // few row blocks, longest first
+        ("hopper_fwd", problem([1, 8, 8, 2048, 2048, 64], true)), // few Q tiles, longest first
         ("hopper_fwd", problem([3, 8, 8, 2048, 2048, 128], true)),
         ("hopper_fwd", problem([2, 8, 8, 2048, 2048, 128], true)), // pairs that fill the machine once
         ("hopper_fwd", problem([2, 8, 8, 2048, 2048, 256], true)),
-        ("hopper_fwd", problem([8, 32, 8, 192, 4096, 128], false)), // two heads share a row block
+        ("hopper_fwd", problem([8, 32, 8, 192, 4096, 128], false)), // two heads share a Q tile
         ("hopper_fwd", problem([16, 32, 4, 16, 8192, 128], true)),  // eight heads
         ("hopper_small", problem([1, 8, 8, 512, 512, 64], false)),
         ("hopper_small", problem([1, 8, 8, 512, 512, 64], true)), // masked
         ("hopper_small", problem([2, 8, 8, 512, 512, 64], false)), // no cluster
         ("hopper_small", problem([2, 8, 8, 500, 500, 64], true)),
         ("hopper_small", problem([1, 32, 8, 1, 8192, 128], false)), // decoding
-        ("hopper_small", problem([16, 32, 4, 1, 8192, 128], false)), // with eight heads in a row block
+        ("hopper_small", problem([16, 32, 4, 1, 8192, 128], false)), // with eight heads in a Q tile
         // Code for any number of keys, with the second PV of rows that see few of them.
         ("hopper_fwd", problem([2, 8, 8, 1000, 1000, 64], false)),
         ("hopper_fwd", problem([40, 8, 8, 200, 200, 64], false)),

@@ -88,7 +88,7 @@ impl<'de> serde::Deserialize<'de> for Arch {
 pub struct Target {
     /// What to compile for.
     pub arch: Arch,
-    /// Streaming multiprocessors; persistent kernels size their grid by it.
+    /// SMs; persistent kernels size their grid by it.
     pub sm_count: u32,
     /// The most shared memory one block may have, static and dynamic together.
     pub smem_limit_bytes: u32,

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use evosdpa_core::{Band, Problem};
+use evosdpa_core::{Band, Features, Problem};
 
 use crate::{Error, MaskKind, names::nearest};
 
@@ -95,6 +95,8 @@ pub struct ProblemFacts {
     pub band_hi: Option<i32>,
     /// Whether the log-sum-exp is wanted.
     pub lse: bool,
+    /// What is asked for beyond equal lengths, one dtype and a mask.
+    pub features: Features,
 }
 
 impl ProblemFacts {
@@ -181,6 +183,7 @@ impl TryFrom<&Problem> for ProblemFacts {
             band_lo: bound(band.lo, Band::FULL.lo),
             band_hi: bound(band.hi, Band::FULL.hi),
             lse: problem.lse(),
+            features: problem.features(),
         })
     }
 }
@@ -190,14 +193,15 @@ impl fmt::Display for ProblemFacts {
         let pair = |a: u32, b: u32| if a == b { a.to_string() } else { format!("{a}/{b}") };
         write!(
             f,
-            "b{}h{}s{}d{} {} {}{}",
+            "b{}h{}s{}d{} {} {}{}{}",
             self.batch,
             pair(self.heads_q, self.heads_kv),
             pair(self.seq_q, self.seq_kv),
             pair(self.head_dim, self.value_dim),
             self.dtype,
             self.mask(),
-            if self.lse { " with LSE" } else { "" }
+            if self.lse { " with LSE" } else { "" },
+            if self.features.is_empty() { String::new() } else { format!(" with {}", self.features) }
         )
     }
 }
@@ -219,6 +223,7 @@ mod tests {
             band_lo,
             band_hi,
             lse: true,
+            features: Features::NONE,
         }
     }
 

@@ -30,7 +30,7 @@ pub(crate) fn check(manifest: &Manifest, file: &str, read: &BTreeSet<String>) ->
     let unused = |key: String, problem: String| Error::ManifestValue { file: file.to_owned(), key, problem };
     let defines = manifest.defines.keys().map(|name| ("defines", name));
     let kinds = manifest.kinds.iter().map(|kind| ("kind", &kind.name));
-    for (table, name) in defines.chain(kinds).filter(|(_, name)| !read.contains(*name)) {
+    if let Some((table, name)) = defines.chain(kinds).find(|(_, name)| !read.contains(*name)) {
         let problem = format!(
             "the source never reads `{name}`: remove it, or name it under [let] if other expressions use it"
         );

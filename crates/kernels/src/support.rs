@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use evosdpa_core::Features;
+
 use crate::{Arch, InputType, Manifest, MaskKind, ProblemFacts, Range, ValueDim};
 
 /// A kernel that cannot take a problem, and every reason.
@@ -48,6 +50,8 @@ pub enum Reason {
     },
     /// It cannot write the log-sum-exp.
     Lse,
+    /// It does not know what the problem asks for.
+    Features(Features),
     /// No tunable values keep its constraints.
     Constraint {
         /// A constraint that failed.
@@ -74,6 +78,7 @@ impl fmt::Display for Reason {
                 )
             }
             Self::Lse => write!(f, "it cannot write the log-sum-exp"),
+            Self::Features(features) => write!(f, "it does not take {features}"),
             Self::Constraint { expr, why } => write!(f, "no tunable values satisfy `{expr}` ({why})"),
         }
     }
@@ -126,6 +131,9 @@ pub(crate) fn reasons(manifest: &Manifest, facts: &ProblemFacts, arch: Arch) -> 
     }
     if !manifest.lse && facts.lse {
         reasons.push(Reason::Lse);
+    }
+    if !facts.features.is_empty() {
+        reasons.push(Reason::Features(facts.features));
     }
     reasons
 }

@@ -60,7 +60,8 @@ fn row(sim: &Sim, gpu: &Cuda, kernel: &str, case: &Case) -> Row {
         for b in 0..batch {
             for h in 0..heads {
                 for s in 0..seq {
-                    view.row_f32(b, h, s, &mut row);
+                    row.resize(view.shape()[3], 0.0);
+                    view.read_row(b, h, s, &mut row);
                     all.extend_from_slice(&row);
                 }
             }

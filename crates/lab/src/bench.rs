@@ -1,4 +1,4 @@
-//! One problem through the gates and then the clock: every kernel and peer side by side.
+//! One problem through the gates and then the clock: every kernel and baseline side by side.
 
 use std::{
     cell::RefCell,
@@ -13,30 +13,30 @@ use evosdpa_oracle::{
 
 use crate::{
     Error, ErrorKind,
+    baseline::torch::{self, Torch},
     device::{Device, DeviceId, TimedDevice, Timing},
     gate::{GateResult, Verdict, correctness},
     machine,
     measure::{
         Reading,
         audit::{Audited, Finding},
-        compare::{Comparison, MARGIN, Word},
-        dice::Dice,
+        compare::{Comparison, MARGIN, Outcome},
         duel::{Arm, Rule, duel},
         floor::Ceilings,
         interleave::{Contestant, Plan, Times, interleave},
+        rng::Rng,
         samples::median,
     },
-    peer::torch::{self, Torch},
     record::Row,
 };
 
 /// What is measured of every problem.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Kernels to measure, the baseline first.
+    /// Kernels to measure, the one that others are compared with first.
     pub kernels: Vec<String>,
-    /// Peers to measure beside them.
-    pub peers: Vec<torch::Mode>,
+    /// Baselines to measure beside them.
+    pub baselines: Vec<torch::Mode>,
     /// Timed calls per contestant.
     pub iters: usize,
     /// Untimed calls before.
@@ -58,8 +58,8 @@ pub struct Request {
 }
 
 /// What a problem gave.
-pub struct Outcome {
-    /// A row per kernel and peer.
+pub struct Measured {
+    /// A row per kernel and baseline.
     pub rows: Vec<Row>,
     /// The verdict in plain words.
     pub words: Vec<String>,
@@ -89,7 +89,7 @@ const PERFORMANCE: &str = "performance";
 /// Idle time before each reading when thread pools of two programs take turns.
 const SETTLE: Duration = Duration::from_millis(3);
 
-/// Takes every kernel and peer through the gates and times those that pass. `torch` is PyTorch or the reason it is not
+/// Takes every kernel and baseline through the gates and times those that pass. `torch` is PyTorch or the reason it is not
 /// there. `proceed` is told of each step and stops the measurement by answering no.
 pub fn measure(
     device: &dyn TimedDevice,
@@ -97,12 +97,12 @@ pub fn measure(
     request: &Request,
     torch: Result<&RefCell<Torch>, &str>,
     mut proceed: impl FnMut(Step<'_>) -> bool,
-) -> Result<Outcome, Error> {
+) -> Result<Measured, Error> {
     let sets = device.input_sets(problem);
     machine::refuse_what_does_not_fit(problem, 2 * sets)?;
     let mut interrupted = !proceed(Step::Solving);
     // The second is for the audits, and nobody knows it beforehand.
-    let audit_seed = Dice::entropy();
+    let audit_seed = Rng::entropy();
     let cases =
         [request.seed, audit_seed].map(|seed| Case::in_bounded_time(*problem, Family::Normal, seed, None));
     let inputs: Vec<Inputs> = (0..sets).map(|set| cases[set % cases.len()].inputs.clone()).collect();
@@ -115,7 +115,7 @@ pub fn measure(
         row.gates.push(correctness_gate(device, kernel, &cases[0])?);
         let contestant = match row.gates[0].verdict {
             Verdict::Pass => {
-                let seed = Dice::of_series(audit_seed, entries.len() as u64).below(usize::MAX >> 1) as u64;
+                let seed = Rng::of_series(audit_seed, entries.len() as u64).below(usize::MAX >> 1) as u64;
                 let loaded = Audited::load(device, kernel, problem, &inputs, &cases, seed)
                     .and_then(|mut audited| audited.loaded.set_timing(request.timing).map(|()| audited));
                 match loaded {
@@ -136,9 +136,9 @@ pub fn measure(
     let torch = if request.timing == Timing::Graph {
         torch
     } else {
-        Err("peers are timed by graph replay over rotated inputs only: use --timing graph")
+        Err("baselines are timed by graph replay over rotated inputs only: use --timing graph")
     };
-    entries.extend(peers(device, &cases[0], &inputs, &request.peers, torch));
+    entries.extend(baselines(device, &cases[0], &inputs, &request.baselines, torch));
 
     let plan = Plan {
         iters: request.iters,
@@ -159,7 +159,7 @@ pub fn measure(
     let ceilings = unless_the_machine_failed(device.ceilings(problem))?.or_else(|| request.ceilings.clone());
     take_in(&mut entries, times, problem, request, ceilings.as_ref());
     let overhead_us = unless_the_machine_failed(device.clock_overhead_us())?;
-    for entry in entries.iter_mut().filter(|entry| !entry.row.peer) {
+    for entry in entries.iter_mut().filter(|entry| !entry.row.baseline) {
         entry.row.clock_overhead_us = overhead_us;
     }
     let mut duels = 0.0;
@@ -169,8 +169,8 @@ pub fn measure(
         !interrupted
     });
     let rows: Vec<Row> = entries.into_iter().map(|entry| entry.row).collect();
-    let words = rows.iter().filter(|row| !row.peer).flat_map(words).collect();
-    Ok(Outcome { rows, words, interrupted })
+    let words = rows.iter().filter(|row| !row.baseline).flat_map(words).collect();
+    Ok(Measured { rows, words, interrupted })
 }
 
 /// What is not known because the machine failed is left out: the rows that are there are worth more than it.
@@ -200,28 +200,28 @@ struct Entry<'a> {
 
 enum Timed<'a> {
     Kernel(Box<Audited<'a>>),
-    Peer(torch::Timed<'a>),
+    Baseline(torch::Timed<'a>),
 }
 
 impl Contestant for Timed<'_> {
     fn time_us(&mut self, set: usize) -> Result<f64, Error> {
         match self {
             Self::Kernel(kernel) => kernel.loaded.time_us(set),
-            Self::Peer(peer) => peer.time_us(set),
+            Self::Baseline(baseline) => baseline.time_us(set),
         }
     }
 
     fn audit(&mut self) -> Result<(), Error> {
         match self {
             Self::Kernel(kernel) => kernel.audit(),
-            Self::Peer(_) => Ok(()),
+            Self::Baseline(_) => Ok(()),
         }
     }
 
     fn final_audit(&mut self) -> Result<(), Error> {
         match self {
             Self::Kernel(kernel) => kernel.final_audit(),
-            Self::Peer(_) => Ok(()),
+            Self::Baseline(_) => Ok(()),
         }
     }
 }
@@ -253,7 +253,9 @@ impl Arm for InDuel<'_, '_> {
             self.next = (self.next + 1) % self.sets;
             match &mut self.timed {
                 Timed::Kernel(kernel) => kernel.loaded.read(self.next),
-                Timed::Peer(peer) => Ok(Reading { time_us: peer.time_us(self.next)?, clock_ghz: None }),
+                Timed::Baseline(baseline) => {
+                    Ok(Reading { time_us: baseline.time_us(self.next)?, clock_ghz: None })
+                }
             }
         })
     }
@@ -261,7 +263,7 @@ impl Arm for InDuel<'_, '_> {
     fn relocate(&mut self) -> Result<(), Error> {
         match &mut self.timed {
             Timed::Kernel(kernel) => kernel.loaded.relocate(),
-            Timed::Peer(_) => Ok(()),
+            Timed::Baseline(_) => Ok(()),
         }
     }
 
@@ -270,8 +272,8 @@ impl Arm for InDuel<'_, '_> {
     }
 }
 
-/// The peers, each with a gate of its own: they compute the same question and are held to what they promise.
-fn peers<'a>(
+/// The baselines, each with a gate of its own: they compute the same question and are held to what they promise.
+fn baselines<'a>(
     device: &dyn TimedDevice,
     case: &Case,
     inputs: &[Inputs],
@@ -286,21 +288,21 @@ fn peers<'a>(
     let entry = |mode: &torch::Mode| {
         let mut row = Row::new(mode.name, true, id, &case.problem.to_string());
         let gate = match &loaded {
-            Ok(torch) => peer_gate(&mut torch.borrow_mut(), *mode, case),
+            Ok(torch) => baseline_gate(&mut torch.borrow_mut(), *mode, case),
             Err(why) => GateResult::unavailable("available", why.as_str()),
         };
         let in_the_race = gate.verdict.is_pass();
         row.gates.push(gate);
         let contestant = loaded.as_ref().ok().filter(|_| in_the_race);
-        Entry { row, contestant: contestant.map(|torch| Timed::Peer(torch::Timed(torch, *mode))) }
+        Entry { row, contestant: contestant.map(|torch| Timed::Baseline(torch::Timed(torch, *mode))) }
     };
     modes.iter().map(entry).collect()
 }
 
-fn peer_gate(torch: &mut Torch, mode: torch::Mode, case: &Case) -> GateResult {
+fn baseline_gate(torch: &mut Torch, mode: torch::Mode, case: &Case) -> GateResult {
     match torch.output(mode, &case.problem).map(|output| case.judge(&output.view(), None)) {
         Err(error) => GateResult::unavailable("correctness", error.to_string()),
-        // The summary still names the rules of ours that a peer does not keep.
+        // The summary still names the rules of ours that a baseline does not keep.
         Ok(judgement) if judgement.passed_as_a_peer() => GateResult::pass("correctness", judgement.summary()),
         Ok(judgement) => GateResult::fail("correctness", judgement.summary()),
     }
@@ -337,7 +339,7 @@ fn take_in(
         let Some(timed) = contestant else { continue };
         let audits = match timed {
             Timed::Kernel(kernel) => Some(kernel.auditor.audits()),
-            Timed::Peer(_) => None,
+            Timed::Baseline(_) => None,
         };
         match times.next() {
             Some(Ok(times)) => {
@@ -381,7 +383,7 @@ fn floor_gate(row: &mut Row, problem: &Problem, ceilings: &Ceilings) -> GateResu
     GateResult::fail(FLOOR, format!("{finding} ({})", ceilings.source))
 }
 
-/// Each kernel against the fastest peer and against the first kernel, in duels.
+/// Each kernel against the fastest baseline and against the first kernel, in duels.
 fn compare(
     device: &dyn TimedDevice,
     entries: &mut [Entry<'_>],
@@ -390,24 +392,24 @@ fn compare(
     mut proceed: impl FnMut() -> bool,
 ) {
     let p50 = |entry: &Entry<'_>| entry.contestant.as_ref().and(entry.row.p50_us);
-    let fastest_peer =
-        (0..entries.len()).filter(|&i| entries[i].row.peer && p50(&entries[i]).is_some()).min_by(|&a, &b| {
-            p50(&entries[a]).unwrap_or(f64::MAX).total_cmp(&p50(&entries[b]).unwrap_or(f64::MAX))
-        });
+    let fastest_baseline =
+        (0..entries.len()).filter(|&i| entries[i].row.baseline && p50(&entries[i]).is_some()).min_by(
+            |&a, &b| p50(&entries[a]).unwrap_or(f64::MAX).total_cmp(&p50(&entries[b]).unwrap_or(f64::MAX)),
+        );
     let mut pairs = Vec::new();
     for i in 0..entries.len() {
-        let others = [fastest_peer, Some(0).filter(|_| i != 0)].into_iter().flatten();
-        pairs.extend(others.filter(|_| !entries[i].row.peer).map(|j| (i, j)));
+        let others = [fastest_baseline, Some(0).filter(|_| i != 0)].into_iter().flatten();
+        pairs.extend(others.filter(|_| !entries[i].row.baseline).map(|j| (i, j)));
     }
-    // The other peers are compared by the rounds that all were timed in.
+    // The other baselines are compared by the rounds that all were timed in.
     for i in 0..entries.len() {
         for j in 0..entries.len() {
-            if !entries[j].row.peer || Some(j) == fastest_peer {
+            if !entries[j].row.baseline || Some(j) == fastest_baseline {
                 continue;
             }
             let rounds = [i, j].map(|entry| by_round(&entries[entry].row));
             let compared =
-                Comparison::paired(&rounds[0], &rounds[1], MARGIN).filter(|_| !entries[i].row.peer);
+                Comparison::paired(&rounds[0], &rounds[1], MARGIN).filter(|_| !entries[i].row.baseline);
             if let Some(comparison) = compared {
                 let name = entries[j].row.kernel.clone();
                 entries[i].row.speedup.insert(name, comparison);
@@ -429,10 +431,10 @@ fn compare(
             most_blocks: request.iters.clamp(4, 120),
             margin: request.margin,
             limit: share,
-            settle: if entries[j].row.peer && on_cpu { SETTLE } else { Duration::ZERO },
+            settle: if entries[j].row.baseline && on_cpu { SETTLE } else { Duration::ZERO },
             ..Rule::default()
         };
-        let seed = Dice::of_series(seed, number as u64).below(usize::MAX >> 1) as u64;
+        let seed = Rng::of_series(seed, number as u64).below(usize::MAX >> 1) as u64;
         let Some((candidate, other)) = two(entries, i, j) else { continue };
         let outcome = {
             let mut candidate = InDuel::new(candidate, own_us, sets, on_cpu);
@@ -489,20 +491,20 @@ fn two<'a, 'b>(
     Some((a.contestant.as_mut()?, b.contestant.as_mut()?))
 }
 
-/// A kernel's result in plain words: what stopped it, or how it compares with the fastest peer and with the baseline.
+/// A kernel's result in plain words: what stopped it, or how it compares with the fastest baseline and with the first kernel.
 fn words(row: &Row) -> Vec<String> {
     if let Some(gate) = row.first_problem() {
         return vec![format!("{} on {}: {} {}", row.shown(), row.problem, gate.gate, gate.verdict)];
     }
-    let fastest_peer = row.fastest_peer();
-    let baseline = row.speedup.iter().find(|(name, _)| !torch::is_peer(name));
+    let fastest_baseline = row.fastest_baseline();
+    let first = row.speedup.iter().find(|(name, _)| !torch::is_baseline(name));
     let sentence = |(name, comparison): (&String, &Comparison)| {
         format!("{}: {}", row.problem, comparison.sentence(&row.shown(), name))
     };
-    fastest_peer.into_iter().chain(baseline).map(sentence).collect()
+    fastest_baseline.into_iter().chain(first).map(sentence).collect()
 }
 
 /// Whether a comparison is a regression.
 pub fn is_regression(comparison: &Comparison) -> bool {
-    comparison.verdict == Word::Slow
+    comparison.verdict == Outcome::Slow
 }

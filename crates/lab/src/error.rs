@@ -121,11 +121,11 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
-    /// A peer program did not do its part.
-    #[error("{peer}: {why}")]
-    Peer {
-        /// Which peer.
-        peer: &'static str,
+    /// A baseline program did not do its part.
+    #[error("{baseline}: {why}")]
+    Baseline {
+        /// Which baseline.
+        baseline: &'static str,
         /// What happened.
         why: String,
     },

@@ -1,8 +1,9 @@
 //! The lab: takes a kernel from source to proof.
 //!
-//! Data flows one way: a kernel and a problem go through the [`gate`]s, then are [`measure`]d beside their [`peer`]s, and
+//! Data flows one way: a kernel and a problem go through the [`gate`]s, then are [`measure`]d beside their [`baseline`]s, and
 //! everything seen goes into a [`record`], from which tables, comparisons and [`report`]s are made. A [`profile`] says why.
 
+pub mod baseline;
 pub mod bench;
 pub mod covering;
 pub mod device;
@@ -12,7 +13,6 @@ pub mod gate;
 pub mod machine;
 pub mod measure;
 pub mod mutation;
-pub mod peer;
 mod process;
 pub mod profile;
 pub mod record;

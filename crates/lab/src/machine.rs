@@ -43,7 +43,7 @@ pub struct Environment {
     pub fma_ceiling_gflops: Option<f64>,
     /// Measured read bandwidth of main memory, GB/s, at this thread count.
     pub memory_gbps: Option<f64>,
-    /// PyTorch's version, when it was a peer.
+    /// PyTorch's version, when it was a baseline.
     pub torch: Option<String>,
 }
 

@@ -32,7 +32,13 @@ const SHAPES: &[&str] =
 /// A length that is compiled in: a narrow window keeps the number of tiles small.
 const SHAPES_512: &[&str] = &["b1h1s512d64:window=200/0"];
 
-/// The kernels of the line and the portable one, each in the forms that synchronise differently.
+/// Several Q tiles with masked and whole tiles, one of them with rows that see no key, for one CTA: every ring goes round.
+const HOPPER: &[&str] = &["b1h2s300d64:causal", "b1h3s130/70d64:causal-br"];
+const HOPPER_SMALL: &[&str] = &["b1h1s100d64:causal"];
+/// More tiles than stages: the loop and its refills.
+const HOPPER_LOOP: &[&str] = &["b1h1s20/700d64", "b1h1s20/100d64", "b1h1s20/90d64:causal"];
+
+/// The kernels of the line, the portable one and Hopper's, each in the forms that synchronise differently.
 const SUBJECTS: &[(&str, DType, &[&str])] = &[
     ("sdpa_v1", DType::F16, SHAPES),
     ("sdpa_v2b", DType::F16, SHAPES),
@@ -75,6 +81,14 @@ const SUBJECTS: &[(&str, DType, &[&str])] = &[
         "ampere_fwd[BLOCK_M=32 BLOCK_N=64 WARPS_M=2 WARPS_N=2 STAGES=1 Q_IN_REGS=1 SPLIT_PRECISE_LOOP=0 SKIP_RESCALE=0 CTAS_PER_SM=1]",
         DType::F16,
         SHAPES,
+    ),
+    ("hopper_fwd[PERSISTENT=1 LONGEST_FIRST=0]", DType::F16, HOPPER),
+    ("hopper_fwd[PERSISTENT=2 Q_IN_REGS=0 Q_STAGES=1 STORE_DIRECT=1]", DType::F16, HOPPER),
+    ("hopper_small", DType::F16, HOPPER_SMALL),
+    (
+        "hopper_small[CLUSTER=1 WG_N=2 STAGES=1 BLOCK_N=64 NEXT_LATE=0 SPIN_WAIT=0 ONE_CTA_PER_SM=0]",
+        DType::F16,
+        HOPPER_LOOP,
     ),
 ];
 
@@ -134,7 +148,10 @@ pub fn score(
     let mut runs: Vec<(Simulation, Inputs, &str)> = Vec::new();
     for shape in subject.shapes {
         let problem = Problem::new(shape.parse()?, subject.dtype)?.with_lse(true);
-        let simulation = sim.simulation(&subject.kernel, &problem)?;
+        let mut simulation = sim.simulation(&subject.kernel, &problem)?;
+        if subject.kernel.starts_with("hopper_fwd") {
+            simulation = simulation.on_blocks(1);
+        }
         if let Some((first, _, _)) = runs.first()
             && first.variant().defines != simulation.variant().defines
         {
@@ -142,6 +159,11 @@ pub fn score(
             return Err(Error::OtherCode { kernel, shape });
         }
         runs.push((simulation, Inputs::generate(&problem, Family::Normal, 1), shape));
+        // Rows whose hidden keys are infinite have code of their own.
+        if subject.kernel.starts_with("hopper_small") && shape.contains(":causal") {
+            let simulation = sim.simulation(&subject.kernel, &problem)?;
+            runs.push((simulation, Inputs::generate(&problem, Family::HiddenKeys, 1), shape));
+        }
     }
     let Some((first, _, _)) = runs.first() else { return Err(Error::NoProblem) };
     let scenes: Vec<mutate::Scene<'_, Error>> = runs

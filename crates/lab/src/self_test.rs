@@ -13,9 +13,9 @@ use crate::{
     evolve::gates::KernelArm,
     measure::{
         audit::Audited,
-        compare::Word,
-        dice::Dice,
+        compare::Outcome,
         duel::{Rule, duel},
+        rng::Rng,
         samples::median,
     },
 };
@@ -77,7 +77,7 @@ pub fn against_itself(
         return Err(Error::Tune(format!("{kernel} cannot take {problem}: {why}")));
     }
     let sets = device.input_sets(problem);
-    let seed = Dice::entropy();
+    let seed = Rng::entropy();
     let inputs: Vec<Inputs> =
         (0..sets).map(|i| Inputs::generate(problem, Family::Normal, seed.wrapping_add(i as u64))).collect();
     // Audits would only slow this down: there is nothing to gain by cheating against oneself.
@@ -111,14 +111,14 @@ pub fn against_itself(
         if !proceed(number) {
             break;
         }
-        let seed = Dice::of_series(seed, number as u64).below(usize::MAX >> 1) as u64;
+        let seed = Rng::of_series(seed, number as u64).below(usize::MAX >> 1) as u64;
         let Some(duel) = duel(&mut a, &mut b, rule, seed, || true)? else { continue };
         test.duels += 1;
         match duel.verdict {
-            Word::Fast => test.fast += 1,
-            Word::Slow => test.slow += 1,
-            Word::Same => test.same += 1,
-            Word::Ambiguous => test.ambiguous += 1,
+            Outcome::Fast => test.fast += 1,
+            Outcome::Slow => test.slow += 1,
+            Outcome::Same => test.same += 1,
+            Outcome::Ambiguous => test.ambiguous += 1,
         }
         test.blocks += duel.blocks.len();
         test.throttled += duel.throttled;

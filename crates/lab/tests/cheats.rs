@@ -148,7 +148,7 @@ fn bench(kernels: &[&str], ceilings: Option<Ceilings>) -> Vec<Row> {
     let problem = Problem::new("b1h2s48d32:causal".parse().unwrap(), DType::F32).unwrap().with_lse(true);
     let request = Request {
         kernels: kernels.iter().map(|name| (*name).to_owned()).collect(),
-        peers: Vec::new(),
+        baselines: Vec::new(),
         iters: 30,
         warmup: WARMUP,
         seed: 0,
@@ -160,7 +160,7 @@ fn bench(kernels: &[&str], ceilings: Option<Ceilings>) -> Vec<Row> {
         epoch: std::time::Instant::now(),
     };
     let outcome = bench::measure(&Cheats, &problem, &request, Err("not asked for"), |_| true).unwrap();
-    outcome.rows.into_iter().filter(|row| !row.peer).collect()
+    outcome.rows.into_iter().filter(|row| !row.baseline).collect()
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn an_honest_kernel_passes_in_every_way_of_timing() {
     for timing in Timing::ALL {
         let request = Request {
             kernels: vec!["cpu_naive".to_owned(), "cpu_flash[BLOCK_KV=32 BLOCK_Q=48 THREADS=1]".to_owned()],
-            peers: Vec::new(),
+            baselines: Vec::new(),
             iters: 10,
             warmup: 1,
             seed: 1,

@@ -14,10 +14,12 @@ struct Trial {
     shape: &'static str,
     dtype: DType,
     family: Family,
+    /// At most so many CTAs: on fewer, each has several Q tiles.
+    blocks: u32,
 }
 
 const fn trial(kernel: &'static str, shape: &'static str, dtype: DType) -> Trial {
-    Trial { kernel, shape, dtype, family: Family::Normal }
+    Trial { kernel, shape, dtype, family: Family::Normal, blocks: u32::MAX }
 }
 
 /// Runs a trial under every schedule; returns what went wrong.
@@ -25,7 +27,7 @@ fn run(sim: &Sim, trial: &Trial) -> Vec<String> {
     let mut spec = case_spec(trial.shape.parse().unwrap(), trial.dtype).unwrap();
     spec.family = trial.family;
     let case = spec.build();
-    let simulation = sim.simulation(trial.kernel, &spec.problem).unwrap();
+    let simulation = sim.simulation(trial.kernel, &spec.problem).unwrap().on_blocks(trial.blocks);
     let mut wrong = Vec::new();
     let mut first: Option<Vec<u8>> = None;
     for schedule in Schedule::ALL {
@@ -81,16 +83,17 @@ fn hopper_fwd_is_right_and_clean() {
         trial("hopper_fwd", "b1h1s80d256:causal", F16),
         trial("hopper_fwd", "b1h1s70/100d192/128", F16),
         trial("hopper_fwd[SCALE_LATE=0 BLOCK_N=80]", "b1h1s64/200d256", F16),
-        // the kinds with many row blocks: one, three and four consumers
-        trial(
-            "hopper_fwd[CONSUMERS=1 CTAS_PER_SM=3 BLOCK_N=64 Q_IN_REGS=0]",
-            "b1h2s130d64:causal",
-            BF16,
-        ),
+        // the kinds with many Q tiles: one, three and four consumers
+        trial("hopper_fwd[CONSUMERS=1 CTAS_PER_SM=3 BLOCK_N=64 Q_IN_REGS=0]", "b1h2s130d64:causal", BF16),
         trial("hopper_fwd[CONSUMERS=3 PINGPONG=1 Q_IN_REGS=0]", "b1h1s200d64:causal", BF16),
         trial("hopper_fwd[CONSUMERS=3 Q_IN_REGS=0]", "b1h1s192/256d64", F16),
         trial("hopper_fwd[CONSUMERS=4 BLOCK_N=64 STAGES=4 Q_IN_REGS=0]", "b1h1s256d64", F16),
-        // orders of the row blocks
+        // several Q tiles for each CTA: every ring goes round, stores of one tile run under the next
+        Trial { blocks: 1, ..trial("hopper_fwd", "b1h3s130d64", F16) },
+        Trial { blocks: 2, ..trial("hopper_fwd", "b1h2s300d64:causal", BF16) },
+        Trial { blocks: 1, ..trial("hopper_fwd", "b1h3s130/70d64:causal-br", F16) },
+        Trial { blocks: 1, ..trial("hopper_fwd", "b1h2s130d256", F16) },
+        // orders of the Q tiles
         trial("hopper_fwd[PAIRED=1 LONGEST_FIRST=0]", "b1h1s400d64:causal", F16),
         trial("hopper_fwd[PERSISTENT=0 PINGPONG=0]", "b1h2s130d64", F16),
     ]);

@@ -1,4 +1,4 @@
-//! The parts of the Hopper kernels that need no Hopper GPU, on the CPU: the orders in which `hopper_fwd` works on its row blocks, and the
+//! The parts of the Hopper kernels that need no Hopper GPU, on the CPU: the orders in which `hopper_fwd` works on its Q tiles, and the
 //! rows that `hopper_small` computes again.
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -100,7 +100,7 @@ const PROBLEMS: [Problem; 5] = [
     Problem { batch: 1, heads_q: 4, heads_kv: 2, seq_q: 2048 },
 ];
 
-/// Runs the walk with so many CTAs and returns how often each row block was visited, whether every CTA's blocks came
+/// Runs the walk with so many CTAs and returns how often each Q tile was visited, whether every CTA's blocks came
 /// longest first, and what the counter was left at.
 fn walk(
     module: &Module,

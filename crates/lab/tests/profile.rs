@@ -7,7 +7,7 @@ use evosdpa_lab::profile::{
     Bottleneck, Capture, Insight, Launch, Metric, Registry, Stall, Values, Work, diagnose, gate,
 };
 
-/// A launch with every metric of the architecture: idle units, balanced multiprocessors, warps that wait for fixed latencies.
+/// A launch with every metric of the architecture: idle units, balanced SMs, warps that wait for fixed latencies.
 fn idle(arch: Arch) -> Launch {
     let registry = Registry::of(arch);
     let mut launch = Launch { kernel: "made_up".into(), ..Launch::default() };

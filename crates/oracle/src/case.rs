@@ -1,67 +1,15 @@
-//! One question with its data and its answer, and the wrong answers that a gate must refuse.
+//! One question with its data and its answer.
 
-use std::{fmt, str::FromStr, sync::OnceLock};
+use std::sync::OnceLock;
 
-use evosdpa_core::{Alignment, DType, Error, Mask, Problem, Tensor, TensorView, error::nearest};
+use evosdpa_core::{Float, Problem, SideInputs, Tensor, TensorView};
 
 use crate::{
-    elements,
+    Control, control_output,
     inputs::{Family, Inputs},
-    reference::{self, Sample},
+    reference::{self, Question, Sample},
     tolerance::{self, Judgement, Standard, Truth},
 };
-
-/// A wrong answer that looks like one: if a gate lets it pass, the gate is broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Control {
-    /// Nothing was computed.
-    Zeros,
-    /// V was copied to the output.
-    CopyOfV,
-    /// Every row is the mean of V: a softmax that ignores its scores.
-    MeanOfV,
-    /// What a call before this one left in the buffer: the answer to other inputs of the same family. With several heads it
-    /// is the answer of each one's neighbour.
-    PreviousOutput,
-    /// In the first head the right answer to the question with another mask; in the others nothing is wrong.
-    AnotherMask,
-}
-
-impl Control {
-    /// Every control.
-    pub const ALL: [Self; 5] =
-        [Self::Zeros, Self::CopyOfV, Self::MeanOfV, Self::PreviousOutput, Self::AnotherMask];
-
-    /// The name used on the command line and in records.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Zeros => "zeros",
-            Self::CopyOfV => "copy-of-v",
-            Self::MeanOfV => "mean-of-v",
-            Self::PreviousOutput => "previous-output",
-            Self::AnotherMask => "another-mask",
-        }
-    }
-}
-
-impl fmt::Display for Control {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Control {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|control| control.name() == text).ok_or_else(|| Error::UnknownName {
-            kind: "negative control",
-            name: text.to_owned(),
-            nearest: nearest(text, Self::ALL.iter().map(|control| control.name())),
-            allowed: Self::ALL.map(Self::name).join(", "),
-        })
-    }
-}
 
 /// Multiply-adds of the largest problem that [`Case::in_bounded_time`] solves whole: twice `long128`, some seconds on two cores.
 const MOST_WORK: u64 = 1 << 35;
@@ -92,10 +40,8 @@ impl Case {
     /// As [`Case::new`], but a problem that would keep the oracle busy for long is solved for a sample of its rows, drawn with
     /// the seed. 8-bit problems are solved whole: their rules are about all of an output.
     pub fn in_bounded_time(problem: Problem, family: Family, seed: u64, row_gap: Option<usize>) -> Self {
-        let sample = match problem.dtype() {
-            DType::F32 | DType::F16 | DType::BF16 => Sample::of_at_most(&problem, MOST_WORK, seed),
-            DType::U8 | DType::E4M3 => Sample::whole(),
-        };
+        let sample =
+            if problem.has_codes() { Sample::whole() } else { Sample::of_at_most(&problem, MOST_WORK, seed) };
         Self::judged_by(problem, family, seed, row_gap, sample)
     }
 
@@ -110,24 +56,24 @@ impl Case {
             None => Inputs::generate(&problem, family, seed),
             Some(gap) => Inputs::with_poisoned_gaps(&problem, family, seed, gap),
         };
-        let values = inputs.dequantized();
-        let (q, k, v) = (values.q.view(), values.k.view(), values.v.view());
-        let reference = reference::solve_rows(&problem, &q, &k, &v, sample);
+        let values = inputs.dequantized(&problem);
+        let question = question_of(&problem, &values);
+        let reference = reference::solve_rows(&question, sample);
         let value_scale = family.value_scale(&problem);
-        let standard = match problem.dtype() {
-            DType::F32 => Standard::Single,
-            DType::F16 | DType::BF16 => {
-                let naive = reference::solve_in_dtype(&problem, &q, &k, &v, &reference.sample);
-                // An overflow of the naive computation says nothing of how close one may come: count finite errors only.
-                let errors = naive.iter().zip(&reference.o).map(|(a, b)| (a - b).abs());
-                let naive_max_error = errors.filter(|error| error.is_finite()).fold(0.0, f64::max);
-                Standard::Half { naive_max_error }
-            }
-            DType::U8 | DType::E4M3 => {
-                let original = Inputs::original(&problem, family, seed);
-                let (q, k, v) = (original.q.view(), original.k.view(), original.v.view());
-                let original = reference::solve_output(&problem, &q, &k, &v);
-                Standard::eight_bit(original, &reference.o, value_scale)
+        let standard = if problem.has_codes() {
+            let original = Inputs::original(&problem, family, seed);
+            let original = question_of(&problem, &original);
+            Standard::eight_bit(reference::solve_output(&original), &reference, value_scale)
+        } else {
+            match problem.compute_float() {
+                Float::F32 => Standard::Single,
+                Float::F16 | Float::BF16 => {
+                    let naive = reference::solve_in_dtype(&question, &reference.sample);
+                    // An overflow of the naive computation says nothing of how close one may come: count finite errors only.
+                    let errors = naive.iter().zip(&reference.o).map(|(a, b)| (a - b).abs());
+                    let naive_max_error = errors.filter(|error| error.is_finite()).fold(0.0, f64::max);
+                    Standard::Half { naive_max_error }
+                }
             }
         };
         drop(values);
@@ -140,61 +86,21 @@ impl Case {
         tolerance::judge(&self.problem, &self.truth, o, lse)
     }
 
-    /// The output that a control puts in place of a kernel's.
-    pub fn control_output(&self, control: Control) -> Tensor {
-        let problem = &self.problem;
-        let sizes = problem.sizes();
-        let make = |value: &(dyn Fn([usize; 4]) -> f64 + Sync)| {
-            elements::from_fn(problem.o_shape(), problem.output_dtype(), problem.layout(), value)
-        };
-        let row_of = |[b, h, s, _]: [usize; 4]| (b * sizes.heads_q + h) * sizes.seq_q + s;
-        match control {
-            Control::Zeros => make(&|_| 0.0),
-            Control::CopyOfV => {
-                let v = elements::values_f64(&self.inputs.dequantized().v.view());
-                make(&|[b, h, s, d]| {
-                    let head = b * sizes.heads_kv + h / problem.group();
-                    v[(head * sizes.seq_kv + s % sizes.seq_kv) * sizes.dim_v + d]
-                })
-            }
-            Control::MeanOfV => {
-                let v = elements::values_f64(&self.inputs.dequantized().v.view());
-                let heads = sizes.batch * sizes.heads_kv;
-                let mut mean = vec![0.0; heads * sizes.dim_v];
-                for (i, x) in v.iter().enumerate() {
-                    let (head, d) = (i / (sizes.seq_kv * sizes.dim_v), i % sizes.dim_v);
-                    mean[head * sizes.dim_v + d] += x / sizes.seq_kv as f64;
-                }
-                make(&|[b, h, _, d]| mean[(b * sizes.heads_kv + h / problem.group()) * sizes.dim_v + d])
-            }
-            Control::PreviousOutput if sizes.batch * sizes.heads_q > 1 => {
-                let o = &self.truth.reference.o;
-                let next_head = |index: [usize; 4]| (row_of(index) + sizes.seq_q) % problem.rows();
-                make(&|index| o[next_head(index) * sizes.dim_v + index[3]])
-            }
-            Control::PreviousOutput => {
-                let before = Inputs::generate(problem, self.family, self.seed.wrapping_add(1));
-                let before = before.dequantized();
-                let o =
-                    reference::solve_roughly(problem, &before.q.view(), &before.k.view(), &before.v.view());
-                make(&|index| o[row_of(index) * sizes.dim_v + index[3]])
-            }
-            Control::AnotherMask => {
-                let other = match problem.mask() {
-                    Mask::Full => Mask::Causal(Alignment::TopLeft),
-                    Mask::Causal(_) | Mask::Window { .. } => Mask::Full,
-                };
-                let values = self.inputs.dequantized();
-                let (q, k, v) = (values.q.view(), values.k.view(), values.v.view());
-                let (q, k, v) = (q.first_head(), k.first_head(), v.first_head());
-                let first = reference::solve_roughly(&problem.with_mask(other).of_one_head(), &q, &k, &v);
-                let rest = &self.truth.reference.o;
-                make(&|index| {
-                    let at = row_of(index) * sizes.dim_v + index[3];
-                    first.get(at).copied().unwrap_or_else(|| rest[at])
-                })
-            }
-        }
+    /// The output that a control puts in place of a kernel's; `None` where the problem has no such control.
+    pub fn control_output(&self, control: Control) -> Option<Tensor> {
+        control.applies(&self.problem).then(|| control_output::of(self, control))
+    }
+
+    /// The first row that belongs to no sequence and no longer holds the poison that an output is filled with before a
+    /// call.
+    pub fn first_stray_row(&self, o: &TensorView<'_>) -> Option<[usize; 3]> {
+        let ([_, heads, seq, dim], [batch_stride, head_stride, row_stride, _]) = (o.shape(), o.strides());
+        let size = o.dtype().bytes();
+        let strays = (0..self.problem.rows()).filter(|&row| !self.truth.reference.is_owned(row));
+        strays.map(|row| [row / (heads * seq), row / seq % heads, row % seq]).find(|[b, h, s]| {
+            let start = b * batch_stride + h * head_stride + s * row_stride;
+            o.bytes()[start * size..(start + dim) * size].iter().any(|&byte| byte != 0xFF)
+        })
     }
 
     /// The controls that the case's own rules let pass: if there is one, the rules are broken on this data.
@@ -205,45 +111,70 @@ impl Case {
     /// Puts every control through `judge`, which must refuse each one that is really wrong, and lists what it let pass.
     ///
     /// On some data a control *is* the answer (the mean of V when all scores are equal, V itself when there is one key):
-    /// such a control, within the forward error bound of the oracle at every element, proves nothing and is skipped.
+    /// such a control, within the forward error bound of the oracle at every element, proves nothing and is skipped. So is,
+    /// in 8-bit problems, a change of lengths, pages or modifiers that is smaller than what such kernels are allowed.
     pub fn accepted_controls(&self, judge: impl Fn(&TensorView<'_>) -> bool) -> Vec<Control> {
         let wrong_but_accepted = |control: &Control| {
-            let output = self.control_output(*control);
-            !self.is_right(&output.view()) && judge(&output.view())
+            let output = control_output::of(self, *control);
+            !self.is_beyond_telling(*control, &output.view()) && judge(&output.view())
         };
-        Control::ALL.into_iter().filter(wrong_but_accepted).collect()
+        Control::of(&self.problem).filter(wrong_but_accepted).collect()
     }
 
-    fn is_right(&self, o: &TensorView<'_>) -> bool {
+    fn is_beyond_telling(&self, control: Control, o: &TensorView<'_>) -> bool {
+        let coarse = self.problem.has_codes() && control.is_about_kinds();
+        self.is_right(o) || (coarse && tolerance::eight_bit::is_within(&self.problem, &self.truth, o))
+    }
+
+    /// Whether an output is within the forward error bound of the oracle everywhere.
+    pub fn is_right(&self, o: &TensorView<'_>) -> bool {
         let reference = &self.truth.reference;
-        let sizes = self.problem.sizes();
+        let [_, heads, seq, dim] = self.problem.o_shape();
         let mut row = Vec::new();
-        (0..self.problem.rows()).filter(|&r| reference.sample.has(r)).all(|r| {
-            let head = r / sizes.seq_q;
-            o.row_f64(head / sizes.heads_q, head % sizes.heads_q, r % sizes.seq_q, &mut row);
+        let judged = |r: &usize| reference.sample.has(*r) && reference.is_owned(*r);
+        (0..self.problem.rows()).filter(judged).all(|r| {
+            o.row_f64(r / (heads * seq), r / seq % heads, r % seq, &mut row);
             row.iter().enumerate().all(|(d, &got)| {
-                let error = (got - reference.o[r * sizes.dim_v + d]).abs();
+                let error = (got - reference.o[r * dim + d]).abs();
                 error <= tolerance::error_bound(&self.problem, reference, r, d)
             })
         })
     }
 }
 
+/// What is asked of inputs that hold the values meant.
+pub(crate) fn question_of<'a>(problem: &Problem, inputs: &'a Inputs) -> Question<'a> {
+    question(problem, inputs, &inputs.side.views(None))
+}
+
+/// The same with other lengths, pages or modifiers, which fit the problem as the inputs do.
+pub(crate) fn question<'a>(problem: &Problem, inputs: &'a Inputs, side: &SideInputs<'a>) -> Question<'a> {
+    let tensors = [inputs.q.view(), inputs.k.view(), inputs.v.view()];
+    match Question::new(problem, tensors, side) {
+        Ok(question) => question,
+        // Inputs are drawn for their problem, and controls change them into others that fit one.
+        Err(error) => unreachable!("drawn inputs fit their problem: {error}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use evosdpa_core::DType;
+
     use super::*;
+    use crate::elements;
 
     fn case(text: &str, dtype: DType, family: Family) -> Case {
         Case::new(Problem::new(text.parse().unwrap(), dtype).unwrap(), family, 1, None)
     }
 
     fn rounded_truth(case: &Case) -> Tensor {
-        let (o, sizes) = (&case.truth.reference.o, case.problem.sizes());
+        let (o, [_, heads, seq, dim]) = (&case.truth.reference.o, case.problem.o_shape());
         elements::from_fn(
             case.problem.o_shape(),
             case.problem.output_dtype(),
             case.problem.layout(),
-            |[b, h, s, d]| o[((b * sizes.heads_q + h) * sizes.seq_q + s) * sizes.dim_v + d],
+            |[b, h, s, d]| o[((b * heads + h) * seq + s) * dim + d],
         )
     }
 
@@ -265,7 +196,8 @@ mod tests {
     #[test]
     fn a_gate_that_accepts_everything_is_found_out() {
         let case = case("tiny", DType::F16, Family::Normal);
-        assert_eq!(case.accepted_controls(|_| true), Control::ALL);
+        let all: Vec<Control> = Control::of(&case.problem).collect();
+        assert!(all.len() == 5 && case.accepted_controls(|_| true) == all);
     }
 
     #[test]
@@ -273,7 +205,9 @@ mod tests {
         for dtype in [DType::F32, DType::U8, DType::E4M3] {
             let case = case("b1h1s4/1d8", dtype, Family::Normal);
             // With one key the answer is V whatever the scores are.
-            assert_eq!(case.accepted_controls(|_| true), [Control::Zeros, Control::PreviousOutput]);
+            let mut wrong = case.accepted_controls(|_| true);
+            wrong.retain(|control| *control != Control::NoScales);
+            assert_eq!(wrong, [Control::Zeros, Control::PreviousOutput]);
         }
     }
 

@@ -1,82 +1,155 @@
-//! Quantising: f32 tensors into 8-bit codes with one scale for each (batch, head).
+//! Quantising: f32 tensors into 8-bit codes with scales.
 //!
-//! A head's scale is `absmax / 448` in fp32, which puts its largest element at the end of either code's range; an all-zero
-//! head has scale 1, and so has one so small that its scale would underflow: its codes are then all zero. A code's real
-//! value is its value at scale one ([`evosdpa_core::U8Code`], [`evosdpa_core::E4M3Code`]) times the scale.
+//! A scale is `absmax / 448` in fp32 of the elements it is for, which puts the largest of them at the end of either code's
+//! range; all-zero elements have scale 1, and so have those so small that their scale would underflow: their codes are then
+//! all zero. A code's real value is its value at scale one ([`evosdpa_core::U8Code`], [`evosdpa_core::E4M3Code`]) times the
+//! scale.
 
-use evosdpa_core::{CODE_MAX, DType, Error, Layout, Tensor, TensorView};
+use evosdpa_core::{
+    CODE_MAX, DType, Granularity, Layout, Lengths, Problem, Sequences, SideInputs, Tensor, TensorView,
+};
 
 use crate::elements;
 
-/// The scales of Q, K and V, each `[batch, heads]`, contiguous.
+/// The scales of Q, K and V, as many as the problem's granularity says; empty for a tensor without codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scales {
-    /// For Q: batch × query heads.
+    /// For Q.
     pub q: Vec<f32>,
-    /// For K: batch × key/value heads.
+    /// For K.
     pub k: Vec<f32>,
-    /// For V: batch × key/value heads.
+    /// For V.
     pub v: Vec<f32>,
 }
 
-/// A tensor of 8-bit codes and the scale of each of its (batch, head).
-#[derive(Clone, Debug)]
-pub struct Quantized {
-    /// The codes.
-    pub codes: Tensor,
-    /// `[batch, heads]`.
-    pub scales: Vec<f32>,
+/// Which scale each row of a tensor has.
+pub(crate) struct Groups {
+    granularity: Granularity,
+    batch: usize,
+    /// Blocks (sequences, pages), heads and rows of the tensor.
+    shape: [usize; 3],
+    /// The sequence that each place belongs to; `None` when it is the block.
+    owners: Option<Vec<Option<usize>>>,
+    /// Whether a place belongs to several sequences, which then have one scale.
+    shared: bool,
 }
 
-/// Quantises a tensor into packed codes. Refuses a `dtype` that is not an 8-bit one, and elements that are NaN or
-/// infinite, which no scale can hold.
-pub fn quantize(tensor: &TensorView<'_>, dtype: DType, layout: Layout) -> Result<Quantized, Error> {
-    if !dtype.is_eight_bit() {
-        return Err(Error::NotEightBit { dtype });
+impl Groups {
+    /// Of Q, or of K and V, of a problem whose lengths and pages fit it.
+    pub(crate) fn new(problem: &Problem, side: &SideInputs<'_>, of_queries: bool) -> Self {
+        let [blocks, heads, rows, _] = if of_queries { problem.q_shape() } else { problem.k_shape() };
+        let (granularity, batch) = (problem.scale_granularity(), problem.sizes().batch);
+        let mut groups =
+            Self { granularity, batch, shape: [blocks, heads, rows], owners: None, shared: false };
+        if problem.lengths() == Lengths::default() {
+            return groups;
+        }
+        // Inputs are drawn to fit, and only places of sequences matter here.
+        let sequences = Sequences::new(problem, side, problem.q_shape(), problem.k_shape());
+        let (Ok(sequences), Granularity::Head) = (sequences, granularity) else { return groups };
+        let mut owners = vec![None; blocks * rows];
+        let mut shared = false;
+        let mut own = |place: usize, b: usize| {
+            shared |= owners[place].is_some_and(|owner| owner != b);
+            owners[place].get_or_insert(b);
+        };
+        for b in 0..batch {
+            if of_queries {
+                sequences.queries(b).for_each(|row| own(sequences.query_batch(b) * rows + row, b));
+            } else {
+                (0..sequences.keys(b))
+                    .map(|j| sequences.key(b, j))
+                    .for_each(|at| own(at.batch * rows + at.row, b));
+            }
+        }
+        (groups.owners, groups.shared) = (Some(owners), shared);
+        groups
     }
-    let [batch, heads, seq, _] = tensor.shape();
-    let mut row = Vec::new();
-    for r in 0..batch * heads * seq {
-        let (b, h, s) = (r / (heads * seq), r / seq % heads, r % seq);
-        tensor.row_f64(b, h, s, &mut row);
-        if let Some(d) = row.iter().position(|x| !x.is_finite()) {
-            return Err(Error::NotFinite { at: [b, h, s, d], value: row[d] });
+
+    fn count(&self) -> usize {
+        let [blocks, heads, rows] = self.shape;
+        match self.granularity {
+            Granularity::Tensor => 1,
+            Granularity::Head => self.batch * heads,
+            Granularity::Token => blocks * heads * rows,
         }
     }
-    Ok(quantize_into(tensor, Tensor::zeros(tensor.shape(), dtype, layout)))
+
+    /// The scale of a row; `None` where it belongs to nobody.
+    fn of(&self, block: usize, head: usize, row: usize) -> Option<usize> {
+        let [_, heads, rows] = self.shape;
+        match (self.granularity, &self.owners) {
+            (Granularity::Tensor, _) => Some(0),
+            (Granularity::Token, _) => Some((block * heads + head) * rows + row),
+            (Granularity::Head, None) => Some(block * heads + head),
+            (Granularity::Head, Some(owners)) => owners[block * rows + row].map(|b| b * heads + head),
+        }
+    }
 }
 
-/// Quantises finite elements into `codes`, a tensor of the same shape and of an 8-bit dtype.
-pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor) -> Quantized {
-    let [_, heads, seq, dim] = tensor.shape();
+/// A tensor of 8-bit codes and its scales.
+#[derive(Clone, Debug)]
+pub(crate) struct Quantized {
+    pub(crate) codes: Tensor,
+    pub(crate) scales: Vec<f32>,
+}
+
+/// Quantises elements into `codes`, a tensor of the same shape and of an 8-bit dtype. What is not finite is of nobody: it
+/// becomes NaN, or the largest code of u8, which has no NaN.
+pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor, groups: &Groups) -> Quantized {
+    let [_, heads, rows, dim] = tensor.shape();
     let values = elements::values_f64(tensor);
-    let scale_of = |head: &[f64]| {
-        let absmax = head.iter().fold(0.0f64, |max, x| max.max(x.abs()));
+    let mut largest = vec![0.0f64; groups.count()];
+    for (r, row) in values.chunks(dim.max(1)).enumerate() {
+        let Some(group) = groups.of(r / (heads * rows), r / rows % heads, r % rows) else { continue };
+        let finite = row.iter().filter(|x| x.is_finite());
+        largest[group] = finite.fold(largest[group], |max, x| max.max(x.abs()));
+    }
+    if groups.shared {
+        for head in 0..heads {
+            let of_all = (0..groups.batch).map(|b| largest[b * heads + head]).fold(0.0, f64::max);
+            (0..groups.batch).for_each(|b| largest[b * heads + head] = of_all);
+        }
+    }
+    let scale_of = |absmax: f64| {
         let scale = (absmax / CODE_MAX) as f32;
         if scale == 0.0 { 1.0 } else { scale }
     };
-    let scales: Vec<f32> = values.chunks((seq * dim).max(1)).map(scale_of).collect();
-    elements::fill(&mut codes, |[b, h, s, d]| {
-        let head = b * heads + h;
-        values[(head * seq + s) * dim + d] / f64::from(scales[head])
+    let scales: Vec<f32> = largest.into_iter().map(scale_of).collect();
+    let poison = if codes.view().dtype() == DType::U8 { f64::INFINITY } else { f64::NAN };
+    elements::fill(&mut codes, |[block, h, s, d]| {
+        let value = values[((block * heads + h) * rows + s) * dim + d];
+        match groups.of(block, h, s) {
+            Some(group) if value.is_finite() => value / f64::from(scales[group]),
+            _ => poison,
+        }
     });
     Quantized { codes, scales }
 }
 
-/// The f32 values that codes stand for, packed.
-pub(crate) fn dequantize(codes: &Tensor, scales: &[f32], layout: Layout) -> Tensor {
+/// The f32 values that codes stand for, packed; NaN where they belong to nobody.
+pub(crate) fn dequantize(codes: &Tensor, scales: &[f32], groups: &Groups) -> Tensor {
     let view = codes.view();
-    let [_, heads, seq, dim] = view.shape();
+    let [_, heads, rows, dim] = view.shape();
     let values = elements::values_f64(&view);
-    elements::from_fn(view.shape(), DType::F32, layout, |[b, h, s, d]| {
-        let head = b * heads + h;
-        values[(head * seq + s) * dim + d] * f64::from(scales[head])
+    elements::from_fn(view.shape(), DType::F32, Layout::Bhsd, |[block, h, s, d]| {
+        let value = values[((block * heads + h) * rows + s) * dim + d];
+        groups.of(block, h, s).map_or(f64::NAN, |group| value * f64::from(scales[group]))
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn groups(text: &str) -> Groups {
+        let problem = Problem::new(text.parse().unwrap(), DType::U8).unwrap();
+        Groups::new(&problem, &SideInputs::default(), true)
+    }
+
+    fn quantized(tensor: &Tensor, dtype: DType, groups: &Groups) -> Quantized {
+        quantize_into(&tensor.view(), Tensor::zeros(tensor.view().shape(), dtype, Layout::Bhsd), groups)
+    }
 
     fn values(tensor: &Tensor) -> Vec<f32> {
         bytemuck::cast_slice(tensor.bytes()).to_vec()
@@ -94,7 +167,7 @@ mod tests {
     fn each_head_fills_the_range_of_its_code() {
         let tensor = sample();
         for dtype in DType::EIGHT_BIT {
-            let quantized = quantize(&tensor.view(), dtype, Layout::Bhsd).unwrap();
+            let quantized = quantized(&tensor, dtype, &groups("b2h2s9d5"));
             assert_eq!(quantized.scales.len(), 4);
             assert_eq!(quantized.scales[3], 1.0);
             for (head, scale) in quantized.scales[..3].iter().enumerate() {
@@ -112,16 +185,20 @@ mod tests {
     #[test]
     fn codes_are_what_the_formula_says_and_come_back_within_half_a_step() {
         let tensor = sample();
-        let quantized = quantize(&tensor.view(), DType::U8, Layout::Bhsd).unwrap();
-        let back = values(&dequantize(&quantized.codes, &quantized.scales, Layout::Bhsd));
+        let groups = groups("b2h2s9d5");
+        let quantized_to = |dtype| {
+            let quantized = quantized(&tensor, dtype, &groups);
+            let back = values(&dequantize(&quantized.codes, &quantized.scales, &groups));
+            (quantized, back)
+        };
+        let (quantized, back) = quantized_to(DType::U8);
         for (i, x) in values(&tensor).into_iter().enumerate() {
             let s = quantized.scales[i / 45];
             let formula = (f64::from(x) / (448.0 * f64::from(s)) * 127.0 + 128.0).round();
             assert_eq!(f64::from(quantized.codes.bytes()[i]), formula);
             assert!((back[i] - x).abs() <= 448.0 * s / 127.0 * 0.500_001);
         }
-        let quantized = quantize(&tensor.view(), DType::E4M3, Layout::Bhsd).unwrap();
-        let back = values(&dequantize(&quantized.codes, &quantized.scales, Layout::Bhsd));
+        let (quantized, back) = quantized_to(DType::E4M3);
         for (i, x) in values(&tensor).into_iter().enumerate() {
             // Half a unit of three mantissa bits, or half the smallest subnormal.
             let allowed = (x.abs() / 16.0).max(quantized.scales[i / 45] / 1024.0);
@@ -133,11 +210,12 @@ mod tests {
     fn numbers_do_not_depend_on_the_layout_or_the_gaps() {
         let tensor = sample();
         for dtype in DType::EIGHT_BIT {
-            let packed = quantize(&tensor.view(), dtype, Layout::Bhsd).unwrap();
+            let groups = groups("b2h2s9d5");
+            let packed = quantized(&tensor, dtype, &groups);
             let gapped = Tensor::poisoned_gaps([2, 2, 9, 5], dtype, Layout::Bshd, 3);
-            let gapped = quantize_into(&tensor.view(), gapped);
+            let gapped = quantize_into(&tensor.view(), gapped, &groups);
             assert_eq!(gapped.scales, packed.scales);
-            let back = |q: &Quantized| values(&dequantize(&q.codes, &q.scales, Layout::Bhsd));
+            let back = |q: &Quantized| values(&dequantize(&q.codes, &q.scales, &groups));
             assert_eq!(back(&gapped), back(&packed));
             // Whether or not 0xFF is a number in this dtype, the gaps are never read as one.
             assert_eq!(gapped.codes.bytes().chunks(8).filter(|row| row[5..] == [0xFF; 3]).count(), 36);
@@ -145,18 +223,36 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_quantised_is_refused_or_zero() {
-        let tensor =
-            |x: f64| elements::from_fn([1, 1, 1, 2], DType::F32, Layout::Bhsd, |[.., d]| x * d as f64);
-        for x in [f64::NAN, f64::INFINITY] {
-            let error = quantize(&tensor(x).view(), DType::U8, Layout::Bhsd).unwrap_err();
-            assert!(matches!(error, Error::NotFinite { .. }), "{error}");
+    fn each_granularity_has_its_own_number_of_scales() {
+        let tensor = sample();
+        for (text, count) in [("tensor", 1), ("head", 4), ("token", 36)] {
+            let groups = groups(&format!("b2h2s9d5:scales={text}"));
+            let quantized = quantized(&tensor, DType::U8, &groups);
+            assert_eq!(quantized.scales.len(), count);
+            let back = values(&dequantize(&quantized.codes, &quantized.scales, &groups));
+            let worst = values(&tensor).iter().zip(&back).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+            assert!(worst <= 3.0 / 254.0 * 1.001, "{text}: {worst}");
         }
-        let error = quantize(&tensor(1.0).view(), DType::F16, Layout::Bhsd).unwrap_err();
-        assert_eq!(error, Error::NotEightBit { dtype: DType::F16 });
-        let tiny = quantize(&tensor(1e-45).view(), DType::U8, Layout::Bhsd).unwrap();
-        assert_eq!((tiny.scales[0], tiny.codes.bytes()), (1.0, &[128u8, 128][..]));
-        let huge = quantize(&tensor(f64::from(f32::MAX)).view(), DType::U8, Layout::Bhsd).unwrap();
-        assert!(huge.scales[0].is_finite() && huge.codes.bytes() == [128, 255]);
+    }
+
+    #[test]
+    fn what_is_too_small_or_not_finite_has_a_code() {
+        let groups = groups("b1h1s1d2");
+        let codes = |x: f64, dtype| {
+            let tensor =
+                elements::from_fn(
+                    [1, 1, 1, 2],
+                    DType::F32,
+                    Layout::Bhsd,
+                    |[.., d]| if d == 1 { x } else { 0.0 },
+                );
+            let quantized = quantized(&tensor, dtype, &groups);
+            (quantized.scales[0], quantized.codes.bytes().to_vec())
+        };
+        assert_eq!(codes(f64::NAN, DType::U8), (1.0, vec![128, 255]));
+        assert_eq!(codes(f64::INFINITY, DType::E4M3).1, [0, 0x7F]);
+        assert_eq!(codes(1e-45, DType::U8), (1.0, vec![128, 128]));
+        let (scale, huge) = codes(f64::from(f32::MAX), DType::U8);
+        assert!(scale.is_finite() && huge == [128, 255]);
     }
 }

@@ -69,5 +69,5 @@ pub use error::{Error, Result};
 pub use hazard::log::Kind;
 pub use machine::{Arg, Device, Launch, ModuleId, Options, Schedule, TensorElement, TensorMap};
 pub use memory::Buffer;
-pub use module::{Module, SyncPoint};
+pub use module::{Edit, Module, SyncPoint};
 pub use report::{Finding, Outcome, Site, SyncWork};

@@ -4,7 +4,7 @@ use crate::decode::{self, Info, Kernel};
 use crate::error::{Error, Result};
 use crate::memory::{PAGE_BYTES, window};
 use crate::numeric::approx::Perturb;
-use crate::parse::ast::{Ast, Initial, Space, Statement};
+use crate::parse::ast::{Ast, Initial, Instruction, Operand, Space, Statement, Type};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -35,12 +35,27 @@ pub struct Module {
     perturb: Perturb,
 }
 
-/// A synchronisation instruction that can be taken out to see whether its absence is noticed.
+/// What is done to a synchronisation to see whether it is noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Edit {
+    /// It is taken out; a wait on an mbarrier hears yes at once.
+    Delete,
+    /// It expects 16 bytes more.
+    MoreBytes,
+    /// It waits for the other parity.
+    OtherParity,
+}
+
+/// A synchronisation instruction that can be changed to see whether the change is noticed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SyncPoint {
     /// The instruction's number, for [`Module::without`].
     pub id: u32,
+    /// What is changed, for [`Module::with`].
+    pub edit: Edit,
     /// The instruction as written, without operands.
     pub opcode: String,
     /// Its line in the PTX text.
@@ -143,8 +158,10 @@ impl Module {
             .info
             .iter()
             .filter(|i| !i.is_step && is_sync(&i.opcode))
-            .map(|i| SyncPoint {
+            .flat_map(|i| edits(&i.opcode).map(move |edit| (i, edit)))
+            .map(|(i, edit)| SyncPoint {
                 id: i.id,
+                edit,
                 opcode: i.opcode.to_string(),
                 ptx_line: i.line,
                 source: self.describe(i.location),
@@ -152,6 +169,29 @@ impl Module {
             .collect();
         points.sort_by_key(|p| p.id);
         Ok(points)
+    }
+
+    /// The module with one change made.
+    pub fn with(&self, point: &SyncPoint) -> Result<Module> {
+        let is_wait = point.opcode.contains("_wait");
+        if point.edit == Edit::Delete && !is_wait {
+            return self.without(point.id);
+        }
+        let mut ast = (*self.ast).clone();
+        let mut changed = false;
+        for body in ast.functions.iter_mut().filter_map(|f| f.body.as_mut()) {
+            let found = body.iter().position(|s| matches!(s, Statement::Instruction(i) if i.id == point.id));
+            let Some(at) = found else { continue };
+            let Statement::Instruction(instruction) = &body[at] else { continue };
+            if let Some(new) = edited(instruction, point.edit) {
+                body.splice(at..=at, new);
+                changed = true;
+            }
+        }
+        if !changed {
+            return Err(Error::parse(0, format!("instruction {} cannot be changed so", point.id)));
+        }
+        Self::build(Arc::new(ast), 0, self.perturb)
     }
 
     /// The module with one synchronisation instruction deleted; all other numbers stay.
@@ -178,7 +218,52 @@ pub(crate) fn is_sync(opcode: &str) -> bool {
     let barrier = (starts("bar") || starts("barrier")) && !is_reduction;
     let copy =
         ["cp.async.wait_group", "cp.async.wait_all", "cp.async.commit_group"].iter().any(|p| starts(p));
-    barrier || copy || starts("fence") || starts("membar")
+    let bulk = starts("cp.async.bulk.wait_group") || starts("cp.async.bulk.commit_group");
+    let products = starts("wgmma.fence") || starts("wgmma.commit_group") || starts("wgmma.wait_group");
+    let mbarrier = ["arrive", "arrive_drop", "expect_tx", "test_wait", "try_wait"]
+        .iter()
+        .any(|what| starts(&format!("mbarrier.{what}")));
+    let launch = starts("griddepcontrol.wait");
+    barrier || copy || bulk || products || mbarrier || launch || starts("fence") || starts("membar")
+}
+
+/// The changes that can be made to a synchronisation.
+fn edits(opcode: &str) -> impl Iterator<Item = Edit> + use<> {
+    let expects = opcode.starts_with("mbarrier.") && opcode.contains("expect_tx");
+    let parity = opcode.starts_with("mbarrier.") && opcode.contains("_wait.parity");
+    let all = [(true, Edit::Delete), (expects, Edit::MoreBytes), (parity, Edit::OtherParity)];
+    all.into_iter().filter(|(is_possible, _)| *is_possible).map(|(_, edit)| edit)
+}
+
+/// What stands in the place of an instruction that is changed.
+fn edited(instruction: &Instruction, edit: Edit) -> Option<Vec<Statement>> {
+    const NAME: &str = "%changed";
+    let mut new = instruction.clone();
+    if edit == Edit::Delete {
+        new.opcode = "setp.eq.u32".to_owned();
+        new.operands = vec![instruction.operands.first()?.clone(), Operand::Int(0), Operand::Int(0)];
+        return Some(vec![Statement::Instruction(new)]);
+    }
+    let operand = new.operands.last_mut()?;
+    let (opcode, by) = match edit {
+        Edit::MoreBytes => ("add.u32", 16),
+        _ => ("xor.b32", 1),
+    };
+    let other = std::mem::replace(operand, Operand::Name(NAME.to_owned()));
+    let step = Instruction {
+        id: u32::MAX,
+        guard: None,
+        opcode: opcode.to_owned(),
+        operands: vec![Operand::Name(NAME.to_owned()), other, Operand::Int(by)],
+        ..instruction.clone()
+    };
+    Some(vec![
+        Statement::Enter,
+        Statement::Registers { prefix: NAME.to_owned(), count: None, kind: Type::U32 },
+        Statement::Instruction(step),
+        Statement::Instruction(new),
+        Statement::Leave,
+    ])
 }
 
 fn place_globals(ast: &Ast, base: u64) -> Result<HashMap<String, GlobalVariable>> {

@@ -6,7 +6,7 @@
 
 use crate::error::Error;
 use crate::machine::{Options, Schedule};
-use crate::module::{Module, SyncPoint};
+use crate::module::{Edit, Module, SyncPoint};
 use crate::report::{Outcome, SyncWork};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -126,7 +126,7 @@ pub fn score<E: From<Error>>(
         let fate = if !work.iter().any(ran) {
             Fate::NotReached
         } else {
-            let mutant = module.without(point.id)?;
+            let mutant = module.with(&point)?;
             match noticed(&mutant, scenes, schedules, &results)? {
                 Some(fate) => fate,
                 None => explain(module, entry, &mutant, &point, &work, scenes, schedules)?,
@@ -181,14 +181,29 @@ fn explain<E: From<Error>>(
     schedules: &[Schedule],
 ) -> Result<Fate, E> {
     let is = |part: &str| point.opcode.contains(part);
-    if is("fence") || is("membar") {
-        // What a fence releases is learnt elsewhere: its own work says nothing.
+    let counts_its_work = is("wgmma.fence") || is("mbarrier_init");
+    let publishes = [
+        "fence",
+        "membar",
+        "mbarrier.arrive",
+        "wgmma.commit",
+        "bulk.commit",
+        "griddepcontrol",
+        "cluster.arrive",
+    ];
+    let is_silent = publishes.iter().any(|part| is(part)) && !counts_its_work;
+    if is_silent || point.edit != Edit::Delete {
+        // What these release, or announce, is learnt elsewhere: their own work says nothing.
         return Ok(Fate::Missed);
     }
     let work_in = |work: &Work, id: u32| work.get(&id).map_or(0, |work| work.work);
     let mut worked = pairs(scenes, schedules).zip(before).filter(|(_, before)| work_in(before, point.id) > 0);
     let Some(((scene, schedule), before)) = worked.next() else {
-        let reason = if is("commit_group") {
+        let reason = if is("wgmma.fence") {
+            "no wgmma behind it uses a register that was touched since the fence before it"
+        } else if is("mbarrier_init") {
+            "no other block uses an mbarrier that it covers"
+        } else if is("commit_group") {
             "every group that it closes is empty"
         } else if is("cp.async") {
             "all copies that it waits for have been waited for already"
@@ -216,8 +231,13 @@ fn explain<E: From<Error>>(
 impl fmt::Display for SyncPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
-            Some(source) => write!(f, "{} at {source} (PTX line {})", self.opcode, self.ptx_line),
-            None => write!(f, "{} at PTX line {}", self.opcode, self.ptx_line),
+            Some(source) => write!(f, "{} at {source} (PTX line {})", self.opcode, self.ptx_line)?,
+            None => write!(f, "{} at PTX line {}", self.opcode, self.ptx_line)?,
+        }
+        match self.edit {
+            Edit::Delete => Ok(()),
+            Edit::MoreBytes => write!(f, ", 16 bytes more expected"),
+            Edit::OtherParity => write!(f, ", other parity"),
         }
     }
 }

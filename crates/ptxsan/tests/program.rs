@@ -227,3 +227,39 @@ fn mutation_score_of_a_pipeline() {
     assert_eq!(json["noticed"], json["matter"]);
     assert!(json["matter"].as_u64().unwrap() >= 8);
 }
+
+#[test]
+fn a_tensor_map_is_an_argument() {
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hopper/capture.ptx").display().to_string();
+    let run = |map: &str| {
+        let line = [
+            "run",
+            &file,
+            "--entry",
+            "tensor_load_2",
+            "--grid",
+            "1",
+            "--block",
+            "128",
+            "--shared",
+            "8192",
+            "--args",
+        ];
+        let rest = [map, "zeros:8196", "i32:1024", "i32:0", "i32:0", "i32:0", "i32:0", "i32:0", "i32:0"];
+        ptxsan(&[&line[..], &rest[..]].concat())
+    };
+    let output = run("map:1:f16:64x8:128:64x8:128");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for (map, word) in [
+        ("map:0:f16:64x8:128:64x8:128", "no buffer"),
+        ("map:0:f16:64x8", "expected map"),
+        ("map:1:f16:64x8:100:64x8", "multiples of 16"),
+    ] {
+        let output = run(map);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(word), "{text}");
+    }
+}

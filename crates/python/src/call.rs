@@ -31,6 +31,23 @@ pub struct Visible {
     pub bottom_right: bool,
 }
 
+/// Where the tensors are, and what runs there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In this process's memory, to be computed on this many threads (0 for all).
+    Cpu {
+        /// The threads.
+        threads: usize,
+    },
+    /// On a GPU, to be queued on the caller's stream and not waited for.
+    Cuda {
+        /// The GPU's number.
+        ordinal: usize,
+        /// The stream.
+        stream: u64,
+    },
+}
+
 /// One call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call {
@@ -70,20 +87,25 @@ impl Call {
         }
     }
 
-    /// Computes attention on the CPU, on this many threads (0 for all).
+    /// Computes attention where the tensors are. Every call from Python comes through here.
     ///
     /// # Safety
-    /// Every element that an operand's shape and strides reach must be valid memory of its type for the time of the
-    /// call: to read for Q, K and V, to write and read by nobody else for O and the log-sum-exp.
-    pub unsafe fn run_on_cpu(&self, threads: usize) -> Result<(), Error> {
+    /// Every element that an operand's shape and strides reach must be valid memory of its type and place: to read for Q, K
+    /// and V, to write and read by nobody else for O and the log-sum-exp. On a CPU for the time of the call, on a GPU until
+    /// the stream has come past it, and the stream must be as [`Attention::run_on`] asks.
+    pub unsafe fn run(&self, place: Place) -> Result<(), Error> {
         let problem = self.problem()?;
-        // SAFETY: by this function's contract.
-        unsafe { caught(|| self.run_planned(problem, threads)) }
+        caught(|| match place {
+            // SAFETY: by this function's contract.
+            Place::Cpu { threads } => unsafe { self.run_on_cpu(problem, threads) },
+            // SAFETY: by this function's contract.
+            Place::Cuda { ordinal, stream } => unsafe { self.queue_on_gpu(problem, ordinal, stream) },
+        })
     }
 
     /// # Safety
-    /// As [`Self::run_on_cpu`].
-    unsafe fn run_planned(&self, problem: Problem, threads: usize) -> Result<(), Error> {
+    /// As [`Self::run`].
+    unsafe fn run_on_cpu(&self, problem: Problem, threads: usize) -> Result<(), Error> {
         let options = Options { threads: (threads > 0).then_some(threads), ..Options::default() };
         let attention = Attention::plan_with(problem, Device::Cpu, &options)?;
         let dtype = problem.dtype();
@@ -174,7 +196,7 @@ fn sizes(tensor: &'static str, shape: [i64; 4]) -> Result<[usize; 4], Error> {
 }
 
 /// A panic as an error: Python's `except Exception` does not catch what a panic becomes by itself.
-pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let said = payload.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| payload.downcast_ref::<&str>().copied());
@@ -201,7 +223,7 @@ mod tests {
     fn a_mean_of_equal_rows_is_the_row() {
         let (q, o) = (vec![0.5f32; 2 * 3 * 4], vec![f32::NAN; 2 * 3 * 4]);
         // SAFETY: the operands describe these two vectors.
-        unsafe { call(&q, &o, [1, 2, 3, 4]).run_on_cpu(0) }.unwrap();
+        unsafe { call(&q, &o, [1, 2, 3, 4]).run(Place::Cpu { threads: 0 }) }.unwrap();
         assert!(o.iter().all(|x| (x - 0.5).abs() < 1e-6), "{o:?}");
     }
 
@@ -213,7 +235,7 @@ mod tests {
             let mut call = base;
             change(&mut call);
             // SAFETY: refused before memory is touched.
-            unsafe { call.run_on_cpu(1) }.unwrap_err().to_string()
+            unsafe { call.run(Place::Cpu { threads: 1 }) }.unwrap_err().to_string()
         };
         assert!(refused(&|call| call.q.strides[2] = -4).contains("[24, 12, -4, 1]"));
         assert!(refused(&|call| call.q.shape[0] = -1).contains("[-1, 2, 3, 4]"));

@@ -1,19 +1,23 @@
 //! A call on a GPU.
 
 use evosdpa::{
-    DType, DeviceLse, DeviceTensor, DeviceTensors, Options,
+    DType, DeviceLse, DeviceTensor, DeviceTensors, Options, Problem,
     gpu::{self, RawStream},
 };
 
-use crate::{Call, Error, Operand, call::caught};
+use crate::{Call, Error, Operand};
 
 impl Call {
     /// Queues attention on the caller's stream of `cuda:N`; addresses are device memory.
     ///
     /// # Safety
     /// As for [`evosdpa::Attention::run_on`].
-    pub unsafe fn queue_on_gpu(&self, ordinal: usize, stream: u64) -> Result<(), Error> {
-        let problem = self.problem()?;
+    pub(crate) unsafe fn queue_on_gpu(
+        &self,
+        problem: Problem,
+        ordinal: usize,
+        stream: u64,
+    ) -> Result<(), Error> {
         let (lse, dtype) = (self.lse as u64, problem.dtype());
         let tensors = DeviceTensors {
             q: self.q.on_device("Q", dtype, problem.q_shape())?,
@@ -23,11 +27,10 @@ impl Call {
             lse: (lse != 0).then(|| DeviceLse::packed(lse, &problem)),
             scales: None,
         };
-        caught(|| {
-            let attention = gpu::shared(ordinal)?.plan(&problem, &tensors, &Options::default())?;
-            // SAFETY: this function's contract is the same.
-            Ok(unsafe { attention.run_on(RawStream(stream), &tensors) }?)
-        })
+        // Planned for these very strides: a look-up after the first call.
+        let attention = gpu::shared(ordinal)?.plan(&problem, &tensors, &Options::default())?;
+        // SAFETY: this function's contract is the same.
+        Ok(unsafe { attention.run_on(RawStream(stream), &tensors) }?)
     }
 }
 
@@ -54,7 +57,7 @@ impl Operand {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Call, Operand, Visible};
+    use crate::{Call, Operand, Place, Visible};
 
     #[test]
     fn wrong_tensors_are_refused_before_a_gpu_is_looked_for() {
@@ -66,7 +69,7 @@ mod tests {
             let mut call = base;
             change(&mut call);
             // SAFETY: refused before anything is queued.
-            unsafe { call.queue_on_gpu(0, 0) }.unwrap_err().to_string()
+            unsafe { call.run(Place::Cuda { ordinal: 0, stream: 0 }) }.unwrap_err().to_string()
         };
         assert!(refused(&|call| call.v.shape[2] = 4).contains("V has shape [1, 2, 4, 8]"));
         assert!(refused(&|call| call.k.strides[3] = 2).contains("stride 2"));

@@ -14,5 +14,5 @@ mod module;
 #[cfg(feature = "extension-module")]
 mod straight;
 
-pub use call::{Call, Operand, Visible};
+pub use call::{Call, Operand, Place, Visible};
 pub use error::Error;

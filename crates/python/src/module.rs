@@ -10,7 +10,7 @@ use pyo3::{
 };
 
 use crate::{
-    Call, Error, Operand, Visible, exchange,
+    Call, Error, Operand, Place, Visible, exchange,
     straight::{Outputs, Wanted},
 };
 
@@ -20,18 +20,21 @@ type Four = (i64, i64, i64, i64);
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{forward_cpu, forward_cuda, run, straight, suggest_packages, use_exchange};
+    use super::{forward, run, straight, suggest_packages, use_exchange};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
         use pyo3::types::PyModuleMethods as _;
+        module.add("HEAD_DIM_MAX", evosdpa_core::MAX_HEAD_DIM)?;
+        module.add("GPU_HEAD_DIM_MAX", evosdpa::gpu::HEAD_DIM_MAX)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
 
-/// Attention on the CPU. Tensors are given as address, shape and strides in elements.
+/// Attention of tensors given as address, shape and strides in elements. On the CPU (`ordinal` -1) on `queue` threads; on
+/// `cuda:ordinal` it is queued on the stream `queue` and not waited for.
 #[pyfunction]
-fn forward_cpu(
+fn forward(
     py: Python<'_>,
     dtype: u8,
     q: (usize, Four, Four),
@@ -41,38 +44,20 @@ fn forward_cpu(
     lse: usize,
     scale: Option<f64>,
     window: (i64, i64, bool),
-    threads: usize,
+    ordinal: i64,
+    queue: u64,
 ) -> PyResult<()> {
     let (left, right, bottom_right) = window;
     let visible = Visible { left, right, bottom_right };
     let call =
         Call { dtype, q: operand(q), k: operand(k), v: operand(v), o: operand(o), lse, scale, visible };
-    // SAFETY: the Python half describes live tensors, which its caller holds, and an output it has just made.
-    py.detach(|| unsafe { call.run_on_cpu(threads) }).map_err(raised)
-}
-
-/// Attention on `cuda:N`: queued on the stream, not waited for.
-#[pyfunction]
-fn forward_cuda(
-    py: Python<'_>,
-    dtype: u8,
-    q: (usize, Four, Four),
-    k: (usize, Four, Four),
-    v: (usize, Four, Four),
-    o: (usize, Four, Four),
-    lse: usize,
-    scale: Option<f64>,
-    window: (i64, i64, bool),
-    ordinal: usize,
-    stream: u64,
-) -> PyResult<()> {
-    let (left, right, bottom_right) = window;
-    let visible = Visible { left, right, bottom_right };
-    let call =
-        Call { dtype, q: operand(q), k: operand(k), v: operand(v), o: operand(o), lse, scale, visible };
-    // SAFETY: the Python half describes live tensors of this device and its current stream, whose order the allocator
-    // that owns their memory keeps.
-    py.detach(|| unsafe { call.queue_on_gpu(ordinal, stream) }).map_err(raised)
+    let place = match usize::try_from(ordinal) {
+        Ok(ordinal) => Place::Cuda { ordinal, stream: queue },
+        Err(_) => Place::Cpu { threads: usize::try_from(queue).unwrap_or(usize::MAX) },
+    };
+    // SAFETY: the Python half describes live tensors, which its caller holds, and an output it has just made; on a GPU also
+    // its current stream, whose order the allocator that owns their memory keeps.
+    py.detach(|| unsafe { call.run(place) }).map_err(raised)
 }
 
 /// Takes torch's DLPack interface for [`straight`]; says whether it can be used.

@@ -1,15 +1,13 @@
 //! The common case of a torch call in one go: tensors read, output made, work done.
 
+use evosdpa::gpu::HEAD_DIM_MAX;
 use pyo3::{intern, prelude::*, types::PyTuple};
 
 use crate::{
-    Call, Error, Visible,
+    Call, Place, Visible,
     exchange::{self, Described},
     module::raised,
 };
-
-/// The largest head dimension of the CUDA kernels.
-const GPU_DIM: i64 = 256;
 
 /// What a call asks for beside its tensors.
 pub(crate) struct Wanted {
@@ -73,16 +71,16 @@ pub(crate) fn attention<'py>(
         scale: wanted.scale,
         visible: wanted.visible,
     };
-    let done: Result<(), Error> = match q.gpu {
-        // SAFETY: the tensors are alive in the caller's frame, and the outputs are new.
-        None => py.detach(|| unsafe { call.run_on_cpu(wanted.threads) }),
-        Some(gpu) => {
-            let Some(stream) = exchange::current_stream(gpu) else { return Ok(None) };
-            // SAFETY: as above; the allocator that owns the memory keeps the order of this stream.
-            py.detach(|| unsafe { call.queue_on_gpu(gpu, stream) })
+    let place = match q.gpu {
+        None => Place::Cpu { threads: wanted.threads },
+        Some(ordinal) => {
+            let Some(stream) = exchange::current_stream(ordinal) else { return Ok(None) };
+            Place::Cuda { ordinal, stream }
         }
     };
-    done.map_err(raised)?;
+    // SAFETY: the tensors are alive in the caller's frame, and the outputs are new; on a GPU the allocator that owns the memory
+    // keeps the order of this stream.
+    py.detach(|| unsafe { call.run(place) }).map_err(raised)?;
     Ok(Some((out, lse)))
 }
 
@@ -90,7 +88,7 @@ pub(crate) fn attention<'py>(
 fn are_ordinary(q: &Described, k: &Described, v: &Described, wanted: &Wanted) -> bool {
     let all = [q, k, v];
     let heads = if wanted.flash_layout { 2 } else { 1 };
-    let fits_gpu = |tensor: &&Described| tensor.operand.shape[3] <= GPU_DIM;
+    let fits_gpu = |tensor: &&Described| tensor.operand.shape[3] <= HEAD_DIM_MAX as i64;
     all.iter().all(|tensor| tensor.dtype == q.dtype && tensor.gpu == q.gpu)
         && all.iter().all(|tensor| tensor.operand.strides[3] == 1 && !tensor.operand.shape.contains(&0))
         && all.iter().all(|tensor| tensor.operand.shape[0] == q.operand.shape[0])

@@ -225,7 +225,7 @@ pub(super) fn steps() -> Vec<Step> {
             Program::Example("sim_agreement"),
         ),
         evosdpa(
-            "profile",
+            "profile-hopper",
             "what holds the kernels back, by Nsight Compute",
             120,
             &["profile", "--shape", "mission,long128", "--kernels", "hopper_small,hopper_fwd,ampere_fwd"],

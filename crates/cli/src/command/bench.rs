@@ -10,12 +10,12 @@ use std::{
 use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
+    baseline::torch::{self, Torch},
     bench::{self, Request, Step},
     device::{AUTO, DeviceId, TimedDevice},
     evolve::gates::DeviceLock,
     machine::Environment,
     measure::{duel::Rule, floor::Ceilings, interleave},
-    peer::torch::{self, Torch},
     record::{Row, Run, RunStatus},
     self_test::{self, SelfTest},
 };
@@ -39,7 +39,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         anyhow::bail!("--device {} has no clock: use --device cuda or cpu to measure", device.id());
     };
     let kernels = contestants(device, &args.kernels, &args.common.kernel_path)?;
-    let peers = match args.baselines.as_slice() {
+    let baselines = match args.baselines.as_slice() {
         [] => torch::modes(device.id()).to_vec(),
         names => torch::modes_called(device.id(), names).context("--baselines")?,
     };
@@ -77,7 +77,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
     };
     let request = Request {
         kernels,
-        peers,
+        baselines,
         iters: args.iters.unwrap_or(DEFAULT_ITERS) as usize,
         warmup: args.warmup as usize,
         seed: args.seed,
@@ -132,7 +132,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
     } else {
         output::print(&page(&environment, &rows, &record, torch.as_ref().err()))?;
     }
-    let own = rows.iter().filter(|row| !row.peer);
+    let own = rows.iter().filter(|row| !row.baseline);
     Ok(match status {
         RunStatus::Interrupted => Status::Interrupted,
         _ if own.clone().any(Row::failed) => Status::Failed,
@@ -252,8 +252,8 @@ fn write_page(
         writeln!(out, "{}", output::no_gpu(why))?;
     }
     writeln!(out)?;
-    let header = ["problem", "kernel", "gates", "p50", "p90", "p99", "FLOP/s", "% peak", "n", "vs peer"];
-    let shown = rows.iter().filter(|row| !(row.peer && no_torch.is_some())).map(table_row).collect();
+    let header = ["problem", "kernel", "gates", "p50", "p90", "p99", "FLOP/s", "% peak", "n", "vs baseline"];
+    let shown = rows.iter().filter(|row| !(row.baseline && no_torch.is_some())).map(table_row).collect();
     out.push_str(&output::table(&header, 3, shown));
     if let Some(why) = no_torch {
         let why = why.strip_prefix("torch: ").unwrap_or(why);
@@ -282,7 +282,7 @@ fn table_row(row: &Row) -> Vec<String> {
         Some(gate) => gate.verdict.word().to_owned(),
     };
     let number = |x: Option<f64>, show: fn(f64) -> String| x.map_or("–".to_owned(), show);
-    let ratio = row.fastest_peer().map(|(_, comparison)| comparison.ratio);
+    let ratio = row.fastest_baseline().map(|(_, comparison)| comparison.ratio);
     vec![
         row.problem.clone(),
         row.shown(),

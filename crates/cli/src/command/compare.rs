@@ -3,7 +3,7 @@
 use evosdpa_lab::{
     Error, bench,
     machine::Environment,
-    measure::compare::{Comparison, Word},
+    measure::compare::{Comparison, Outcome},
     record::catalogue,
 };
 use serde::Serialize;
@@ -65,13 +65,13 @@ fn page(rows: &[CompareRow], most: usize) -> String {
         .collect();
     let header = ["problem", "kernel", "B is", "A p50", "B p50", "B as fast", "95 % interval"];
     let mut page = output::table(&header, 3, table_rows);
-    let count = |word: Word| rows.iter().filter(|row| row.comparison.verdict == word).count();
+    let count = |word: Outcome| rows.iter().filter(|row| row.comparison.verdict == word).count();
     page.push_str(&format!(
         "\n{} FAST, {} SLOW, {} SAME, {} AMBIGUOUS; {} rows of the larger run have no partner\n",
-        count(Word::Fast),
-        count(Word::Slow),
-        count(Word::Same),
-        count(Word::Ambiguous),
+        count(Outcome::Fast),
+        count(Outcome::Slow),
+        count(Outcome::Same),
+        count(Outcome::Ambiguous),
         most - rows.len().min(most),
     ));
     page

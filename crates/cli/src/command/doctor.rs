@@ -7,9 +7,9 @@ use evosdpa_cuda::{
     toolkit::{HOME_VARIABLE, Toolkit},
 };
 use evosdpa_lab::{
+    baseline::torch::Torch,
     gate::GateResult,
     machine::{self, Environment},
-    peer::torch::Torch,
     tool::{self, CudaTool},
 };
 
@@ -99,7 +99,7 @@ fn gpu_probes() -> Vec<GateResult> {
                 Ok((target, info)) => GateResult::pass(
                     &name,
                     format!(
-                        "{}, {}, {} multiprocessors, {:.0} GB, {} kB of shared memory a block",
+                        "{}, {}, {} SMs, {:.0} GB, {} kB of shared memory a block",
                         info.name,
                         target.arch,
                         info.sm_count,

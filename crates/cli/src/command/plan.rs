@@ -129,7 +129,7 @@ fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
             .map(|name| OtherRow {
                 kernel: name.to_owned(),
                 tunables: BTreeMap::new(),
-                from: "rule: baselines to compare with".to_owned(),
+                from: "rule: simpler kernels to compare with".to_owned(),
                 why_not: "something better is there".to_owned(),
             })
             .collect(),

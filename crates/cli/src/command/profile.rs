@@ -238,7 +238,7 @@ fn write_row(out: &mut String, row: &ProfileRow) -> std::fmt::Result {
     if let Some(statics) = &row.statics {
         writeln!(
             out,
-            "{}: {} registers, {} bytes of shared memory, {} of stack, {} of spills; {} blocks of {} threads per multiprocessor \
+            "{}: {} registers, {} bytes of shared memory, {} of stack, {} of spills; {} blocks of {} threads per SM \
              ({:.0} %), limited by {}",
             statics.arch,
             statics.registers,

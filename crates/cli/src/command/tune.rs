@@ -20,7 +20,7 @@ use evosdpa_lab::{
         simulate::{self, Replay},
         space::label,
         strategy,
-        tune::{self, Outcome, Request},
+        tune::{self, Finished, Request},
     },
     gate::GateResult,
     machine::Environment,
@@ -236,7 +236,7 @@ struct Summary {
 }
 
 impl Summary {
-    fn of(outcome: &Outcome, folder: &std::path::Path) -> Self {
+    fn of(outcome: &Finished, folder: &std::path::Path) -> Self {
         Self {
             folder: folder.display().to_string(),
             kernel: outcome.header.space.kernel.clone(),
@@ -254,14 +254,14 @@ fn shown(kernel: &str, evaluation: &Evaluation) -> String {
     label(evaluation.kernel.as_deref().unwrap_or(kernel), &evaluation.point)
 }
 
-fn page(outcome: &Outcome, folder: &std::path::Path) -> String {
+fn page(outcome: &Finished, folder: &std::path::Path) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = write_page(&mut text, outcome, folder);
     text
 }
 
-fn write_page(out: &mut String, outcome: &Outcome, folder: &std::path::Path) -> std::fmt::Result {
+fn write_page(out: &mut String, outcome: &Finished, folder: &std::path::Path) -> std::fmt::Result {
     let history = &outcome.history;
     let count = |status: Standing| history.iter().filter(|evaluation| evaluation.status == status).count();
     writeln!(

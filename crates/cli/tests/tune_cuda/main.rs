@@ -28,7 +28,7 @@ use evosdpa_lab::{
         profiler::Profiler,
         proposer::Proposer,
         simulate,
-        tune::{self, Outcome, Request},
+        tune::{self, Finished, Request},
     },
     gate::{GateResult, Verdict},
     measure::duel::Rule,
@@ -81,7 +81,7 @@ struct Tune<'a> {
 }
 
 impl Tune<'_> {
-    fn run(&self, folder: &Path, profiler: &Profiler<'_>, ahead: &mut dyn Ahead) -> Outcome {
+    fn run(&self, folder: &Path, profiler: &Profiler<'_>, ahead: &mut dyn Ahead) -> Finished {
         let kernel = self.registry.kernel(self.kernel).unwrap();
         let mut space = Space::of_kernel(kernel, &problem(), &target()).unwrap();
         if !self.only.is_empty() {
@@ -452,7 +452,7 @@ fn a_profiler_that_is_refused_is_said_once_and_the_simulator_counts_instead() {
 
 /// A tune of two candidates, the default and `BLOCK_M=64`. Those whose name has `bound` in it wait for device memory with idle
 /// tensor cores, says the profiler.
-fn tune_of_two(path: &Path, fast: &'static str, bound: &str) -> Outcome {
+fn tune_of_two(path: &Path, fast: &'static str, bound: &str) -> Finished {
     let ncu = profiler_program(path, None);
     let script = fs::read_to_string(&ncu).unwrap();
     let capture = path.join("memory-bound.csv");
@@ -480,7 +480,7 @@ fn tune_of_two(path: &Path, fast: &'static str, bound: &str) -> Outcome {
 
 #[test]
 fn whoever_the_profile_gate_fails_is_no_elite() {
-    let elites = |outcome: &Outcome| -> Vec<u64> {
+    let elites = |outcome: &Finished| -> Vec<u64> {
         outcome.elites.elites.iter().map(|elite| elite.evaluation).collect()
     };
     // Four times as fast as the default; and as fast as it, which is enough to be an elite while there are few.

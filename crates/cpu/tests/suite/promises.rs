@@ -1,7 +1,7 @@
 //! What the kernels promise beside the right numbers: determinism, corners, refusals, memory.
 
 use crate::running::{elements, run, ways};
-use evosdpa_core::{DType, Layout, Problem, Shape, Tensor, TensorView};
+use evosdpa_core::{DType, Layout, Problem, Shape, SideInputs, Tensor, TensorView};
 use evosdpa_cpu::{CpuKernel, CpuOptions, Error, FlashTiles, Isa, attention, workspace_bytes};
 use evosdpa_oracle::{
     elements,
@@ -127,7 +127,7 @@ fn inputs_may_repeat_through_zero_strides() {
             f64::from(tensor.view().elements::<f32>().unwrap()[s * 16 + d])
         })
     };
-    let copied = Inputs { q: queries.q.clone(), k: repeated(&one.k), v: repeated(&one.v), scales: None };
+    let copied = Inputs { q: queries.q.clone(), k: repeated(&one.k), v: repeated(&one.v), ..queries.clone() };
     for (kernel, options) in ways() {
         let (want, _) = run(&wide, &copied, kernel, &options);
         let view = |t| TensorView::new(Tensor::bytes(t), DType::F32, wide.k_shape(), [0, 0, 16, 1]).unwrap();
@@ -138,6 +138,7 @@ fn inputs_may_repeat_through_zero_strides() {
             queries.q.view(),
             view(&one.k),
             view(&one.v),
+            &SideInputs::default(),
             got.view_mut(),
             None,
             &options,
@@ -154,7 +155,17 @@ fn bad_options_are_refused_and_nothing_is_written() {
     let refusal = |options: CpuOptions| {
         let mut o = Tensor::zeros(problem.o_shape(), DType::F32, Layout::Bhsd);
         let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-        let outcome = attention(CpuKernel::Flash, &problem, q, k, v, o.view_mut(), None, &options);
+        let outcome = attention(
+            CpuKernel::Flash,
+            &problem,
+            q,
+            k,
+            v,
+            &SideInputs::default(),
+            o.view_mut(),
+            None,
+            &options,
+        );
         assert!(o.bytes().iter().all(|b| *b == 0));
         outcome.unwrap_err()
     };
@@ -179,7 +190,17 @@ fn tensors_that_do_not_match_the_problem_are_refused() {
     let other = Inputs::generate(&problem("b1h1s32d32", DType::F32), Family::Normal, 1);
     let mut o = Tensor::zeros(asked.o_shape(), DType::F32, Layout::Bhsd);
     let (q, k, v) = (other.q.view(), other.k.view(), other.v.view());
-    let outcome = attention(CpuKernel::Flash, &asked, q, k, v, o.view_mut(), None, &CpuOptions::default());
+    let outcome = attention(
+        CpuKernel::Flash,
+        &asked,
+        q,
+        k,
+        v,
+        &SideInputs::default(),
+        o.view_mut(),
+        None,
+        &CpuOptions::default(),
+    );
     assert!(matches!(outcome, Err(Error::Problem(_))));
 }
 

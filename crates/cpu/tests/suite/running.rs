@@ -35,7 +35,7 @@ pub(crate) fn run_gapped(
     let mut o = Tensor::poisoned_gaps(problem.o_shape(), problem.dtype(), problem.layout(), gap);
     let mut lse = vec![f32::NAN; problem.rows()];
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    attention(kernel, problem, q, k, v, o.view_mut(), Some(&mut lse), options).unwrap();
+    attention(kernel, problem, q, k, v, &inputs.side(), o.view_mut(), Some(&mut lse), options).unwrap();
     (o, lse)
 }
 

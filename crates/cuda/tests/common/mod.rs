@@ -24,6 +24,7 @@ pub(crate) fn facts() -> ProblemFacts {
         band_lo: None,
         band_hi: None,
         lse: false,
+        features: evosdpa_core::Features::NONE,
     }
 }
 

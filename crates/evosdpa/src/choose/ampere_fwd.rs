@@ -12,7 +12,11 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
     settings.decide(
         "pipeline",
         &[("STAGES", if two_stages { 2 } else { 1 })],
-        "a second stage pays where tiles are short; one still overlaps each load with the other MMA",
+        if two_stages {
+            "short KV tiles: the next one is loaded a tile ahead"
+        } else {
+            "one stage still overlaps each load with the other MMA, and leaves shared memory for another CTA"
+        },
     );
     settings.decide(
         "registers",
@@ -27,7 +31,11 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
     settings.decide(
         "schedule",
         &[("HEAD_GROUP", if look.causal() { 8 } else { 1 })],
-        "causal Q tiles differ in length: the longest of eight heads start together, whose K and V fit L2",
+        if look.causal() {
+            "causal Q tiles differ in length: the longest of eight heads start together, whose K and V fit L2"
+        } else {
+            "equal Q tiles, head by head"
+        },
     );
 }
 
@@ -54,9 +62,5 @@ fn tile(look: &Look<'_>, few: bool, fewest: bool, settings: &mut Settings) {
 }
 
 pub(super) fn kinds(look: &Look<'_>, settings: &mut Settings) {
-    settings.decide(
-        "precision",
-        &[look.precise_keys(look.few_keys())],
-        "bf16 rows with fewer than 256 visible keys get a second PV; code without it is left where there are none",
-    );
+    look.decide_precision(look.few_keys(), settings);
 }

@@ -211,11 +211,14 @@ fn pipeline(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
         ("STAGES", if tile == Tile::Four { 4 } else { 2 }),
         ("Q_STAGES", if wide { 1 } else { 2 }),
     ];
-    settings.decide(
-        "pipeline",
-        &values,
-        "MMA and softmax overlap as far as registers allow; the next Q tile is loaded ahead where shared memory does",
-    );
+    let why = if wide {
+        "MMA and softmax overlap as far as registers allow; one Q tile fits beside two stages of wide KV tiles"
+    } else if softmax_bound {
+        "the softmax takes as long as the MMAs: warpgroups take turns inside the loop alone"
+    } else {
+        "MMA and softmax overlap; warpgroups take turns from the first QKᵀ on, and the next Q tile is loaded ahead"
+    };
+    settings.decide("pipeline", &values, why);
 }
 
 /// Where Q and O live.
@@ -230,7 +233,11 @@ fn accumulator(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
             ("STORE_DIRECT", i64::from(widest > 192 && !look.causal())),
             ("SCALE_LATE", i64::from(look.facts.value_dim <= 128 || widest > 192 && few_keys)),
         ],
-        "Q stays in registers where there are some left; a large O is rescaled under the next QKᵀ",
+        match (in_registers, widest) {
+            (true, _) => "registers are left for the Q tile, so that QKᵀ reads less shared memory",
+            (false, ..=192) => "no registers are left for the Q tile",
+            (false, _) => "O takes 128 registers: it is stored without a copy where it can be, and rescaled under the next QKᵀ",
+        },
     );
 }
 
@@ -248,9 +255,5 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
         (false, false) => "code for any number of keys",
     };
     settings.decide("mask code", &[("WHOLE_TILES", i64::from(whole))], why);
-    settings.decide(
-        "precision",
-        &[look.precise_keys(few_keys || !whole && any_length)],
-        "bf16 rows with fewer than 256 visible keys get a second PV where the code allows for them",
-    );
+    look.decide_precision(few_keys || !whole && any_length, settings);
 }

@@ -109,18 +109,26 @@ fn overlap(look: &Look<'_>, split: Split, settings: &mut Settings) {
             ("NEXT_LATE", i64::from(one_wave != masked)),
             ("SPIN_WAIT", i64::from(one_wave && !masked)),
         ],
-        "one warpgroup per SM hides PV behind half of the next exponentials, and spins for its neighbour's result",
+        match (one_wave, early) {
+            (true, _) => "one warpgroup has the SM: PV runs under half of the next exponentials, and it spins for messages",
+            (false, true) => "PV runs under half of the next exponentials",
+            (false, false) => "two warpgroups run under each other: PV is waited for before the next maximum",
+        },
     );
     let late = look.narrow() && !masked && split == Split::Full;
     let programmatic = split != Split::FewHeads || look.facts.seq_kv <= 2048;
     settings.decide(
-        "launch",
+        "PDL",
         &[
             ("ONE_CTA_PER_SM", i64::from(one_wave)),
             ("LATE_TRIGGER", i64::from(late)),
             ("PROGRAMMATIC", i64::from(programmatic)),
         ],
-        "the next launch starts early, but not beside a CTA that needs its SM, nor under a long read of memory",
+        match (one_wave, programmatic) {
+            (true, _) => "the next launch starts early, but its CTAs find the SMs of these taken",
+            (false, true) => "the next launch starts early",
+            (false, false) => "a long read of memory: a launch that starts early would only wait beside it",
+        },
     );
 }
 
@@ -161,12 +169,10 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
         ([("WHOLE_TILES", 0), ("OWN_TILES", 0), ("LOOP", 1)], true, "code for any number of keys")
     };
     settings.decide("mask code", &kind, why);
-    settings.decide("precision", &[look.precise_keys(precise)], PRECISE);
+    look.decide_precision(precise, settings);
 }
 
 const ANY_MASK: &str = "code for any mask and any number of keys";
-const PRECISE: &str =
-    "bf16 rows with fewer than 256 visible keys get a second PV where the code allows for them";
 
 /// Which kinds of its own a split has, so that all codes of a head dimension, type, mask and group stay few.
 struct Kept {

@@ -2,6 +2,8 @@
 
 use evosdpa_kernels::{InputType, MaskKind, ProblemFacts, Target};
 
+use super::settings::Settings;
+
 /// A problem on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look<'a> {
@@ -72,9 +74,18 @@ impl<'a> Look<'a> {
         self.masked() || self.facts.seq_kv < PRECISE_KEYS
     }
 
-    /// The kind PRECISE_KEYS where rows with few keys may or may not be there.
-    pub(super) fn precise_keys(&self, wanted: bool) -> (&'static str, i64) {
-        let precise = self.facts.dtype == InputType::BF16 && wanted;
-        ("PRECISE_KEYS", if precise { i64::from(PRECISE_KEYS) } else { 0 })
+    /// Decides on the kind PRECISE_KEYS, where the code knows rows with few keys or not.
+    pub(super) fn decide_precision(&self, knows_few_keys: bool, settings: &mut Settings) {
+        let (keys, why) = match (self.facts.dtype, knows_few_keys) {
+            (InputType::BF16, true) => (
+                PRECISE_KEYS,
+                "bf16 rows that see fewer than 256 keys get a second PV with what rounding left of P",
+            ),
+            (InputType::BF16, false) => {
+                (0, "every row sees at least 256 keys: one PV, and no code for a second")
+            }
+            _ => (0, "f16 keeps P to 11 bits: one PV is precise enough"),
+        };
+        settings.decide("precision", &[("PRECISE_KEYS", i64::from(keys))], why);
     }
 }

@@ -4,9 +4,8 @@ use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
 /// Kernels in the order in which to try them, each with why it stands there.
 pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static str, &'static str)> {
-    let small =
-        ("hopper_small", "the problem has too few row blocks to fill the machine, so its keys are split");
-    let large = ("hopper_fwd", "the problem fills the machine: the kernel with the highest throughput");
+    let small = ("hopper_small", "too few Q tiles to fill the GPU, so the keys of each are split");
+    let large = ("hopper_fwd", "the problem fills the GPU: the kernel with the highest throughput");
     let mut candidates = Vec::new();
     if target.arch == Arch::Sm90a {
         candidates.extend(if leaves_room(facts, target) { [small, large] } else { [large, small] });
@@ -21,8 +20,8 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
     candidates
 }
 
-/// Whether blocks of 64 rows leave multiprocessors idle, or hardly have rows at all.
+/// Whether Q tiles of 64 rows leave SMs idle, or hardly have rows at all.
 fn leaves_room(facts: &ProblemFacts, target: &Target) -> bool {
-    let row_blocks = u64::from(facts.seq_q.div_ceil(64)) * u64::from(facts.heads_q) * u64::from(facts.batch);
-    facts.seq_q <= 64 || row_blocks <= u64::from(target.sm_count)
+    let q_tiles = u64::from(facts.seq_q.div_ceil(64)) * u64::from(facts.heads_q) * u64::from(facts.batch);
+    facts.seq_q <= 64 || q_tiles <= u64::from(target.sm_count)
 }

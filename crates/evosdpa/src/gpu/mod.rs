@@ -27,3 +27,22 @@ pub use evosdpa_cuda::RawStream;
 pub use open::{Gpu, shared};
 pub use plan::OnGpu;
 pub use tensors::{DeviceLse, DeviceScales, DeviceTensor, DeviceTensors};
+
+/// The largest head dimension that a kernel takes, of queries and keys or of values.
+pub const HEAD_DIM_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use evosdpa_kernels::{Range, Registry};
+
+    #[test]
+    fn the_largest_head_dimension_is_that_of_the_kernels() {
+        let registry = Registry::embedded().unwrap();
+        let largest = |range: &Range| match range {
+            Range::Between { max, .. } => max.unwrap_or(u32::MAX),
+            Range::OneOf(sizes) => sizes.iter().copied().max().unwrap_or(0),
+        };
+        let of_all = registry.kernels().map(|kernel| largest(&kernel.manifest.head_dim)).max();
+        assert_eq!(of_all, Some(super::HEAD_DIM_MAX as u32));
+    }
+}

@@ -153,7 +153,7 @@ impl DeviceTensors {
     }
 
     /// What a tensor map that a kernel asks for is made of. A dimension of one element has no stride to speak of: it gets
-    /// one that the copy engine accepts.
+    /// one that TMA accepts.
     pub fn tensor_map(
         &self,
         problem: &Problem,
@@ -196,7 +196,7 @@ impl DeviceTensors {
         }
     }
 
-    /// Which of Q, K, V and O the copy engine could reach, as four bits: what the choice of a kernel depends on.
+    /// Which of Q, K, V and O TMA could reach, as four bits: what the choice of a kernel depends on.
     pub(crate) fn alignment_class(&self, problem: &Problem) -> u8 {
         let tensors = [
             (&self.q, problem.q_shape(), problem.dtype()),

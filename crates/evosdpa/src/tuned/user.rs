@@ -3,9 +3,11 @@
 use std::{
     env,
     fs::{self, File},
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
 };
+
+use evosdpa_cuda::file::{Durability, write_whole};
 
 use super::TunedTable;
 use crate::Error;
@@ -63,15 +65,7 @@ pub fn update_table<T>(
     let text = format!("# Written by `evosdpa apply`; see docs/guide.md.\n{}", table.to_toml()?);
     // What is written must be readable: a table that is not would stop every later call.
     TunedTable::parse(&text, &table.file)?;
-    let temporary = beside(path, &format!("tmp-{}", std::process::id()));
-    let written = File::create(&temporary)
-        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // Best effort: the error that matters is the one returned.
-        let _ = fs::remove_file(&temporary);
-    }
-    written.map_err(file_error("write"))?;
+    write_whole(path, &[text.as_bytes()], Durability::Synced).map_err(file_error("write"))?;
     Ok(changed)
 }
 

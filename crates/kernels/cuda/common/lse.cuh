@@ -13,5 +13,5 @@ __device__ __forceinline__ float log_sum_exp(float max, float sum, float scale) 
   return sum > 0.f ? fmaf(max, scale, __logf(sum)) : NEG_INF;
 }
 
-// A row's place in p.lse. A macro, since behind a function call, inlined as it is, the kernels get another register allocation.
-#define LSE_OF(p, batch, head, row) (p).lse[(batch) * (p).lse_stride[0] + (head) * (p).lse_stride[1] + (row)]
+// A row's place in p.lse; a sum as `row` is added term by term. A macro, since behind a function call, inlined as it is, the kernels get another register allocation.
+#define LSE_OF(p, batch, head, row) (p).lse[(batch) * (p).lse_stride[0] + (head) * (p).lse_stride[1] + row]

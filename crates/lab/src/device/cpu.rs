@@ -8,7 +8,7 @@ use evosdpa_oracle::inputs::Inputs;
 use super::{
     AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, Timing, fresh_output,
 };
-use crate::{Error, measure::dice::Dice};
+use crate::{Error, measure::rng::Rng};
 
 /// Inputs below this size fit a last-level cache, so two sets of them take turns.
 const ROTATE_BELOW_BYTES: u64 = 32 << 20;
@@ -68,7 +68,7 @@ impl Cpu {
 fn describe(kernel: CpuKernel) -> KernelInfo {
     let (summary, parent, changed) = match kernel {
         CpuKernel::Naive => (
-            "writes the scores of a row out, then reads them back: the baseline",
+            "writes the scores of a row out, then reads them back: where the line starts",
             None,
             "nothing: it is where the line starts",
         ),
@@ -97,10 +97,6 @@ impl Device for Cpu {
     }
 
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
-        let dtype = problem.dtype();
-        if dtype.is_eight_bit() {
-            return Some(format!("no CPU kernel for {dtype}; use f32, f16 or bf16"));
-        }
         let options = match self.options(kernel) {
             Ok(options) => options,
             // An unknown kernel is wrong use, which loading it reports.
@@ -110,8 +106,8 @@ impl Device for Cpu {
         Attention::plan_with(*problem, evosdpa::Device::Cpu, &options).err().map(|error| error.to_string())
     }
 
-    fn takes(&self, _kernel: &str, dtype: DType) -> bool {
-        !dtype.is_eight_bit()
+    fn takes(&self, kernel: &str, dtype: DType) -> bool {
+        kernel == CpuKernel::Naive.name() || !dtype.is_eight_bit()
     }
 
     fn load<'a>(
@@ -141,8 +137,10 @@ impl TimedDevice for Cpu {
     ) -> Result<Box<dyn TimedKernel + 'a>, Error> {
         let attention = Attention::plan_with(*problem, evosdpa::Device::Cpu, &self.options(kernel)?)?;
         let chosen = (kernel == AUTO).then(|| attention.variant());
-        let body: Body = Box::new(move |Inputs { q, k, v, .. }, output| {
-            Ok(attention.run(q.view(), k.view(), v.view(), output.o.view_mut(), output.lse.as_deref_mut())?)
+        let body: Body = Box::new(move |inputs, output| {
+            let tensors = [inputs.q.view(), inputs.k.view(), inputs.v.view()];
+            let lse = output.lse.as_deref_mut();
+            Ok(attention.run_with(tensors, &inputs.side(), output.o.view_mut(), lse)?)
         });
         Ok(Box::new(LoadedCpu { variant: chosen, ..LoadedCpu::new(problem, inputs, body) }))
     }
@@ -163,7 +161,7 @@ pub struct LoadedCpu {
     body: Body,
     timing: Timing,
     flush: Vec<u8>,
-    dice: Dice,
+    rng: Rng,
     /// Memory that only keeps the tensors from lying where they lay before.
     between: Vec<Vec<u8>>,
 }
@@ -180,7 +178,7 @@ impl LoadedCpu {
             body,
             timing: Timing::Graph,
             flush: Vec::new(),
-            dice: Dice::new(Dice::entropy()),
+            rng: Rng::new(Rng::entropy()),
             between: Vec::new(),
         }
     }
@@ -227,9 +225,9 @@ impl TimedKernel for LoadedCpu {
         }
         self.between.clear();
         for set in 0..self.inputs.len() {
-            let Inputs { q, k, v, scales } = self.inputs[set].clone();
+            let Inputs { q, k, v, scales, side } = self.inputs[set].clone();
             for tensor in [q, k, v].into_iter().enumerate() {
-                self.between.push(vec![1; 64 * (1 + self.dice.below(255))]);
+                self.between.push(vec![1; 64 * (1 + self.rng.below(255))]);
                 let own = &mut self.inputs[set];
                 match tensor {
                     (0, q) => own.q = q.clone(),
@@ -237,8 +235,8 @@ impl TimedKernel for LoadedCpu {
                     (_, v) => own.v = v.clone(),
                 }
             }
-            self.inputs[set].scales = scales;
-            self.between.push(vec![1; 64 * (1 + self.dice.below(255))]);
+            (self.inputs[set].scales, self.inputs[set].side) = (scales, side);
+            self.between.push(vec![1; 64 * (1 + self.rng.below(255))]);
             self.outputs[set] = self.outputs[set].clone();
         }
         for set in 0..self.inputs.len() {
@@ -253,6 +251,7 @@ impl TimedKernel for LoadedCpu {
             own.bytes_mut().copy_from_slice(new.bytes());
         }
         own.scales.clone_from(&inputs.scales);
+        own.side.clone_from(&inputs.side);
         self.given[set].clone_from(inputs);
         Ok(())
     }

@@ -74,7 +74,7 @@ impl Cuda {
         &self.probe
     }
 
-    /// What drives everything out of the second-level cache, made when first needed.
+    /// What drives everything out of L2, made when first needed.
     pub(super) fn flush(&self) -> Result<&L2Flush, Error> {
         if let Some(flush) = self.flush.get() {
             return Ok(flush);

@@ -51,7 +51,7 @@ pub trait Device {
         None
     }
 
-    /// The kernels it has, the baseline first.
+    /// The kernels it has, the simplest first.
     fn kernels(&self) -> Vec<KernelInfo>;
 
     /// Why a kernel cannot solve a problem, if it cannot.

@@ -49,6 +49,14 @@ impl Simulation {
         Ok(Self { problem, variant, module: Module::parse(ptx)? })
     }
 
+    /// The same with at most so many blocks, for a kernel that walks its work with as many as there are: on a GPU a small problem has
+    /// a block for each piece of work, and code for the next piece would not be reached.
+    pub fn on_blocks(mut self, most: u32) -> Self {
+        let grid = &mut self.variant.launch.grid[0];
+        *grid = (*grid).min(most);
+        self
+    }
+
     /// The variant, as it is called: `sdpa_v2b[MAX_BLOCK_N=64]`.
     pub fn label(&self) -> String {
         self.variant.label()

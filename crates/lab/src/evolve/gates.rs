@@ -23,10 +23,10 @@ use crate::{
     measure::{
         Reading,
         audit::{Audited, Finding},
-        compare::Word,
-        dice::Dice,
+        compare::Outcome,
         duel::{Arm, Duel, Ended, Rule, duel},
         floor::Ceilings,
+        rng::Rng,
         samples::median,
     },
 };
@@ -75,7 +75,7 @@ pub struct Judge<'a> {
     device: &'a dyn TimedDevice,
     places: Vec<Place<'a>>,
     rule: Rule,
-    dice: Dice,
+    rng: Rng,
     default: String,
     last_gate: Option<LastGate<'a>>,
 }
@@ -140,7 +140,7 @@ impl<'a> Judge<'a> {
             default.loaded.set_timing(Timing::Graph)?;
             places.push(Place { material, name: problem.to_string(), default });
         }
-        Ok(Self { device, places, rule, dice: Dice::new(seed), default: label, last_gate: None })
+        Ok(Self { device, places, rule, rng: Rng::new(seed), default: label, last_gate: None })
     }
 
     /// Adds a gate that candidates pass last, if they would be elites: it may be expensive.
@@ -163,7 +163,7 @@ impl<'a> Judge<'a> {
                 interval: [1.0; 2],
                 sequence: [1.0; 2],
                 cycles: None,
-                verdict: Word::Same,
+                verdict: Outcome::Same,
                 p50_us,
                 default_p50_us: p50_us,
                 blocks: 0,
@@ -236,8 +236,8 @@ impl<'a> Judge<'a> {
                     return Ok(Judged { machine_fault, ..Judged::rejected(gates, shapes, spans) });
                 }
             };
-            slow += usize::from(duel.verdict == Word::Slow);
-            fast += usize::from(duel.verdict == Word::Fast);
+            slow += usize::from(duel.verdict == Outcome::Slow);
+            fast += usize::from(duel.verdict == Outcome::Fast);
             hopeless |= duel.ended == Ended::Hopeless;
             shapes.insert(self.places[index].name.clone(), shape_result(&duel));
             if slow >= slow_max || hopeless {
@@ -300,7 +300,7 @@ impl<'a> Judge<'a> {
     ) -> Result<Option<Duel>, Error> {
         let place = &mut self.places[index];
         let Material { problem, cases, inputs, floor_us } = place.material;
-        let seed = self.dice.below(usize::MAX >> 1) as u64;
+        let seed = self.rng.below(usize::MAX >> 1) as u64;
         let mut candidate = Audited::load(self.device, label, problem, inputs, cases, seed)?;
         let outcome = {
             let mut arm = KernelArm::new(&mut candidate)?;
@@ -319,7 +319,7 @@ impl<'a> Judge<'a> {
                     return Ok(None);
                 }
                 // What is slower has no reason to cheat.
-                let audited = if duel.verdict == Word::Slow { Ok(()) } else { candidate.final_audit() };
+                let audited = if duel.verdict == Outcome::Slow { Ok(()) } else { candidate.final_audit() };
                 match audited {
                     Ok(()) => return Ok(Some(duel)),
                     Err(error @ Error::Caught { .. }) => error,

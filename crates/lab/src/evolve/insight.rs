@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Error,
     error::IoContext,
-    measure::dice::Dice,
+    measure::rng::Rng,
     profile::{self, Bottleneck, Direction, Evidence, Insight, Knob},
     record::atomic,
 };
@@ -248,9 +248,9 @@ pub fn weight(insight: &Insight, prior: &Prior) -> f64 {
 }
 
 /// One of several things, drawn by their weights; `None` where all are 0.
-pub fn draw<T>(of: Vec<T>, weight: impl Fn(&T) -> f64, dice: &mut Dice) -> Option<T> {
+pub fn draw<T>(of: Vec<T>, weight: impl Fn(&T) -> f64, rng: &mut Rng) -> Option<T> {
     let total: f64 = of.iter().map(&weight).sum();
-    let mut left = dice.unit() * total;
+    let mut left = rng.unit() * total;
     of.into_iter().find(|one| {
         left -= weight(one);
         left < 0.0
@@ -342,9 +342,9 @@ pub(crate) mod tests {
         }
         let prior = Prior::default().with(&history);
         assert_eq!(prior.insights["good"], Record { tried: 10, helped: 10, ..Record::default() });
-        let mut dice = Dice::new(5);
+        let mut rng = Rng::new(5);
         let mut drawn =
-            || draw(insights.iter().collect(), |insight| weight(insight, &prior), &mut dice).unwrap();
+            || draw(insights.iter().collect(), |insight| weight(insight, &prior), &mut rng).unwrap();
         let good = (0..1000).filter(|_| drawn().id == "good").count();
         assert!(good > 850, "{good}");
         let folder = tempfile::tempdir().unwrap();

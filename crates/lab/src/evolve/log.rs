@@ -15,7 +15,7 @@ use super::{
     span::Span,
     trial::Trial,
 };
-use crate::{Error, device::DeviceId, error::IoContext, gate::GateResult, measure::compare::Word};
+use crate::{Error, device::DeviceId, error::IoContext, gate::GateResult, measure::compare::Outcome};
 
 /// Schema of the log's first line.
 pub const SCHEMA: &str = "evosdpa.tune/1";
@@ -74,7 +74,7 @@ pub struct ShapeResult {
     /// 95 % bootstrap interval in cycles, where the clock can be read.
     pub cycles: Option<[f64; 2]>,
     /// The verdict.
-    pub verdict: Word,
+    pub verdict: Outcome,
     /// The candidate's median time.
     pub p50_us: f64,
     /// The default's median time in the same blocks.
@@ -320,7 +320,7 @@ pub(crate) mod tests {
             interval: [fitness * 0.99, fitness * 1.01],
             sequence: [fitness * 0.98, fitness * 1.02],
             cycles: None,
-            verdict: if fitness > 1.0 { Word::Fast } else { Word::Same },
+            verdict: if fitness > 1.0 { Outcome::Fast } else { Outcome::Same },
             p50_us: 10.0 / fitness,
             default_p50_us: 10.0,
             blocks: 12,

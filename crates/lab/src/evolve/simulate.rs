@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Error,
-    measure::{dice::Dice, samples::median},
+    measure::{rng::Rng, samples::median},
 };
 
 /// What a strategy did over several replays.
@@ -86,8 +86,8 @@ pub fn replay(
                     prior: &prior,
                     budget,
                 };
-                let mut dice = Dice::of_series(seed.wrapping_add(run.wrapping_mul(0x51_7C_C1)), number);
-                match strategy.propose(&view, &mut dice) {
+                let mut rng = Rng::of_series(seed.wrapping_add(run.wrapping_mul(0x51_7C_C1)), number);
+                match strategy.propose(&view, &mut rng) {
                     Some(proposal) => proposal,
                     None => break,
                 }

@@ -7,7 +7,7 @@ use evosdpa_core::Problem;
 use evosdpa_kernels::{Assignment, Kernel, ProblemFacts, Target, VariantId};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, measure::dice::Dice};
+use crate::{Error, measure::rng::Rng};
 
 /// A value for every tunable.
 pub type Point = BTreeMap<String, i64>;
@@ -182,17 +182,17 @@ impl Space {
     }
 
     /// A random point that `admissible` accepts; `None` when there seems to be none.
-    pub fn draw(&self, dice: &mut Dice, admissible: &dyn Fn(&Point) -> bool) -> Option<Point> {
+    pub fn draw(&self, rng: &mut Rng, admissible: &dyn Fn(&Point) -> bool) -> Option<Point> {
         (0..DRAWS_MAX).find_map(|_| {
-            let point = self.drawn(dice);
+            let point = self.drawn(rng);
             admissible(&point).then_some(point)
         })
     }
 
-    fn drawn(&self, dice: &mut Dice) -> Point {
+    fn drawn(&self, rng: &mut Rng) -> Point {
         let value =
-            |dimension: &Dimension, dice: &mut Dice| dimension.values[dice.below(dimension.values.len())];
-        self.dimensions.iter().map(|dimension| (dimension.name.clone(), value(dimension, dice))).collect()
+            |dimension: &Dimension, rng: &mut Rng| dimension.values[rng.below(dimension.values.len())];
+        self.dimensions.iter().map(|dimension| (dimension.name.clone(), value(dimension, rng))).collect()
     }
 
     /// The points one step away: each tunable moved to a neighbouring value.
@@ -263,9 +263,9 @@ pub(crate) mod tests {
         let space_9 = space(&nine);
         assert_eq!(space_9.size(), 1_000_000_000);
         assert_eq!(space_9.at(987_654_321).len(), 9);
-        let mut dice = Dice::new(1);
-        assert!(space_9.draw(&mut dice, &|point| point["A"] == 3).is_some());
-        assert!(space_9.draw(&mut dice, &|_| false).is_none());
+        let mut rng = Rng::new(1);
+        assert!(space_9.draw(&mut rng, &|point| point["A"] == 3).is_some());
+        assert!(space_9.draw(&mut rng, &|_| false).is_none());
         let message = space(&[("A", Layer::Macro, 1)]).checked().unwrap_err().to_string();
         assert!(message.contains("nothing to tune"), "{message}");
         assert!(

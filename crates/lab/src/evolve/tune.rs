@@ -25,7 +25,7 @@ use crate::{
     Error,
     device::TimedDevice,
     gate::GateResult,
-    measure::{compare::Word, dice::Dice, duel::Rule, floor::Ceilings},
+    measure::{compare::Outcome, duel::Rule, floor::Ceilings, rng::Rng},
     profile::Insight,
 };
 
@@ -70,7 +70,7 @@ pub struct Request<'a> {
 }
 
 /// What a tune ended with.
-pub struct Outcome {
+pub struct Finished {
     /// What the log holds.
     pub header: Header,
     /// All evaluations.
@@ -92,13 +92,13 @@ pub fn tune(
     request: &Request<'_>,
     mut watch: impl FnMut(&Evaluation) -> bool,
     interrupted: &dyn Fn() -> bool,
-) -> Result<Outcome, Error> {
+) -> Result<Finished, Error> {
     let start = Instant::now();
     let mut strategy = strategy::by_name(&request.strategy)?;
     // One that no draw and no step finds would be noticed only after everything was solved.
     let keeps = |point: &Point| (request.breaks)(point).is_none();
     let default = request.space.default_point();
-    if !keeps(&default) && request.space.draw(&mut Dice::new(request.seed), &keeps).is_none() {
+    if !keeps(&default) && request.space.draw(&mut Rng::new(request.seed), &keeps).is_none() {
         return Err(Error::Tune(format!(
             "no point of {}'s space keeps its constraints",
             request.space.kernel
@@ -147,7 +147,7 @@ pub fn tune(
     state.look(source)?;
 
     let materials = state.materials(device, request.seed)?;
-    let mut judge = Judge::new(device, &default_label, &materials, request.rule, Dice::entropy())?
+    let mut judge = Judge::new(device, &default_label, &materials, request.rule, Rng::entropy())?
         .with_last_gate(request.last_gate);
     let before = state.history.len();
     if state.history.is_empty() {
@@ -245,7 +245,7 @@ pub fn tune(
     }
     let elites = state.write_elites()?;
     let new = state.history.len() - before;
-    Ok(Outcome { header: state.header, history: state.history, elites, ended, new })
+    Ok(Finished { header: state.header, history: state.history, elites, ended, new })
 }
 
 fn rejected(gate: &str, why: &str) -> Judged {
@@ -335,7 +335,7 @@ impl State<'_> {
             prior: &prior,
             budget: self.request.evaluations,
         };
-        strategy.propose(&view, &mut Dice::of_series(self.header.seed, number)).map(Candidate::of)
+        strategy.propose(&view, &mut Rng::of_series(self.header.seed, number)).map(Candidate::of)
     }
 
     /// Asks a proposer. Whatever it does wrong is recorded as one rejected evaluation; an error is about the disk.
@@ -473,7 +473,7 @@ impl State<'_> {
         if known || best.number == 0 || best.status < Standing::Accepted {
             return Ok(());
         }
-        let seed = Dice::entropy();
+        let seed = Rng::entropy();
         let materials = self.materials(device, seed)?;
         // Nothing to save by giving up early, and a winner deserves more blocks.
         let rule =
@@ -488,7 +488,7 @@ impl State<'_> {
             return Ok(());
         }
         let confirmed = judged.status >= Standing::Accepted
-            && judged.shapes.values().any(|shape| shape.verdict == Word::Fast && shape.sequence[0] > 1.0);
+            && judged.shapes.values().any(|shape| shape.verdict == Outcome::Fast && shape.sequence[0] > 1.0);
         let confirmation = Confirmation {
             number: best.number,
             shapes: judged.shapes,

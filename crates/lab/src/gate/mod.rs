@@ -125,7 +125,7 @@ mod tests {
         for result in [
             GateResult::pass("correctness", "25 of 25"),
             GateResult::fail("correctness", "NaN"),
-            GateResult::unavailable("peer", "torch not importable"),
+            GateResult::unavailable("available", "torch not importable"),
         ] {
             let text = serde_json::to_string(&result).unwrap();
             assert_eq!(serde_json::from_str::<GateResult>(&text).unwrap(), result);

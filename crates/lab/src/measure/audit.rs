@@ -9,7 +9,7 @@ use std::fmt;
 use evosdpa_core::Problem;
 use evosdpa_oracle::{Case, inputs::Inputs};
 
-use super::dice::Dice;
+use super::rng::Rng;
 use crate::{
     Error,
     device::{Output, TimedDevice, TimedKernel},
@@ -101,7 +101,7 @@ pub struct Auditor<'a> {
     last_set: usize,
     /// How long the last audited call took.
     last_us: f64,
-    dice: Dice,
+    rng: Rng,
     audits: usize,
     /// Calls whose outputs were judged.
     calls: usize,
@@ -125,7 +125,7 @@ impl<'a> Auditor<'a> {
             answered: vec![None; sets],
             last_set: 0,
             last_us: 0.0,
-            dice: Dice::new(seed),
+            rng: Rng::new(seed),
             audits: 0,
             calls: 0,
         }
@@ -162,15 +162,15 @@ impl<'a> Auditor<'a> {
         for set in 0..self.at.len() {
             // Another case than the one before, so that yesterday's answer is wrong today.
             let case = match self.answered[set] {
-                Some(before) => (before + 1 + self.dice.below(self.cases.len() - 1)) % self.cases.len(),
-                None => self.dice.below(self.cases.len()),
+                Some(before) => (before + 1 + self.rng.below(self.cases.len() - 1)) % self.cases.len(),
+                None => self.rng.below(self.cases.len()),
             };
             loaded.refill(set, &self.cases[case].inputs)?;
             self.at[set] = Some(case);
             self.answered[set] = Some(case);
         }
         // An output that was left alone must be a finished one, to tempt who trusts it.
-        let set = if poisoned { self.dice.below(self.at.len()) } else { self.last_set };
+        let set = if poisoned { self.rng.below(self.at.len()) } else { self.last_set };
         self.last_set = set;
         let before = if poisoned {
             loaded.poison()?;
@@ -214,8 +214,8 @@ impl<'a> Auditor<'a> {
     /// Puts inputs into every set that no call has seen: rows of a case, moved round by a random distance.
     pub fn refresh(&mut self, loaded: &mut dyn TimedKernel) -> Result<(), Error> {
         for set in 0..self.at.len() {
-            let from = self.dice.below(self.cases.len());
-            let inputs = moved_round(&self.cases[from].inputs, &mut self.dice);
+            let from = self.rng.below(self.cases.len());
+            let inputs = moved_round(&self.cases[from].inputs, &mut self.rng);
             loaded.refill(set, &inputs)?;
             self.at[set] = None;
         }
@@ -347,7 +347,7 @@ fn same_bits(a: &Output, b: &Output) -> bool {
 }
 
 /// The same numbers in other places: whole rows of each tensor, moved round.
-fn moved_round(inputs: &Inputs, dice: &mut Dice) -> Inputs {
+fn moved_round(inputs: &Inputs, rng: &mut Rng) -> Inputs {
     let mut moved = inputs.clone();
     for tensor in [&mut moved.q, &mut moved.k, &mut moved.v] {
         let view = tensor.view();
@@ -356,7 +356,7 @@ fn moved_round(inputs: &Inputs, dice: &mut Dice) -> Inputs {
         // In both layouts rows are a whole number of the smaller of the two strides apart.
         let row_bytes = sh.min(ss).max(1) * view.dtype().bytes();
         let rows = (heads * seq).max(1);
-        let by = dice.below(rows) * row_bytes;
+        let by = rng.below(rows) * row_bytes;
         let bytes = tensor.bytes_mut();
         if by < bytes.len() {
             bytes.rotate_left(by);

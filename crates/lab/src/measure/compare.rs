@@ -26,7 +26,7 @@ const FEWEST_ROUNDS: usize = 5;
 /// What a comparison says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum Word {
+pub enum Outcome {
     /// The candidate is faster.
     Fast,
     /// The candidate is slower.
@@ -37,7 +37,7 @@ pub enum Word {
     Ambiguous,
 }
 
-impl fmt::Display for Word {
+impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Fast => "FAST",
@@ -58,7 +58,7 @@ pub struct Comparison {
     /// Rounds, or samples of the smaller set, behind it.
     pub rounds: usize,
     /// The verdict.
-    pub verdict: Word,
+    pub verdict: Outcome,
     /// What is not excluded by a duel, however often it was looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<[f64; 2]>,
@@ -98,11 +98,11 @@ impl Comparison {
     fn new(log: f64, [low, high]: [f64; 2], margin: f64, rounds: usize) -> Self {
         let within = (1.0 + margin).ln();
         let verdict = match () {
-            () if rounds < FEWEST_ROUNDS => Word::Ambiguous,
-            () if low >= -within && high <= within => Word::Same,
-            () if low > 0.0 && log > within => Word::Fast,
-            () if high < 0.0 && log < -within => Word::Slow,
-            () => Word::Ambiguous,
+            () if rounds < FEWEST_ROUNDS => Outcome::Ambiguous,
+            () if low >= -within && high <= within => Outcome::Same,
+            () if low > 0.0 && log > within => Outcome::Fast,
+            () if high < 0.0 && log < -within => Outcome::Slow,
+            () => Outcome::Ambiguous,
         };
         Self {
             ratio: log.exp(),
@@ -119,21 +119,21 @@ impl Comparison {
     pub fn sentence(&self, candidate: &str, other: &str) -> String {
         let [low, high] = self.interval;
         match self.verdict {
-            Word::Fast => {
+            Outcome::Fast => {
                 format!(
                     "{candidate} is {:.2}× as fast as {other} (95 % interval {low:.2}–{high:.2})",
                     self.ratio
                 )
             }
-            Word::Slow => format!(
+            Outcome::Slow => format!(
                 "{candidate} is {:.2}× as slow as {other} (95 % interval {:.2}–{:.2})",
                 1.0 / self.ratio,
                 1.0 / high,
                 1.0 / low
             ),
-            Word::Same => format!("{candidate} and {other} are equally fast (ratio {low:.2}–{high:.2})"),
+            Outcome::Same => format!("{candidate} and {other} are equally fast (ratio {low:.2}–{high:.2})"),
             // The interval may lie on one side and still be all luck, if it was looked at often or made of little.
-            Word::Ambiguous if self.rounds < FEWEST_ROUNDS || low > 1.0 || high < 1.0 => format!(
+            Outcome::Ambiguous if self.rounds < FEWEST_ROUNDS || low > 1.0 || high < 1.0 => format!(
                 "{candidate} seems {:.2}× as fast as {other}, but {} too few to say so",
                 self.ratio,
                 if self.rounds == 1 {
@@ -142,7 +142,7 @@ impl Comparison {
                     format!("{} rounds are", self.rounds)
                 }
             ),
-            Word::Ambiguous => {
+            Outcome::Ambiguous => {
                 format!("no difference shown between {candidate} and {other} (ratio {low:.2}–{high:.2})")
             }
         }
@@ -166,18 +166,18 @@ mod tests {
     fn verdicts_follow_the_interval() {
         let base = times(100.0, 100, 1);
         let verdict = |candidate: &[f64]| Comparison::unpaired(candidate, &base, MARGIN).unwrap().verdict;
-        assert_eq!(verdict(&times(80.0, 100, 2)), Word::Fast);
-        assert_eq!(verdict(&times(125.0, 100, 3)), Word::Slow);
-        assert_eq!(verdict(&times(100.0, 100, 4)), Word::Same);
+        assert_eq!(verdict(&times(80.0, 100, 2)), Outcome::Fast);
+        assert_eq!(verdict(&times(125.0, 100, 3)), Outcome::Slow);
+        assert_eq!(verdict(&times(100.0, 100, 4)), Outcome::Same);
         // Four samples prove nothing, however far apart.
-        assert_eq!(verdict(&times(50.0, 4, 5)), Word::Ambiguous);
+        assert_eq!(verdict(&times(50.0, 4, 5)), Outcome::Ambiguous);
     }
 
     #[test]
     fn what_is_not_shown_is_not_said() {
         let say = |ratio: f64, [low, high]: [f64; 2], rounds| {
             let comparison = Comparison::new(ratio.ln(), [low.ln(), high.ln()], MARGIN, rounds);
-            Comparison { verdict: Word::Ambiguous, ..comparison }.sentence("new", "old")
+            Comparison { verdict: Outcome::Ambiguous, ..comparison }.sentence("new", "old")
         };
         assert_eq!(
             say(2.7, [2.5, 2.9], 8),
@@ -197,7 +197,7 @@ mod tests {
             (0..10).map(|r| times(scale * (1.0 + 0.5 * r as f64), 10, 10 + r)).collect()
         };
         let paired = Comparison::paired(&drift(90.0), &drift(100.0), MARGIN).unwrap();
-        assert_eq!(paired.verdict, Word::Fast);
+        assert_eq!(paired.verdict, Outcome::Fast);
         assert!((paired.ratio - 100.0 / 90.0).abs() < 0.01, "{paired:?}");
     }
 
@@ -208,7 +208,7 @@ mod tests {
             let a: Vec<_> = (0..10).map(|r| times(100.0, 10, 31 * seed + 2 * r)).collect();
             let b: Vec<_> = (0..10).map(|r| times(100.0, 10, 31 * seed + 2 * r + 1)).collect();
             let word = Comparison::paired(&a, &b, MARGIN).unwrap().verdict;
-            wrong += usize::from(matches!(word, Word::Fast | Word::Slow));
+            wrong += usize::from(matches!(word, Outcome::Fast | Outcome::Slow));
         }
         assert!(wrong <= 1, "{wrong} of 100");
     }

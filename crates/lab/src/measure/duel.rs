@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Reading, Resampler,
-    compare::{Comparison, Word},
-    dice::Dice,
+    compare::{Comparison, Outcome},
+    rng::Rng,
     samples::{interval as middle_95, median, resampled},
     sequence::{self, Evidence},
 };
@@ -150,7 +150,7 @@ impl Effect {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Duel {
     /// What it says of the candidate.
-    pub verdict: Word,
+    pub verdict: Outcome,
     /// Why it ended.
     pub ended: Ended,
     /// In time.
@@ -229,21 +229,23 @@ impl Watch {
         self.logs.push(log);
     }
 
-    fn word(&self, alpha: f64) -> Word {
+    fn word(&self, alpha: f64) -> Outcome {
         match () {
-            () if self.not_much_slower.suffices(alpha) && self.not_much_faster.suffices(alpha) => Word::Same,
-            () if self.faster.suffices(alpha) => Word::Fast,
-            () if self.slower.suffices(alpha) => Word::Slow,
-            () => Word::Ambiguous,
+            () if self.not_much_slower.suffices(alpha) && self.not_much_faster.suffices(alpha) => {
+                Outcome::Same
+            }
+            () if self.faster.suffices(alpha) => Outcome::Fast,
+            () if self.slower.suffices(alpha) => Outcome::Slow,
+            () => Outcome::Ambiguous,
         }
     }
 }
 
 /// What both units say together.
-fn together(time: &Watch, cycles: Option<&Watch>, alpha: f64) -> Word {
+fn together(time: &Watch, cycles: Option<&Watch>, alpha: f64) -> Outcome {
     let word = time.word(alpha);
     match cycles {
-        Some(cycles) if cycles.word(alpha) != word => Word::Ambiguous,
+        Some(cycles) if cycles.word(alpha) != word => Outcome::Ambiguous,
         _ => word,
     }
 }
@@ -276,7 +278,7 @@ pub fn duel(
 
 /// A duel before its effects are estimated.
 struct Fought {
-    verdict: Word,
+    verdict: Outcome,
     ended: Ended,
     time: Watch,
     cycles: Option<Watch>,
@@ -292,7 +294,7 @@ fn fight(
     seed: u64,
     mut proceed: impl FnMut() -> bool,
 ) -> Result<Fought, Error> {
-    let mut dice = Dice::new(seed);
+    let mut rng = Rng::new(seed);
     let start = Instant::now();
     // Once untimed each: code, caches and clocks.
     candidate.read()?;
@@ -310,13 +312,13 @@ fn fight(
             () if !proceed() => break Ended::Stopped,
             () => {}
         }
-        if dice.below(AUDIT_ONE_IN) == 0 {
+        if rng.below(AUDIT_ONE_IN) == 0 {
             candidate.audit()?;
             candidate.read()?;
         }
         candidate.relocate()?;
         other.relocate()?;
-        let candidate_outside = dice.coin();
+        let candidate_outside = rng.coin();
         let mut readings = [Reading { time_us: 0.0, clock_ghz: None }; 4];
         for (place, reading) in readings.iter_mut().enumerate() {
             std::thread::sleep(rule.settle);
@@ -352,14 +354,14 @@ fn fight(
         {
             break Ended::Hopeless;
         }
-        if together(&time, cycles.as_ref(), rule.alpha) != Word::Ambiguous {
+        if together(&time, cycles.as_ref(), rule.alpha) != Outcome::Ambiguous {
             break Ended::Decided;
         }
     };
     let verdict = match ended {
         Ended::Decided => together(&time, cycles.as_ref(), rule.alpha),
-        Ended::Hopeless => Word::Slow,
-        _ => Word::Ambiguous,
+        Ended::Hopeless => Outcome::Slow,
+        _ => Outcome::Ambiguous,
     };
     Ok(Fought { verdict, ended, time, cycles, throttled, unsteady, blocks })
 }
@@ -418,29 +420,28 @@ mod tests {
     }
 
     fn noise(kind: usize, seed: u64) -> Box<dyn FnMut() -> f64> {
-        let mut dice = Dice::of_series(seed, kind as u64);
+        let mut rng = Rng::of_series(seed, kind as u64);
         let (mut state, mut step) = (0.0, 0.0);
         Box::new(move || {
             step += 1.0;
             match kind {
                 // Independent.
-                0 => 1.0 + 0.02 * dice.normal(),
+                0 => 1.0 + 0.02 * rng.normal(),
                 // Autocorrelated: each reading remembers 95 % of the last one's trouble.
                 1 => {
-                    state = 0.95 * state + 0.02 * dice.normal();
+                    state = 0.95 * state + 0.02 * rng.normal();
                     f64::exp(state)
                 }
                 // Long quiet stretches at one of two speeds.
                 2 => {
-                    if dice.below(40) == 0 {
+                    if rng.below(40) == 0 {
                         state = 0.1 - state;
                     }
-                    (1.0 + state) * (1.0 + 0.002 * dice.normal())
+                    (1.0 + state) * (1.0 + 0.002 * rng.normal())
                 }
                 // Heavy tails: one reading in ten is up to three times as long.
                 3 => {
-                    1.0 + 0.005 * dice.normal().abs()
-                        + if dice.below(10) == 0 { 2.0 * dice.unit() } else { 0.0 }
+                    1.0 + 0.005 * rng.normal().abs() + if rng.below(10) == 0 { 2.0 * rng.unit() } else { 0.0 }
                 }
                 // A drift that never ends, and a period of four readings.
                 _ => (1.0 + 0.001 * step) * (1.0 + 0.05 * f64::from(u8::from(step as u64 % 4 < 2))),
@@ -461,10 +462,10 @@ mod tests {
                 let mut sides =
                     [0, 1].map(|_| Made { time_us: 100.0, clock_ghz: None, mood: Rc::clone(&mood) });
                 let [candidate, other] = &mut sides;
-                let seed = Dice::of_series(99, run_number).below(1 << 30) as u64;
+                let seed = Rng::of_series(99, run_number).below(1 << 30) as u64;
                 let word = fight(candidate, other, &rule, seed, || true).unwrap().verdict;
-                fast += u64::from(word == Word::Fast);
-                slow += u64::from(word == Word::Slow);
+                fast += u64::from(word == Outcome::Fast);
+                slow += u64::from(word == Outcome::Slow);
             }
             println!("noise {kind}: {fast} FAST and {slow} SLOW of {RUNS}");
             assert!(fast + slow <= RUNS / 100, "noise {kind}: {fast} FAST, {slow} SLOW of {RUNS}");
@@ -475,16 +476,16 @@ mod tests {
     fn differences_are_found_soon_and_sameness_too() {
         for kind in [0, 1, 2] {
             let duel = run(1.05, None, &Rule::default(), 5, noise(kind, 1));
-            assert_eq!(duel.verdict, Word::Fast, "{kind}: {:?}", duel.time);
+            assert_eq!(duel.verdict, Outcome::Fast, "{kind}: {:?}", duel.time);
             assert!(
                 duel.time.sequence[0] > 1.01 && duel.time.sequence[1] > 1.05 && duel.ended == Ended::Decided
             );
-            assert_eq!(run(0.95, None, &Rule::default(), 6, noise(kind, 2)).verdict, Word::Slow);
+            assert_eq!(run(0.95, None, &Rule::default(), 6, noise(kind, 2)).verdict, Outcome::Slow);
         }
         let duel = run(1.0, None, &Rule::default(), 7, Box::new(|| 1.0));
-        assert_eq!(duel.verdict, Word::Same, "{duel:?}");
+        assert_eq!(duel.verdict, Outcome::Same, "{duel:?}");
         let slow = run(0.5, None, &Rule { hopeless_below: 0.8, ..Rule::default() }, 8, noise(0, 3));
-        assert_eq!((slow.ended, slow.blocks.len(), slow.verdict), (Ended::Hopeless, 4, Word::Slow));
+        assert_eq!((slow.ended, slow.blocks.len(), slow.verdict), (Ended::Hopeless, 4, Outcome::Slow));
     }
 
     /// Half a per cent that comes from where a copy lies is not called a difference, however clearly it shows.
@@ -492,21 +493,21 @@ mod tests {
     fn what_is_within_the_margin_is_not_faster() {
         for seed in 0..200 {
             let word = run(1.005, None, &Rule::default(), seed, noise(2, seed)).verdict;
-            assert!(matches!(word, Word::Same | Word::Ambiguous), "{seed}: {word}");
+            assert!(matches!(word, Outcome::Same | Outcome::Ambiguous), "{seed}: {word}");
         }
         let wide = Rule { margin: 0.1, ..Rule::default() };
-        assert_eq!(run(1.05, None, &wide, 1, noise(0, 1)).verdict, Word::Same);
-        assert_eq!(run(1.3, None, &wide, 1, noise(0, 1)).verdict, Word::Fast);
+        assert_eq!(run(1.05, None, &wide, 1, noise(0, 1)).verdict, Outcome::Same);
+        assert_eq!(run(1.3, None, &wide, 1, noise(0, 1)).verdict, Outcome::Fast);
     }
 
     #[test]
     fn time_and_cycles_must_agree() {
         let rule = Rule { most_blocks: 40, ..Rule::default() };
         let with_clocks = |candidate, other| run(1.05, Some([candidate, other]), &rule, 9, noise(0, 4));
-        assert_eq!(with_clocks(1.98, 1.98).verdict, Word::Fast);
+        assert_eq!(with_clocks(1.98, 1.98).verdict, Outcome::Fast);
         // Five per cent less time at a clock five per cent higher is no better kernel.
         let lucky = with_clocks(1.98 * 1.05, 1.98);
-        assert_eq!(lucky.verdict, Word::Ambiguous, "{lucky:?}");
+        assert_eq!(lucky.verdict, Outcome::Ambiguous, "{lucky:?}");
         assert!((lucky.cycles.unwrap().ratio - 1.0).abs() < 0.02);
     }
 

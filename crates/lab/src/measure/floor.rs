@@ -34,14 +34,14 @@ impl Ceilings {
         }
     }
 
-    /// From a GPU's shape and the rate at which it copies what fits its second-level cache.
+    /// From a GPU's shape and the rate at which it copies what fits its L2.
     pub fn of_gpu(arch: Arch, sm_count: u32, clock_khz: u32, copy_gbps: Option<f64>) -> Self {
         let per_cycle = 2.0 * tensor_flops_per_sm_cycle(arch);
         Self {
             gflops: Some(per_cycle * f64::from(sm_count) * f64::from(clock_khz) * 1e-6),
             gbps: copy_gbps.map(|gbps| gbps * GPU_READ_OVER_COPY),
             source: format!(
-                "8-bit tensor cores of {sm_count} multiprocessors at their highest clock, {GPU_READ_OVER_COPY} times the measured \
+                "8-bit tensor cores of {sm_count} SMs at their highest clock, {GPU_READ_OVER_COPY} times the measured \
                  rate of copies within the cache"
             ),
         }
@@ -54,8 +54,8 @@ impl Ceilings {
     }
 }
 
-/// Dense fp16 operations of one multiprocessor in one cycle (NVIDIA's architecture whitepapers: the peak rate over
-/// multiprocessors and boost clock). 8-bit types run at twice this.
+/// Dense fp16 operations of one SM in one cycle (NVIDIA's architecture whitepapers: the peak rate over
+/// SMs and boost clock). 8-bit types run at twice this.
 fn tensor_flops_per_sm_cycle(arch: Arch) -> f64 {
     match arch {
         Arch::Sm80 => 2048.0,

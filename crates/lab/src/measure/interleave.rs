@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::dice::Dice;
+use super::rng::Rng;
 use crate::Error;
 
 /// Something that can be timed.
@@ -74,7 +74,7 @@ pub fn interleave(
     mut proceed: impl FnMut(f64) -> bool,
 ) -> Vec<Result<Times, Error>> {
     let mut results: Vec<Result<Times, Error>> = contestants.iter().map(|_| Ok(Times::default())).collect();
-    let mut dice = Dice::new(plan.seed);
+    let mut rng = Rng::new(plan.seed);
     let start = Instant::now();
     let share = plan.budget.map(|budget| budget / (ROUNDS * contestants.len().max(1)) as u32);
     let mut per_turn = vec![plan.iters.div_ceil(ROUNDS).max(1); contestants.len()];
@@ -107,7 +107,7 @@ pub fn interleave(
             std::thread::sleep(SETTLE);
             let done: usize = times.rounds.iter().map(Vec::len).sum();
             let calls = per_turn[i].min(plan.iters.saturating_sub(done));
-            match turn_of(contestants[i], calls, done, caches_matter[i], plan, &mut dice) {
+            match turn_of(contestants[i], calls, done, caches_matter[i], plan, &mut rng) {
                 Ok((round, began_ns)) => {
                     times.rounds.push(round);
                     times.began_ns.extend(began_ns);
@@ -145,13 +145,13 @@ fn turn_of(
     done: usize,
     caches_matter: bool,
     plan: &Plan,
-    dice: &mut Dice,
+    rng: &mut Rng,
 ) -> Result<(Vec<f64>, Vec<u64>), Error> {
     if calls == 0 {
         return Ok((Vec::new(), Vec::new()));
     }
     let sets = plan.sets;
-    let audited_before = dice.below(calls);
+    let audited_before = rng.below(calls);
     let (mut times, mut began_ns) = (Vec::with_capacity(calls), Vec::with_capacity(calls));
     for call in 0..calls {
         if call == audited_before {
@@ -183,7 +183,7 @@ mod tests {
         fn time_us(&mut self, set: usize) -> Result<f64, Error> {
             self.log.borrow_mut().push(self.name);
             if self.fails {
-                return Err(Error::Peer { peer: "scripted", why: "failed".into() });
+                return Err(Error::Baseline { baseline: "scripted", why: "failed".into() });
             }
             Ok(1.0 + set as f64)
         }

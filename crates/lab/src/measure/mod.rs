@@ -4,10 +4,10 @@
 
 pub mod audit;
 pub mod compare;
-pub mod dice;
 pub mod duel;
 pub mod floor;
 pub mod interleave;
+pub mod rng;
 pub mod samples;
 pub mod sequence;
 
@@ -20,7 +20,7 @@ use crate::Error;
 pub struct Reading {
     /// How long one call took.
     pub time_us: f64,
-    /// Cycles per nanosecond of the multiprocessors while it ran, where the device can tell.
+    /// Cycles per nanosecond of the SMs while it ran, where the device can tell.
     pub clock_ghz: Option<f64>,
 }
 
@@ -43,11 +43,11 @@ impl Reading {
 }
 
 /// A small deterministic generator for resampling: the same samples always give the same interval.
-pub(crate) struct Resampler(dice::Dice);
+pub(crate) struct Resampler(rng::Rng);
 
 impl Resampler {
     pub(crate) fn new() -> Self {
-        Self(dice::Dice::new(0x2545_F491_4F6C_DD1D))
+        Self(rng::Rng::new(0x2545_F491_4F6C_DD1D))
     }
 
     /// A number below `n`.

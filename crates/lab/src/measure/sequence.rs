@@ -98,7 +98,7 @@ pub fn interval(logs: &[f64], alpha: f64) -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::dice::Dice;
+    use crate::measure::rng::Rng;
 
     #[test]
     fn the_evidence_of_a_fair_coin_is_worth_nothing_on_average() {
@@ -121,8 +121,8 @@ mod tests {
         let alpha = 0.1;
         let missed = (0..300)
             .filter(|&run| {
-                let mut dice = Dice::of_series(11, run);
-                let logs: Vec<f64> = (0..60).map(|_| 0.02 + 0.01 * dice.normal()).collect();
+                let mut rng = Rng::of_series(11, run);
+                let logs: Vec<f64> = (0..60).map(|_| 0.02 + 0.01 * rng.normal()).collect();
                 (5..=60).step_by(5).any(|n| {
                     let [low, high] = interval(&logs[..n], alpha);
                     !(low..=high).contains(&0.02)
@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn a_clear_effect_is_found_and_bounded() {
-        let mut dice = Dice::new(3);
-        let logs: Vec<f64> = (0..40).map(|_| 0.1 + 0.01 * dice.normal()).collect();
+        let mut rng = Rng::new(3);
+        let logs: Vec<f64> = (0..40).map(|_| 0.1 + 0.01 * rng.normal()).collect();
         let [low, high] = interval(&logs, 0.01);
         assert!(low > 0.07 && high < 0.13 && low < 0.1 && high > 0.1, "{low} {high}");
         assert_eq!(interval(&logs[..3], 0.01), [f64::NEG_INFINITY, f64::INFINITY]);

@@ -73,6 +73,8 @@ struct Record {
     line: usize,
 }
 
+// Not the crate `csv`: it takes a quote that never ends for the end of the file, and a capture that was cut short must be
+// refused; and the profiler's own lines stand between records.
 /// Records of RFC 4180, without the profiler's own lines between them. An error is the line of a quote that never ends.
 struct Records<'a> {
     rest: &'a str,

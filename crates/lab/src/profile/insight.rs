@@ -14,7 +14,7 @@ pub enum Bottleneck {
     Roofline,
     /// Device memory.
     Dram,
-    /// Second-level cache.
+    /// L2.
     L2,
     /// Shared memory: its bandwidth, or the way it is laid out.
     SharedMemory,

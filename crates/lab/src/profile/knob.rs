@@ -19,9 +19,9 @@ pub enum Knob {
     MoreKeys,
     /// Fewer keys per tile: fewer registers, less shared memory.
     FewerKeys,
-    /// The keys of one row block shared out among more warps or blocks.
+    /// The keys of one Q tile shared out among more warps or blocks.
     SplitKeys,
-    /// More blocks per multiprocessor.
+    /// More blocks per SM.
     Occupancy,
     /// Blocks that take several work items, dealt out fairly.
     Persistence,

@@ -10,21 +10,21 @@ use evosdpa_kernels::Arch;
 pub enum Metric {
     /// Time of the launch under the profiler: cold caches, and no benchmark number.
     Duration,
-    /// Busiest unit of the multiprocessors, of what is possible.
+    /// Busiest unit of the SMs, of what is possible.
     SmThroughput,
     /// Busiest part of the memory system, caches and shared memory included.
     MemoryThroughput,
     /// Device memory.
     DramThroughput,
-    /// Second-level cache.
+    /// L2.
     L2Throughput,
     /// First-level cache and shared memory.
     L1Throughput,
-    /// Tensor cores over the whole launch and all multiprocessors.
+    /// Tensor cores over the whole launch and all SMs.
     TensorPipe,
-    /// Tensor cores while a multiprocessor had work.
+    /// Tensor cores while an SM had work.
     TensorPipeActive,
-    /// Fused multiply-add pipe while a multiprocessor had work.
+    /// Fused multiply-add pipe while an SM had work.
     FmaPipe,
     /// Integer and logic pipe.
     AluPipe,
@@ -36,19 +36,19 @@ pub enum Metric {
     DramReadBytes,
     /// Bytes written to device memory.
     DramWriteBytes,
-    /// Hits in the second-level cache.
+    /// Hits in L2.
     L2HitRate,
     /// Passes over shared memory.
     SharedWavefronts,
     /// Of those, passes that bank conflicts added.
     SharedConflicts,
-    /// Of each sector that a global load fetched, what was used. The copy engine of Hopper is not seen here.
+    /// Of each sector that a global load fetched, what was used. TMA is not seen here.
     LoadSectorUse,
-    /// Warps resident, of what is possible, while a multiprocessor had work.
+    /// Warps resident, of what is possible, while an SM had work.
     WarpsActive,
     /// Cycles in which a scheduler issued an instruction.
     IssueActive,
-    /// Cycles a multiprocessor had work: mean over all.
+    /// Cycles an SM had work: mean over all.
     SmActiveMean,
     /// The same of the busiest.
     SmActiveMost,
@@ -62,19 +62,19 @@ pub enum Metric {
     Waves,
     /// Blocks of the launch.
     GridBlocks,
-    /// Blocks per multiprocessor that registers allow.
+    /// Blocks per SM that registers allow.
     LimitRegisters,
-    /// Blocks per multiprocessor that shared memory allows.
+    /// Blocks per SM that shared memory allows.
     LimitShared,
-    /// Multiprocessors.
+    /// SMs.
     SmCount,
     /// Instructions executed by warps.
     Instructions,
     /// Instructions that move spilled registers.
     Spills,
-    /// Instructions of Hopper's copy engine.
+    /// Instructions of TMA.
     TmaInstructions,
-    /// Clock of the multiprocessors during the launch, in Hz.
+    /// Clock of the SMs during the launch, in Hz.
     SmClock,
     /// Clock of the memory.
     DramClock,

@@ -43,7 +43,7 @@ pub struct Roofline {
 }
 
 impl Roofline {
-    /// Derives the roofline; `None` where the capture does not say how many multiprocessors there are or how fast they ran.
+    /// Derives the roofline; `None` where the capture does not say how many SMs there are or how fast they ran.
     pub fn derive(values: &Values, arch: Arch, work: &Work) -> Option<Self> {
         let (sms, clock) = (values.value(Metric::SmCount)?, values.value(Metric::SmClock)?);
         let duration = values.required(Metric::Duration);
@@ -71,7 +71,7 @@ impl Roofline {
     }
 }
 
-/// Dense fp16 operations of one multiprocessor in one cycle, from the data sheets: H100 989 TFLOP/s over 132 at 1.83 GHz,
+/// Dense fp16 operations of one SM in one cycle, from the data sheets: H100 989 TFLOP/s over 132 at 1.83 GHz,
 /// A100 312 over 108 at 1.41 GHz, A10 125 over 72 at 1.70 GHz, L4 121 over 58 at 2.04 GHz.
 fn tensor_flops_per_cycle(arch: Arch) -> f64 {
     match arch {

@@ -33,7 +33,7 @@ pub struct Statics {
     pub spill_bytes: u32,
     /// Threads of a block.
     pub threads_per_block: u32,
-    /// Blocks on a multiprocessor at once.
+    /// Blocks on an SM at once.
     pub blocks_per_sm: u32,
     /// Warps at once, of what is possible.
     pub occupancy: f64,
@@ -94,7 +94,7 @@ pub fn insights(spill_bytes: u32, occupancy: f64, advisories: &[String], has: &[
             Bottleneck::Latency,
             0.4,
             warps,
-            "Few warps are resident, so latency shows: smaller tiles let more blocks share a multiprocessor, and a deeper \
+            "Few warps are resident, so latency shows: smaller tiles let more blocks share an SM, and a deeper \
              pipeline hides more.",
             &[Knob::Occupancy, Knob::FewerKeys, Knob::DeeperPipeline],
         )

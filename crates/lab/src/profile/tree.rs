@@ -5,7 +5,7 @@
 //! 1  a unit at 95 % of its peak or more ............. roofline
 //! 2  memory system at 60 % or more, ahead of the SM . dram, l2, shared-memory
 //! 3  SM at 60 % or more ............................. math, softmax, issue, shared-queue
-//! 4  neither ........................................ grid where multiprocessors idle, else by what warps wait for
+//! 4  neither ........................................ grid where SMs idle, else by what warps wait for
 //! ```
 //!
 //! The tree picks one leaf. Other leaves whose own condition holds follow it, the most certain first.
@@ -28,7 +28,7 @@ const REUSE_LOST: f64 = 1.2;
 const CONFLICTS: f64 = 0.05;
 /// Shared memory this idle does not care about conflicts, in percent.
 const SHARED_IDLE: f64 = 20.0;
-/// Idle multiprocessors: more than this share outweighs what the busy ones wait for.
+/// Idle SMs: more than this share outweighs what the busy ones wait for.
 const IDLE: f64 = 0.3;
 /// A reason to wait with less than this share of all waiting is not worth a line.
 const WORTH_SAYING: f64 = 0.15;
@@ -142,7 +142,7 @@ impl Seen<'_> {
             confidence,
             evidence,
             "Free registers before anything else: smaller tiles per warp, fewer values kept across the loop, or fewer blocks \
-             per multiprocessor asked of the compiler.",
+             per SM asked of the compiler.",
             &[Knob::FewerRegisters],
         ))
     }
@@ -153,7 +153,7 @@ impl Seen<'_> {
         let (sm, memory) = (self.value(Metric::SmThroughput), self.value(Metric::MemoryThroughput));
         (sm.max(memory) >= AT_PEAK).then(|| {
             let evidence = self.several(&[
-                (Metric::SmThroughput, "busiest unit of the multiprocessors"),
+                (Metric::SmThroughput, "busiest unit of the SMs"),
                 (Metric::MemoryThroughput, "busiest part of the memory system"),
             ]);
             let text = "At the roofline: only another algorithm or a smaller dtype makes it faster.";
@@ -181,11 +181,11 @@ impl Seen<'_> {
             self.dram(dram)
         } else if l2 >= l1 {
             let evidence = self.several(&[
-                (Metric::L2Throughput, "second-level cache"),
+                (Metric::L2Throughput, "L2"),
                 (Metric::L2HitRate, "hits there"),
                 (Metric::LoadSectorUse, "used of each sector fetched by ordinary loads"),
             ]);
-            let text = "Every block fetches K and V from the second-level cache: more rows per block use each tile more \
+            let text = "Every block fetches K and V from L2: more rows per block use each tile more \
                         often; a cluster can share one fetch (multicast).";
             self.insight(
                 "2b-l2",
@@ -213,7 +213,7 @@ impl Seen<'_> {
             ));
         }
         if over.is_some_and(|over| over > REUSE_LOST) {
-            let text = "More bytes move than must: larger row blocks, another order of blocks (heads first), coalesced loads.";
+            let text = "More bytes move than must: larger Q tiles, another order of blocks (heads first), coalesced loads.";
             let knobs = [Knob::MoreRows, Knob::DeeperPipeline];
             self.insight("2a-dram-reuse", Bottleneck::Dram, past(percent, BOUND), evidence, text, &knobs)
         } else {
@@ -265,7 +265,7 @@ impl Seen<'_> {
         // Four pipes, so there is a busiest.
         let (busiest, percent) = pipes.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
         let evidence = self.several(&[
-            (Metric::SmThroughput, "busiest unit of the multiprocessors"),
+            (Metric::SmThroughput, "busiest unit of the SMs"),
             (Metric::TensorPipeActive, "tensor cores"),
             (Metric::FmaPipe, "fused multiply-adds"),
             (Metric::AluPipe, "integers, comparisons, maxima"),
@@ -329,18 +329,15 @@ impl Seen<'_> {
             return None;
         }
         let mut evidence = self.several(&[
-            (Metric::SmActiveMean, "cycles a multiprocessor had work, mean"),
+            (Metric::SmActiveMean, "cycles an SM had work, mean"),
             (Metric::SmActiveMost, "the busiest"),
             (Metric::SmActiveLeast, "the idlest"),
             (Metric::GridBlocks, "blocks"),
-            (Metric::SmCount, "multiprocessors"),
+            (Metric::SmCount, "SMs"),
             (Metric::Waves, "of what fits at once"),
         ]);
-        evidence.insert(
-            0,
-            Evidence::derived("idle share of multiprocessors", 100.0 * idle, "%", "1 − mean/busiest"),
-        );
-        let text = "Multiprocessors idle while others work: more and smaller blocks, keys split over blocks, or persistent \
+        evidence.insert(0, Evidence::derived("idle share of SMs", 100.0 * idle, "%", "1 − mean/busiest"));
+        let text = "SMs idle while others work: more and smaller blocks, keys split over blocks, or persistent \
                     blocks that share the work out evenly.";
         let knobs = [Knob::SplitKeys, Knob::FewerRows, Knob::Persistence];
         Some(self.insight("4-grid", Bottleneck::Grid, idle, evidence, text, &knobs))
@@ -396,8 +393,8 @@ impl Seen<'_> {
             Group::Loads => {
                 evidence.extend(self.several(&[
                     (Metric::WarpsActive, "warps resident"),
-                    (Metric::LimitRegisters, "blocks per multiprocessor by registers"),
-                    (Metric::LimitShared, "blocks per multiprocessor by shared memory"),
+                    (Metric::LimitRegisters, "blocks per SM by registers"),
+                    (Metric::LimitShared, "blocks per SM by shared memory"),
                 ]));
                 (
                     "4-latency",
@@ -442,7 +439,7 @@ impl Seen<'_> {
         (share > CONFLICTS && busy).then(|| self.shared(share.max(0.3)))
     }
 
-    /// Loads that fetch more than they use. The copy engine's loads are not seen by this counter, so it speaks only for
+    /// Loads that fetch more than they use. TMA's loads are not seen by this counter, so it speaks only for
     /// kernels without.
     fn coalescing(&self) -> Option<Insight> {
         let used = self.values.value(Metric::LoadSectorUse)?;
@@ -459,7 +456,7 @@ impl Seen<'_> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Group {
     Gmma,
-    /// Tiles that a copy engine brings: consumers see them as a barrier, a load or sleep.
+    /// Tiles that TMA brings: consumers see them as a barrier, a load or sleep.
     Arrival,
     Barrier,
     Loads,

@@ -77,7 +77,7 @@ impl Values {
         if wavefronts > 0.0 { (conflicts / wavefronts).min(1.0) } else { 0.0 }
     }
 
-    /// Mean over busiest: how evenly the multiprocessors were used.
+    /// Mean over busiest: how evenly the SMs were used.
     pub fn balance(&self) -> f64 {
         let (mean, most) = (self.required(Metric::SmActiveMean), self.required(Metric::SmActiveMost));
         if most > 0.0 { (mean / most).min(1.0) } else { 1.0 }

@@ -26,7 +26,7 @@ fn write_run(out: &mut String, run: &Summary) -> std::fmt::Result {
     if let (Some(peak), Some(bandwidth)) = (env.fma_peak_gflops, env.memory_gbps) {
         writeln!(out, "- measured peaks: {peak:.0} GFLOP/s fused multiply-add, {bandwidth:.1} GB/s memory")?;
     }
-    writeln!(out, "- torch: {}", env.torch.as_deref().unwrap_or("not a peer in this run"))?;
+    writeln!(out, "- torch: {}", env.torch.as_deref().unwrap_or("not a baseline in this run"))?;
     writeln!(out, "- started {}\n", env.started)?;
 
     writeln!(out, "## Verdicts\n")?;

@@ -1,4 +1,4 @@
-//! One kernel or peer on one problem.
+//! One kernel or baseline on one problem.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,23 @@ use evosdpa_kernels::VariantId;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    baseline::torch,
     device::{AUTO, DeviceId},
     gate::GateResult,
     measure::{compare::Comparison, interleave::Times, samples::Summary},
-    peer::torch,
 };
 
-/// What was seen of one kernel or peer on one problem. Times are there only if every gate that ran passed.
+/// What was seen of one kernel or baseline on one problem. Times are there only if every gate that ran passed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The kernel's or peer's name; `auto` where the library chose.
+    /// The kernel's or baseline's name; `auto` where the library chose.
     pub kernel: String,
     /// The variant that ran, where that is more than the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
-    /// Whether it is a peer rather than one of ours.
-    pub peer: bool,
+    /// Whether it is a baseline rather than one of ours; documents have always called it a peer.
+    #[serde(rename = "peer")]
+    pub baseline: bool,
     /// The device it ran on.
     pub device: DeviceId,
     /// The problem, as text: shape, dtype, and what else is not the default.
@@ -53,7 +54,7 @@ pub struct Row {
     pub gbps: Option<f64>,
     /// `gflops` over the machine's measured peak, in percent.
     pub percent_of_peak: Option<f64>,
-    /// How many times as fast as each peer (and as the baseline kernel).
+    /// How many times as fast as each baseline (and as the first kernel).
     pub speedup: BTreeMap<String, Comparison>,
     /// How it was timed: graph, warm, single or cold.
     #[serde(default)]
@@ -71,11 +72,11 @@ pub struct Row {
 
 impl Row {
     /// A row that has not been measured.
-    pub fn new(kernel: &str, peer: bool, device: DeviceId, problem: &str) -> Self {
+    pub fn new(kernel: &str, baseline: bool, device: DeviceId, problem: &str) -> Self {
         Self {
             kernel: kernel.to_owned(),
             variant: None,
-            peer,
+            baseline,
             device,
             problem: problem.to_owned(),
             gates: Vec::new(),
@@ -120,10 +121,10 @@ impl Row {
         self.gates.iter().find(|gate| !gate.verdict.is_pass())
     }
 
-    /// The comparison with the fastest peer: the one that would be picked instead.
-    pub fn fastest_peer(&self) -> Option<(&String, &Comparison)> {
-        let peers = self.speedup.iter().filter(|(name, _)| torch::is_peer(name));
-        peers.min_by(|(_, a), (_, b)| a.ratio.total_cmp(&b.ratio))
+    /// The comparison with the fastest baseline: the one that would be picked instead.
+    pub fn fastest_baseline(&self) -> Option<(&String, &Comparison)> {
+        let baselines = self.speedup.iter().filter(|(name, _)| torch::is_baseline(name));
+        baselines.min_by(|(_, a), (_, b)| a.ratio.total_cmp(&b.ratio))
     }
 
     /// Takes in the samples.
@@ -145,9 +146,9 @@ impl Row {
 
     /// Takes its times away: a gate failed after they were taken.
     pub fn forget_times(&mut self) {
-        let Self { kernel, peer, device, problem, gates, variant, .. } = self;
+        let Self { kernel, baseline, device, problem, gates, variant, .. } = self;
         let (gates, variant) = (std::mem::take(gates), variant.take());
-        *self = Self { gates, variant, ..Self::new(kernel, *peer, *device, problem) };
+        *self = Self { gates, variant, ..Self::new(kernel, *baseline, *device, problem) };
     }
 
     /// The row without its samples.
@@ -158,5 +159,21 @@ impl Row {
             samples_began_ns: Vec::new(),
             ..self.clone()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is in documents of earlier versions stays readable, and is still written.
+    #[test]
+    fn documents_keep_their_names() {
+        let row = Row::new("torch cudnn", true, DeviceId::Cuda(0), "mission bf16");
+        let mut value = serde_json::to_value(&row).unwrap();
+        assert_eq!((&value["peer"], &value["device"]), (&true.into(), &"cuda".into()));
+        assert!(value.get("baseline").is_none());
+        value["device"] = "cuda:0".into();
+        assert_eq!(serde_json::from_value::<Row>(value).unwrap(), row);
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 pub struct Document {
     /// What was read.
     pub sources: Vec<Source>,
-    /// Kernels and peers on problems, with all samples that were kept.
+    /// Kernels and baselines on problems, with all samples that were kept.
     pub rows: Vec<Row>,
     /// Verdicts in plain words.
     pub words: Vec<String>,
@@ -88,7 +88,7 @@ pub struct Resource {
     pub stack_bytes: u64,
     /// Spill stores and loads.
     pub spill_bytes: u64,
-    /// Blocks of a multiprocessor.
+    /// Blocks of an SM.
     pub blocks_per_sm: Option<u64>,
     /// Warps of what is possible, in percent.
     pub occupancy_percent: Option<f64>,
@@ -160,17 +160,18 @@ impl Document {
         }
     }
 
-    /// For each problem, the fastest kernel against the fastest peer or, without one, against the baseline; else what the runs
+    /// For each problem, the fastest kernel against the fastest baseline or, without one, against the first kernel; else what the runs
     /// said themselves.
     pub fn headlines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for problem in self.problems() {
             let time = |row: &&&Row| row.p50_us.unwrap_or(f64::INFINITY);
-            let ours = problem.rows.iter().filter(|row| !row.peer).min_by(|a, b| time(a).total_cmp(&time(b)));
-            if let Some((row, (peer, comparison))) =
-                ours.and_then(|row| Some((row, row.fastest_peer().or_else(|| row.speedup.iter().next())?)))
+            let ours =
+                problem.rows.iter().filter(|row| !row.baseline).min_by(|a, b| time(a).total_cmp(&time(b)));
+            if let Some((row, (baseline, comparison))) = ours
+                .and_then(|row| Some((row, row.fastest_baseline().or_else(|| row.speedup.iter().next())?)))
             {
-                lines.push(format!("{}: {}", problem.name, comparison.sentence(&row.kernel, peer)));
+                lines.push(format!("{}: {}", problem.name, comparison.sentence(&row.kernel, baseline)));
             }
         }
         if lines.is_empty() { self.words.clone() } else { lines }

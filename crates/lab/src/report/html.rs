@@ -134,7 +134,7 @@ fn rows(document: &Document) -> Vec<Vec<String>> {
     let number = |value: Option<f64>| value.map_or("–".to_owned(), short);
     let us = |value: Option<f64>| value.map_or("–".to_owned(), time);
     let of = |row: &crate::record::Row| {
-        let against = row.fastest_peer().map_or("–".to_owned(), |(name, c)| {
+        let against = row.fastest_baseline().map_or("–".to_owned(), |(name, c)| {
             format!(
                 "{}× ({}–{}) {} {name}",
                 short(c.ratio),
@@ -295,7 +295,7 @@ fn environments(document: &Document) -> Vec<EnvironmentView> {
                 if let Some(accelerator) = &env.accelerator {
                     lines.push(line("accelerator", accelerator.clone()));
                 }
-                let torch = env.torch.clone().unwrap_or_else(|| "not a peer".to_owned());
+                let torch = env.torch.clone().unwrap_or_else(|| "not a baseline".to_owned());
                 lines.extend([
                     line("processor", format!("{}, {} cores, {} threads", env.cpu, env.cores, env.threads)),
                     line("instruction sets", env.isas.join(", ")),

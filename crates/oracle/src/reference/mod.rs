@@ -3,17 +3,21 @@
 //! The softmax is computed in two passes over whole rows, nothing streamed, so that it shares no cleverness with the
 //! kernels it judges. What a row gives when its inputs are not ordinary numbers:
 //!
-//! - no visible key, or only scores of −∞: O = 0 and LSE = −∞;
+//! - no visible key, or only scores of −∞: O = 0 and LSE = −∞, or the head's sink where it has one;
 //! - a visible score that is NaN or +∞: the row of O and its LSE are NaN;
 //! - a NaN or ±∞ in V at a visible key: that column of the row follows IEEE arithmetic.
 
+mod block;
+mod modifiers;
 mod panels;
 mod product;
 mod sample;
 
-use evosdpa_core::{Float, Problem, TensorView};
+use evosdpa_core::{Error, Float, Problem, Sequences, SideInputs, TensorView};
 use rayon::prelude::*;
 
+use block::Block;
+use modifiers::Modifiers;
 use panels::Panels;
 use product::Real;
 pub use sample::Sample;
@@ -21,7 +25,44 @@ pub use sample::Sample;
 /// Rows of the softmax that are worked on together.
 const ROWS: usize = product::ROWS;
 
-/// The oracle's answer to a problem, rows in `[batch, query heads, queries]` order.
+/// A problem with its data: everything an answer depends on.
+///
+/// The tensors hold the values meant: of 8-bit codes the dequantised ones ([`crate::inputs::Inputs::dequantized`]), since
+/// codes alone lack their scales.
+#[derive(Clone, Copy)]
+pub struct Question<'a> {
+    problem: Problem,
+    q: TensorView<'a>,
+    k: TensorView<'a>,
+    v: TensorView<'a>,
+    sequences: Sequences<'a>,
+    modifiers: Modifiers<'a>,
+}
+
+impl<'a> Question<'a> {
+    /// Checks shapes, lengths, pages and modifiers.
+    pub fn new(
+        problem: &Problem,
+        [q, k, v]: [TensorView<'a>; 3],
+        side: &SideInputs<'a>,
+    ) -> Result<Self, Error> {
+        problem.check_shapes(q.shape(), k.shape(), v.shape())?;
+        if q.shape() != problem.q_shape() {
+            return Err(Error::TensorShape { tensor: "Q", got: q.shape(), expected: problem.q_shape() });
+        }
+        let sequences = Sequences::new(problem, side, q.shape(), k.shape())?;
+        problem.check_modifiers(side)?;
+        let modifiers = Modifiers::new(problem, side);
+        Ok(Self { problem: *problem, q, k, v, sequences, modifiers })
+    }
+
+    /// Where its sequences lie.
+    pub(crate) fn sequences(&self) -> &Sequences<'a> {
+        &self.sequences
+    }
+}
+
+/// The oracle's answer to a problem, rows in the order of the output: its shape without the head dimension.
 #[derive(Clone, Debug)]
 pub struct Reference {
     /// Output, `rows × dim_v`.
@@ -30,13 +71,21 @@ pub struct Reference {
     pub lse: Vec<f64>,
     /// Σ weight·|v| for each output element: what rounding errors of weights are multiplied with.
     pub abs_o: Vec<f64>,
-    /// For each row, a bound of Σ|q·k|·scale over its visible keys, and the largest distance of a visible score from
-    /// the row's maximum: what errors of the scores grow with.
+    /// What the errors of each row's scores grow with.
     pub score_size: Vec<RowScores>,
     /// Columns of `o`.
     pub dim_v: usize,
     /// The rows that were worked out; the others are zero.
     pub sample: Sample,
+    /// Which rows belong to a sequence; `None` when all do.
+    owned: Option<Vec<bool>>,
+}
+
+impl Reference {
+    /// Whether a row belongs to a sequence. Behind packed queries there may be some that belong to none: nobody writes them.
+    pub fn is_owned(&self, row: usize) -> bool {
+        self.owned.as_ref().is_none_or(|owned| owned[row])
+    }
 }
 
 /// What the error of a row's scores grows with.
@@ -44,73 +93,71 @@ pub struct Reference {
 pub struct RowScores {
     /// Upper bound of Σ|q·k|·|scale| over visible keys, by Cauchy and Schwarz.
     pub absolute: f64,
+    /// Upper bound of what modifiers made of a score: the softcap, and the largest sum of bias and ALiBi.
+    pub added: f64,
     /// Largest score minus smallest visible score.
     pub range: f64,
     /// Number of visible keys.
     pub keys: usize,
 }
 
-/// Solves a problem in f64. The views must have the problem's shapes ([`Problem::check`]) and hold the values meant: for an
-/// 8-bit problem the dequantised ones ([`crate::inputs::Inputs::dequantized`]), since codes alone lack their scales.
-pub fn solve(problem: &Problem, q: &TensorView<'_>, k: &TensorView<'_>, v: &TensorView<'_>) -> Reference {
-    solve_rows(problem, q, k, v, Sample::whole())
+/// Solves a problem in f64.
+pub fn solve(question: &Question<'_>) -> Reference {
+    solve_rows(question, Sample::whole())
 }
 
 /// As [`solve`], for the rows of a sample.
-pub fn solve_rows(
-    problem: &Problem,
-    q: &TensorView<'_>,
-    k: &TensorView<'_>,
-    v: &TensorView<'_>,
-    sample: Sample,
-) -> Reference {
-    let solved = run::<f64>(problem, q, k, v, &|x| x, true, &sample);
+pub fn solve_rows(question: &Question<'_>, sample: Sample) -> Reference {
+    let solved = run::<f64>(question, &Rounding::none(), true, &sample);
     Reference {
         o: solved.o,
         lse: solved.lse,
         abs_o: solved.abs_o,
         score_size: solved.score_size,
-        dim_v: problem.sizes().dim_v,
+        dim_v: question.problem.sizes().dim_v,
         sample,
+        owned: question.problem.lengths().packed_queries.then(|| owned_rows(question)),
     }
 }
 
 /// The output of [`solve`] alone.
-pub fn solve_output(
-    problem: &Problem,
-    q: &TensorView<'_>,
-    k: &TensorView<'_>,
-    v: &TensorView<'_>,
-) -> Vec<f64> {
-    run::<f64>(problem, q, k, v, &|x| x, false, &Sample::whole()).o
+pub fn solve_output(question: &Question<'_>) -> Vec<f64> {
+    run::<f64>(question, &Rounding::none(), false, &Sample::whole()).o
 }
 
-/// The same computation as PyTorch's unfused one in the problem's output dtype: scores, weights and output each rounded to it,
-/// sums in f32. Its distance from [`solve`] is the error that a user of that dtype already accepts. Rows outside the sample are
-/// zero.
-pub fn solve_in_dtype(
-    problem: &Problem,
-    q: &TensorView<'_>,
-    k: &TensorView<'_>,
-    v: &TensorView<'_>,
-    sample: &Sample,
-) -> Vec<f64> {
-    let o = match problem.output_float() {
-        Float::F32 => run::<f32>(problem, q, k, v, &|x| x, false, sample).o,
-        Float::F16 => run::<f32>(problem, q, k, v, &|x| half::f16::from_f32(x).to_f32(), false, sample).o,
-        Float::BF16 => run::<f32>(problem, q, k, v, &|x| half::bf16::from_f32(x).to_f32(), false, sample).o,
+/// The same computation as PyTorch's unfused one in the queries' dtype: scores and weights each rounded to it, sums in f32,
+/// the output rounded to its own. Its distance from [`solve`] is the error that a user of that dtype already accepts. Rows
+/// outside the sample are zero.
+pub fn solve_in_dtype(question: &Question<'_>, sample: &Sample) -> Vec<f64> {
+    let to = |float: Float| -> &(dyn Fn(f32) -> f32 + Sync) {
+        match float {
+            Float::F32 => &|x| x,
+            Float::F16 => &|x| half::f16::from_f32(x).to_f32(),
+            Float::BF16 => &|x| half::bf16::from_f32(x).to_f32(),
+        }
     };
-    o.into_iter().map(f64::from).collect()
+    let rounding = Rounding {
+        inside: to(question.problem.compute_float()),
+        output: to(question.problem.output_float()),
+    };
+    run::<f32>(question, &rounding, false, sample).o.into_iter().map(f64::from).collect()
 }
 
 /// The answer in f32: quicker than [`solve`], and close enough to stand for an answer to *another* question.
-pub(crate) fn solve_roughly(
-    problem: &Problem,
-    q: &TensorView<'_>,
-    k: &TensorView<'_>,
-    v: &TensorView<'_>,
-) -> Vec<f64> {
-    run::<f32>(problem, q, k, v, &|x| x, false, &Sample::whole()).o.into_iter().map(f64::from).collect()
+pub(crate) fn solve_roughly(question: &Question<'_>, sample: &Sample) -> Vec<f64> {
+    run::<f32>(question, &Rounding::none(), false, sample).o.into_iter().map(f64::from).collect()
+}
+
+/// What scores and weights are rounded to, and what outputs.
+struct Rounding<'a, R> {
+    inside: &'a (dyn Fn(R) -> R + Sync),
+    output: &'a (dyn Fn(R) -> R + Sync),
+}
+
+impl<R: Real> Rounding<'_, R> {
+    fn none() -> Self {
+        Self { inside: &|x| x, output: &|x| x }
+    }
 }
 
 struct Solved<R> {
@@ -120,163 +167,122 @@ struct Solved<R> {
     score_size: Vec<RowScores>,
 }
 
+/// The rows of one sequence and head: consecutive in the output.
+struct Segment {
+    sequence: usize,
+    head: usize,
+    first_row: usize,
+    queries: usize,
+}
+
+/// Every segment, in the order of the output.
+fn segments(question: &Question<'_>) -> Vec<Segment> {
+    let [_, heads, rows_per_head, _] = question.problem.o_shape();
+    let sequences = question.sequences;
+    let segment = |sequence: usize, head: usize| {
+        let queries = sequences.queries(sequence);
+        let first_row = (sequences.query_batch(sequence) * heads + head) * rows_per_head + queries.start;
+        Segment { sequence, head, first_row, queries: queries.len() }
+    };
+    if question.problem.lengths().packed_queries {
+        (0..heads).flat_map(|h| (0..sequences.count()).map(move |b| segment(b, h))).collect()
+    } else {
+        (0..sequences.count()).flat_map(|b| (0..heads).map(move |h| segment(b, h))).collect()
+    }
+}
+
+fn owned_rows(question: &Question<'_>) -> Vec<bool> {
+    let mut owned = vec![false; question.problem.rows()];
+    for segment in segments(question) {
+        owned[segment.first_row..][..segment.queries].fill(true);
+    }
+    owned
+}
+
 fn run<R: Real>(
-    problem: &Problem,
-    q: &TensorView<'_>,
-    k: &TensorView<'_>,
-    v: &TensorView<'_>,
-    round: &(dyn Fn(R) -> R + Sync),
+    question: &Question<'_>,
+    rounding: &Rounding<'_, R>,
     with_abs: bool,
     sample: &Sample,
 ) -> Solved<R> {
+    let problem = &question.problem;
     let sizes = problem.sizes();
     let panels: Vec<Panels<R>> = (0..sizes.batch * sizes.heads_kv)
         .into_par_iter()
-        .map(|i| Panels::pack(k, v, i / sizes.heads_kv, i % sizes.heads_kv))
+        .map(|i| Panels::pack(question, i / sizes.heads_kv, i % sizes.heads_kv))
         .collect();
-    let mut o = vec![R::ZERO; problem.rows() * sizes.dim_v];
-    let mut abs_o = vec![R::ZERO; if with_abs { o.len() } else { 0 }];
-    let mut lse = vec![R::ZERO; problem.rows()];
-    let mut score_size = vec![RowScores::default(); problem.rows()];
-
-    // Blocks of rows never cross a head, so each works with one set of panels.
-    let per_head = sizes.seq_q * sizes.dim_v;
-    let abs_heads: Vec<&mut [R]> = if with_abs {
-        abs_o.chunks_mut(per_head).collect()
-    } else {
-        (0..sizes.batch * sizes.heads_q).map(|_| Default::default()).collect()
+    let mut solved = Solved {
+        o: vec![R::ZERO; problem.rows() * sizes.dim_v],
+        abs_o: vec![R::ZERO; if with_abs { problem.rows() * sizes.dim_v } else { 0 }],
+        lse: vec![R::ZERO; problem.rows()],
+        score_size: vec![RowScores::default(); problem.rows()],
     };
-    o.chunks_mut(per_head)
-        .zip(abs_heads)
-        .zip(lse.chunks_mut(sizes.seq_q).zip(score_size.chunks_mut(sizes.seq_q)))
-        .enumerate()
-        .flat_map(|(head, ((o, abs_o), (lse, score_size)))| {
-            let abs_blocks: Vec<&mut [R]> = if abs_o.is_empty() {
-                (0..sizes.seq_q.div_ceil(ROWS)).map(|_| Default::default()).collect()
-            } else {
-                abs_o.chunks_mut(ROWS * sizes.dim_v).collect()
-            };
-            o.chunks_mut(ROWS * sizes.dim_v)
-                .zip(abs_blocks)
-                .zip(lse.chunks_mut(ROWS).zip(score_size.chunks_mut(ROWS)))
-                .enumerate()
-                .map(move |(block, ((o, abs_o), (lse, score_size)))| Block {
-                    head,
-                    first_row: block * ROWS,
-                    o,
-                    abs_o,
-                    lse,
-                    score_size,
-                })
-                .filter(|block| sample.has(block.head * sizes.seq_q + block.first_row))
-                .collect::<Vec<_>>()
-        })
-        .collect::<Vec<_>>()
-        .into_par_iter()
-        .for_each_init(Vec::new, |scores, block| {
-            let (b, h) = (block.head / sizes.heads_q, block.head % sizes.heads_q);
-            let panels = &panels[b * sizes.heads_kv + h / problem.group()];
-            block.solve(problem, q, (b, h), panels, scores, round);
-        });
-    Solved { o, lse, abs_o, score_size }
+    blocks(question, &mut solved, sample).into_par_iter().for_each_init(Vec::new, |scores, block| {
+        let panels = &panels[block.sequence * sizes.heads_kv + block.head / problem.group()];
+        block.solve(question, panels, scores, rounding);
+    });
+    solved
 }
 
-/// Up to `ROWS` rows of one head, and where their results go.
-struct Block<'a, R> {
-    head: usize,
-    first_row: usize,
+/// The rows to be worked out, in blocks that never cross a sequence or a head, so that each works with one set of panels.
+fn blocks<'a, R: Real>(
+    question: &Question<'_>,
+    solved: &'a mut Solved<R>,
+    sample: &Sample,
+) -> Vec<Block<'a, R>> {
+    let dim_v = question.problem.sizes().dim_v;
+    let mut rest = Rest {
+        row: 0,
+        o: &mut solved.o,
+        abs_o: &mut solved.abs_o,
+        lse: &mut solved.lse,
+        score_size: &mut solved.score_size,
+    };
+    let mut blocks = Vec::new();
+    for segment in segments(question) {
+        rest.take(segment.first_row - rest.row, dim_v);
+        for first in (0..segment.queries).step_by(ROWS) {
+            let rows = ROWS.min(segment.queries - first);
+            let (o, abs_o, lse, score_size) = rest.take(rows, dim_v);
+            let first_row = segment.first_row + first;
+            if (first_row..first_row + rows).any(|row| sample.has(row)) {
+                let (sequence, head) = (segment.sequence, segment.head);
+                blocks.push(Block { sequence, head, first, o, abs_o, lse, score_size });
+            }
+        }
+    }
+    blocks
+}
+
+/// The results from a row on.
+struct Rest<'a, R> {
+    row: usize,
     o: &'a mut [R],
     abs_o: &'a mut [R],
     lse: &'a mut [R],
     score_size: &'a mut [RowScores],
 }
 
-impl<R: Real> Block<'_, R> {
-    fn solve(
-        self,
-        problem: &Problem,
-        q: &TensorView<'_>,
-        (b, h): (usize, usize),
-        panels: &Panels<R>,
-        scores: &mut Vec<R>,
-        round: &(dyn Fn(R) -> R + Sync),
-    ) {
-        let sizes = problem.sizes();
-        let rows = self.lse.len();
-        let visible: Vec<_> =
-            (0..rows).map(|r| problem.band().visible(self.first_row + r, sizes.seq_kv)).collect();
-        let keys = product::union(&visible);
-        if keys.is_empty() {
-            self.lse.fill(-R::INFINITY);
-            return;
-        }
+type Results<'a, R> = (&'a mut [R], &'a mut [R], &'a mut [R], &'a mut [RowScores]);
 
-        let mut q_rows = vec![[R::ZERO; ROWS]; sizes.dim_qk];
-        let mut norms = [0.0f64; ROWS];
-        let mut row = Vec::new();
-        for r in 0..rows {
-            q.row_f64(b, h, self.first_row + r, &mut row);
-            norms[r] = row.iter().map(|x| x * x).sum::<f64>().sqrt();
-            for (d, &x) in row.iter().enumerate() {
-                q_rows[d][r] = R::from_f64(x);
-            }
-        }
-        let stride = panels.score_stride();
-        scores.clear();
-        scores.resize(ROWS * stride, R::ZERO);
-        R::scores(&q_rows, panels, keys, scores);
-
-        let scale = R::from_f64(problem.scale() as f64);
-        for r in 0..rows {
-            let row_scores = &mut scores[r * stride..][..stride];
-            let seen = visible[r].clone();
-            row_scores[..seen.start].fill(R::ZERO);
-            row_scores[seen.end..].fill(R::ZERO);
-            let stats = softmax(&mut row_scores[seen.clone()], scale, round);
-            self.lse[r] = stats.lse;
-            self.score_size[r] = RowScores {
-                absolute: norms[r] * panels.largest_key_norm() * (problem.scale() as f64).abs(),
-                range: stats.range.to_f64(),
-                keys: seen.len(),
-            };
-        }
-        R::weighted_sum(scores, panels, &visible, false, self.o, round);
-        if !self.abs_o.is_empty() {
-            R::weighted_sum(scores, panels, &visible, true, self.abs_o, &|x| x);
-        }
+impl<'a, R> Rest<'a, R> {
+    /// The results of the next rows.
+    fn take(&mut self, rows: usize, dim_v: usize) -> Results<'a, R> {
+        self.row += rows;
+        let abs = if self.abs_o.is_empty() { 0 } else { rows * dim_v };
+        (
+            split(&mut self.o, rows * dim_v),
+            split(&mut self.abs_o, abs),
+            split(&mut self.lse, rows),
+            split(&mut self.score_size, rows),
+        )
     }
 }
 
-struct RowStats<R> {
-    lse: R,
-    range: R,
-}
-
-/// Turns a row's raw products into normalised, rounded weights.
-fn softmax<R: Real>(scores: &mut [R], scale: R, round: &(dyn Fn(R) -> R + Sync)) -> RowStats<R> {
-    let (mut largest, mut smallest) = (-R::INFINITY, R::INFINITY);
-    let mut poisoned = false;
-    for score in scores.iter_mut() {
-        *score = round(*score * scale);
-        largest = if *score > largest { *score } else { largest };
-        smallest = if *score < smallest { *score } else { smallest };
-        poisoned |= score.is_nan();
-    }
-    if largest == -R::INFINITY && !poisoned {
-        scores.fill(R::ZERO);
-        return RowStats { lse: -R::INFINITY, range: R::ZERO };
-    }
-    let mut sum = R::ZERO;
-    for score in scores.iter_mut() {
-        // NaN − x and ∞ − ∞ are NaN, which is what such rows are defined to give.
-        *score = (*score - largest).exp();
-        sum = sum + *score;
-    }
-    for score in scores.iter_mut() {
-        *score = round(*score / sum);
-    }
-    let lse = if poisoned || largest == R::INFINITY { R::NAN } else { largest + sum.ln() };
-    RowStats { lse, range: largest - smallest }
+fn split<'a, T>(rest: &mut &'a mut [T], count: usize) -> &'a mut [T] {
+    let (first, second) = std::mem::take(rest).split_at_mut(count);
+    *rest = second;
+    first
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! One head's keys and values, rearranged so that products run over contiguous memory.
 
-use evosdpa_core::TensorView;
-
-use super::product::{LANES, Real};
+use super::{
+    Question,
+    product::{LANES, Real},
+};
 
 /// Keys as `[key block][d][LANES]` and values as `[d block][key][LANES]`, padded with zeros.
 pub(super) struct Panels<R> {
@@ -16,21 +17,26 @@ pub(super) struct Panels<R> {
 }
 
 impl<R: Real> Panels<R> {
-    pub(super) fn pack(k: &TensorView<'_>, v: &TensorView<'_>, b: usize, h: usize) -> Self {
-        let [_, _, seq_kv, dim_qk] = k.shape();
-        let dim_v = v.shape()[3];
+    /// The keys and values of one head of a sequence.
+    pub(super) fn pack(question: &Question<'_>, sequence: usize, h: usize) -> Self {
+        let Question { k, v, sequences, .. } = question;
+        let seq_kv = sequences.keys(sequence);
+        let (dim_qk, dim_v) = (k.shape()[3], v.shape()[3]);
         let mut keys = vec![[R::ZERO; LANES]; seq_kv.div_ceil(LANES) * dim_qk];
         let mut values = vec![[R::ZERO; LANES]; dim_v.div_ceil(LANES) * seq_kv];
         let mut largest_key_norm = 0.0f64;
         let mut values_finite = true;
         let mut row = Vec::new();
         for s in 0..seq_kv {
-            k.row_f64(b, h, s, &mut row);
-            largest_key_norm = largest_key_norm.max(row.iter().map(|x| x * x).sum::<f64>().sqrt());
+            let place = sequences.key(sequence, s);
+            k.row_f64(place.batch, h, place.row, &mut row);
+            let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+            // A key that is not finite is hidden, or its rows have no answer to be close to.
+            largest_key_norm = if norm.is_finite() { largest_key_norm.max(norm) } else { largest_key_norm };
             for (d, &x) in row.iter().enumerate() {
                 keys[s / LANES * dim_qk + d][s % LANES] = R::from_f64(x);
             }
-            v.row_f64(b, h, s, &mut row);
+            v.row_f64(place.batch, h, place.row, &mut row);
             values_finite &= row.iter().all(|x| x.is_finite());
             for (d, &x) in row.iter().enumerate() {
                 values[d / LANES * seq_kv + s][d % LANES] = R::from_f64(x);

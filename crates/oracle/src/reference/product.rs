@@ -35,11 +35,13 @@ pub(super) trait Real:
     /// Raw products of `ROWS` queries with the keys in range, `[row][key]`.
     fn scores(q_rows: &[[Self; ROWS]], panels: &Panels<Self>, keys: Range<usize>, scores: &mut [Self]);
 
-    /// `round(Σ weight·v)` over each row's visible keys; with `absolute`, of |v|. Weights outside are zero.
+    /// `round(Σ weight·v)` over each row's visible keys; with `absolute`, of |v|. Weights outside are zero, and so are those
+    /// of `hidden` keys, `[row][key]`, where it is not empty.
     fn weighted_sum(
         weights: &[Self],
         panels: &Panels<Self>,
         visible: &[Range<usize>],
+        hidden: &[bool],
         absolute: bool,
         out: &mut [Self],
         round: &(dyn Fn(Self) -> Self + Sync),
@@ -69,6 +71,7 @@ fn weighted_sum_body<R: Real>(
     weights: &[R],
     panels: &Panels<R>,
     visible: &[Range<usize>],
+    hidden: &[bool],
     absolute: bool,
     out: &mut [R],
     round: &(dyn Fn(R) -> R + Sync),
@@ -91,7 +94,8 @@ fn weighted_sum_body<R: Real>(
         } else {
             // Zero times NaN is NaN: a row must not even touch the keys that it does not see.
             for (r, seen) in visible.iter().enumerate() {
-                for key in seen.clone() {
+                let is_hidden = |key: usize| hidden.get(r * stride + key) == Some(&true);
+                for key in seen.clone().filter(|&key| !is_hidden(key)) {
                     for lane in 0..LANES {
                         let v = if absolute { values[key][lane].abs() } else { values[key][lane] };
                         totals[r][lane] = totals[r][lane] + weight_rows[r][key] * v;
@@ -171,6 +175,7 @@ macro_rules! real {
                 weights: &[Self],
                 panels: &Panels<Self>,
                 visible: &[Range<usize>],
+                hidden: &[bool],
                 absolute: bool,
                 out: &mut [Self],
                 round: &(dyn Fn(Self) -> Self + Sync),
@@ -182,18 +187,19 @@ macro_rules! real {
                         weights: &[$ty],
                         panels: &Panels<$ty>,
                         visible: &[Range<usize>],
+                        hidden: &[bool],
                         absolute: bool,
                         out: &mut [$ty],
                         round: &(dyn Fn($ty) -> $ty + Sync),
                     ) {
-                        weighted_sum_body(weights, panels, visible, absolute, out, round);
+                        weighted_sum_body(weights, panels, visible, hidden, absolute, out, round);
                     }
                     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                         // SAFETY: both features were just found on this machine.
-                        return unsafe { avx2(weights, panels, visible, absolute, out, round) };
+                        return unsafe { avx2(weights, panels, visible, hidden, absolute, out, round) };
                     }
                 }
-                weighted_sum_body(weights, panels, visible, absolute, out, round);
+                weighted_sum_body(weights, panels, visible, hidden, absolute, out, round);
             }
         }
     };

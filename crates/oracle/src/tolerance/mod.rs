@@ -15,7 +15,7 @@
 mod distance;
 pub mod eight_bit;
 
-use evosdpa_core::{DType, Problem, TensorView};
+use evosdpa_core::{Float, Problem, TensorView};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -140,7 +140,11 @@ fn judge_float(
     let reference = &truth.reference;
     let Seen { distances, past_absolute, past_bound, largest_rounding } =
         over_elements(problem, o, |seen: &mut Seen, index, at, got| {
-            if !reference.sample.has(index / reference.dim_v) {
+            let row = index / reference.dim_v;
+            if !reference.is_owned(row) {
+                return;
+            }
+            if !reference.sample.has(row) {
                 return seen.distances.add_unanswered(got);
             }
             let want = reference.o[index];
@@ -250,16 +254,15 @@ fn over_elements<T: Tally>(
     o: &TensorView<'_>,
     each: impl Fn(&mut T, usize, [usize; 4], f64) + Sync,
 ) -> T {
-    let sizes = problem.sizes();
+    let [_, heads, seq, dim] = problem.o_shape();
     let part = |first: usize| {
         let mut tally = T::default();
-        let mut row = Vec::with_capacity(sizes.dim_v);
+        let mut row = Vec::with_capacity(dim);
         for r in first..problem.rows().min(first + PART_ROWS) {
-            let (head, s) = (r / sizes.seq_q, r % sizes.seq_q);
-            let (b, h) = (head / sizes.heads_q, head % sizes.heads_q);
+            let (b, h, s) = (r / (heads * seq), r / seq % heads, r % seq);
             o.row_f64(b, h, s, &mut row);
             for (d, &got) in row.iter().enumerate() {
-                each(&mut tally, r * sizes.dim_v + d, [b, h, s, d], got);
+                each(&mut tally, r * dim + d, [b, h, s, d], got);
             }
         }
         tally
@@ -291,7 +294,8 @@ fn finite_rule(errors: &Errors) -> Rule {
 
 /// A bound on |O − exact| for a kernel that accumulates in fp32 and rounds weights to the output's dtype.
 ///
-/// A score is a sum of `d` products, so its error is at most `(d + 3)·u·Σ|q·k|·scale`; the exponent's argument and the
+/// A score is a sum of `d` products, so its error is at most `(d + 3)·u·Σ|q·k|·scale`; a softcap, bias or slope adds at most
+/// `8u` of its own size (tanh, a product, a sum, each rounded, and tanh shrinks what was there); the exponent's argument and the
 /// exponential add a few `u`, growing with the distance from the maximum; rounding a weight adds the dtype's own unit
 /// roundoff. A relative error ε of all weights moves the output by at most `2ε·Σ w|v|` (once in the numerator, once in
 /// the sum), and adding up `n` terms by another `2n·u·Σ w|v|`. Last, the output itself is rounded.
@@ -299,7 +303,8 @@ pub fn error_bound(problem: &Problem, reference: &Reference, row: usize, column:
     let output = problem.output_float();
     let scores = reference.score_size[row];
     let score_error = score_error(problem, reference, row);
-    let weight_error = score_error + U32 * (8.0 + 2.0 * scores.range.min(110.0)) + output.unit_roundoff();
+    let weight_error =
+        score_error + U32 * (8.0 + 2.0 * scores.range.min(110.0)) + problem.compute_float().unit_roundoff();
     let index = row * reference.dim_v + column;
     reference.abs_o[index] * (2.0 * weight_error + 2.0 * scores.keys as f64 * U32)
         + output.rounding_error(reference.o[index])
@@ -307,19 +312,23 @@ pub fn error_bound(problem: &Problem, reference: &Reference, row: usize, column:
 }
 
 fn score_error(problem: &Problem, reference: &Reference, row: usize) -> f64 {
-    (problem.sizes().dim_qk + 3) as f64 * U32 * reference.score_size[row].absolute
+    let scores = reference.score_size[row];
+    U32 * ((problem.sizes().dim_qk + 3) as f64 * scores.absolute + 8.0 * scores.added)
 }
 
 fn judge_lse(problem: &Problem, reference: &Reference, lse: &[f32]) -> Rule {
-    let base = match problem.dtype() {
-        DType::F32 => 1e-5,
-        DType::F16 | DType::BF16 => ABSOLUTE,
+    let base = match problem.compute_float() {
         // An error of all scores moves the LSE by as much as it moves weights, relatively.
-        DType::U8 | DType::E4M3 => eight_bit::DEQUANTISED,
+        _ if problem.has_codes() => eight_bit::DEQUANTISED,
+        Float::F32 => 1e-5,
+        Float::F16 | Float::BF16 => ABSOLUTE,
     };
     let mut worst = 0.0f64;
     let mut broken = 0usize;
     for (row, (&got, &want)) in lse.iter().zip(&reference.lse).enumerate() {
+        if !reference.is_owned(row) {
+            continue;
+        }
         if !reference.sample.has(row) {
             broken += usize::from(got.is_nan());
             continue;

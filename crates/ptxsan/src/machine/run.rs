@@ -332,7 +332,7 @@ impl Warp {
                 Flow::Next
             }
             Op::InitFence => {
-                self.fence_inits(cx, mask);
+                self.fence_inits(cx, pc, mask);
                 Flow::Next
             }
             Op::LaunchWait => {

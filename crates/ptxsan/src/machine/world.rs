@@ -187,8 +187,12 @@ impl<'a> World<'a> {
             if !self.blocks.iter().any(|b| b.number / size == cluster) {
                 // Copies to global memory may outlive their block; those to shared memory have nowhere to go.
                 while self.land_where(|flight| flight.block / size == cluster) {}
-                (cluster * size..(cluster + 1) * size)
-                    .for_each(|number| drop(self.residents.remove(&number)));
+                for number in cluster * size..(cluster + 1) * size {
+                    let Some(resident) = self.residents.remove(&number) else { continue };
+                    for (pc, detail) in resident.mbarriers.unsettled() {
+                        self.log.add(Kind::Mbarrier, pc, None, (number, 0), || detail);
+                    }
+                }
                 self.clusters.remove(&cluster);
             }
         }

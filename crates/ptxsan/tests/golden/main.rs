@@ -6,6 +6,7 @@
 //! within their documented error, matrix products on small integers exactly and
 //! on other values within a bound on what their unspecified summation may lose.
 
+mod hopper;
 mod matrix;
 mod scalar;
 

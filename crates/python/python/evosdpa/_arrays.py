@@ -90,7 +90,7 @@ def forward(q: Any, k: Any, v: Any, scale: float | None, window: _window.Window,
         return out, lse
     operands = (_described(q), _described(k), _described(v), _described(out))
     lse_address = 0 if lse is None else lse.__array_interface__["data"][0]
-    _native.forward_cpu(_CODES[q.dtype.name], *operands, lse_address, scale, window, 0)
+    _native.forward(_CODES[q.dtype.name], *operands, lse_address, scale, window, -1, 0)
     return out, lse
 
 

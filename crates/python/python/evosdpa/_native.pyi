@@ -5,18 +5,10 @@ _Operand = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 __version__: str
 
-def forward_cpu(
-    dtype: int,
-    q: _Operand,
-    k: _Operand,
-    v: _Operand,
-    o: _Operand,
-    lse: int,
-    scale: float | None,
-    window: tuple[int, int, bool],
-    threads: int,
-) -> None: ...
-def forward_cuda(
+HEAD_DIM_MAX: int
+GPU_HEAD_DIM_MAX: int
+
+def forward(
     dtype: int,
     q: _Operand,
     k: _Operand,
@@ -26,7 +18,7 @@ def forward_cuda(
     scale: float | None,
     window: tuple[int, int, bool],
     ordinal: int,
-    stream: int,
+    queue: int,
 ) -> None: ...
 def straight(
     q: Any,

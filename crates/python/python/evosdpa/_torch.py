@@ -19,13 +19,10 @@ _differentiating = torch.is_grad_enabled
 _compiling = torch.compiler.is_compiling
 _empty_like = torch.empty_like
 _threads = torch.get_num_threads
-_forward_cpu, _forward_cuda = _native.forward_cpu, _native.forward_cuda
 # Builds of torch without CUDA have no such function, and no such tensors either.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-# Newer versions of torch describe a tensor by one C call; older ones are asked attribute by attribute.
+# Newer versions of torch (2.10 on) describe a tensor by one C call; with older ones every call goes the long way.
 _EXCHANGED = hasattr(Tensor, "__dlpack_c_exchange_api__") and _native.use_exchange(Tensor.__dlpack_c_exchange_api__)
-# The largest head dimension of the CUDA kernels.
-_GPU_DIM = 256
 
 
 def sdpa(
@@ -41,7 +38,7 @@ def sdpa(
 ) -> Tensor:
     window = _window.CAUSAL if is_causal else _window.FULL
     refusal = _words.dense_mask() if attn_mask is not None else refusal_of(q, k, v, dropout_p)
-    if fallback and (refusal is not None or not expressible(q, k, v)):
+    if fallback and is_left_to_torch(q, k, v, refusal):
         return torch_sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and is_causal:
         raise ValueError(_words.mask_twice())
@@ -79,7 +76,7 @@ def flash_attention(
     refusal = refusal_of(q, k, v, dropout_p)
     refusal = refusal or (_words.extra("softcap") if softcap else None)
     refusal = refusal or (_words.extra("alibi_slopes") if alibi_slopes is not None else None)
-    if fallback and (refusal is not None or not expressible(q, k, v)):
+    if fallback and is_left_to_torch(q, k, v, refusal):
         from ._plain import attention
 
         return attention(q, k, v, softmax_scale, window, dropout_p, softcap, alibi_slopes, with_lse)
@@ -105,7 +102,8 @@ def straight(
     gives ``None``, and the long way finds out what it is. Each question to a tensor costs a tenth of a microsecond or
     more, so none is asked twice."""
     if (
-        _compiling()
+        not _EXCHANGED
+        or _compiling()
         or type(q) is not Tensor
         or type(k) is not Tensor
         or type(v) is not Tensor
@@ -114,76 +112,7 @@ def straight(
         or (_differentiating() and (q.requires_grad or k.requires_grad or v.requires_grad))
     ):
         return None
-    if _EXCHANGED:
-        return _native.straight(
-            q, k, v, scale, window, enable_gqa, flash_layout, with_lse, _threads(), _empty_like
-        )
-    dtype = q.dtype
-    code = _CODES.get(dtype)
-    if code is None or k.dtype is not dtype or v.dtype is not dtype:
-        return None
-    on_gpu = q.is_cuda
-    if on_gpu:
-        ordinal = q.get_device()
-        if k.get_device() != ordinal or v.get_device() != ordinal or code == 0:
-            return None
-    elif not (q.is_cpu and k.is_cpu and v.is_cpu):
-        return None
-    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
-        return None
-    q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
-    if q_strides[3] != 1 or k_strides[3] != 1 or v_strides[3] != 1:
-        return None
-    if flash_layout:
-        q_shape, k_shape, v_shape = _swapped(q_shape), _swapped(k_shape), _swapped(v_shape)
-        q_strides, k_strides, v_strides = _swapped(q_strides), _swapped(k_strides), _swapped(v_strides)
-    batch, heads, queries, dim_qk = q_shape
-    v_batch, kv_heads, keys, dim = v_shape
-    if (
-        k_shape[0] != batch
-        or v_batch != batch
-        or not (heads == kv_heads or enable_gqa)
-        or 0 in q_shape
-        or 0 in v_shape
-        or (on_gpu and (dim_qk > _GPU_DIM or dim > _GPU_DIM))
-    ):
-        return None
-    row = heads * dim
-    if flash_layout or q_strides[1] < q_strides[2]:
-        strides = (queries * row, dim, row, 1)
-    else:
-        strides = (queries * row, queries * dim, dim, 1)
-    shape = (batch, heads, queries, dim)
-    if flash_layout:
-        out = q.new_empty((batch, queries, heads, dim))
-    elif strides == q_strides and dim == dim_qk:
-        # The quickest way to memory of this form.
-        out = _empty_like(q)
-    else:
-        out = q.new_empty_strided(shape, strides)
-    lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device) if with_lse else None
-    arguments = (
-        code,
-        (q.data_ptr(), q_shape, q_strides),
-        (k.data_ptr(), k_shape, k_strides),
-        (v.data_ptr(), v_shape, v_strides),
-        (out.data_ptr(), shape, strides),
-        0 if lse is None else lse.data_ptr(),
-        scale,
-        window,
-    )
-    if on_gpu:
-        _forward_cuda(*arguments, ordinal, _current_stream(ordinal))
-    else:
-        _forward_cpu(*arguments, _threads())
-    return out, lse
-
-
-def _swapped(four: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Sequence and heads change places."""
-    batch, sequence, heads, dim = four
-    return (batch, heads, sequence, dim)
+    return _native.straight(q, k, v, scale, window, enable_gqa, flash_layout, with_lse, _threads(), _empty_like)
 
 
 def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
@@ -197,8 +126,8 @@ def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
     if q.is_cuda:
         if q.dtype == torch.float32:
             return _words.dtype_on_gpu(q.dtype)
-        if q.size(-1) > _GPU_DIM or v.size(-1) > _GPU_DIM:
-            return _words.dim_on_gpu(max(q.size(-1), v.size(-1)), _GPU_DIM)
+        if q.size(-1) > _native.GPU_HEAD_DIM_MAX or v.size(-1) > _native.GPU_HEAD_DIM_MAX:
+            return _words.dim_on_gpu(max(q.size(-1), v.size(-1)), _native.GPU_HEAD_DIM_MAX)
     elif q.device.type != "cpu":
         return _words.device(q.device)
     if q.dim() not in (3, 4):
@@ -206,13 +135,14 @@ def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
     return None
 
 
-def expressible(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the library would take these tensors: asked only where torch stands by."""
-    return (
+def is_left_to_torch(q: Tensor, k: Tensor, v: Tensor, refusal: str | None) -> bool:
+    """The one rule of what goes to torch where it stands by: what evosdpa has not, and tensors that the library would not
+    take, so that torch says what is wrong with them or computes them."""
+    return refusal is not None or not (
         q.dim() == k.dim() == v.dim()
         and q.dtype == k.dtype == v.dtype
         and q.device == k.device == v.device
-        and all(x.stride(-1) == 1 and 0 < x.size(-1) <= 512 for x in (q, k, v))
+        and all(x.stride(-1) == 1 and 0 < x.size(-1) <= _native.HEAD_DIM_MAX for x in (q, k, v))
     )
 
 
@@ -257,12 +187,10 @@ def compute(
         (v.data_ptr(), v.shape, v.stride()),
         (out.data_ptr(), out.shape, out.stride()),
     )
-    arguments = (_CODES[q.dtype], *operands, 0 if lse is None else lse.data_ptr(), scale, window)
-    if q.is_cuda:
-        ordinal = q.get_device()
-        _forward_cuda(*arguments, ordinal, _current_stream(ordinal))
-    else:
-        _forward_cpu(*arguments, _threads())
+    # On a GPU, its number and the current stream; on a CPU -1 and the threads.
+    ordinal = q.get_device()
+    queue = _current_stream(ordinal) if q.is_cuda else _threads()
+    _native.forward(_CODES[q.dtype], *operands, 0 if lse is None else lse.data_ptr(), scale, window, ordinal, queue)
     return out, lse
 
 

@@ -33,6 +33,7 @@ fn facts(dims: (u32, u32), dtype: InputType, mask: &str, sizes: [u32; 5]) -> Pro
         band_lo,
         band_hi,
         lse: false,
+        features: evosdpa_core::Features::NONE,
     }
 }
 
@@ -62,12 +63,13 @@ fn lengths() -> Vec<u32> {
 /// Every code of a sweep, with a problem that it answers: equal lengths, decoding, and some queries against many keys.
 fn sweep(
     registry: &Registry,
+    arch: Arch,
     dims: (u32, u32),
     dtype: InputType,
     mask: &str,
     group: u32,
 ) -> BTreeMap<Code, ProblemFacts> {
-    let target = Target::nominal(Arch::Sm90a);
+    let target = Target::nominal(arch);
     let mut codes = BTreeMap::new();
     for [heads_kv, batch] in [[1, 1], [8, 1], [2, 3], [8, 4], [8, 8], [4, 20], [8, 16], [1, 40], [16, 64]] {
         for length in lengths() {
@@ -80,25 +82,60 @@ fn sweep(
     codes
 }
 
-#[test]
-fn a_new_length_or_batch_is_never_new_code() {
+/// The sweeps with more codes than there may be, each with its codes.
+fn too_many(
+    arch: Arch,
+    dims: &[(u32, u32)],
+    dtypes: &[InputType],
+    groups: &[u32],
+    most: usize,
+) -> Vec<String> {
     let registry = Registry::embedded().unwrap();
     let mut wrong = Vec::new();
-    for dims in [(64, 64), (32, 32), (128, 128), (96, 96), (192, 128), (160, 160), (256, 256)] {
-        for group in [1, 2, 4, 8] {
-            for mask in MASKS {
-                let codes = sweep(&registry, dims, InputType::BF16, mask, group);
-                if codes.len() > CODES_MAX {
-                    let list: Vec<String> =
-                        codes.iter().map(|(code, first)| format!("  {code:?} e.g. {first}")).collect();
-                    wrong.push(format!(
-                        "{dims:?} {mask} group {group}: {} codes\n{}",
-                        codes.len(),
-                        list.join("\n")
-                    ));
-                }
+    for (&dims, &dtype) in dims.iter().flat_map(|dims| dtypes.iter().map(move |dtype| (dims, dtype))) {
+        for (&group, mask) in groups.iter().flat_map(|group| MASKS.map(|mask| (group, mask))) {
+            let codes = sweep(&registry, arch, dims, dtype, mask, group);
+            if codes.len() > most {
+                let list = codes.iter().map(|(code, facts)| format!("\n  {code:?}, say of {facts}"));
+                let list: String = list.collect();
+                wrong.push(format!("{dims:?} {dtype} {mask} group {group}: {} codes{list}", codes.len()));
             }
         }
     }
+    wrong
+}
+
+#[test]
+fn a_new_length_or_batch_is_never_new_code() {
+    let dims = [(64, 64), (32, 32), (128, 128), (96, 96), (192, 128), (160, 160), (256, 256)];
+    let wrong = too_many(Arch::Sm90a, &dims, &[InputType::BF16], &[1, 2, 4, 8], CODES_MAX);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let f16 = too_many(Arch::Sm90a, &[(64, 64), (128, 128)], &[InputType::F16], &[1, 4], CODES_MAX);
+    assert!(f16.is_empty(), "{}", f16.join("\n"));
+}
+
+#[test]
+fn older_gpus_have_half_as_many_codes() {
+    let dims = [(64, 64), (128, 128), (256, 256)];
+    let wrong = too_many(Arch::Sm89, &dims, &[InputType::BF16, InputType::F16], &[1, 4], CODES_MAX / 2);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The sweeps above see what the planner does: the same kernel, and the same values of what it reads.
+#[test]
+fn the_planner_compiles_what_the_sweeps_count() {
+    let (registry, planner) = (Registry::embedded().unwrap(), embedded());
+    let target = Target::nominal(Arch::Sm90a);
+    for shape in
+        ["mission", "b3h8s777d64:causal", "b2h32/8s1/4096d128", "b1h32/8s300d256:window=9/0", "long128"]
+    {
+        let problem = Problem::new(shape.parse().unwrap(), DType::BF16).unwrap();
+        let (kernel, values) = code(&registry, &ProblemFacts::try_from(&problem).unwrap(), &target);
+        let choice = choose_with(&planner, shape, DType::BF16, (Arch::Sm90a, None), |_| {}).unwrap();
+        assert_eq!(choice.variant.id.kernel, kernel);
+        assert!(values.len() > 5, "{values:?}");
+        for (name, value) in values {
+            assert_eq!(choice.variant.defines[name], value, "{name} of {shape}");
+        }
+    }
 }

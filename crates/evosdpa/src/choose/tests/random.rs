@@ -31,6 +31,7 @@ fn any_facts() -> impl Strategy<Value = ProblemFacts> {
             band_lo,
             band_hi,
             lse: false,
+            features: evosdpa_core::Features::NONE,
         }
     })
 }

@@ -10,7 +10,7 @@ use crate::{
         population::{self, TOP},
         space::{Layer, Point},
     },
-    measure::dice::Dice,
+    measure::rng::Rng,
     profile::Insight,
 };
 
@@ -37,17 +37,17 @@ impl Strategy for Evo {
         "evo"
     }
 
-    fn propose(&mut self, view: &View<'_>, dice: &mut Dice) -> Option<Proposal> {
+    fn propose(&mut self, view: &View<'_>, rng: &mut Rng) -> Option<Proposal> {
         let anchors = population::anchors(view.history, TOP);
         let made = anchors.first().and_then(|best| {
-            follow(view, best, dice).or_else(|| {
+            follow(view, best, rng).or_else(|| {
                 (0..TRIES).find_map(|_| match self.in_first_layer(view) {
-                    true => structure(view, dice),
-                    false => second_layer(view, &anchors, dice),
+                    true => structure(view, rng),
+                    false => second_layer(view, &anchors, rng),
                 })
             })
         });
-        made.or_else(|| Random.propose(view, dice))
+        made.or_else(|| Random.propose(view, rng))
     }
 
     fn heeds_the_best(&self) -> bool {
@@ -70,14 +70,14 @@ impl Evo {
 }
 
 /// A structure that was not tried, with default details.
-fn structure(view: &View<'_>, dice: &mut Dice) -> Option<Proposal> {
-    let point = operators::restructured(view.space, &view.space.default_point(), dice);
+fn structure(view: &View<'_>, rng: &mut Rng) -> Option<Proposal> {
+    let point = operators::restructured(view.space, &view.space.default_point(), rng);
     view.is_free(&point).then(|| Proposal::new(point, "sample", Vec::new()))
 }
 
 /// An insight on the best that nothing has put to the test yet. In either layer: a look at the best costs more than a
 /// candidate, and what it says is of use as long as the best is the best.
-fn follow(view: &View<'_>, best: &Evaluation, dice: &mut Dice) -> Option<Proposal> {
+fn follow(view: &View<'_>, best: &Evaluation, rng: &mut Rng) -> Option<Proposal> {
     let mut insights: Vec<&Insight> = view.insights.iter().collect();
     insights.sort_by(|a, b| b.confidence.total_cmp(&a.confidence));
     let untried = insights
@@ -89,7 +89,7 @@ fn follow(view: &View<'_>, best: &Evaluation, dice: &mut Dice) -> Option<Proposa
         .filter(|(_, moves)| !moves.iter().any(|point| view.taken.contains(point)));
     let weight = |insight: &Insight| insight::weight(insight, view.prior);
     let (insight, moves) = untried.max_by(|(a, _), (b, _)| weight(a).total_cmp(&weight(b)))?;
-    following(view, best, insight, moves, dice)
+    following(view, best, insight, moves, rng)
 }
 
 /// One of the moves that an insight on the best asks for.
@@ -98,17 +98,17 @@ fn following(
     best: &Evaluation,
     insight: &Insight,
     mut moves: Vec<Point>,
-    dice: &mut Dice,
+    rng: &mut Rng,
 ) -> Option<Proposal> {
     moves.retain(|point| view.is_free(point));
-    let point = dice.pick(&moves)?.clone();
+    let point = rng.pick(&moves)?.clone();
     Some(Proposal { insight: Some(insight.id.clone()), ..Proposal::new(point, "insight", vec![best.number]) })
 }
 
-fn second_layer(view: &View<'_>, anchors: &[&Evaluation], dice: &mut Dice) -> Option<Proposal> {
+fn second_layer(view: &View<'_>, anchors: &[&Evaluation], rng: &mut Rng) -> Option<Proposal> {
     // The best of two drawn: better parents are likelier, none is certain.
-    let parent = *anchors.get(dice.below(anchors.len()).min(dice.below(anchors.len())))?;
-    let mut throw = dice.below(20);
+    let parent = *anchors.get(rng.below(anchors.len()).min(rng.below(anchors.len())))?;
+    let mut throw = rng.below(20);
     let mut falls_in = |share: usize| {
         let hit = throw < share;
         throw = throw.wrapping_sub(share);
@@ -117,12 +117,12 @@ fn second_layer(view: &View<'_>, anchors: &[&Evaluation], dice: &mut Dice) -> Op
     let proposal = if falls_in(LOCAL) {
         let free: Vec<_> =
             view.space.neighbours(&parent.point).into_iter().filter(|point| view.is_free(point)).collect();
-        Proposal::new(dice.pick(&free)?.clone(), "neighbour", vec![parent.number])
+        Proposal::new(rng.pick(&free)?.clone(), "neighbour", vec![parent.number])
     } else if falls_in(MUTATION) {
-        Proposal::new(operators::mutated(view.space, &parent.point, dice), "mutation", vec![parent.number])
+        Proposal::new(operators::mutated(view.space, &parent.point, rng), "mutation", vec![parent.number])
     } else if falls_in(CROSSOVER) {
-        let other = *dice.pick(anchors)?;
-        let child = operators::crossed(&parent.point, &other.point, dice);
+        let other = *rng.pick(anchors)?;
+        let child = operators::crossed(&parent.point, &other.point, rng);
         Proposal::new(child, "crossover", vec![parent.number, other.number])
     } else if falls_in(INSIGHT) {
         // Insights are about the best.
@@ -133,10 +133,10 @@ fn second_layer(view: &View<'_>, anchors: &[&Evaluation], dice: &mut Dice) -> Op
         };
         let possible: Vec<(&Insight, Vec<Point>)> = view.insights.iter().filter_map(with_moves).collect();
         let (insight, moves) =
-            insight::draw(possible, |(insight, _)| insight::weight(insight, view.prior), dice)?;
-        following(view, best, insight, moves, dice)?
+            insight::draw(possible, |(insight, _)| insight::weight(insight, view.prior), rng)?;
+        following(view, best, insight, moves, rng)?
     } else {
-        Proposal::new(operators::redetailed(view.space, &parent.point, dice), "details", vec![parent.number])
+        Proposal::new(operators::redetailed(view.space, &parent.point, rng), "details", vec![parent.number])
     };
     view.is_free(&proposal.point).then_some(proposal)
 }

@@ -1,7 +1,7 @@
 //! From the best point to its neighbours; from a summit to somewhere else.
 
 use super::{Proposal, Random, Strategy, View};
-use crate::{evolve::population, measure::dice::Dice};
+use crate::{evolve::population, measure::rng::Rng};
 
 /// Steepest ascent with restarts.
 #[derive(Clone, Copy, Debug, Default)]
@@ -12,15 +12,15 @@ impl Strategy for HillClimb {
         "hill-climb"
     }
 
-    fn propose(&mut self, view: &View<'_>, dice: &mut Dice) -> Option<Proposal> {
+    fn propose(&mut self, view: &View<'_>, rng: &mut Rng) -> Option<Proposal> {
         if let Some(best) = population::anchors(view.history, 1).first() {
             let free: Vec<_> =
                 view.space.neighbours(&best.point).into_iter().filter(|point| view.is_free(point)).collect();
-            if let Some(point) = dice.pick(&free) {
+            if let Some(point) = rng.pick(&free) {
                 return Some(Proposal::new(point.clone(), "climb", vec![best.number]));
             }
         }
-        Random.propose(view, dice)
+        Random.propose(view, rng)
     }
 
     fn heeds_the_best(&self) -> bool {

@@ -17,7 +17,7 @@ use super::{
     log::Evaluation,
     space::{Point, Space},
 };
-use crate::{Error, measure::dice::Dice, profile::Insight};
+use crate::{Error, measure::rng::Rng, profile::Insight};
 
 /// What a strategy sees.
 pub struct View<'a> {
@@ -68,8 +68,8 @@ pub trait Strategy {
     /// Its name on the command line.
     fn name(&self) -> &'static str;
 
-    /// The next point; `None` when nothing is left. The dice belong to this proposal alone.
-    fn propose(&mut self, view: &View<'_>, dice: &mut Dice) -> Option<Proposal>;
+    /// The next point; `None` when nothing is left. The rng belong to this proposal alone.
+    fn propose(&mut self, view: &View<'_>, rng: &mut Rng) -> Option<Proposal>;
 
     /// Whether it goes on from the best: what it proposed before there was a new best is then proposed anew.
     fn heeds_the_best(&self) -> bool {
@@ -138,7 +138,7 @@ mod tests {
                 prior: &prior,
                 budget,
             };
-            let proposal = strategy.propose(&view, &mut Dice::of_series(seed, number)).unwrap();
+            let proposal = strategy.propose(&view, &mut Rng::of_series(seed, number)).unwrap();
             assert!(
                 view.is_free(&proposal.point) && space.refuses(&proposal.point).is_none(),
                 "{name}: {proposal:?}"
@@ -174,7 +174,7 @@ mod tests {
                     prior: &Prior::default(),
                     budget: 10,
                 };
-                let Some(proposal) = strategy.propose(&view, &mut Dice::of_series(1, number)) else { break };
+                let Some(proposal) = strategy.propose(&view, &mut Rng::of_series(1, number)) else { break };
                 taken.insert(proposal.point.clone());
                 let mut evaluation = evaluation(number, 0, 1.0);
                 evaluation.point = proposal.point;

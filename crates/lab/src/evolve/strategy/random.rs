@@ -1,7 +1,7 @@
 //! Points by chance: what every other strategy must beat.
 
 use super::{Grid, Proposal, Strategy, View};
-use crate::measure::dice::Dice;
+use crate::measure::rng::Rng;
 
 /// Points by chance, none twice.
 #[derive(Clone, Copy, Debug, Default)]
@@ -12,12 +12,12 @@ impl Strategy for Random {
         "random"
     }
 
-    fn propose(&mut self, view: &View<'_>, dice: &mut Dice) -> Option<Proposal> {
+    fn propose(&mut self, view: &View<'_>, rng: &mut Rng) -> Option<Proposal> {
         let free = |point: &_| view.is_free(point);
-        match view.space.draw(dice, &free) {
+        match view.space.draw(rng, &free) {
             Some(point) => Some(Proposal::new(point, "sample", Vec::new())),
             // Few are left: chance no longer finds them.
-            None => Grid::default().propose(view, dice),
+            None => Grid::default().propose(view, rng),
         }
     }
 }

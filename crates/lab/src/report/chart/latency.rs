@@ -44,8 +44,8 @@ pub(crate) fn chart(document: &Document) -> Option<Chart> {
         chart.group(&problem.name);
         for row in &problem.rows {
             let p50 = row.p50_us.unwrap_or_default();
-            let y = chart.row(&row.kernel, row.peer, &time(p50));
-            let class = if row.peer { "peer" } else { "ours" };
+            let y = chart.row(&row.kernel, row.baseline, &time(p50));
+            let class = if row.baseline { "baseline" } else { "ours" };
             let mut path = String::new();
             for sample in thinned(&row.samples_us) {
                 let _ = write!(path, "M{:.1} {:.1}v8", chart.place(sample / p50), y - 4.0);

@@ -1,4 +1,4 @@
-//! Operations per second, kernels and peers side by side.
+//! Operations per second, kernels and baselines side by side.
 
 use super::{
     super::document::Document,
@@ -30,9 +30,9 @@ pub(crate) fn chart(document: &Document) -> Option<Chart> {
         chart.group(&problem.name);
         for row in &problem.rows {
             let rate = row.gflops.unwrap_or_default() / per;
-            let y = chart.row(&row.kernel, row.peer, &short(rate));
+            let y = chart.row(&row.kernel, row.baseline, &short(rate));
             let (zero, x) = (chart.place(0.0), chart.place(rate));
-            let class = if row.peer { "bar peer" } else { "bar" };
+            let class = if row.baseline { "bar baseline" } else { "bar" };
             let tip = format!("{} on {}: {} {unit}", row.kernel, problem.name, short(rate));
             let width = (x - zero).max(1.0);
             chart.canvas.mark(

@@ -129,7 +129,7 @@ fn axes(canvas: &mut Canvas, x: &Scale, y: &Scale, (unit, per): (&str, f64)) {
 }
 
 fn points(document: &Document) -> Vec<Point> {
-    let timed = document.rows.iter().filter(|row| !row.peer).filter_map(|row| {
+    let timed = document.rows.iter().filter(|row| !row.baseline).filter_map(|row| {
         let (gflops, gbps) = (row.gflops?, row.gbps.filter(|gbps| *gbps > 0.0)?);
         let label = format!("{} {}", row.kernel, row.problem);
         let key = format!("{}|{}", row.kernel, row.problem);

@@ -52,9 +52,9 @@ impl Rows {
     }
 
     /// A row with its label and the number at its end; gives its middle.
-    pub(super) fn row(&mut self, label: &str, peer: bool, number: &str) -> f64 {
+    pub(super) fn row(&mut self, label: &str, baseline: bool, number: &str) -> f64 {
         let middle = self.y + ROW / 2.0;
-        let class = if peer { "label end peer" } else { "label end" };
+        let class = if baseline { "label end baseline" } else { "label end" };
         self.canvas.text(LABELS - 10.0, middle + 4.0, class, &shortened(label));
         self.canvas.text(WIDTH - 4.0, middle + 4.0, "number end", number);
         self.y += ROW;

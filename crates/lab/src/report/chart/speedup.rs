@@ -1,4 +1,4 @@
-//! How many times as fast as the fastest peer, with its interval.
+//! How many times as fast as the fastest baseline, with its interval.
 
 use super::{
     super::document::Document,
@@ -6,9 +6,9 @@ use super::{
     rows::{Rows, SPAN},
     short,
 };
-use crate::{measure::compare::Word, record::Row};
+use crate::{measure::compare::Outcome, record::Row};
 
-/// Kernels against the fastest peer of each problem, or, where there is no peer, against the baseline kernel.
+/// Kernels against the fastest baseline of each problem, or, where there is no baseline, against the first kernel.
 pub(crate) fn chart(document: &Document) -> Option<Chart> {
     let problems = document.problems();
     let compared: Vec<(String, Vec<Compared<'_>>)> = problems
@@ -60,22 +60,22 @@ struct Compared<'a> {
     ratio: f64,
     low: f64,
     high: f64,
-    word: Word,
+    word: Outcome,
     class: &'static str,
 }
 
 fn compared<'a>(row: &&'a Row) -> Option<Compared<'a>> {
     let row: &'a Row = row;
-    if row.peer {
+    if row.baseline {
         return None;
     }
-    let (against, comparison) = row.fastest_peer().or_else(|| row.speedup.iter().next())?;
+    let (against, comparison) = row.fastest_baseline().or_else(|| row.speedup.iter().next())?;
     let [low, high] = comparison.interval;
     let class = match comparison.verdict {
-        Word::Fast => "fast",
-        Word::Slow => "slow",
-        Word::Same => "same",
-        Word::Ambiguous => "ambiguous",
+        Outcome::Fast => "fast",
+        Outcome::Slow => "slow",
+        Outcome::Same => "same",
+        Outcome::Ambiguous => "ambiguous",
     };
     Some(Compared { row, against, ratio: comparison.ratio, low, high, word: comparison.verdict, class })
 }

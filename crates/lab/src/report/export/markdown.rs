@@ -59,7 +59,7 @@ fn environment(out: &mut String, source: &Source) -> Result {
             "  - measured peaks: {peak:.0} GFLOP/s fused multiply-add, {bandwidth:.1} GB/s memory"
         )?;
     }
-    let torch = env.torch.as_deref().unwrap_or("not a peer in this run");
+    let torch = env.torch.as_deref().unwrap_or("not a baseline in this run");
     writeln!(out, "  - torch: {torch}; started {}", env.started)
 }
 
@@ -88,13 +88,13 @@ fn baseline(out: &mut String, document: &Document) -> Result {
     }
     writeln!(
         out,
-        "| problem | kernel | p50 µs | p90 µs | p99 µs | GFLOP/s | n | against the fastest peer |"
+        "| problem | kernel | p50 µs | p90 µs | p99 µs | GFLOP/s | n | against the fastest baseline |"
     )?;
     writeln!(out, "|---|---|---|---|---|---|---|---|")?;
     for row in document.rows.iter().filter(|row| row.p50_us.is_some()) {
         let number = |x: Option<f64>| x.map_or("–".to_owned(), |x| format!("{x:.1}"));
         let Row { problem, kernel, samples_us, .. } = row;
-        let against = row.fastest_peer().map_or("–".to_owned(), |(name, c)| {
+        let against = row.fastest_baseline().map_or("–".to_owned(), |(name, c)| {
             format!("{:.2}× ({:.2}–{:.2}) {} vs {name}", c.ratio, c.interval[0], c.interval[1], c.verdict)
         });
         let (p50, p90, p99) = (number(row.p50_us), number(row.p90_us), number(row.p99_us));

@@ -50,7 +50,7 @@ impl Trace {
     fn sample(&mut self, row: &Row, place: [usize; 2], number: usize, round: usize, at_us: f64) {
         let [pid, tid] = place;
         self.events.push(json!({
-            "ph": "X", "name": row.kernel, "cat": if row.peer { "peer" } else { "kernel" },
+            "ph": "X", "name": row.kernel, "cat": if row.baseline { "baseline" } else { "kernel" },
             "ts": at_us, "dur": row.samples_us[number], "pid": pid, "tid": tid,
             "args": { "sample": number, "round": round },
         }));

@@ -13,7 +13,7 @@ use super::super::{
 use crate::record::Row;
 
 pub(crate) fn render(document: &Document) -> String {
-    let rows = document.rows.iter().filter(|row| !row.peer).map(of_row);
+    let rows = document.rows.iter().filter(|row| !row.baseline).map(of_row);
     let evaluations = document.evolutions.iter().flat_map(Evolution::t4_results);
     let results: Vec<Value> = rows.chain(evaluations).collect();
     format!("{:#}\n", json!({ "schema_version": "1.0.0", "results": results }))

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, bail};
 use npyz::WriterBuilder;
-use ptxsan::{Arg, Buffer, Device};
+use ptxsan::tensor::wgmma::Swizzle;
+use ptxsan::{Arg, Buffer, Device, TensorElement, TensorMap};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read};
 use std::path::PathBuf;
@@ -34,6 +35,8 @@ struct Output {
 #[derive(Default)]
 pub(crate) struct Bound {
     pub(crate) args: Vec<Arg>,
+    /// Tensor maps to be made: which arguments they are, and what of.
+    maps: Vec<(usize, String)>,
     outputs: Vec<Output>,
 }
 
@@ -51,6 +54,11 @@ impl Bound {
 
     /// Binds one argument of the command line.
     pub(crate) fn add(&mut self, device: &mut Device, text: &str, index: usize) -> Result<()> {
+        if let Some(map) = text.strip_prefix("map:") {
+            self.maps.push((self.args.len(), map.to_owned()));
+            self.args.push(Arg::Bytes(Vec::new()));
+            return Ok(());
+        }
         let arg = match text.strip_prefix("struct:") {
             None => self.one(device, text, &format!("arg{index}"))?,
             Some(parts) => {
@@ -75,6 +83,61 @@ impl Bound {
         };
         self.args.push(arg);
         Ok(())
+    }
+
+    /// Fills in the tensor maps, once all buffers are there.
+    pub(crate) fn resolve_maps(&mut self) -> Result<()> {
+        for (index, text) in std::mem::take(&mut self.maps) {
+            let map = self.map(&text).and_then(|map| Ok(map.encode()?));
+            self.args[index] =
+                Arg::Bytes(map.with_context(|| format!("argument {index} (`map:{text}`)"))?.to_vec());
+        }
+        Ok(())
+    }
+
+    /// `ARGUMENT:TYPE:SIZES:STRIDES:BOX[:SWIZZLE]`, a tensor map of the buffer that another argument is.
+    fn map(&self, text: &str) -> Result<TensorMap> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let (index, kind, sizes, strides, box_sizes, swizzle) = match parts[..] {
+            [index, kind, sizes, strides, boxes] => (index, kind, sizes, strides, boxes, "0"),
+            [index, kind, sizes, strides, boxes, swizzle] => (index, kind, sizes, strides, boxes, swizzle),
+            _ => bail!("expected map:ARGUMENT:TYPE:SIZES:STRIDES:BOX[:SWIZZLE]"),
+        };
+        let Some(Arg::Buffer(buffer)) = self.args.get(index.parse::<usize>()?) else {
+            bail!("argument {index} is no buffer");
+        };
+        let element = match kind {
+            "u8" => TensorElement::U8,
+            "u16" => TensorElement::U16,
+            "u32" => TensorElement::U32,
+            "i32" => TensorElement::S32,
+            "f16" => TensorElement::F16,
+            "bf16" => TensorElement::Bf16,
+            "f32" => TensorElement::F32,
+            _ => bail!("no element type `{kind}`; there are u8, u16, u32, i32, f16, bf16, f32"),
+        };
+        let numbers = |text: &str| -> Result<Vec<u64>> {
+            text.split('x').filter(|part| !part.is_empty()).map(|part| Ok(part.parse()?)).collect()
+        };
+        let swizzle = match swizzle {
+            "0" => Swizzle::None,
+            "32" => Swizzle::Bytes32,
+            "64" => Swizzle::Bytes64,
+            "128" => Swizzle::Bytes128,
+            _ => bail!("no swizzle of `{swizzle}` bytes; there are 0, 32, 64, 128"),
+        };
+        let box_sizes: Vec<u32> =
+            numbers(box_sizes)?.into_iter().map(|n| n.min(u64::from(u32::MAX)) as u32).collect();
+        Ok(TensorMap {
+            address: buffer.address(),
+            element,
+            sizes: numbers(sizes)?,
+            strides_bytes: numbers(strides)?,
+            element_strides: vec![1; box_sizes.len()],
+            box_sizes,
+            swizzle,
+            is_nan_outside: false,
+        })
     }
 
     fn one(&mut self, device: &mut Device, text: &str, name: &str) -> Result<Arg> {

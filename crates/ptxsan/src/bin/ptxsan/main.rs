@@ -50,11 +50,15 @@ struct RunArgs {
     /// Threads of a block, as X or X,Y or X,Y,Z.
     #[arg(long, value_parser = parse_extent)]
     block: [u32; 3],
+    /// Blocks of a cluster, as X or X,Y or X,Y,Z.
+    #[arg(long, value_parser = parse_extent, default_value = "1")]
+    cluster: [u32; 3],
     /// Dynamic shared memory in bytes.
     #[arg(long, default_value_t = 0)]
     shared: u32,
     /// Arguments in order: in:FILE.npy, out:FILE.npy:TYPE:2x3, inout:FROM.npy:TO.npy, zeros:BYTES, fresh:BYTES,
-    /// i32:5, u32:, i64:, u64:, f32:, f64:, bytes:HEX, or struct:A+B+… of those.
+    /// i32:5, u32:, i64:, u64:, f32:, f64:, bytes:HEX, or struct:A+B+… of those; map:ARGUMENT:TYPE:SIZES:STRIDES:BOX[:SWIZZLE], a tensor
+    /// map of another argument, such as map:1:f16:64x128:128:64x8:128 (innermost first, strides and swizzle in bytes).
     #[arg(long, num_args = 0.., allow_hyphen_values = true)]
     args: Vec<String>,
     /// The order in which warps run: round-robin, random, producer-late, consumer-late, copies-early, copies-late, all.
@@ -72,6 +76,12 @@ struct RunArgs {
     /// Do not look for races.
     #[arg(long)]
     no_races: bool,
+    /// The launch before may still run: global memory before griddepcontrol.wait is a finding.
+    #[arg(long)]
+    programmatic: bool,
+    /// Ask for a proxy fence where a bulk copy overwrites what threads have read.
+    #[arg(long)]
+    strict_proxies: bool,
     /// Print one JSON document instead of text.
     #[arg(long)]
     json: bool,
@@ -155,10 +165,14 @@ impl RunArgs {
         for (i, text) in self.args.iter().enumerate() {
             bound.add(&mut device, text, i).with_context(|| format!("argument {i} (`{text}`)"))?;
         }
+        bound.resolve_maps()?;
         let entry = self.entry(module)?;
         let mut launch = Launch::new(&entry, self.grid, self.block, self.shared, bound.args.clone());
+        launch.cluster = self.cluster;
         launch.options = options.clone();
         launch.options.seed = self.seed;
+        launch.options.programmatic = self.programmatic;
+        launch.options.strict_proxies = self.strict_proxies;
         launch.options.check_races = !self.no_races;
         launch.options.instruction_budget = self.budget.unwrap_or(launch.options.instruction_budget);
         launch.options.max_shared_bytes = self.max_shared.unwrap_or(launch.options.max_shared_bytes);

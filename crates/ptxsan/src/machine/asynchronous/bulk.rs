@@ -56,7 +56,7 @@ fn run_of_bytes(shared: u32, global: u64, bytes: u32) -> Vec<Move> {
 
 /// A box of a tensor in pieces of 16 bytes, each where swizzling puts it.
 fn box_of_tensor(map: &TensorMap, coordinates: &[i32], shared: u32) -> Vec<Move> {
-    let mut moves = Vec::with_capacity(map.box_bytes() as usize / 16);
+    let mut moves = Vec::new();
     for row in map.rows(coordinates) {
         for piece in (0..map.row_bytes()).step_by(16) {
             let place = map.swizzle.apply((shared + row.offset + piece) as usize) as u32;
@@ -80,7 +80,7 @@ fn aligned_parts(mut at: u64, mut bytes: u32) -> impl Iterator<Item = (u64, u32)
             part /= 2;
         }
         let found = (at, part);
-        at += u64::from(part);
+        at = at.wrapping_add(u64::from(part));
         bytes -= part;
         Some(found)
     })
@@ -126,6 +126,18 @@ impl Warp {
         cx.report(Kind::BulkCopy, pc, self.index, 1 << lane, detail);
     }
 
+    /// What has no room in shared memory is not even cut into pieces.
+    fn fits(&self, cx: &mut Context<'_, '_>, pc: u32, lane: usize, offset: u32, bytes: u64) -> Option<()> {
+        let room = cx.shared.data.len() as u64;
+        if u64::from(offset) + bytes <= room {
+            return Some(());
+        }
+        cx.report(Kind::OutOfBounds, pc, self.index, 1 << lane, || {
+            format!("{bytes} bytes at shared {offset:#x}; the block has {room} bytes of shared memory")
+        });
+        None
+    }
+
     /// The pieces of a copy, its bytes, and what stands outside; `None` when it makes no sense.
     fn moves(
         &mut self,
@@ -151,6 +163,7 @@ impl Warp {
                     });
                     return None;
                 }
+                self.fits(cx, pc, lane, offset, u64::from(bytes))?;
                 Some((run_of_bytes(offset, global, bytes), bytes, [0; 4], None))
             }
             Extent::Tensor { map, coordinates } => {
@@ -171,7 +184,9 @@ impl Warp {
                     });
                     return None;
                 }
-                Some((box_of_tensor(&map, &places, offset), map.box_bytes(), map.outside(), Some(map)))
+                self.fits(cx, pc, lane, offset, map.box_bytes())?;
+                let bytes = map.box_bytes() as u32;
+                Some((box_of_tensor(&map, &places, offset), bytes, map.outside(), Some(map)))
             }
         }
     }
@@ -378,7 +393,9 @@ impl Warp {
             });
             return;
         }
-        if !self.usable(cx, pc, lane, at) {
+        if self.fits(cx, pc, lane, window::offset(from as u32), u64::from(bytes)).is_none()
+            || !self.usable(cx, pc, lane, at)
+        {
             return;
         }
         let Some(agent) = self.mbarrier_agent(cx, lane, at) else { return };

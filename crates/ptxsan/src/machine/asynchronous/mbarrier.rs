@@ -30,10 +30,11 @@ pub(crate) struct Mbarrier {
     /// What the arrivals of this phase publish, and what all phases before published.
     publishing: Option<Clock>,
     published: Option<Rc<Clock>>,
-    /// Who initialised it: identity and time.
+    /// Who initialised it, identity and time, and where.
     by: (u32, u32),
-    /// The cluster barrier that must be complete before other blocks may use it; `None`: not fenced.
-    fenced_at: Option<u32>,
+    pc: u32,
+    /// The cluster barrier that must be complete before other blocks may use it, and the fence; `None`: not fenced.
+    fenced_at: Option<(u32, u32)>,
 }
 
 impl Mbarrier {
@@ -333,6 +334,7 @@ impl Warp {
             publishing: None,
             published: None,
             by,
+            pc,
             fenced_at: None,
         };
         cx.mbarriers.all.insert(place.offset, barrier);
@@ -358,10 +360,13 @@ impl Warp {
             return false;
         };
         let (who, time) = barrier.by;
-        let fenced = barrier.fenced_at.is_some_and(|round| known.time_of(numbering.cluster_rounds()) > round);
+        let rounds = known.time_of(numbering.cluster_rounds());
+        let fenced = barrier.fenced_at.filter(|(round, _)| rounds > *round);
         let is_own = who == numbering.identity(cx.block, thread);
-        let is_known = is_own || known.knows(numbering, who, time) || is_remote && fenced;
-        if checks && !is_known {
+        let is_known = is_own || known.knows(numbering, who, time);
+        if let Some((_, fence)) = fenced.filter(|_| checks && is_remote && !is_known) {
+            cx.tallies[fence as usize].work += 1;
+        } else if checks && !is_known {
             let advice = if is_remote {
                 "fence.mbarrier_init and a cluster barrier must come between"
             } else {
@@ -384,6 +389,8 @@ impl Warp {
                 format!("mbarrier {:#x} expects {tx} bytes; it can count {MAX_COUNT}", at.offset)
             });
         }
+        // Bytes that came before they were expected may be all that was missing: an H200 completes the phase here too.
+        cx.settle_mbarrier(at, cx.numbering);
     }
 
     fn arrive_at_mbarrier(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, arrival: &Arrival) {
@@ -573,12 +580,12 @@ impl Warp {
     }
 
     /// `fence.mbarrier_init`: what these lanes initialised may be used by others of the cluster after its next barrier.
-    pub(in crate::machine) fn fence_inits(&mut self, cx: &mut Context<'_, '_>, mask: u32) {
+    pub(in crate::machine) fn fence_inits(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32) {
         for_lanes(mask, |lane| {
             let me = cx.numbering.identity(cx.block, self.thread(lane));
             let round = self.cluster_arrivals[lane];
             for barrier in cx.mbarriers.all.values_mut().filter(|b| b.by.0 == me && b.fenced_at.is_none()) {
-                barrier.fenced_at = Some(round);
+                barrier.fenced_at = Some((round, pc));
             }
         });
     }
@@ -601,6 +608,14 @@ impl Mbarriers {
         }
         self.issuers[slot] = issuer;
         Some((numbering.mbarrier(barrier.slot), barrier.time()))
+    }
+
+    /// Barriers whose bytes do not come out even when their block ends: where they were initialised, and what is wrong.
+    pub(crate) fn unsettled(&self) -> impl Iterator<Item = (u32, String)> + '_ {
+        self.all.iter().filter(|(_, b)| b.tx != 0).map(|(offset, b)| {
+            let what = if b.tx < 0 { "were never expected" } else { "never arrive" };
+            (b.pc, format!("{} bytes of mbarrier {offset:#x} {what}", b.tx.abs()))
+        })
     }
 
     /// What a barrier waits for, in words.

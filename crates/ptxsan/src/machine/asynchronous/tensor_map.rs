@@ -230,8 +230,8 @@ impl TensorMap {
     }
 
     /// Bytes of a box, inside and outside of the tensor.
-    pub(super) fn box_bytes(&self) -> u32 {
-        (1..self.sizes.len()).map(|d| self.count(d)).product::<u32>() * self.row_bytes()
+    pub(super) fn box_bytes(&self) -> u64 {
+        (1..self.sizes.len()).map(|d| u64::from(self.count(d))).product::<u64>() * u64::from(self.row_bytes())
     }
 
     /// Four bytes of what is read outside the tensor.

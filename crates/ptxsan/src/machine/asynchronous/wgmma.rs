@@ -59,14 +59,18 @@ struct Role {
 pub(crate) struct Products {
     chains: Vec<Option<Chain>>,
     roles: Vec<Role>,
-    /// Fences executed, 1 + the last one.
+    /// Fences executed, and where the last one stands.
     fences: u32,
+    fence_pc: u32,
     /// The open group, and up to which group all is done.
     open: u32,
     done: u32,
     /// Products issued so far.
     issued: u32,
 }
+
+/// More groups than a warp can commit: it has ended.
+const EXITED: u32 = u32::MAX;
 
 /// What the warps of a block know of each other's products.
 #[derive(Default)]
@@ -166,7 +170,11 @@ impl Warp {
         kind: &CollectiveKind,
     ) {
         match kind {
-            CollectiveKind::WgmmaFence => self.products.get_or_insert_default().fences += 1,
+            CollectiveKind::WgmmaFence => {
+                let products = self.products.get_or_insert_default();
+                products.fences += 1;
+                products.fence_pc = pc;
+            }
             CollectiveKind::WgmmaCommit => {
                 let products = self.products.get_or_insert_default();
                 products.open += 1;
@@ -213,7 +221,7 @@ impl Warp {
         }
         for register in touched.into_iter().flat_map(|list| list.iter()) {
             let role = products.role(register.index);
-            let is_touched = role.touched == fences && products_fenced(role.touched_pc, pc);
+            let is_touched = role.touched == fences && role.touched_pc != pc;
             let (touched_pc, chain) = (role.touched_pc, role.chain);
             role.left_group = group;
             role.left_pc = pc;
@@ -234,6 +242,13 @@ impl Warp {
                 });
             }
             chain = role.chain.max(chain);
+        }
+        // Registers that were touched before the last fence and after the one before it: what that fence is for.
+        let left_registers = touched.into_iter().flat_map(|list| list.iter()).map(|r| r.index);
+        let used = left_registers.chain(op.d.iter().copied());
+        let owed = used.filter(|r| products.roles[*r as usize].touched + 1 == fences).count();
+        if products.fences > 0 {
+            cx.tallies[products.fence_pc as usize].work += owed as u64;
         }
         let step = Step { pc, group, left, right, adds };
         let continues = chain != 0
@@ -284,6 +299,12 @@ impl Warp {
         let products = self.products.get_or_insert_default();
         let at = products.issued as usize;
         products.issued += 1;
+        let siblings = cx.warpgroups.siblings(self.index);
+        if siblings.len() < 4 || siblings.contains(&EXITED) {
+            cx.report(Kind::Wgmma, pc, self.index, 1, || {
+                "not all four warps of its warpgroup are there".into()
+            });
+        }
         let order = &mut cx.warpgroups.order[self.index as usize / 4];
         if at == order.len() {
             order.push(pc);
@@ -430,26 +451,22 @@ impl Warp {
 
     /// A warp ends: the others of its warpgroup do not wait for it, and nothing of it may be in flight.
     pub(in crate::machine) fn leave_products(&mut self, cx: &mut Context<'_, '_>, pc: u32) {
-        let Some(products) = &self.products else { return };
-        if products.chains.iter().any(Option::is_some) {
+        let issued = self.products.as_ref().map_or(0, |p| p.issued as usize);
+        if self.products.as_ref().is_some_and(|p| p.chains.iter().any(Option::is_some)) {
             cx.report(Kind::Wgmma, pc, self.index, 1, || "a warp ends while its wgmma is in flight".into());
         }
-        let (issued, order) = (products.issued as usize, cx.warpgroups.order[self.index as usize / 4].len());
+        let order = cx.warpgroups.order[self.index as usize / 4].len();
         if issued < order {
             cx.report(Kind::Wgmma, pc, self.index, 1, || {
                 format!("a warp ends after {issued} wgmma instructions, others of its warpgroup execute {order} or more")
             });
         }
-        cx.warpgroups.committed[self.index as usize] = u32::MAX;
+        cx.warpgroups.committed[self.index as usize] = EXITED;
         cx.stirs.push(Stir::Warpgroup);
     }
 }
 
-/// A register that a product reads or adds to was touched by another instruction since the last fence.
-fn products_fenced(touched: u32, pc: u32) -> bool {
-    touched != pc
-}
-
+/// A register that a product reads or adds to was touched since the last fence.
 fn unfenced(cx: &mut Context<'_, '_>, warp: u32, pc: u32, touched: u32, what: &str) {
     let other = Other { pc: touched, block: u64::from(cx.block), thread: warp * 32 };
     cx.log.add(Kind::Wgmma, pc, Some(other), (cx.block, warp * 32), || {

@@ -1,0 +1,127 @@
+//! What a problem reads besides Q, K and V: lengths, pages, modifiers' data, scales.
+
+use crate::{DType, Error, Granularity, Problem, Sequences, TensorView};
+
+/// Everything that a call reads besides Q, K and V. Each is there when the problem's kinds ask for it, and only then.
+#[derive(Clone, Copy, Default)]
+pub struct SideInputs<'a> {
+    /// Where each sequence's queries begin among the packed ones, and where the last ones end: `batch + 1` values.
+    pub cu_seqlens_q: Option<&'a [i32]>,
+    /// The same for packed keys and values.
+    pub cu_seqlens_kv: Option<&'a [i32]>,
+    /// How many keys of each sequence are filled: `batch` values.
+    pub seqused_kv: Option<&'a [i32]>,
+    /// Which pages are a sequence's.
+    pub page_table: Option<PageTable<'a>>,
+    /// ALiBi's slope of each query head.
+    pub alibi_slopes: Option<&'a [f32]>,
+    /// Added to the scores: f32, f16 or bf16, `[batch, query heads, queries, keys]` with size one where it is shared.
+    pub bias: Option<TensorView<'a>>,
+    /// Which keys may be seen: bytes (dtype u8) of the same form, 0 hides a key.
+    pub mask: Option<TensorView<'a>>,
+    /// The sink logit of each query head.
+    pub sinks: Option<&'a [f32]>,
+    /// Scales of 8-bit tensors.
+    pub scales: ScaleViews<'a>,
+}
+
+/// The scales of those of Q, K and V that hold 8-bit codes; how many each has says the problem's [`Granularity`].
+#[derive(Clone, Copy, Default)]
+pub struct ScaleViews<'a> {
+    /// Scales of Q.
+    pub q: Option<&'a [f32]>,
+    /// Scales of K.
+    pub k: Option<&'a [f32]>,
+    /// Scales of V.
+    pub v: Option<&'a [f32]>,
+}
+
+/// The pages of each sequence: entry `i` of row `b` is the page that holds keys `i · page size ..` of sequence `b`. Entries
+/// past a sequence's length may hold anything.
+#[derive(Clone, Copy, Debug)]
+pub struct PageTable<'a> {
+    /// The rows.
+    pub entries: &'a [i32],
+    /// Entries between the beginnings of two rows.
+    pub row_stride: usize,
+}
+
+impl PageTable<'_> {
+    /// Which page holds the keys `index · page size ..` of a sequence.
+    pub fn page(&self, sequence: usize, index: usize) -> Option<i32> {
+        self.entries.get(sequence.checked_mul(self.row_stride)?.checked_add(index)?).copied()
+    }
+}
+
+impl Problem {
+    /// Checks that what comes beside Q, K and V is what this problem asks for, and says where each sequence lies.
+    pub fn check_side<'a>(
+        &self,
+        side: &SideInputs<'a>,
+        q: &TensorView<'_>,
+        k: &TensorView<'_>,
+        v: &TensorView<'_>,
+    ) -> Result<Sequences<'a>, Error> {
+        let sequences = Sequences::new(self, side, q.shape(), k.shape())?;
+        self.check_modifiers(side)?;
+        let (heads_q, heads_kv) = (self.sizes().heads_q, self.sizes().heads_kv);
+        for (what, scales, tensor, heads) in [
+            ("scales of Q", side.scales.q, q, heads_q),
+            ("scales of K", side.scales.k, k, heads_kv),
+            ("scales of V", side.scales.v, v, heads_kv),
+        ] {
+            let [first, second, third, _] = tensor.shape();
+            let expected = match self.scale_granularity() {
+                Granularity::Tensor => 1,
+                Granularity::Head => self.sizes().batch * heads,
+                Granularity::Token => first * second * third,
+            };
+            check_slice(what, scales.map(<[f32]>::len), tensor.dtype().is_eight_bit(), expected)?;
+        }
+        Ok(sequences)
+    }
+
+    /// The part of [`Problem::check_side`] that is about scores.
+    pub fn check_modifiers(&self, side: &SideInputs<'_>) -> Result<(), Error> {
+        let scores = self.scores();
+        let heads = self.sizes().heads_q;
+        check_slice("ALiBi slopes", side.alibi_slopes.map(<[f32]>::len), scores.alibi, heads)?;
+        check_slice("sinks", side.sinks.map(<[f32]>::len), scores.sinks, heads)?;
+        for (what, tensor, broadcast) in [("bias", side.bias, scores.bias), ("mask", side.mask, scores.mask)]
+        {
+            check_wanted(what, tensor.is_some(), broadcast.is_some())?;
+            let (Some(tensor), Some(broadcast)) = (tensor, broadcast) else { continue };
+            let expected = broadcast.shape(self.sizes());
+            if tensor.shape() != expected {
+                return Err(Error::SideShape { what, got: tensor.shape(), expected });
+            }
+            let (dtype, bytes) = (tensor.dtype(), what == "mask");
+            if dtype.is_eight_bit() != bytes || dtype == DType::E4M3 {
+                let allowed = if bytes { "bytes (u8), 0 to hide a key" } else { "f32, f16 or bf16" };
+                return Err(Error::SideType { what, got: dtype, allowed });
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn check_wanted(what: &'static str, given: bool, wanted: bool) -> Result<(), Error> {
+    match (given, wanted) {
+        (false, true) => Err(Error::SideMissing { what }),
+        (true, false) => Err(Error::SideNotWanted { what }),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn check_slice(
+    what: &'static str,
+    given: Option<usize>,
+    wanted: bool,
+    expected: usize,
+) -> Result<(), Error> {
+    check_wanted(what, given.is_some(), wanted)?;
+    match given {
+        Some(got) if got != expected => Err(Error::SideLength { what, got, expected }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,47 @@
+//! Choices held against what was measured. Not part of the packaged crate: the measurements are the repository's.
+
+use std::collections::BTreeMap;
+
+use evosdpa::{
+    Problem,
+    choose::{Origin, Planner, Question, assumed_tensors},
+    tuned::TunedTable,
+};
+use evosdpa_kernels::{Arch, Registry, Target};
+
+/// The choice is within 3 % of the best kernel in every measurement the built-in table rests on.
+#[test]
+fn the_table_that_is_built_in_chooses_what_was_fastest() {
+    let planner = Planner::new(Registry::embedded().unwrap()).and_table(TunedTable::embedded().unwrap());
+    let target = Target::nominal(Arch::Sm90a);
+    let mut problems = 0;
+    for file in ["hopper-named.json", "bench-named-shapes.json", "planner-boundary.json"] {
+        let path = format!("{}/../../results/h200/{file}", env!("CARGO_MANIFEST_DIR"));
+        let document: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let mut measured: BTreeMap<String, BTreeMap<String, f64>> = BTreeMap::new();
+        for row in document["rows"].as_array().unwrap().iter().filter(|row| row["peer"] == false) {
+            let text = |key: &str| row[key].as_str().unwrap().to_owned();
+            let Some(p50_us) = row["p50_us"].as_f64() else { continue };
+            measured.entry(text("problem")).or_default().insert(text("kernel"), p50_us);
+        }
+        for (problem, times_us) in measured {
+            let (shape, dtype) = problem.split_once(' ').unwrap();
+            let asked = Problem::new(shape.parse().unwrap(), dtype.parse().unwrap()).unwrap();
+            let tensors = assumed_tensors(&asked);
+            let device = Some("NVIDIA H200");
+            let question = Question { problem: &asked, tensors: &tensors, target: &target, device };
+            let choice = planner.choose(&question).unwrap();
+            let best_us = times_us.values().copied().fold(f64::INFINITY, f64::min);
+            let chosen_us = times_us[&choice.variant.id.kernel];
+            assert!(
+                chosen_us <= 1.03 * best_us,
+                "{problem}: {} takes {chosen_us} of {times_us:?}",
+                choice.origin
+            );
+            assert!(matches!(choice.origin, Origin::Row { .. }), "{problem}: {}", choice.origin);
+            problems += 1;
+        }
+    }
+    assert!(problems >= 20, "{problems}");
+}

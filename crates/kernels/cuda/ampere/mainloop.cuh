@@ -1,0 +1,227 @@
+// ampere_fwd: the visible keys of one Q tile, left to right: S = Q · Kᵀ, softmax, O += P · V.
+#pragma once
+#include "loader.cuh"
+#include "mma.cuh"
+#include "score.cuh"
+
+namespace {
+
+// O += A · V for 16 keys, from the block16-th on.
+__device__ __forceinline__ void multiply_values(float (&o)[M_TILES][O_TILES][4], const u32 (&a)[M_TILES][4], u32 v_lane,
+                                                int block16) {
+#pragma unroll
+  for (int c = 0; c < O_TILES / 2; ++c) {
+    u32 b[4];
+    ldmatrix_x4_trans(b, VTile::advance(v_lane, c, block16));
+#pragma unroll
+    for (int mt = 0; mt < M_TILES; ++mt) {
+      mma_m16n8k16(o[mt][2 * c], a[mt], b[0], b[1]);
+      mma_m16n8k16(o[mt][2 * c + 1], a[mt], b[2], b[3]);
+    }
+  }
+}
+
+// O += P · V for this warp's keys; PRECISE, with what the 16-bit rounding of P leaves over in a second PV. Both are
+// done for 16 keys before the next: their P is then no longer needed.
+template <bool PRECISE>
+__device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], const float (&p)[M_TILES][N_TILES][4],
+                                              u32 v_lane) {
+#pragma unroll
+  for (int k = 0; k < WARP_KEYS / 16; ++k) {
+    u32 a[M_TILES][4], rest[M_TILES][4];
+#pragma unroll
+    for (int mt = 0; mt < M_TILES; ++mt)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float* pair = &p[mt][2 * k + r / 2][(r % 2) * 2];
+        a[mt][r] = pack_pair(pair[0], pair[1]);
+        if (PRECISE) {
+          const float2 kept = unpack_pair(a[mt][r]);
+          rest[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
+        }
+      }
+    multiply_values(o, a, v_lane, k);
+    if (PRECISE) multiply_values(o, rest, v_lane, k);
+  }
+}
+
+// The score hook on a tile's scores; masks come after it.
+__device__ __forceinline__ void change_scores(const SdpaParams& p, const Work& work, float (&s)[M_TILES][N_TILES][4], int row0,
+                                              int key0) {
+  if constexpr (ScoreHook::ACTIVE) {
+    const ScoreHook hook(p, work.batch, work.head);
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int mt = 0; mt < M_TILES; ++mt) {
+      const int row = work.m0 + row0 + mt * 16 + lane / 4;
+#pragma unroll
+      for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          s[mt][n][e] = hook(s[mt][n][e], row + 8 * (e / 2), key0 + n * 8 + 2 * (lane % 4) + e % 2);
+    }
+  }
+}
+
+// Hides scores past the band's edges and past the last key. `row0` and `key0` are the warp's first.
+__device__ __forceinline__ void mask_tile(const SdpaParams& p, float (&s)[M_TILES][N_TILES][4], int row0, int key0) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int mt = 0; mt < M_TILES; ++mt)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = row0 + mt * 16 + r * 8 + lane / 4;
+      const int column0 = key0 + 2 * (lane % 4);
+      const int visible_first = row + p.band_lo - column0;
+      const int visible_last = min(row + p.band_hi, p.seq_kv - 1) - column0;
+#pragma unroll
+      for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (n * 8 + e > visible_last) s[mt][n][r * 2 + e] = NEG_INF;
+      if (p.band_lo > SDPA_BAND_UNBOUNDED_LO) {
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (n * 8 + e < visible_first) s[mt][n][r * 2 + e] = NEG_INF;
+      }
+    }
+}
+
+// Online softmax: scores become weights, O is brought to the new maximum. The row sum stays per thread until the end.
+__device__ __forceinline__ void softmax_tile(const SdpaParams& p, float (&s)[M_TILES][N_TILES][4], float (&o)[M_TILES][O_TILES][4],
+                                             float (&row_max)[M_TILES][2], float (&row_sum)[M_TILES][2]) {
+  float factor[M_TILES][2];
+#pragma unroll
+  for (int mt = 0; mt < M_TILES; ++mt)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = row_max[mt][r];
+#pragma unroll
+      for (int n = 0; n < N_TILES; ++n) top = fmaxf(top, fmaxf(s[mt][n][2 * r], s[mt][n][2 * r + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float safe = top == NEG_INF ? 0.f : top;  // a row without a visible key so far
+      const float shrink = exp2_approx((row_max[mt][r] - safe) * ScoreHook::scale_log2(p));
+      const float offset = safe * ScoreHook::scale_log2(p);
+      row_max[mt][r] = top;
+      float sum = row_sum[mt][r] * shrink;
+#pragma unroll
+      for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[mt][n][2 * r + e];
+          x = exp2_approx(fmaf(x, ScoreHook::scale_log2(p), -offset));
+          sum += x;
+        }
+      row_sum[mt][r] = sum;
+      if (SKIP_RESCALE) {
+        factor[mt][r] = shrink;
+      } else {
+#pragma unroll
+        for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
+      }
+    }
+  if (SKIP_RESCALE) {
+    bool unchanged = true;
+#pragma unroll
+    for (int mt = 0; mt < M_TILES; ++mt) unchanged = unchanged && factor[mt][0] == 1.f && factor[mt][1] == 1.f;
+    if (!__all_sync(~0u, unchanged)) {
+#pragma unroll
+      for (int mt = 0; mt < M_TILES; ++mt)
+#pragma unroll
+        for (int c = 0; c < O_TILES; ++c)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[mt][c][e] *= factor[mt][e / 2];
+    }
+  }
+}
+
+__device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work& work, float (&o)[M_TILES][O_TILES][4],
+                                       float (&row_max)[M_TILES][2], float (&row_sum)[M_TILES][2]) {
+  const Loader loader(p, smem, work);
+  const int lane = threadIdx.x % 32;
+  const int warp_m = threadIdx.x / 32 % WARPS_M;
+  const int warp_n = threadIdx.x / 32 / WARPS_M;
+  loader.load_q();
+#pragma unroll
+  for (int h = 0; h < 2 * STAGES - 1; ++h) loader.issue(h);  // Q travels in the first group
+
+  const int warp_row = warp_m * 16 * M_TILES;
+  const int warp_key = warp_n * WARP_KEYS;
+  u32 q_frag[Q_IN_REGS ? K_STEPS : 1][M_TILES][4];
+  // Where this lane's ldmatrix rows start; see SmemTile::advance.
+  const u32 q_lane = smem + QTile::offset(warp_row + (lane & 15), lane >> 4);
+  const u32 k_lane = smem + K_OFFSET + KTile::offset(warp_key + (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+  const u32 v_lane = smem + V_OFFSET + VTile::offset(warp_key + (lane & 15), lane >> 4);
+  auto load_q = [&](u32 lane_address, int step, u32 (&frag)[M_TILES][4]) {
+#pragma unroll
+    for (int mt = 0; mt < M_TILES; ++mt)
+      ldmatrix_x4(frag[mt], QTile::advance(lane_address, step, mt));
+  };
+
+  // Inlined once for each choice below: what a loop never needs is not in its code.
+  auto visit_keys = [&](int tile_begin, int tile_end, bool may_need_mask, bool precise_rows)
+                        __attribute__((always_inline)) {
+  for (int tile = tile_begin; tile < tile_end; ++tile) {
+    const int n0 = (work.tile_first + tile) * BLOCK_N;
+    const int slot = tile % STAGES;
+    const u32 q_here = REGISTERS_ARE_FULL ? opaque(q_lane) : q_lane;
+    const u32 k_here = REGISTERS_ARE_FULL ? opaque(k_lane + slot * KTile::BYTES) : k_lane + slot * KTile::BYTES;
+    const u32 v_here = REGISTERS_ARE_FULL ? opaque(v_lane + slot * VTile::BYTES) : v_lane + slot * VTile::BYTES;
+
+    cp_async_wait<2 * STAGES - 2>();
+    __syncthreads();
+    if (Q_IN_REGS && tile == 0) {
+#pragma unroll
+      for (int step = 0; step < K_STEPS; ++step) load_q(q_here, step, q_frag[Q_IN_REGS ? step : 0]);
+    }
+    loader.issue(2 * tile + 2 * STAGES - 1);
+
+    // S = Q · Kᵀ
+    float s[M_TILES][N_TILES][4] = {};
+#pragma unroll
+    for (int step = 0; step < K_STEPS; ++step) {
+      if (!Q_IN_REGS) load_q(q_here, step, q_frag[0]);
+      u32(&a)[M_TILES][4] = q_frag[Q_IN_REGS ? step : 0];
+#pragma unroll
+      for (int n = 0; n < N_TILES / 2; ++n) {
+        u32 b[4];
+        ldmatrix_x4(b, KTile::advance(k_here, step, n));
+#pragma unroll
+        for (int mt = 0; mt < M_TILES; ++mt) {
+          mma_m16n8k16(s[mt][2 * n], a[mt], b[0], b[1]);
+          mma_m16n8k16(s[mt][2 * n + 1], a[mt], b[2], b[3]);
+        }
+      }
+    }
+
+    // V of this tile must be there for PV; waiting now frees the K slot for the next load before the softmax.
+    cp_async_wait<2 * STAGES - 2>();
+    __syncthreads();
+    loader.issue(2 * tile + 2 * STAGES);
+
+    change_scores(p, work, s, warp_row, n0 + warp_key);
+    if (may_need_mask && tile_needs_mask(p, work.m0, work.m_last, n0, BLOCK_N)) mask_tile(p, s, work.m0 + warp_row, n0 + warp_key);
+    softmax_tile(p, s, o, row_max, row_sum);
+    if (precise_rows)
+      accumulate_pv<(PRECISE_KEYS > 0)>(o, s, v_here);
+    else
+      accumulate_pv<false>(o, s, v_here);
+  }
+  };
+  // Tiles before the band's right edge need no mask, unless the band has a left one.
+  const int before_edge = (min(work.m0 + p.band_hi, p.seq_kv - 1) + 1) / BLOCK_N - work.tile_first;
+  const int unmasked = p.band_lo > SDPA_BAND_UNBOUNDED_LO ? 0 : min(max(before_edge, 0), work.tiles);
+  if (SPLIT_PRECISE_LOOP && PRECISE_KEYS > 0 && work.precise) {
+    visit_keys(0, work.tiles, true, true);
+  } else {
+    const bool precise_rows = !SPLIT_PRECISE_LOOP && PRECISE_KEYS > 0 && work.precise;
+    if (SPLIT_MASKED_LOOP) visit_keys(0, unmasked, false, precise_rows);
+    visit_keys(SPLIT_MASKED_LOOP ? unmasked : 0, work.tiles, true, precise_rows);
+  }
+  cp_async_wait<0>();
+}
+
+}  // namespace

@@ -1,0 +1,3 @@
+//! Baselines: what users would pick instead, timed by the same rules on the same inputs.
+
+pub mod torch;

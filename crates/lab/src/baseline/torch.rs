@@ -1,0 +1,255 @@
+//! PyTorch's CPU attention, in the user's own `python3`.
+//!
+//! A small program travels inside this binary and runs in a child process; requests and answers are JSON lines, tensors
+//! go through files. A child that hangs, dies or prints something else costs its own rows and nothing more.
+
+use std::{
+    cell::RefCell,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    time::Duration,
+};
+
+use evosdpa_core::{Alignment, Mask, Problem, Tensor};
+use evosdpa_oracle::inputs::Inputs;
+use serde_json::{Value, json};
+
+use crate::{Error, device::DeviceId, measure::interleave::Contestant};
+
+const PROGRAM: &str = include_str!("torch_baseline.py");
+
+const NAME: &str = "torch";
+
+/// One of PyTorch's backends, called from Python or replayed from a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode {
+    /// Its name in tables and records.
+    pub name: &'static str,
+    backend: &'static str,
+    graph: bool,
+}
+
+impl Mode {
+    /// Its name without PyTorch's, where it has one of its own.
+    pub fn short_name(&self) -> &'static str {
+        self.name.strip_prefix("torch ").unwrap_or(self.name)
+    }
+}
+
+/// PyTorch on a CPU has one backend.
+const CPU_MODES: [Mode; 1] = [Mode { name: "torch", backend: "default", graph: false }];
+
+/// On a GPU: each backend by graph replay (the device alone), and what a program that calls PyTorch sees.
+const GPU_MODES: [Mode; 5] = [
+    Mode { name: "torch flash", backend: "flash", graph: true },
+    Mode { name: "torch cudnn", backend: "cudnn", graph: true },
+    Mode { name: "torch efficient", backend: "efficient", graph: true },
+    Mode { name: "torch math", backend: "math", graph: true },
+    Mode { name: "torch eager", backend: "default", graph: false },
+];
+
+/// Whether a row's name is one of PyTorch's backends.
+pub fn is_baseline(name: &str) -> bool {
+    CPU_MODES.iter().chain(&GPU_MODES).any(|mode| mode.name == name)
+}
+
+/// The backends to compare with on a device of the lab.
+pub fn modes(device: DeviceId) -> &'static [Mode] {
+    if device == DeviceId::Cpu { &CPU_MODES } else { &GPU_MODES }
+}
+
+/// Those of them that are asked for, by their short names, in the order of [`modes`].
+pub fn modes_called(device: DeviceId, names: &[String]) -> Result<Vec<Mode>, Error> {
+    let all = modes(device);
+    let known: Vec<&str> = all.iter().map(Mode::short_name).collect();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(Error::Problem(evosdpa_core::Error::UnknownName {
+            kind: "baseline",
+            name: unknown.clone(),
+            nearest: evosdpa_core::error::nearest(unknown, known.iter().copied()),
+            allowed: known.join(", "),
+        }));
+    }
+    Ok(all.iter().filter(|mode| names.iter().any(|name| name == mode.short_name())).copied().collect())
+}
+
+/// A running child with torch imported.
+pub struct Torch {
+    child: Child,
+    requests: ChildStdin,
+    answers: Receiver<String>,
+    limit: Duration,
+    folder: PathBuf,
+    version: String,
+}
+
+impl Torch {
+    /// Starts `python` and waits until torch is there with this many threads. No answer may take longer than `limit`.
+    pub fn start(python: &str, threads: usize, limit: Duration) -> Result<Self, Error> {
+        let mut child = Command::new(python)
+            .args(["-c", PROGRAM])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| {
+                baseline(format!("cannot start `{python}`: {error}; name another with --python"))
+            })?;
+        // Both were asked for above.
+        let (Some(requests), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(baseline(format!("`{python}` has no standard input or output")));
+        };
+        let (sender, answers) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let folder = std::env::temp_dir().join(format!("evosdpa-torch-{}", std::process::id()));
+        let mut torch = Self { child, requests, answers, limit, folder, version: String::new() };
+        let hello = torch.ask(&json!({"op": "hello", "threads": threads}))?;
+        let granted = hello["threads"].as_u64();
+        if granted != Some(threads as u64) {
+            return Err(baseline(format!("torch took {granted:?} threads instead of {threads}")));
+        }
+        torch.version = hello["version"].as_str().unwrap_or("unknown").to_owned();
+        Ok(torch)
+    }
+
+    /// Torch's version.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Hands over a problem and its inputs.
+    pub fn load(&mut self, device: DeviceId, problem: &Problem, inputs: &[Inputs]) -> Result<(), Error> {
+        let dtype = problem.dtype();
+        if dtype.is_eight_bit() {
+            return Err(baseline(format!("its attention has no {dtype}; use f32, f16 or bf16")));
+        }
+        if !problem.features().is_empty() {
+            return Err(baseline(format!("it is not asked for {}", problem.features())));
+        }
+        std::fs::create_dir_all(&self.folder)
+            .map_err(|error| baseline(format!("cannot make {}: {error}", self.folder.display())))?;
+        let mut sets = Vec::new();
+        for (i, Inputs { q, k, v, .. }) in inputs.iter().enumerate() {
+            let tensors = [("q", q), ("k", k), ("v", v)]
+                .into_iter()
+                .map(|(name, tensor)| self.hand_over(&format!("{name}{i}"), tensor))
+                .collect::<Result<Vec<_>, _>>()?;
+            sets.push(tensors);
+        }
+        let band = problem.band();
+        let mask = match problem.mask() {
+            Mask::Full => "full",
+            // PyTorch's is_causal is the top-left one.
+            Mask::Causal(Alignment::TopLeft) => "causal",
+            _ => "band",
+        };
+        let request = json!({
+            "op": "load", "device": device, "sets": sets, "scale": problem.scale(), "mask": mask, "lo": band.lo, "hi": band.hi,
+        });
+        self.ask(&request).map(drop)
+    }
+
+    /// What a mode computes from the first set of inputs.
+    pub fn output(&mut self, mode: Mode, problem: &Problem) -> Result<Tensor, Error> {
+        let path = self.folder.join("o");
+        self.ask(&json!({"op": "save", "path": path, "backend": mode.backend}))?;
+        let bytes =
+            std::fs::read(&path).map_err(|error| baseline(format!("cannot read its output: {error}")))?;
+        let mut tensor = Tensor::zeros(problem.o_shape(), problem.output_dtype(), evosdpa_core::Layout::Bhsd);
+        if bytes.len() != tensor.bytes().len() {
+            return Err(baseline(format!(
+                "its output has {} bytes, not {}",
+                bytes.len(),
+                tensor.bytes().len()
+            )));
+        }
+        tensor.bytes_mut().copy_from_slice(&bytes);
+        Ok(tensor)
+    }
+
+    fn hand_over(&self, name: &str, tensor: &Tensor) -> Result<Value, Error> {
+        let path = self.folder.join(name);
+        std::fs::write(&path, tensor.bytes())
+            .map_err(|error| baseline(format!("cannot write {}: {error}", path.display())))?;
+        let view = tensor.view();
+        Ok(json!({
+            "path": path, "dtype": view.dtype(), "shape": view.shape(), "strides": view.strides(),
+        }))
+    }
+
+    fn ask(&mut self, request: &Value) -> Result<Value, Error> {
+        // A child that is gone shows itself in the answer that does not come.
+        let _ = writeln!(self.requests, "{request}").and_then(|()| self.requests.flush());
+        let line = match self.answers.recv_timeout(self.limit) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => {
+                let _ = self.child.kill();
+                return Err(baseline(format!("no answer within {} s", self.limit.as_secs_f64())));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(baseline("python ended without an answer".to_owned()));
+            }
+        };
+        let answer: Value = serde_json::from_str(&line).map_err(|_| {
+            let shown: String = line.chars().take(80).collect();
+            baseline(format!("python printed `{shown}` where an answer was due"))
+        })?;
+        match answer["error"].as_str() {
+            Some(error) => Err(baseline(error.to_owned())),
+            None => Ok(answer),
+        }
+    }
+}
+
+/// One mode of a shared child, to be timed.
+pub struct Timed<'a>(pub &'a RefCell<Torch>, pub Mode);
+
+impl Contestant for Timed<'_> {
+    fn time_us(&mut self, set: usize) -> Result<f64, Error> {
+        let Mode { backend, graph, .. } = self.1;
+        let request = json!({"op": "time", "set": set, "backend": backend, "graph": graph});
+        let answer = self.0.borrow_mut().ask(&request)?;
+        answer["time_us"].as_f64().ok_or_else(|| baseline(format!("an answer without a time: {answer}")))
+    }
+}
+
+impl Drop for Torch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        remove(&self.folder);
+    }
+}
+
+fn remove(folder: &Path) {
+    // Nothing is lost when temporary files stay behind.
+    let _ = std::fs::remove_dir_all(folder);
+}
+
+fn baseline(why: String) -> Error {
+    Error::Baseline { baseline: NAME, why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backends_are_chosen_by_their_short_names() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let chosen = modes_called(DeviceId::Cuda(0), &names(&["cudnn", "flash"])).unwrap();
+        assert_eq!(chosen.iter().map(|mode| mode.name).collect::<Vec<_>>(), ["torch flash", "torch cudnn"]);
+        assert_eq!(modes_called(DeviceId::Cpu, &names(&["torch"])).unwrap(), CPU_MODES);
+        let error = modes_called(DeviceId::Cuda(0), &names(&["flash", "cudn"])).unwrap_err().to_string();
+        assert!(error.contains("did you mean `cudnn`"), "{error}");
+        assert!(error.contains("allowed: flash, cudnn, efficient, math, eager"), "{error}");
+    }
+}

@@ -1,0 +1,4 @@
+//! Tests that read fixtures of other crates. Not part of the packaged crate.
+
+mod resources;
+mod variants;

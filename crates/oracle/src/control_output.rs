@@ -1,0 +1,225 @@
+//! What each control puts in place of a kernel's output.
+
+use evosdpa_core::{Alignment, Kinds, Mask, Problem, Scores, Sequences, SideInputs, Tensor};
+
+use crate::{
+    Case, Control,
+    case::question_of,
+    elements,
+    inputs::{Inputs, Side},
+    reference::{self, Question, Sample},
+};
+
+/// The output of a control that the case's problem has.
+pub(crate) fn of(case: &Case, control: Control) -> Tensor {
+    let problem = &case.problem;
+    let [_, heads, seq, dim] = problem.o_shape();
+    let sample = &case.truth.reference.sample;
+    let row_of = |[b, h, s, _]: [usize; 4]| (b * heads + h) * seq + s;
+    let make = |value: &(dyn Fn([usize; 4]) -> f64 + Sync)| {
+        elements::from_fn(problem.o_shape(), problem.output_dtype(), problem.layout(), value)
+    };
+    let of_rows = |o: Vec<f64>| make(&|index| o[row_of(index) * dim + index[3]]);
+    match control {
+        Control::Zeros => make(&|_| 0.0),
+        Control::CopyOfV => {
+            let values = Values::of(case);
+            make(&|index| values.copied(index))
+        }
+        Control::MeanOfV => {
+            let values = Values::of(case);
+            let means = values.means();
+            make(&|index| values.mean(&means, index))
+        }
+        Control::PreviousOutput => {
+            let o = &case.truth.reference.o;
+            if problem.rows() > seq {
+                let next_head = |index: [usize; 4]| (row_of(index) + seq) % problem.rows();
+                return make(&|index| o[next_head(index) * dim + index[3]]);
+            }
+            let before = Inputs::generate(problem, case.family, case.seed.wrapping_add(1));
+            // The same lengths: another call over the same cache.
+            let before =
+                Inputs { side: case.inputs.side.clone(), ..before.dequantized(problem).into_owned() };
+            of_rows(reference::solve_roughly(&question_of(problem, &before), sample))
+        }
+        Control::AnotherMask => {
+            let other = match problem.mask() {
+                Mask::Full => Mask::Causal(Alignment::TopLeft),
+                Mask::Causal(_) | Mask::Window { .. } => Mask::Full,
+            };
+            let values = case.inputs.dequantized(problem);
+            if !problem.features().is_empty() {
+                let other = problem.with_mask(other);
+                return of_rows(reference::solve_roughly(&question_of(&other, &values), sample));
+            }
+            let (q, k, v) = (values.q.view(), values.k.view(), values.v.view());
+            let one = Question::new(
+                &problem.with_mask(other).of_one_head(),
+                [q.first_head(), k.first_head(), v.first_head()],
+                &SideInputs::default(),
+            );
+            let first = one.map(|one| reference::solve_roughly(&one, &Sample::whole())).unwrap_or_default();
+            let rest = &case.truth.reference.o;
+            make(&|index| {
+                let at = row_of(index) * dim + index[3];
+                first.get(at).copied().unwrap_or_else(|| rest[at])
+            })
+        }
+        Control::NoScales => {
+            // Codes are read at scale one.
+            of_rows(reference::solve_roughly(&question_of(problem, &case.inputs), sample))
+        }
+        _ => {
+            let mut values = case.inputs.dequantized(problem).into_owned();
+            let problem = alter(problem, &mut values.side, control);
+            of_rows(reference::solve_roughly(&question_of(&problem, &values), sample))
+        }
+    }
+}
+
+/// V as controls read it: by sequence and head.
+struct Values<'a> {
+    problem: Problem,
+    v: Vec<f64>,
+    sequences: Sequences<'a>,
+}
+
+impl<'a> Values<'a> {
+    fn of(case: &'a Case) -> Self {
+        let v = elements::values_f64(&case.inputs.dequantized(&case.problem).v.view());
+        Self { problem: case.problem, v, sequences: *question_of(&case.problem, &case.inputs).sequences() }
+    }
+
+    /// The sequence and query of a row of the output.
+    fn owner(&self, [b, _, s, _]: [usize; 4]) -> Option<(usize, usize)> {
+        if !self.problem.lengths().packed_queries {
+            return Some((b, s));
+        }
+        let of = |sequence: &usize| self.sequences.queries(*sequence).contains(&s);
+        let sequence = (0..self.sequences.count()).find(of)?;
+        Some((sequence, s - self.sequences.queries(sequence).start))
+    }
+
+    fn value(&self, sequence: usize, head_kv: usize, key: usize, d: usize) -> f64 {
+        let [_, heads, rows, dim] = self.problem.v_shape();
+        let place = self.sequences.key(sequence, key);
+        self.v[((place.batch * heads + head_kv) * rows + place.row) * dim + d]
+    }
+
+    fn copied(&self, index: [usize; 4]) -> f64 {
+        let Some((sequence, query)) = self.owner(index) else { return 0.0 };
+        let keys = self.sequences.keys(sequence);
+        if keys == 0 {
+            return 0.0;
+        }
+        self.value(sequence, index[1] / self.problem.group(), query % keys, index[3])
+    }
+
+    /// `[sequence][key/value head][column]`.
+    fn means(&self) -> Vec<f64> {
+        let [_, heads, _, dim] = self.problem.v_shape();
+        let mut means = vec![0.0; self.sequences.count() * heads * dim];
+        for (i, mean) in means.iter_mut().enumerate() {
+            let (sequence, head, d) = (i / (heads * dim), i / dim % heads, i % dim);
+            let keys = self.sequences.keys(sequence);
+            *mean = (0..keys).map(|key| self.value(sequence, head, key, d) / keys as f64).sum();
+        }
+        means
+    }
+
+    fn mean(&self, means: &[f64], index: [usize; 4]) -> f64 {
+        let [_, heads, _, dim] = self.problem.v_shape();
+        self.owner(index).map_or(0.0, |(sequence, _)| {
+            means[(sequence * heads + index[1] / self.problem.group()) * dim + index[3]]
+        })
+    }
+}
+
+/// Changes lengths, pages or modifiers as a control says; returns the problem that is then asked.
+fn alter(problem: &Problem, side: &mut Side, control: Control) -> Problem {
+    let sizes = problem.sizes();
+    let mut scores = problem.scores();
+    match control {
+        Control::ShiftedQueries => {
+            side.cu_seqlens_q = side.cu_seqlens_q.take().map(|cu| moved(cu, -1, sizes.seq_q));
+        }
+        Control::OneKeyLess | Control::OneKeyMore => {
+            let by = if control == Control::OneKeyLess { -1 } else { 1 };
+            match (&mut side.seqused_kv, &side.cu_seqlens_kv) {
+                (Some(used), cu) => {
+                    for (b, used) in used.iter_mut().enumerate() {
+                        let room = cu.as_ref().map_or(sizes.seq_kv as i32, |cu| cu[b + 1] - cu[b]);
+                        *used = (*used + by).clamp(0, room);
+                    }
+                    // A page that was not needed before is now: any will do, it is not the sequence's.
+                    side.page_table.iter_mut().flatten().for_each(|page| *page = (*page).max(0));
+                }
+                (None, _) => {
+                    side.cu_seqlens_kv = side.cu_seqlens_kv.take().map(|cu| moved(cu, by, sizes.seq_kv))
+                }
+            }
+        }
+        Control::SwappedPages => swap_pages(problem, side),
+        Control::ReversedPages => {
+            let rows = used_pages(problem, side);
+            if let Some(table) = &mut side.page_table {
+                table
+                    .chunks_mut(side.page_row_stride)
+                    .zip(rows)
+                    .for_each(|(row, used)| row[..used].reverse());
+            }
+        }
+        Control::NoSoftcap => scores.softcap = None,
+        Control::NoAlibi => (scores.alibi, side.alibi_slopes) = (false, None),
+        Control::NoBias => (scores.bias, side.bias) = (None, None),
+        Control::NoMask => (scores.mask, side.mask) = (None, None),
+        Control::NoChunks => scores.chunk = None,
+        Control::NoSinks => (scores.sinks, side.sinks) = (false, None),
+        // The others do not change what is asked.
+        _ => {}
+    }
+    with_scores(problem, scores)
+}
+
+fn with_scores(problem: &Problem, scores: Scores) -> Problem {
+    let kinds = Kinds { scores, ..problem.shape().kinds() };
+    // Fewer modifiers than a valid problem has are valid.
+    problem.with_kinds(kinds).unwrap_or(*problem)
+}
+
+/// Cumulative lengths with each boundary moved, where both its neighbours allow it.
+fn moved(mut cu: Vec<i32>, by: i32, longest: usize) -> Vec<i32> {
+    let fits = |from: i32, to: i32| (0..=longest as i32).contains(&(to - from));
+    for b in 1..cu.len() {
+        let to = cu[b] + by;
+        // The last boundary has no room behind it.
+        let next_fits = cu.get(b + 1).map_or(by < 0, |&next| fits(to, next));
+        if fits(cu[b - 1], to) && next_fits {
+            cu[b] = to;
+        }
+    }
+    cu
+}
+
+/// Pages of each sequence that hold keys.
+fn used_pages(problem: &Problem, side: &Side) -> Vec<usize> {
+    let page = problem.lengths().page.map_or(1, |page| page.tokens());
+    let keys = |b: usize| side.seqused_kv.as_ref().map_or(problem.sizes().seq_kv, |used| used[b] as usize);
+    (0..problem.sizes().batch).map(|b| keys(b).div_ceil(page)).collect()
+}
+
+fn swap_pages(problem: &Problem, side: &mut Side) {
+    let used = used_pages(problem, side);
+    let stride = side.page_row_stride;
+    let Some(table) = &mut side.page_table else { return };
+    let entries: Vec<usize> =
+        used.iter().enumerate().flat_map(|(b, &used)| (0..used).map(move |i| b * stride + i)).collect();
+    let pair = |apart: bool| {
+        let pairs = entries.iter().flat_map(|&i| entries.iter().rev().map(move |&j| (i, j)));
+        pairs.into_iter().find(|&(i, j)| table[i] != table[j] && (i / stride != j / stride) == apart)
+    };
+    if let Some((i, j)) = pair(true).or_else(|| pair(false)) {
+        table.swap(i, j);
+    }
+}

@@ -1,0 +1,251 @@
+//! How long the sequences of a drawn problem are, and in which order its pages lie.
+
+use std::fmt;
+
+use evosdpa_core::Problem;
+
+use super::{Family, split_mix};
+
+/// How lengths are drawn where they are data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LengthFamily {
+    /// Every sequence is as long as the longest may be.
+    Equal,
+    /// Each about half as long as the one before it.
+    Skewed,
+    /// Of three sequences one has no keys, one is long, and one has no queries where they are packed.
+    WithZeros,
+    /// One token each, but for the last.
+    OneToken,
+}
+
+impl LengthFamily {
+    /// Every family.
+    pub const ALL: [Self; 4] = [Self::Equal, Self::Skewed, Self::WithZeros, Self::OneToken];
+
+    /// The number of queries or keys of a sequence.
+    fn length(self, sequence: usize, batch: usize, longest: usize, keys: bool) -> usize {
+        match (self, sequence % 3) {
+            (Self::Equal, _) => longest,
+            (Self::Skewed, _) => (longest >> sequence.min(31)).max(1),
+            (Self::WithZeros, 0) if keys => 0,
+            (Self::WithZeros, 2) if !keys => 0,
+            (Self::WithZeros, _) => longest.div_ceil(2),
+            (Self::OneToken, _) if sequence + 1 == batch => longest,
+            (Self::OneToken, _) => 1,
+        }
+    }
+}
+
+/// In which order pages lie in a drawn cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PageOrder {
+    /// One after the other, sequence by sequence.
+    InOrder,
+    /// The first page last.
+    Reversed,
+    /// Drawn with the seed.
+    Random,
+    /// All sequences begin with the same pages, as far as they are full in all of them; in order otherwise.
+    SharedPrefix,
+}
+
+impl PageOrder {
+    /// Every order.
+    pub const ALL: [Self; 4] = [Self::InOrder, Self::Reversed, Self::Random, Self::SharedPrefix];
+}
+
+/// Lengths and page order of a drawn problem; of no account where neither is data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Arrangement {
+    /// The lengths.
+    pub lengths: LengthFamily,
+    /// The pages.
+    pub pages: PageOrder,
+}
+
+impl Arrangement {
+    /// One that differs from family to family and seed to seed, so that cases between them see every combination.
+    pub fn of(family: Family, seed: u64) -> Self {
+        let case = family as usize + Family::ALL.len() * (seed % 16) as usize;
+        Self { lengths: LengthFamily::ALL[(1 + case) % 4], pages: PageOrder::ALL[(2 + case / 4) % 4] }
+    }
+}
+
+impl fmt::Display for Arrangement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} lengths, {:?} pages", self.lengths, self.pages)
+    }
+}
+
+/// The sequence and the position that a place in a tensor belongs to.
+type Owner = Option<(usize, usize)>;
+
+/// Lengths and pages, and whose each place is.
+pub(super) struct Places {
+    pub(super) cu_seqlens_q: Option<Vec<i32>>,
+    pub(super) cu_seqlens_kv: Option<Vec<i32>>,
+    pub(super) seqused_kv: Option<Vec<i32>>,
+    pub(super) page_table: Option<Vec<i32>>,
+    /// Whose the rows of Q are, by first and third index; `None` when they are where they seem to be.
+    queries: Option<Vec<Owner>>,
+    /// Whose the rows of K and V are.
+    keys: Option<Vec<Owner>>,
+    /// Queries and keys of each sequence.
+    lengths: Vec<(usize, usize)>,
+    shared: bool,
+}
+
+impl Places {
+    pub(super) fn new(problem: &Problem, arrangement: Arrangement, seed: u64) -> Self {
+        let (sizes, kinds) = (problem.sizes(), problem.lengths());
+        let family = arrangement.lengths;
+        let batch = sizes.batch;
+        let keys_are_data = kinds.packed_keys || kinds.used;
+        let lengths: Vec<(usize, usize)> = (0..batch)
+            .map(|b| {
+                let queries = if kinds.packed_queries {
+                    family.length(b, batch, sizes.seq_q, false)
+                } else {
+                    sizes.seq_q
+                };
+                let keys =
+                    if keys_are_data { family.length(b, batch, sizes.seq_kv, true) } else { sizes.seq_kv };
+                (queries, keys)
+            })
+            .collect();
+        let cu_seqlens_q = kinds.packed_queries.then(|| cumulative(lengths.iter().map(|l| l.0)));
+        // Where packed sequences are only partly used, they have some room.
+        let room = |keys: usize| if kinds.used { (keys + 3).min(sizes.seq_kv) } else { keys };
+        let cu_seqlens_kv = kinds.packed_keys.then(|| cumulative(lengths.iter().map(|l| room(l.1))));
+        let seqused_kv = kinds.used.then(|| lengths.iter().map(|l| l.1 as i32).collect());
+        let page = kinds.page.map(|page| page.tokens());
+        let page_table =
+            page.map(|page| page_table(problem, arrangement.pages, seed, page, lengths.iter().map(|l| l.1)));
+        let shared = page.is_some() && arrangement.pages == PageOrder::SharedPrefix;
+        let mut places = Self {
+            cu_seqlens_q,
+            cu_seqlens_kv,
+            seqused_kv,
+            page_table,
+            queries: None,
+            keys: None,
+            lengths,
+            shared,
+        };
+        if kinds.packed_queries {
+            let [.., tokens, _] = problem.q_shape();
+            let cu = places.cu_seqlens_q.as_deref().unwrap_or_default();
+            let owners = owners(tokens, &places.lengths, |l| l.0, |b, i| cu[b] as usize + i);
+            places.queries = Some(owners);
+        }
+        if keys_are_data || page.is_some() {
+            let [blocks, _, rows, _] = problem.k_shape();
+            let entries = problem.pages_per_sequence();
+            let place = |b: usize, j: usize| match (&places.page_table, page, &places.cu_seqlens_kv) {
+                (Some(table), Some(page), _) => table[b * entries + j / page] as usize * rows + j % page,
+                (_, _, Some(cu)) => cu[b] as usize + j,
+                _ => b * rows + j,
+            };
+            places.keys = Some(owners(blocks * rows, &places.lengths, |l| l.1, place));
+        }
+        places
+    }
+
+    /// Whether lengths or pages are data at all.
+    pub(super) fn are_plain(&self) -> bool {
+        self.queries.is_none() && self.keys.is_none()
+    }
+
+    /// Whose row `row` of block `block` of Q is, where the tensor has so many rows a block.
+    pub(super) fn query(&self, block: usize, row: usize, rows: usize) -> Owner {
+        self.queries.as_ref().map_or(Some((block, row)), |owners| owners[block * rows + row])
+    }
+
+    /// The same for K and V.
+    pub(super) fn key(&self, block: usize, row: usize, rows: usize) -> Owner {
+        self.keys.as_ref().map_or(Some((block, row)), |owners| owners[block * rows + row])
+    }
+
+    /// The number of keys of a sequence.
+    pub(super) fn keys_of(&self, sequence: usize) -> usize {
+        self.lengths[sequence].1
+    }
+
+    /// For each place of K, whether it holds a key that no query of its sequence sees. A page that several sequences
+    /// share is left out: who does not see its keys may share them with one who does.
+    pub(super) fn unseen(&self, problem: &Problem) -> Vec<bool> {
+        let [blocks, _, rows, _] = problem.k_shape();
+        let seen: Vec<Vec<bool>> = self
+            .lengths
+            .iter()
+            .map(|&(queries, keys)| {
+                let mut seen = vec![false; keys];
+                (0..queries).for_each(|i| seen[problem.visible(i, queries, keys)].fill(true));
+                seen
+            })
+            .collect();
+        (0..blocks * rows)
+            .map(|place| match self.key(place / rows, place % rows, rows) {
+                Some((sequence, key)) => !self.shared && !seen[sequence][key],
+                None => false,
+            })
+            .collect()
+    }
+}
+
+fn cumulative(lengths: impl Iterator<Item = usize>) -> Vec<i32> {
+    let ends = lengths.scan(0, |end, length| {
+        *end += length as i32;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+fn owners(
+    places: usize,
+    lengths: &[(usize, usize)],
+    length: impl Fn(&(usize, usize)) -> usize,
+    place: impl Fn(usize, usize) -> usize,
+) -> Vec<Owner> {
+    let mut owners = vec![None; places];
+    for (sequence, lengths) in lengths.iter().enumerate() {
+        for i in 0..length(lengths) {
+            // The first of several sequences that share a page gives it its keys.
+            owners[place(sequence, i)].get_or_insert((sequence, i));
+        }
+    }
+    owners
+}
+
+/// `[batch, pages of the longest]`; −1 where a sequence has no page.
+fn page_table(
+    problem: &Problem,
+    order: PageOrder,
+    seed: u64,
+    page: usize,
+    keys: impl Iterator<Item = usize>,
+) -> Vec<i32> {
+    let (entries, pages) = (problem.pages_per_sequence(), problem.k_shape()[0]);
+    let keys: Vec<usize> = keys.collect();
+    let mut places: Vec<i32> = (0..pages as i32).collect();
+    match order {
+        PageOrder::InOrder | PageOrder::SharedPrefix => {}
+        PageOrder::Reversed => places.reverse(),
+        PageOrder::Random => {
+            for i in (1..pages).rev() {
+                places.swap(i, (split_mix(seed ^ split_mix(i as u64)) % (i as u64 + 1)) as usize);
+            }
+        }
+    }
+    let full_in_all = keys.iter().filter(|&&keys| keys > 0).map(|keys| keys / page).min().unwrap_or(0);
+    let shared = if order == PageOrder::SharedPrefix { full_in_all.div_ceil(2) } else { 0 };
+    let mut table = vec![-1; problem.sizes().batch * entries];
+    for (sequence, keys) in keys.into_iter().enumerate() {
+        for i in 0..keys.div_ceil(page) {
+            let owner = if i < shared { 0 } else { sequence };
+            table[sequence * entries + i] = places[owner * entries + i];
+        }
+    }
+    table
+}

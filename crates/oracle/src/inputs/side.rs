@@ -1,0 +1,106 @@
+//! What a drawn problem reads besides Q, K and V.
+
+use evosdpa_core::{DType, Layout, PageTable, Problem, ScaleViews, SideInputs, Tensor};
+
+use super::{Source, arrangement::Places};
+use crate::{Scales, elements};
+
+/// What a drawn problem reads besides Q, K, V and their scales; each is there when the problem asks for it.
+#[derive(Clone, Debug, Default)]
+pub struct Side {
+    /// Where packed queries begin.
+    pub cu_seqlens_q: Option<Vec<i32>>,
+    /// Where packed keys begin.
+    pub cu_seqlens_kv: Option<Vec<i32>>,
+    /// How many keys of each sequence are filled.
+    pub seqused_kv: Option<Vec<i32>>,
+    /// The pages of each sequence, `[batch, pages of the longest]`.
+    pub page_table: Option<Vec<i32>>,
+    /// Entries in a row of the page table.
+    pub page_row_stride: usize,
+    /// ALiBi's slopes.
+    pub alibi_slopes: Option<Vec<f32>>,
+    /// The bias.
+    pub bias: Option<Tensor>,
+    /// The boolean mask.
+    pub mask: Option<Tensor>,
+    /// The sink logits.
+    pub sinks: Option<Vec<f32>>,
+}
+
+/// Every so many keys, one that the boolean mask hides from everybody.
+const HIDDEN_KEYS: usize = 13;
+/// Every so many queries, one that it hides everything from.
+const BLIND_QUERIES: usize = 17;
+
+impl Side {
+    pub(super) fn draw(problem: &Problem, source: &Source, places: &Places) -> Self {
+        let (sizes, scores) = (problem.sizes(), problem.scores());
+        let heads = sizes.heads_q;
+        let bias = scores.bias.map(|broadcast| {
+            let dtype = problem.compute_float().dtype();
+            elements::from_fn(broadcast.shape(sizes), dtype, Layout::Bhsd, |at| source.normal_of(BIAS, at))
+        });
+        let mask = scores.mask.map(|broadcast| {
+            let mut mask = Tensor::zeros(broadcast.shape(sizes), DType::U8, Layout::Bhsd);
+            let shape = mask.view().shape();
+            for (i, byte) in mask.bytes_mut().iter_mut().enumerate() {
+                let at = [i / (shape[1] * shape[2] * shape[3]), i / (shape[2] * shape[3]) % shape[1]];
+                let (query, key) = (i / shape[3] % shape[2], i % shape[3]);
+                let coin = source.uniform_of(MASK, [at[0], at[1], query, key]) < 0.5;
+                let blind = broadcast.queries && query % BLIND_QUERIES == 5;
+                *byte = u8::from(coin && !blind && !is_hidden_by_mask(key));
+            }
+            mask
+        });
+        // Of the size of a row's sum of exponentials, so that a sink takes about half of the weight.
+        let sink = |h: usize| (sizes.seq_kv as f64).ln() + 0.5 * source.normal_of(SINKS, [0, h, 0, 0]);
+        Self {
+            cu_seqlens_q: places.cu_seqlens_q.clone(),
+            cu_seqlens_kv: places.cu_seqlens_kv.clone(),
+            seqused_kv: places.seqused_kv.clone(),
+            page_table: places.page_table.clone(),
+            page_row_stride: problem.pages_per_sequence(),
+            // The slopes of the paper: a geometric row that ends at 2^-8 (Press, Smith and Lewis, 2021).
+            alibi_slopes: scores.alibi.then(|| {
+                (1..=heads).map(|h| f64::powf(2.0, -8.0 * h as f64 / heads as f64) as f32).collect()
+            }),
+            bias,
+            mask,
+            sinks: scores.sinks.then(|| (0..heads).map(|h| sink(h) as f32).collect()),
+        }
+    }
+
+    /// The same to read from, with the scales of 8-bit tensors.
+    pub fn views<'a>(&'a self, scales: Option<&'a Scales>) -> SideInputs<'a> {
+        let of_codes = |scales: &'a [f32]| (!scales.is_empty()).then_some(scales);
+        SideInputs {
+            cu_seqlens_q: self.cu_seqlens_q.as_deref(),
+            cu_seqlens_kv: self.cu_seqlens_kv.as_deref(),
+            seqused_kv: self.seqused_kv.as_deref(),
+            page_table: self
+                .page_table
+                .as_deref()
+                .map(|entries| PageTable { entries, row_stride: self.page_row_stride }),
+            alibi_slopes: self.alibi_slopes.as_deref(),
+            bias: self.bias.as_ref().map(Tensor::view),
+            mask: self.mask.as_ref().map(Tensor::view),
+            sinks: self.sinks.as_deref(),
+            scales: scales.map_or(ScaleViews::default(), |scales| ScaleViews {
+                q: of_codes(&scales.q),
+                k: of_codes(&scales.k),
+                v: of_codes(&scales.v),
+            }),
+        }
+    }
+}
+
+/// Whether every drawn boolean mask hides this key from every query.
+pub(super) fn is_hidden_by_mask(key: usize) -> bool {
+    key % HIDDEN_KEYS == 4
+}
+
+/// Streams of random numbers beside those of Q, K and V.
+const BIAS: u64 = 4;
+const MASK: u64 = 5;
+const SINKS: u64 = 6;

@@ -1,0 +1,60 @@
+//! What a user of the crates gets: each feature alone, and packages that stand by themselves.
+
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+
+use crate::step;
+
+/// What must not be compiled for a library that has only the CPU, and only the GPU.
+const LEFT_OUT: [(&str, &[&str]); 2] =
+    [("cpu", &["cudarc", "evosdpa-cuda", "evosdpa-kernels", "toml"]), ("cuda", &["evosdpa-cpu"])];
+
+/// Every feature of the library builds alone, and leaves the other's dependencies out. Nobody but the lab needs the oracle.
+pub(crate) fn features() -> anyhow::Result<()> {
+    for (feature, absent) in LEFT_OUT {
+        let alone = ["--package", "evosdpa", "--no-default-features", "--features", feature];
+        step(
+            &format!("feature {feature} alone"),
+            &[&["clippy", "--quiet"], &alone[..], &["--", "-D", "warnings"]].concat(),
+            &[],
+        )?;
+        let names = dependencies(&alone)?;
+        for name in absent.iter().chain(&["evosdpa-oracle"]) {
+            ensure!(
+                !names.iter().any(|found| found == name),
+                "feature {feature} alone still compiles {name}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The names of everything that is compiled.
+fn dependencies(of: &[&str]) -> anyhow::Result<Vec<String>> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let tree = ["tree", "--edges", "normal,build", "--prefix", "none", "--format", "{p}"];
+    let output = Command::new(cargo).args(tree).args(of).output().context("cannot run cargo tree")?;
+    ensure!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).context("cargo tree")?;
+    let names: Vec<String> =
+        text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect();
+    ensure!(names.iter().any(|name| name == "evosdpa-core"), "cargo tree lists no evosdpa-core: {text}");
+    Ok(names)
+}
+
+/// What a user of the library compiles, and the oracle of its tests, which packages name too.
+const LIBRARY: [&str; 6] =
+    ["evosdpa-core", "evosdpa-oracle", "evosdpa-cpu", "evosdpa-kernels", "evosdpa-cuda", "evosdpa"];
+
+/// Packages every crate that is published, and builds the library from its packages alone.
+pub(crate) fn package() -> anyhow::Result<()> {
+    // Not built from their packages: the lab and its program would be compiled a second time, for minutes.
+    let all = ["package", "--quiet", "--allow-dirty", "--workspace", "--no-verify"];
+    step("packages", &[&all[..], &["--exclude", "evosdpa-py", "--exclude", "xtask"]].concat(), &[])?;
+    let mut library = vec!["package", "--quiet", "--allow-dirty"];
+    library.extend(LIBRARY.iter().flat_map(|name| ["--package", name]));
+    // Whether it builds is the question, not how fast it would run.
+    let lightly = [("CARGO_PROFILE_DEV_DEBUG", "0"), ("CARGO_PROFILE_DEV_OPT_LEVEL", "0")];
+    step("the library from its packages", &library, &lightly)
+}
