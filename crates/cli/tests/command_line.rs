@@ -192,6 +192,7 @@ fn auto_says_why_there_is_no_gpu() {
     let explains = |text: &str| text.contains("no CUDA driver") || text.contains("sees no device");
     for args in [
         &["check", "--shapes", "tiny", "--seeds", "1"][..],
+        &["plan", "tiny"],
         &["bench", "--shapes", "tiny", "--no-baselines", "--iters", "3"],
     ] {
         let page = text(&run(args).stdout);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use evosdpa_core::Features;
+use evosdpa_core::{Feature, Features};
 
 use crate::{Arch, InputType, Manifest, MaskKind, ProblemFacts, Range, ValueDim};
 
@@ -95,6 +95,9 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
 }
 
+/// The kind by which a source keeps the weights of some rows, or of all, to twice the bits.
+const PRECISE_KIND: &str = "PRECISE_KEYS";
+
 /// Every reason why the manifest does not support the problem.
 pub(crate) fn reasons(manifest: &Manifest, facts: &ProblemFacts, arch: Arch) -> Vec<Reason> {
     let mut reasons = Vec::new();
@@ -132,8 +135,11 @@ pub(crate) fn reasons(manifest: &Manifest, facts: &ProblemFacts, arch: Arch) -> 
     if !manifest.lse && facts.lse {
         reasons.push(Reason::Lse);
     }
-    if !facts.features.is_empty() {
-        reasons.push(Reason::Features(facts.features));
+    // Of what a problem may ask for beyond sizes and a mask, sources know one thing so far.
+    let precise = manifest.kinds.iter().any(|kind| kind.name == PRECISE_KIND);
+    let refused = facts.features.without(Features::NONE.with(Feature::HighPrecision, precise));
+    if !refused.is_empty() {
+        reasons.push(Reason::Features(refused));
     }
     reasons
 }

@@ -105,6 +105,7 @@ pub fn measure(
     let audit_seed = Rng::entropy();
     let cases =
         [request.seed, audit_seed].map(|seed| Case::in_bounded_time(*problem, Family::Normal, seed, None));
+    let hard = Case::adversarial(*problem, request.seed);
     let inputs: Vec<Inputs> = (0..sets).map(|set| cases[set % cases.len()].inputs.clone()).collect();
 
     let mut entries = Vec::new();
@@ -113,6 +114,13 @@ pub fn measure(
         let mut row = Row::new(kernel, false, device.id(), &problem.to_string());
         row.timing = request.timing.to_string();
         row.gates.push(correctness_gate(device, kernel, &cases[0])?);
+        if let (Verdict::Pass, Some(hard)) = (&row.gates[0].verdict, &hard) {
+            let mut gate = correctness_gate(device, kernel, hard)?;
+            if !gate.verdict.is_pass() {
+                gate.detail = format!("on {} inputs: {}", hard.family, gate.detail);
+                row.gates[0] = gate;
+            }
+        }
         let contestant = match row.gates[0].verdict {
             Verdict::Pass => {
                 let seed = Rng::of_series(audit_seed, entries.len() as u64).below(usize::MAX >> 1) as u64;

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use evosdpa_core::{Float, Problem, SideInputs, Tensor, TensorView};
+use evosdpa_core::{Float, Precision, Problem, SideInputs, Tensor, TensorView};
 
 use crate::{
     Control, control_output,
@@ -45,6 +45,16 @@ impl Case {
         Self::judged_by(problem, family, seed, row_gap, sample)
     }
 
+    /// One adversarial case of a problem, the family by the seed, for a sample of rows that takes the oracle little time.
+    /// `None` for 8-bit problems that would take long: their rules are about all of an output.
+    pub fn adversarial(problem: Problem, seed: u64) -> Option<Self> {
+        let families = Family::adversarial();
+        let family = families[(seed % families.len() as u64) as usize];
+        let sample = Sample::of_at_most(&problem, MOST_WORK / 8, seed);
+        let solvable = !problem.has_codes() || sample.count(&problem).is_none();
+        solvable.then(|| Self::judged_by(problem, family, seed, None, sample))
+    }
+
     fn judged_by(
         problem: Problem,
         family: Family,
@@ -72,7 +82,8 @@ impl Case {
                     // An overflow of the naive computation says nothing of how close one may come: count finite errors only.
                     let errors = naive.iter().zip(&reference.o).map(|(a, b)| (a - b).abs());
                     let naive_max_error = errors.filter(|error| error.is_finite()).fold(0.0, f64::max);
-                    Standard::Half { naive_max_error }
+                    let rounds_weights = family.is_adversarial() && problem.precision() == Precision::Default;
+                    Standard::Half { naive_max_error, rounds_weights }
                 }
             }
         };
@@ -238,6 +249,49 @@ mod tests {
         assert!(case.judge(&rounded_truth(&case).view(), Some(&lse)).passed());
         lse[other[60]] = f32::NAN;
         assert!(!case.judge(&rounded_truth(&case).view(), Some(&lse)).passed());
+    }
+
+    /// What a kernel gives that rounds its weights to bf16 and is exact otherwise.
+    fn with_rounded_weights(case: &Case) -> Tensor {
+        let (problem, [_, heads, seq, dim]) = (case.problem, case.problem.o_shape());
+        let (q, k, v) = (case.inputs.q.view(), case.inputs.k.view(), case.inputs.v.view());
+        let mut o = vec![0.0; problem.rows() * dim];
+        let (mut q_row, mut row) = (Vec::new(), Vec::new());
+        for r in 0..problem.rows() {
+            let (b, h, s) = (r / (heads * seq), r / seq % heads, r % seq);
+            q.row_f64(b, h, s, &mut q_row);
+            let keys = problem.sizes().seq_kv;
+            let mut dot = |j: usize| {
+                k.row_f64(b, h / problem.group(), j, &mut row);
+                q_row.iter().zip(&row).map(|(x, y)| x * y).sum::<f64>() * f64::from(problem.scale())
+            };
+            let scores: Vec<f64> = (0..keys).map(&mut dot).collect();
+            let largest = scores.iter().copied().fold(f64::MIN, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+            for (j, score) in scores.iter().enumerate() {
+                v.row_f64(b, h / problem.group(), j, &mut row);
+                let weight = Float::BF16.round((score - largest).exp()) / sum;
+                o[r * dim..][..dim].iter_mut().zip(&row).for_each(|(o, x)| *o += weight * x);
+            }
+        }
+        let value = |[b, h, s, d]: [usize; 4]| o[((b * heads + h) * seq + s) * dim + d];
+        elements::from_fn(problem.o_shape(), problem.output_dtype(), problem.layout(), value)
+    }
+
+    #[test]
+    fn rounded_weights_pass_with_many_keys_unless_precision_is_asked_for() {
+        let passes = |text: &str, family| {
+            let case = case(text, DType::BF16, family);
+            assert!(case.broken_controls().is_empty(), "{text} {family}: {:?}", case.broken_controls());
+            case.judge(&with_rounded_weights(&case).view(), None).passed()
+        };
+        for family in [Family::LargeLogits, Family::OneHot, Family::ConstantRows] {
+            assert!(passes("b1h4/2s70/515d64", family), "{family}");
+        }
+        assert!(!passes("b1h4/2s70/515d64:precise", Family::LargeLogits));
+        // Few keys, or independent noise: 1e-3 as ever.
+        assert!(!passes("b1h4/2s70/200d64", Family::LargeLogits));
+        assert!(passes("b1h4/2s70/515d64:precise", Family::Normal));
     }
 
     #[test]

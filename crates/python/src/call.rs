@@ -3,7 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use evosdpa::{
-    Alignment, Attention, DType, Device, Mask, Options, Problem, Shape, Sizes, TensorView, TensorViewMut,
+    Alignment, Attention, DType, Device, Kinds, Mask, Options, Precision, Problem, Shape, Sizes, TensorView,
+    TensorViewMut,
 };
 
 use crate::Error;
@@ -67,6 +68,8 @@ pub struct Call {
     pub scale: Option<f64>,
     /// The mask.
     pub visible: Visible,
+    /// How exact the answer must be.
+    pub precision: Precision,
 }
 
 impl Call {
@@ -81,6 +84,8 @@ impl Call {
         let sizes = Sizes { batch, heads_q, heads_kv, seq_q, seq_kv, dim_qk, dim_v };
         let shape = Shape::new(sizes, self.visible.mask()?).map_err(evosdpa::Error::from)?;
         let problem = Problem::new(shape, dtype).map_err(evosdpa::Error::from)?.with_lse(self.lse != 0);
+        let kinds = Kinds { precision: self.precision, ..problem.shape().kinds() };
+        let problem = problem.with_kinds(kinds).map_err(evosdpa::Error::from)?;
         match self.scale {
             None => Ok(problem),
             Some(scale) => Ok(problem.with_scale(scale as f32).map_err(evosdpa::Error::from)?),
@@ -216,7 +221,17 @@ mod tests {
     fn call(q: &[f32], o: &[f32], shape: [i64; 4]) -> Call {
         let (input, output) = (packed(q, shape), packed(o, shape));
         let visible = Visible { left: -1, right: -1, bottom_right: false };
-        Call { dtype: 0, q: input, k: input, v: input, o: output, lse: 0, scale: None, visible }
+        Call {
+            dtype: 0,
+            q: input,
+            k: input,
+            v: input,
+            o: output,
+            lse: 0,
+            scale: None,
+            visible,
+            precision: Precision::Default,
+        }
     }
 
     #[test]
@@ -248,6 +263,15 @@ mod tests {
         assert!(refused(&|call| call.q.strides[3] = 2).contains("stride 2"));
         assert!(refused(&|call| call.q.strides[1] = i64::MAX).contains("reaches element"));
         assert!(refused(&|call| call.o.strides[1] = 0).contains("overlaps itself"));
+    }
+
+    #[test]
+    fn precision_is_the_problems() {
+        let (q, o) = (vec![0.5f32; 24], vec![0f32; 24]);
+        let base = call(&q, &o, [1, 2, 3, 4]);
+        assert_eq!(base.problem().unwrap().precision(), Precision::Default);
+        let high = Call { precision: Precision::High, ..base };
+        assert_eq!(high.problem().unwrap().precision(), Precision::High);
     }
 
     #[test]

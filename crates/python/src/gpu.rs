@@ -63,8 +63,18 @@ mod tests {
     fn wrong_tensors_are_refused_before_a_gpu_is_looked_for() {
         let operand = Operand { address: 4096, shape: [1, 2, 3, 8], strides: [48, 24, 8, 1] };
         let visible = Visible { left: -1, right: -1, bottom_right: false };
-        let base =
-            Call { dtype: 2, q: operand, k: operand, v: operand, o: operand, lse: 0, scale: None, visible };
+        let precision = evosdpa::Precision::Default;
+        let base = Call {
+            dtype: 2,
+            q: operand,
+            k: operand,
+            v: operand,
+            o: operand,
+            lse: 0,
+            scale: None,
+            visible,
+            precision,
+        };
         let refused = |change: &dyn Fn(&mut Call)| {
             let mut call = base;
             change(&mut call);

@@ -2,6 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
+use evosdpa::Precision;
 use evosdpa_core::Error as Problem;
 use evosdpa_cpu::Error as Cpu;
 use pyo3::{
@@ -44,13 +45,14 @@ fn forward(
     lse: usize,
     scale: Option<f64>,
     window: (i64, i64, bool),
+    high: bool,
     ordinal: i64,
     queue: u64,
 ) -> PyResult<()> {
     let (left, right, bottom_right) = window;
     let visible = Visible { left, right, bottom_right };
-    let call =
-        Call { dtype, q: operand(q), k: operand(k), v: operand(v), o: operand(o), lse, scale, visible };
+    let (q, k, v, o) = (operand(q), operand(k), operand(v), operand(o));
+    let call = Call { dtype, q, k, v, o, lse, scale, visible, precision: precision(high) };
     let place = match usize::try_from(ordinal) {
         Ok(ordinal) => Place::Cuda { ordinal, stream: queue },
         Err(_) => Place::Cpu { threads: usize::try_from(queue).unwrap_or(usize::MAX) },
@@ -78,12 +80,14 @@ fn straight<'py>(
     enable_gqa: bool,
     flash_layout: bool,
     with_lse: bool,
+    high: bool,
     threads: usize,
     empty_like: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Outputs<'py>>> {
     let (left, right, bottom_right) = window;
     let visible = Visible { left, right, bottom_right };
-    let wanted = Wanted { scale, visible, enable_gqa, flash_layout, with_lse, threads };
+    let precision = precision(high);
+    let wanted = Wanted { scale, visible, enable_gqa, flash_layout, with_lse, precision, threads };
     crate::straight::attention([q, k, v], empty_like, &wanted)
 }
 
@@ -99,6 +103,10 @@ fn run(py: Python<'_>, python: PathBuf, arguments: Vec<OsString>) -> u8 {
     evosdpa_cuda::Program::declare(python, vec!["-m".into(), "evosdpa".into()]);
     let name = OsString::from("evosdpa");
     py.detach(|| evosdpa_cli::run(std::iter::once(name).chain(arguments)))
+}
+
+fn precision(high: bool) -> Precision {
+    if high { Precision::High } else { Precision::Default }
 }
 
 fn operand((address, shape, strides): (usize, Four, Four)) -> Operand {

@@ -1,6 +1,6 @@
 //! The common case of a torch call in one go: tensors read, output made, work done.
 
-use evosdpa::gpu::HEAD_DIM_MAX;
+use evosdpa::{Precision, gpu::HEAD_DIM_MAX};
 use pyo3::{intern, prelude::*, types::PyTuple};
 
 use crate::{
@@ -17,6 +17,7 @@ pub(crate) struct Wanted {
     /// `[batch, sequence, heads, head dimension]` instead of `[batch, heads, sequence, head dimension]`.
     pub(crate) flash_layout: bool,
     pub(crate) with_lse: bool,
+    pub(crate) precision: Precision,
     pub(crate) threads: usize,
 }
 
@@ -70,6 +71,7 @@ pub(crate) fn attention<'py>(
         lse: lse_address,
         scale: wanted.scale,
         visible: wanted.visible,
+        precision: wanted.precision,
     };
     let place = match q.gpu {
         None => Place::Cpu { threads: wanted.threads },

@@ -52,6 +52,21 @@ def test_flash_layout_masks_and_lse(queries, keys, window, causal):
     numpy.testing.assert_allclose(lse[~nobody], wanted_lse[~nobody], rtol=1e-5, atol=1e-4)
 
 
+def test_precision(monkeypatch):
+    q, k, v = drawn("normal", [(1, 4, 70, 40)] * 3, numpy.float16)
+    asked = []
+    forward = evosdpa._native.forward
+    monkeypatch.setattr(evosdpa._native, "forward", lambda *arguments: asked.append(arguments[8]) or forward(*arguments))
+    out = evosdpa.sdpa(q, k, v, precision="high")
+    check(out, oracle.attention(q, k, v)[0])
+    swapped = [x.swapaxes(1, 2) for x in (q, k, v)]
+    numpy.testing.assert_array_equal(evosdpa.flash_attn_func(*swapped, precision="high").swapaxes(1, 2), out)
+    evosdpa.sdpa(q, k, v, precision="default")
+    assert asked == [True, True, False], "the library is told"
+    with pytest.raises(ValueError, match="'highest'; use 'default' or 'high'"):
+        evosdpa.sdpa(q, k, v, precision="highest")
+
+
 def test_lse_forms():
     q, *_ = drawn("normal", [(1, 5, 2, 8)] * 3)
     out, lse, probabilities = evosdpa.flash_attn_func(q, q, q, return_attn_probs=True)

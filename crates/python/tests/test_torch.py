@@ -143,10 +143,9 @@ def test_a_thousand_calls_from_eight_threads():
     assert not wrong
 
 
-@pytest.mark.parametrize("way", ["exchange", "attributes", "long"])
-def test_every_way_to_the_kernels_is_the_same(way, monkeypatch):
-    """Tensors are described by one C call, by attributes (older torch), or after all questions have been asked."""
-    if way == "exchange" and not evosdpa._torch._EXCHANGED:
+def test_both_ways_to_the_kernels_are_the_same(monkeypatch):
+    """Tensors are described by one C call, or by their attributes after all questions have been asked (older torch)."""
+    if not evosdpa._torch._EXCHANGED:
         pytest.skip("this torch has no exchange interface")
     q, k, v = (torch.randn(2, 9, heads, 16).transpose(1, 2) for heads in (4, 2, 2))
     flash = [x.transpose(1, 2) for x in (q, k, v)]
@@ -156,13 +155,27 @@ def test_every_way_to_the_kernels_is_the_same(way, monkeypatch):
         return [evosdpa.sdpa(q, k, v, enable_gqa=True), evosdpa.sdpa(*(x.contiguous() for x in (q, q, q))), *both]
 
     wanted = answers()
-    if way != "exchange":
-        monkeypatch.setattr(evosdpa._torch, "_EXCHANGED", False)
-    if way == "long":
-        monkeypatch.setattr(evosdpa._torch, "straight", lambda *arguments: None)
+    monkeypatch.setattr(evosdpa._torch, "_EXCHANGED", False)
     for ours, theirs in zip(answers(), wanted):
         assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
     torch.testing.assert_close(wanted[0], F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+
+
+def test_precision(monkeypatch):
+    q, k, v = (torch.randn(1, 4, 70, 40, dtype=torch.bfloat16) for _ in range(3))
+    asked = []
+    for name, place in (("straight", 8), ("forward", 8)):
+        native = getattr(evosdpa._native, name)
+        spy = lambda *given, native=native, place=place: asked.append(given[place]) or native(*given)
+        monkeypatch.setattr(evosdpa._native, name, spy)
+    out = evosdpa.sdpa(q, k, v, precision="high")
+    # The long way, by three dimensions, and the operator.
+    assert torch.equal(evosdpa.sdpa(q[0], k[0], v[0], precision="high"), out[0])
+    by_operator, _ = torch.ops.evosdpa.forward(q, k, v, None, -1, -1, False, False, False, True)
+    assert torch.equal(by_operator, out)
+    assert asked[:1] == [True] and asked[-2:] == [True, True], asked
+    with pytest.raises(ValueError, match="'highest'"):
+        evosdpa.flash_attn_func(q, k, v, precision="highest")
 
 
 def test_patch():

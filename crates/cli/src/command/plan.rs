@@ -6,7 +6,7 @@ use evosdpa::{
     Attention, CpuKernel, DType, Isa, Problem,
     choose::{Choice, Origin, Planner, Question, assumed_tensors},
 };
-use evosdpa_cuda::{Device, loader};
+use evosdpa_cuda::Device;
 use evosdpa_kernels::{Registry, Target};
 use evosdpa_lab::{device::DeviceId, machine::Environment};
 use serde::Serialize;
@@ -59,8 +59,14 @@ struct OtherRow {
 
 /// Where a plan is for.
 enum Place {
-    Cpu,
-    Gpu { target: Target, name: Option<String> },
+    /// With why there is no GPU, where one was looked for.
+    Cpu {
+        no_gpu: Option<String>,
+    },
+    Gpu {
+        target: Target,
+        name: Option<String>,
+    },
 }
 
 pub(crate) fn run(args: Plan) -> anyhow::Result<Status> {
@@ -69,19 +75,25 @@ pub(crate) fn run(args: Plan) -> anyhow::Result<Status> {
     let mut rows = Vec::new();
     for shape in &args.shapes {
         let dtype = args.dtype.unwrap_or(match place {
-            Place::Cpu => DType::F32,
+            Place::Cpu { .. } => DType::F32,
             Place::Gpu { .. } => DType::BF16,
         });
         let problem = Problem::new(*shape, dtype)?.with_lse(args.lse);
         rows.push(match &place {
-            Place::Cpu => on_cpu(problem)?,
+            Place::Cpu { .. } => on_cpu(problem)?,
             Place::Gpu { target, name } => on_gpu(&registry, &problem, target, name.as_deref())?,
         });
     }
+    let no_gpu = match place {
+        Place::Cpu { no_gpu } => no_gpu,
+        Place::Gpu { .. } => None,
+    };
     if args.json {
-        output::print_json("plan", &Environment::look(None), &rows)?;
+        let environment = Environment { no_accelerator: no_gpu, ..Environment::look(None) };
+        output::print_json("plan", &environment, &rows)?;
     } else {
-        let pages: Vec<String> = rows.iter().map(|row| page(row, args.explain)).collect();
+        let mut pages: Vec<String> = rows.iter().map(|row| page(row, args.explain)).collect();
+        pages.extend(no_gpu.map(|why| output::no_gpu(&why) + "\n"));
         output::print(&pages.join("\n"))?;
     }
     Ok(Status::Passed)
@@ -97,8 +109,10 @@ fn place(args: &Plan) -> anyhow::Result<Place> {
         Ok(Place::Gpu { target: device.target()?, name: Some(device.info().name.clone()) })
     };
     match args.device {
-        args::Place::On(DeviceId::Cpu) => Ok(Place::Cpu),
-        args::Place::Auto => Ok(loader::driver().ok().and_then(|_| open(0).ok()).unwrap_or(Place::Cpu)),
+        args::Place::On(DeviceId::Cpu) => Ok(Place::Cpu { no_gpu: None }),
+        args::Place::Auto => {
+            Ok(open(0).unwrap_or_else(|why| Place::Cpu { no_gpu: Some(format!("{why:#}")) }))
+        }
         args::Place::On(DeviceId::Cuda(ordinal)) => open(ordinal),
         other => Err(refused_device(other, &["auto", "cpu", "cuda", "cuda:N"])),
     }

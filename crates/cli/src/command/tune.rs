@@ -43,9 +43,10 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
         return replay(&args);
     }
     let subject = Subject::find(&args)?;
-    let Subject { device, space, problems, mut ahead, constraints, device_name, arch } = subject;
+    let Subject { device, no_gpu, space, problems, mut ahead, constraints, device_name, arch } = subject;
     let mut environment = Environment::look(args.common.thread_count());
     environment.accelerator = device.accelerator();
+    environment.no_accelerator = no_gpu;
     let on_cpu = device.id() == DeviceId::Cpu;
     if on_cpu {
         environment.measure_peaks();
@@ -98,7 +99,11 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
     if args.common.json {
         output::print_json("tune", &environment, &[Summary::of(&outcome, &folder)])?;
     } else {
-        output::print(&page(&outcome, &folder))?;
+        let mut page = page(&outcome, &folder);
+        if let Some(why) = &environment.no_accelerator {
+            page += &format!("\n{}\n", output::no_gpu(why));
+        }
+        output::print(&page)?;
     }
     Ok(if outcome.ended == "interrupted" { Status::Interrupted } else { Status::Passed })
 }
@@ -116,6 +121,8 @@ fn workers(args: &Tune) -> usize {
 /// What is tuned.
 struct Subject {
     device: Box<dyn TimedDevice>,
+    /// Why it is not a GPU, where the choice was left open.
+    no_gpu: Option<String>,
     space: Space,
     problems: Vec<Problem>,
     ahead: Box<dyn Ahead>,
@@ -157,6 +164,7 @@ impl Constraints {
 
 impl Subject {
     fn find(args: &Tune) -> anyhow::Result<Self> {
+        let mut no_gpu = None;
         let cuda = match args.common.device {
             Place::On(DeviceId::Cpu) => None,
             Place::On(DeviceId::Sim) => {
@@ -164,7 +172,7 @@ impl Subject {
             }
             // A CPU kernel is tuned on the CPU, GPU or not.
             Place::Auto if args.kernel.as_deref() == Some("cpu_flash") => None,
-            Place::Auto => args.common.open_cuda(0).ok(),
+            Place::Auto => args.common.open_cuda(0).map_err(|why| no_gpu = Some(format!("{why:#}"))).ok(),
             Place::On(DeviceId::Cuda(ordinal)) => Some(args.common.open_cuda(ordinal)?),
             Place::None => {
                 return Err(super::refused_device(args.common.device, &["auto", "cpu", "cuda", "cuda:N"]));
@@ -185,6 +193,7 @@ impl Subject {
             return Ok(Self {
                 space: Space::of_cpu(&problems[0], environment.threads)?,
                 device: Box::new(cpu),
+                no_gpu,
                 problems,
                 ahead: Box::new(Nothing),
                 constraints: None,
@@ -218,6 +227,7 @@ impl Subject {
             device_name: cuda.handle().info().name.clone(),
             arch: target.arch.name().to_owned(),
             device: Box::new(cuda),
+            no_gpu: None,
         })
     }
 }

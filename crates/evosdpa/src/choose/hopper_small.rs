@@ -145,7 +145,10 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
     let kept = Kept::of(look, parts);
     let two_each = keys == 2 * tile * parts && stages >= 2 && keys >= i64::from(PRECISE_KEYS);
     let whole = keys % tile == 0 && keys / tile > stages * parts && keys >= i64::from(PRECISE_KEYS);
-    let (kind, precise, why) = if look.masked() {
+    let any_length = [("WHOLE_TILES", 0), ("OWN_TILES", 0), ("LOOP", 1)];
+    let (kind, precise, why) = if look.every_row_precise() {
+        (any_length, true, "straight code keeps P of one KV tile precise: the loop keeps that of all")
+    } else if look.masked() {
         let straight = kept.short
             && two_at_once
             && look.causal()
@@ -166,7 +169,7 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
             "two KV tiles for each part at most: no loop",
         )
     } else {
-        ([("WHOLE_TILES", 0), ("OWN_TILES", 0), ("LOOP", 1)], true, "code for any number of keys")
+        (any_length, true, "code for any number of keys")
     };
     settings.decide("mask code", &kind, why);
     look.decide_precision(precise, settings);

@@ -1,5 +1,6 @@
 //! A problem on a GPU, in the numbers that the rules ask for.
 
+use evosdpa_core::Feature;
 use evosdpa_kernels::{InputType, MaskKind, ProblemFacts, Target};
 
 use super::settings::Settings;
@@ -15,6 +16,9 @@ pub(super) struct Look<'a> {
 /// Of a bf16 row with fewer visible keys than this, the rounding of P to 8 mantissa bits shows: the errors of the weights no
 /// longer average out below the 1e-3 that results are held to.
 pub(super) const PRECISE_KEYS: u32 = 256;
+
+/// More keys than any row sees.
+const EVERY_ROW: u32 = 1 << 30;
 
 impl<'a> Look<'a> {
     pub(super) fn new(facts: &'a ProblemFacts, target: &'a Target) -> Self {
@@ -74,9 +78,17 @@ impl<'a> Look<'a> {
         self.masked() || self.facts.seq_kv < PRECISE_KEYS
     }
 
+    /// Whether every row is to be kept precise. f16 keeps P to 11 bits, which is enough.
+    pub(super) fn every_row_precise(&self) -> bool {
+        self.facts.dtype == InputType::BF16 && self.facts.features.contains(Feature::HighPrecision)
+    }
+
     /// Decides on the kind PRECISE_KEYS, where the code knows rows with few keys or not.
     pub(super) fn decide_precision(&self, knows_few_keys: bool, settings: &mut Settings) {
         let (keys, why) = match (self.facts.dtype, knows_few_keys) {
+            _ if self.every_row_precise() => {
+                (EVERY_ROW, "asked for: a second PV with what rounding left of P, for every row")
+            }
             (InputType::BF16, true) => (
                 PRECISE_KEYS,
                 "bf16 rows that see fewer than 256 keys get a second PV with what rounding left of P",

@@ -1,6 +1,6 @@
 //! The cases that every kernel is put through.
 
-use evosdpa_core::{Alignment, DType, Error, Layout, Mask, Problem, Shape, Sizes};
+use evosdpa_core::{Alignment, DType, Error, Layout, Mask, Precision, Problem, Shape, Sizes};
 use evosdpa_oracle::{
     Case,
     inputs::{Family, Inputs},
@@ -206,6 +206,15 @@ fn families(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
             let sizes = Sizes { heads_q: 4, heads_kv: 2, seq_q, ..Sizes::square(2, 4, 130, 64) };
             let problem = Problem::new(Shape::new(sizes, mask)?, dtype)?;
             all.push(CaseSpec { group: Group::Families, problem, family, seed: 1, row_gap: Some(8) });
+        }
+    }
+    // Past 256 keys 16-bit weights show, unless high precision is asked for.
+    for family in Family::ALL {
+        for text in ["b1h4/2s70/515d64", "b1h4/2s70/515d64:causal-br", "b1h4/2s70/515d64:precise"] {
+            let problem = Problem::new(text.parse()?, dtype)?;
+            if problem.precision() == Precision::Default || !dtype.is_eight_bit() {
+                all.push(CaseSpec { group: Group::Families, problem, family, seed: 1, row_gap: Some(8) });
+            }
         }
     }
     Ok(())

@@ -68,6 +68,19 @@ impl Family {
         Self::HiddenKeys,
     ];
 
+    /// The families that are not plain noise, those first that are hardest for 16-bit weights.
+    pub fn adversarial() -> Vec<Self> {
+        let hardest = [Self::LargeLogits, Self::OneHot, Self::ConstantRows];
+        let rest =
+            Self::ALL.into_iter().filter(|family| family.is_adversarial() && !hardest.contains(family));
+        hardest.into_iter().chain(rest).collect()
+    }
+
+    /// Whether it is made to go wrong: every family but independent noise.
+    pub fn is_adversarial(self) -> bool {
+        !matches!(self, Self::Normal | Self::Uniform)
+    }
+
     /// The name used on the command line and in records.
     pub fn name(self) -> &'static str {
         match self {

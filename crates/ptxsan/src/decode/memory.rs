@@ -192,6 +192,14 @@ pub(crate) fn apply(operation: &str, kind: Type) -> Option<Apply> {
                 let f = |x, y| Half::F16.extreme(which, x, y, ExtremeMode::default());
                 u64::from(half::each2(old as u32, a as u32, f))
             }),
+            Type::F16 | Type::Bf16 => Box::new(move |old, a, _| {
+                let half = if kind == Type::F16 { Half::F16 } else { Half::Bf16 };
+                u64::from(half.extreme(which, old as u16, a as u16, ExtremeMode::default()))
+            }),
+            Type::Bf16x2 => Box::new(move |old, a, _| {
+                let f = |x, y| Half::Bf16.extreme(which, x, y, ExtremeMode::default());
+                u64::from(half::each2(old as u32, a as u32, f))
+            }),
             Type::F32 => Box::new(move |old, a, _| {
                 compare::extreme(&format::F32, which, old, a, ExtremeMode::default())
             }),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _arrays, _binding, _window
+from . import _arrays, _binding, _window, _words
 
 
 def sdpa(
@@ -17,6 +17,7 @@ def sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
+    precision: str = "default",
     fallback: bool = False,
 ) -> Any:
     """Attention with the meaning of ``torch.nn.functional.scaled_dot_product_attention``.
@@ -27,6 +28,9 @@ def sdpa(
 
     ``is_causal`` masks from the top left, as PyTorch does: query ``i`` sees keys ``0 … i``. ``enable_gqa`` lets several
     query heads share a key/value head.
+
+    ``precision="high"`` keeps every element of a float16 or bfloat16 result within 1e-3 and the rounding of its type, for any
+    data: by default weights may be rounded before they meet V, as FlashAttention and cuDNN do.
 
     Dropout, a dense ``attn_mask`` and gradients are not supported: they raise ``NotImplementedError``, or are left to
     torch with ``fallback=True``. Wrong shapes raise ``ValueError``, mixed types ``TypeError``.
@@ -42,15 +46,16 @@ def sdpa(
     Traceback (most recent call last):
     NotImplementedError: dropout_p is 0.1: evosdpa has no dropout; use 0.0 (model.eval()), or pass fallback=True to let torch compute it
     """
+    high = precision != "default" and _words.is_high(precision)
     torch_side = _binding.torch_side
     if torch_side is not None and isinstance(q, torch_side.Tensor):
         if attn_mask is None and dropout_p == 0.0:
             window = _window.CAUSAL if is_causal else _window.FULL
-            done = torch_side.straight(q, k, v, scale, window, enable_gqa, False, False)
+            done = torch_side.straight(q, k, v, scale, window, enable_gqa, False, False, high)
             if done is not None:
                 return done[0]
-        return torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback)
-    return _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback)
+        return torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)
+    return _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)
 
 
 def flash_attn_func(
@@ -67,6 +72,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     return_lse: bool = False,
+    precision: str = "default",
     fallback: bool = False,
 ) -> Any:
     """Attention with the meaning of FlashAttention's ``flash_attn_func``.
@@ -80,7 +86,7 @@ def flash_attn_func(
     With ``return_lse=True`` the result is ``(out, lse)``, where ``lse`` is the log-sum-exp of each row's scores, float32
     ``[batch, heads, queries]``; with ``return_attn_probs=True`` it is ``(out, lse, None)``, since no probabilities are kept.
 
-    Results never vary from run to run, whatever ``deterministic`` says. Dropout, softcap, ALiBi and gradients raise
+    Results never vary from run to run, whatever ``deterministic`` says. ``precision`` is as for :func:`sdpa`. Dropout, softcap, ALiBi and gradients raise
     ``NotImplementedError``, or are left to torch with ``fallback=True``.
 
     >>> import numpy, evosdpa
@@ -91,6 +97,7 @@ def flash_attn_func(
     [[[3.0, 4.0]]]
     """
     del deterministic  # every kernel is
+    high = precision != "default" and _words.is_high(precision)
     torch_side = _binding.torch_side
     with_lse = return_lse or return_attn_probs
     side, done = _arrays, None
@@ -98,9 +105,9 @@ def flash_attn_func(
         side = torch_side
         if dropout_p == 0.0 and not softcap and alibi_slopes is None:
             window = _window.flash_window(causal, window_size)
-            done = torch_side.straight(q, k, v, softmax_scale, window, True, True, with_lse)
+            done = torch_side.straight(q, k, v, softmax_scale, window, True, True, with_lse, high)
     out, lse = done or side.flash_attention(
-        q, k, v, softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, with_lse, fallback
+        q, k, v, softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, with_lse, high, fallback
     )
     if return_attn_probs:
         return out, lse, None

@@ -11,11 +11,11 @@ _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 
 def sdpa(
-    q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, fallback: bool
+    q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, high: bool, fallback: bool
 ) -> Any:
     if not _are_arrays(q, k, v):
         return _through_dlpack(
-            q, k, v, lambda side, *tensors: side.sdpa(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback)
+            q, k, v, lambda side, *tensors: side.sdpa(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)
         )
     if attn_mask is not None and is_causal:
         raise ValueError(_words.mask_twice())
@@ -33,7 +33,7 @@ def sdpa(
     if q.shape[1] != k.shape[1] and k.shape[1] != 1 and not enable_gqa:
         raise ValueError(_words.heads(q.shape[1], k.shape[1]))
     q, k, v = _broadcast_batch(q, k, v)
-    out, _ = forward(q, k, v, scale, _window.CAUSAL if is_causal else _window.FULL, False)
+    out, _ = forward(q, k, v, scale, _window.CAUSAL if is_causal else _window.FULL, False, high)
     return out[0] if three else out
 
 
@@ -48,9 +48,10 @@ def flash_attention(
     softcap: float,
     alibi_slopes: Any,
     with_lse: bool,
+    high: bool,
     fallback: bool,
 ) -> tuple[Any, Any]:
-    rest = (softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, with_lse, fallback)
+    rest = (softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, with_lse, high, fallback)
     if not _are_arrays(q, k, v):
         out, lse = _through_dlpack(q, k, v, lambda side, *tensors: side.flash_attention(*tensors, *rest))
         return out, lse
@@ -65,11 +66,11 @@ def flash_attention(
         raise NotImplementedError(refusal)
     _check_dimensions(q, k, v)
     q, k, v = (array.swapaxes(1, 2) for array in (q, k, v))
-    out, lse = forward(q, k, v, softmax_scale, _window.flash_window(causal, window_size), with_lse)
+    out, lse = forward(q, k, v, softmax_scale, _window.flash_window(causal, window_size), with_lse, high)
     return out.swapaxes(1, 2), lse
 
 
-def forward(q: Any, k: Any, v: Any, scale: float | None, window: _window.Window, with_lse: bool) -> tuple[Any, Any]:
+def forward(q: Any, k: Any, v: Any, scale: float | None, window: _window.Window, with_lse: bool, high: bool) -> tuple[Any, Any]:
     """Attention of 4-D arrays ``[batch, heads, sequence, head dimension]``. The output lies in memory in Q's order."""
     import numpy
 
@@ -90,7 +91,7 @@ def forward(q: Any, k: Any, v: Any, scale: float | None, window: _window.Window,
         return out, lse
     operands = (_described(q), _described(k), _described(v), _described(out))
     lse_address = 0 if lse is None else lse.__array_interface__["data"][0]
-    _native.forward(_CODES[q.dtype.name], *operands, lse_address, scale, window, -1, 0)
+    _native.forward(_CODES[q.dtype.name], *operands, lse_address, scale, window, high, -1, 0)
     return out, lse
 
 

@@ -17,6 +17,7 @@ def forward(
     lse: int,
     scale: float | None,
     window: tuple[int, int, bool],
+    high: bool,
     ordinal: int,
     queue: int,
 ) -> None: ...
@@ -29,6 +30,7 @@ def straight(
     enable_gqa: bool,
     flash_layout: bool,
     with_lse: bool,
+    high: bool,
     threads: int,
     empty_like: Callable[[Any], Any],
 ) -> tuple[Any, Any] | None: ...

@@ -34,6 +34,7 @@ def sdpa(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
+    high: bool,
     fallback: bool,
 ) -> Tensor:
     window = _window.CAUSAL if is_causal else _window.FULL
@@ -55,7 +56,7 @@ def sdpa(
         q, k, v = (x.expand(batch, -1, -1, -1) if x.size(0) == 1 else x for x in (q, k, v))
     # The output lies in memory as the queries do, so that a model's next view of it is free.
     by_sequence = q.stride(1) < q.stride(2)
-    out, _ = _attend(q, k, v, scale, window, by_sequence, False)
+    out, _ = _attend(q, k, v, scale, window, by_sequence, False, high)
     return out.squeeze(0) if three else out
 
 
@@ -70,6 +71,7 @@ def flash_attention(
     softcap: float,
     alibi_slopes: Tensor | None,
     with_lse: bool,
+    high: bool,
     fallback: bool,
 ) -> tuple[Tensor, Tensor | None]:
     window = _window.flash_window(causal, window_size)
@@ -84,7 +86,7 @@ def flash_attention(
         raise NotImplementedError(refusal)
     _check(q, k, v)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    out, lse = _attend(q, k, v, softmax_scale, window, True, with_lse)
+    out, lse = _attend(q, k, v, softmax_scale, window, True, with_lse, high)
     return out.transpose(1, 2), lse if with_lse else None
 
 
@@ -97,6 +99,7 @@ def straight(
     enable_gqa: bool,
     flash_layout: bool,
     with_lse: bool,
+    high: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
     """The common case at once: plain tensors of one type and device that no one differentiates or traces. Anything else
     gives ``None``, and the long way finds out what it is. Each question to a tensor costs a tenth of a microsecond or
@@ -112,7 +115,7 @@ def straight(
         or (_differentiating() and (q.requires_grad or k.requires_grad or v.requires_grad))
     ):
         return None
-    return _native.straight(q, k, v, scale, window, enable_gqa, flash_layout, with_lse, _threads(), _empty_like)
+    return _native.straight(q, k, v, scale, window, enable_gqa, flash_layout, with_lse, high, _threads(), _empty_like)
 
 
 def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
@@ -158,7 +161,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool, high: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Through the operator where somebody watches operators, else straight to the native side."""
     if (
@@ -167,13 +170,13 @@ def _attend(
         or _watched() > 0
         or _traced() is not None
     ):
-        out, lse = torch.ops.evosdpa.forward(q, k, v, scale, *window, by_sequence, with_lse)
+        out, lse = torch.ops.evosdpa.forward(q, k, v, scale, *window, by_sequence, with_lse, high)
         return out, lse
-    return compute(q, k, v, scale, window, by_sequence, with_lse)
+    return compute(q, k, v, scale, window, by_sequence, with_lse, high)
 
 
 def compute(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool, high: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of real 4-D tensors ``[batch, heads, sequence, head dimension]``."""
     out = _output(q, v, by_sequence)
@@ -190,7 +193,8 @@ def compute(
     # On a GPU, its number and the current stream; on a CPU -1 and the threads.
     ordinal = q.get_device()
     queue = _current_stream(ordinal) if q.is_cuda else _threads()
-    _native.forward(_CODES[q.dtype], *operands, 0 if lse is None else lse.data_ptr(), scale, window, ordinal, queue)
+    lse_address = 0 if lse is None else lse.data_ptr()
+    _native.forward(_CODES[q.dtype], *operands, lse_address, scale, window, high, ordinal, queue)
     return out, lse
 
 
@@ -209,15 +213,15 @@ def _lse(q: Tensor) -> Tensor:
     return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
 
 
-def _forward(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse):  # type: ignore[no-untyped-def]
+def _forward(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse, high=False):  # type: ignore[no-untyped-def]
     """The operator, which has two outputs whatever was asked for."""
     _check(q, k, v)
     window = (window_left, window_right, bottom_right)
-    out, lse = compute(q, k, v, scale, window, by_sequence, with_lse)
+    out, lse = compute(q, k, v, scale, window, by_sequence, with_lse, high)
     return out, torch.empty(0, dtype=torch.float32, device=q.device) if lse is None else lse
 
 
-def _fake(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse):  # type: ignore[no-untyped-def]
+def _fake(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse, high=False):  # type: ignore[no-untyped-def]
     _check(q, k, v)
     lse = _lse(q) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
     return _output(q, v, by_sequence), lse
@@ -234,7 +238,7 @@ _native.suggest_packages(str(pathlib.Path(torch.__file__).parents[1]))
 _LIBRARY = torch.library.Library("evosdpa", "DEF")
 _LIBRARY.define(
     "forward(Tensor q, Tensor k, Tensor v, float? scale, int window_left, int window_right, bool bottom_right, "
-    "bool by_sequence, bool with_lse) -> (Tensor, Tensor)",
+    "bool by_sequence, bool with_lse, bool high=False) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 for _key in ("CPU", "CUDA"):

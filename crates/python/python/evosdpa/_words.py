@@ -53,3 +53,10 @@ def heads(heads_q: int, heads_kv: int) -> str:
 
 def mask_twice() -> str:
     return "attn_mask and is_causal are both given; use one of them"
+
+
+def is_high(precision: str) -> bool:
+    """What a call asks for by ``precision``."""
+    if precision not in ("default", "high"):
+        raise ValueError(f"precision is {precision!r}; use 'default' or 'high'")
+    return precision == "high"

@@ -225,3 +225,28 @@ fn a_family_that_there_is_not_is_refused_by_name() {
     let message = chosen.unwrap_err().to_string();
     assert!(message.contains("`hoper_fwd`") && message.contains("hopper_fwd, hopper_small"), "{message}");
 }
+
+#[test]
+fn high_precision_is_a_second_pv_for_every_row() {
+    let precise_keys = |text: &str, dtype, arch| {
+        let variant = choose(text, dtype, arch, |_| {}).unwrap().variant;
+        (variant.id.kernel, variant.defines["PRECISE_KEYS"])
+    };
+    for (text, arch, kernel) in [
+        ("mission", Arch::Sm90a, "hopper_small"),
+        ("mission:causal", Arch::Sm90a, "hopper_small"),
+        ("b4h32/8s1/4096d128", Arch::Sm90a, "hopper_small"),
+        ("long:causal", Arch::Sm90a, "hopper_fwd"),
+        ("long128", Arch::Sm90a, "hopper_fwd"),
+        ("long128", Arch::Sm89, "ampere_fwd"),
+    ] {
+        let asked = format!("{text}:precise");
+        assert_eq!(precise_keys(&asked, DType::BF16, arch), (kernel.to_owned(), 1 << 30), "{asked}");
+        assert!(precise_keys(text, DType::BF16, arch).1 <= 256, "{text}");
+        // f16 keeps P to 11 bits.
+        assert_eq!(precise_keys(&asked, DType::F16, arch).1, 0, "{asked}");
+    }
+    // What is not taken is still refused by name.
+    let refused = choose("mission:softcap=30", DType::BF16, Arch::Sm90a, |_| {}).unwrap_err().to_string();
+    assert!(refused.contains("does not take softcap"), "{refused}");
+}

@@ -184,7 +184,14 @@ impl Warp {
                     });
                     return None;
                 }
-                self.fits(cx, pc, lane, offset, map.box_bytes())?;
+                self.fits(cx, pc, lane, offset, map.reach_bytes())?;
+                let start = i64::from(places[0]) * i64::from(map.element.bytes());
+                if start % 16 != 0 {
+                    self.wrong_copy(cx, pc, lane, || {
+                        format!("a box that starts {start} bytes into its rows: the machine wants a multiple of 16")
+                    });
+                    return None;
+                }
                 let bytes = map.box_bytes() as u32;
                 Some((box_of_tensor(&map, &places, offset), bytes, map.outside(), Some(map)))
             }
@@ -326,6 +333,15 @@ impl Warp {
         combine: Option<&TensorCombine>,
     ) {
         let Some((moves, _, _, map)) = self.moves(cx, pc, lane, from, to) else { return };
+        if let Extent::Tensor { coordinates, .. } = to
+            && let Some(start) =
+                coordinates.iter().map(|c| self.lane(*c, lane) as u32 as i32).find(|c| *c < 0)
+        {
+            self.wrong_copy(cx, pc, lane, || {
+                format!("a store to a box that starts at {start}: only loads may start outside")
+            });
+            return;
+        }
         let moves: Rc<[Move]> = moves.into();
         let combine = match (combine, map) {
             (None, _) => None,

@@ -85,15 +85,6 @@ impl TensorElement {
             _ => Type::F32,
         }
     }
-
-    /// What stands outside a tensor that asks for NaN.
-    fn nan(self) -> u32 {
-        match self {
-            TensorElement::F16 => 0x7fff_7fff,
-            TensorElement::Bf16 => 0x7fff_7fff,
-            _ => 0x7fff_ffff,
-        }
-    }
 }
 
 /// A tensor as bulk tensor copies see it; dimensions innermost first, as `cuTensorMapEncodeTiled` takes them.
@@ -221,6 +212,11 @@ impl TensorMap {
         self.box_sizes[0] * self.element.bytes()
     }
 
+    /// Bytes from one row of a box to the next in shared memory: a swizzled one takes its whole span.
+    fn pitch(&self) -> u32 {
+        if self.swizzle == Swizzle::None { self.row_bytes() } else { self.swizzle.span_bytes() as u32 }
+    }
+
     /// Elements of a box along a dimension.
     fn count(&self, dimension: usize) -> u32 {
         match dimension {
@@ -234,15 +230,21 @@ impl TensorMap {
         (1..self.sizes.len()).map(|d| u64::from(self.count(d))).product::<u64>() * u64::from(self.row_bytes())
     }
 
+    /// Bytes of shared memory from the start of a box to its end.
+    pub(super) fn reach_bytes(&self) -> u64 {
+        self.box_bytes() / u64::from(self.row_bytes()) * u64::from(self.pitch())
+    }
+
     /// Four bytes of what is read outside the tensor.
     pub(super) fn outside(&self) -> [u8; 4] {
-        if self.is_nan_outside { self.element.nan().to_le_bytes() } else { [0; 4] }
+        // What an H200 writes for NaN, whatever the type.
+        if self.is_nan_outside { [0xf7, 0x7f, 0xf7, 0x7f] } else { [0; 4] }
     }
 
     /// The rows of the box at these coordinates.
     pub(super) fn rows(&self, coordinates: &[i32]) -> Vec<Row> {
         let rank = self.sizes.len();
-        let (element, row_bytes) = (u64::from(self.element.bytes()), self.row_bytes());
+        let (element, pitch) = (u64::from(self.element.bytes()), self.pitch());
         let start = i64::from(coordinates[0]);
         let (low, high) = (start.max(0), (start + i64::from(self.box_sizes[0])).min(self.sizes[0] as i64));
         let rows: u32 = (1..rank).map(|d| self.count(d)).product();
@@ -257,7 +259,7 @@ impl TensorMap {
                     inside &= (0..self.sizes[dimension] as i64).contains(&place);
                     at = at.wrapping_add((place as u64).wrapping_mul(self.strides_bytes[dimension - 1]));
                 }
-                let offset = number * row_bytes;
+                let offset = number * pitch;
                 if !inside {
                     return Row { offset, global: 0, from: 0, to: 0 };
                 }

@@ -331,5 +331,5 @@ fn tensor_copies_are_those_of_the_machine() {
         assert_eq!(differs, None, "first byte that differs of {:?}", record.facts);
         count += 1;
     }
-    assert!(count >= 5, "{count}");
+    assert!(count > 60, "{count}");
 }
