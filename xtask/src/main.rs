@@ -22,7 +22,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test          everything CI checks: format, lints, documentation, features, tests, the Python package, packages, licences
   browser       the HTML report in headless Chromium; pictures go to target/report
   python        the Python package alone: build its wheel, test it in clean environments with and without PyTorch
-  package       the crates as others get them: each feature of the library alone, packages that build by themselves
+  package       the crates as others get them: each feature of the library alone, and packages
   gpu           everything that only a GPU can show, resumable, within a budget: documents go to results/ (gpu --help)
   wheel         build the wheel that users install, for any Linux with glibc 2.17 or newer
   fuzz [SECS]   run the fuzz targets for SECS seconds each (needs cargo-fuzz and a nightly toolchain)

@@ -72,6 +72,9 @@ fn hopper_fwd_is_right_and_clean() {
         trial("hopper_fwd", "b1h1s300d64:causal", BF16),
         trial("hopper_fwd", "b1h1s70/20d64:causal-br", F16),
         trial("hopper_fwd", "b1h2s150d128:window=60/0", BF16),
+        // loops for tiles cut on the right, whole ones, and tiles cut on the left; the next barrier asked ahead, or not
+        trial("hopper_fwd[BLOCK_N=64 PROBE_AHEAD=1]", "b1h1s400d64:window=250/0", F16),
+        trial("hopper_fwd[BLOCK_N=64 PROBE_AHEAD=0]", "b1h1s400d64:window=250/20", BF16),
         // packed heads
         trial("hopper_fwd", "b2h8/1s10/200d64", F16),
         trial("hopper_fwd", "b1h4/2s30/70d64:causal-br", BF16),
@@ -79,16 +82,12 @@ fn hopper_fwd_is_right_and_clean() {
         trial("hopper_fwd", "b1h1s130d256", BF16),
         trial("hopper_fwd", "b1h1s80d256:causal", F16),
         trial("hopper_fwd", "b1h1s70/100d192/128", F16),
-        trial("hopper_fwd[SKIP_RESCALE=1 SCALE_LATE=0 BLOCK_N=80]", "b1h1s64/200d256", F16),
+        trial("hopper_fwd[SCALE_LATE=0 BLOCK_N=80]", "b1h1s64/200d256", F16),
         // the kinds with many Q tiles: one, three and four consumers
-        trial(
-            "hopper_fwd[CONSUMERS=1 CTAS_PER_SM=3 BLOCK_N=64 Q_IN_REGS=0 WAIT_AT=-1]",
-            "b1h2s130d64:causal",
-            BF16,
-        ),
-        trial("hopper_fwd[CONSUMERS=3 PINGPONG=1 Q_IN_REGS=0 WAIT_AT=-1]", "b1h1s200d64:causal", BF16),
+        trial("hopper_fwd[CONSUMERS=1 CTAS_PER_SM=3 BLOCK_N=64 Q_IN_REGS=0]", "b1h2s130d64:causal", BF16),
+        trial("hopper_fwd[CONSUMERS=3 PINGPONG=1 Q_IN_REGS=0]", "b1h1s200d64:causal", BF16),
         trial("hopper_fwd[CONSUMERS=3 Q_IN_REGS=0]", "b1h1s192/256d64", F16),
-        trial("hopper_fwd[CONSUMERS=4 BLOCK_N=64 STAGES=4 Q_IN_REGS=0 WAIT_AT=-1]", "b1h1s256d64", F16),
+        trial("hopper_fwd[CONSUMERS=4 BLOCK_N=64 STAGES=4 Q_IN_REGS=0]", "b1h1s256d64", F16),
         // several Q tiles for each CTA: every ring goes round, stores of one tile run under the next
         Trial { blocks: 1, ..trial("hopper_fwd", "b1h3s130d64", F16) },
         Trial { blocks: 2, ..trial("hopper_fwd", "b1h2s300d64:causal", BF16) },

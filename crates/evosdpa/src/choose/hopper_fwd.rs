@@ -198,22 +198,23 @@ fn pack_heads(look: &Look<'_>, tile: Tile) -> i64 {
 fn pipeline(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
     let wide = look.widest() > 128;
     let softmax_bound = tile == Tile::Three && look.masked();
-    let wait_at = match look.widest() {
-        _ if matches!(tile, Tile::ThreeSmall | Tile::Four) || softmax_bound => -1,
-        ..=128 => 0,
-        193.. if look.facts.seq_kv <= 2048 => 0,
-        _ => 2,
+    // The answer costs a register: three and four warpgroups have none left, nor have the widest heads and masks of 128 columns.
+    let probe = match look.widest() {
+        ..=64 => tile.consumers() <= 2,
+        65..=127 => true,
+        128..=192 => !look.masked(),
+        _ => false,
     };
     let values = [
         ("PINGPONG", if wide || softmax_bound { 1 } else { 2 }),
-        ("WAIT_AT", wait_at),
+        ("PROBE_AHEAD", i64::from(probe)),
         ("STAGES", if tile == Tile::Four { 4 } else { 2 }),
         ("Q_STAGES", if wide { 1 } else { 2 }),
     ];
     let why = if wide {
         "MMA and softmax overlap as far as registers allow; one Q tile fits beside two stages of wide KV tiles"
-    } else if wait_at < 0 {
-        "short loops or a softmax that takes as long as the MMAs: PV is waited for before the next maximum"
+    } else if softmax_bound {
+        "the softmax takes as long as the MMAs: warpgroups take turns inside the loop alone"
     } else {
         "MMA and softmax overlap; warpgroups take turns from the first QKᵀ on, and the next Q tile is loaded ahead"
     };
@@ -223,20 +224,19 @@ fn pipeline(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
 /// Where Q and O live.
 fn accumulator(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
     let widest = look.widest();
-    let long = look.facts.seq_kv > 2048;
+    let few_keys = !look.masked() && look.facts.seq_kv <= 512;
     let in_registers = widest <= 128 && tile == Tile::Two && (look.narrow() || !look.masked());
     settings.decide(
         "registers",
         &[
             ("Q_IN_REGS", i64::from(in_registers)),
             ("STORE_DIRECT", i64::from(widest > 192 && !look.causal())),
-            ("SCALE_LATE", i64::from(look.facts.value_dim <= 128 || widest > 192 && !long)),
-            ("SKIP_RESCALE", i64::from(widest > 192 && long)),
+            ("SCALE_LATE", i64::from(look.facts.value_dim <= 128 || widest > 192 && few_keys)),
         ],
         match (in_registers, widest) {
             (true, _) => "registers are left for the Q tile, so that QKᵀ reads less shared memory",
             (false, ..=192) => "no registers are left for the Q tile",
-            (false, _) => "O takes 128 registers: it is stored without a copy where it can be, and rescaled late or seldom",
+            (false, _) => "O takes 128 registers: it is stored without a copy where it can be, and rescaled under the next QKᵀ",
         },
     );
 }

@@ -20,7 +20,21 @@ __device__ __forceinline__ void mbarrier_expect_bytes(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// Whether the phase with this parity is complete, without waiting.
 __device__ __forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+// The same, suspended for a while if it is not.
+__device__ __forceinline__ bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 done;
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -34,7 +48,7 @@ __device__ __forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
 
 // Waits for the completion of the phase with this parity (0 first).
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
-  while (!mbarrier_test(barrier, parity)) {
+  while (!mbarrier_try_wait(barrier, parity)) {
   }
 }
 

@@ -96,45 +96,15 @@ __device__ __forceinline__ void row_maxima(const float (&s)[N / 2], const RowPai
     for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], lanes));
 }
 
-// The same from the scores' bits as integers, for which there is a maximum of three: half the instructions. Floats that are not
-// negative order like their bits, and the bits of negative ones are negative: right whenever the result is not
-// negative. False where a row of this warp has seen negative scores alone.
-template <int N>
-__device__ __forceinline__ bool row_maxima_vimnmx3(const float (&s)[N / 2], const RowPair& state, float (&top)[2]) {
-  int most[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    most[r] = __float_as_int(state.max[r]);
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j)
-      most[r] = __vimax3_s32(most[r], __float_as_int(s[4 * j + 2 * r]), __float_as_int(s[4 * j + 2 * r + 1]));
-  }
-#pragma unroll
-  for (int lanes = 1; lanes <= 2; lanes *= 2)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) most[r] = max(most[r], __shfl_xor_sync(~0u, most[r], lanes));
-  top[0] = __int_as_float(most[0]), top[1] = __int_as_float(most[1]);
-  return __all_sync(~0u, min(most[0], most[1]) >= 0);
-}
-
 // Turns scores into unnormalised probabilities relative to the running maximum, and gives the factor by which
-// everything accumulated so far shrinks; false: nothing shrinks. MASKED: a row may have no visible key yet.
-// SKIP: asks whether a maximum of this warp has grown at all. `wait` is called after WAIT_EIGHTHS eighths of the exponentials
-// (-1: before the maximum, or when ptxas likes) and returns an accumulator of the MMA that it waits for, or 0: what comes behind it
-// may be mixed with the code that follows. `use_vimnmx3`: maxima as integers, where rows see enough keys for one score that is not
-// negative.
-template <int N, bool MASKED, bool SKIP = false, int WAIT_EIGHTHS = -1, typename Wait = NoWait>
-__device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowPair& state, float scale_log2, float (&shrink)[2],
-                                               Wait wait = Wait(), bool use_vimnmx3 = false) {
+// everything accumulated so far shrinks. MASKED: a row may have no visible key yet. `wait` is called after WAIT_EIGHTHS eighths of
+// the exponentials, or before the maximum (-1), from where ptxas moves it as it likes.
+template <int N, bool MASKED, int WAIT_EIGHTHS = -1, typename Wait = NoWait>
+__device__ __forceinline__ void softmax_scores(float (&s)[N / 2], RowPair& state, float scale_log2, float (&shrink)[2],
+                                               Wait wait = Wait()) {
   if (WAIT_EIGHTHS < 0) wait();
   float top[2];
-  if (!use_vimnmx3 || !row_maxima_vimnmx3<N>(s, state, top)) row_maxima<N>(s, state, top);
-  bool grows = true;
-  if (SKIP) {
-    const bool stays = (top[0] - state.max[0]) * scale_log2 <= 0 && (top[1] - state.max[1]) * scale_log2 <= 0;
-    grows = !__all_sync(~0u, stays);
-    if (!grows) top[0] = state.max[0], top[1] = state.max[1];
-  }
+  row_maxima<N>(s, state, top);
   float offset[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -168,7 +138,6 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[N / 2], RowPair& state
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) state.sum[r] = fmaf(state.sum[r], shrink[r], sum[r][0] + sum[r][1]);
-  return grows;
 }
 
 template <int COUNT>

@@ -54,8 +54,9 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
   // Read again, so that rows, head and batch are not kept in registers over the loop.
   const int slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
   const int warp_row = first_row_of_warp();
-  int m0, head, batch;
-  locate(p, read_work_for_warp(layout.work_slot(slot)), m0, head, batch);
+  const WarpWork work(layout.work_slot(slot));
+  int m0 = work.m0(), head = work.head();
+  const int batch = work.batch();
   if (PACK_HEADS > 1) head += warp_row / POSITIONS;
   m0 += warp_row % POSITIONS;
   const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};
@@ -64,6 +65,7 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
 #pragma unroll
   for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? 1.f / state.sum[r] : 0.f;
   scale_rows(o, inverse);
+  __syncwarp();  // all eight lanes have read their word
   if (lane == 0) mbarrier_arrive(layout.work_empty(slot));
   if (STORE_DIRECT) {
     element* o_head = static_cast<element*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];

@@ -37,7 +37,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       Producer(p, q_map, k_map, v_map, layout).run();
   } else {
     registers_claim<CONSUMER_REGS>();
-    consume(p, o_map, layout);
+    Consumer consumer(p, layout);
+    for (;;) {
+      const RingPosition<WORK_SLOTS> work_at = {consumer.q_at.uses};
+      mbarrier_wait(layout.work_full(work_at.slot()), work_at.parity());
+      const WarpWork work(layout.work_slot(work_at.slot()));
+      if (!work.more()) break;
+      consumer.attend(work.tile(p));
+      store_tile(p, o_map, layout, consumer.q_at, consumer.warpgroup, consumer.o, consumer.state);
+      consumer.q_at.advance();
+    }
     if (STORE_LATER && elect_lane()) tma_store_wait_read();
   }
 }

@@ -23,7 +23,7 @@ constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * V_BYTES;
 // V empty per stage
 constexpr int WORK_SLOTS = 2;
 constexpr int WORK_OFFSET = BARRIER_OFFSET + 16 * Q_STAGES + 16 * WORK_SLOTS + 16 + 32 * STAGES;
-constexpr int LAYOUT_BYTES = WORK_OFFSET + WORK_SLOTS * int(sizeof(Work));
+constexpr int LAYOUT_BYTES = WORK_OFFSET + WORK_SLOTS * WORK_BYTES;
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
 static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
@@ -53,7 +53,7 @@ struct Layout {
   __device__ __forceinline__ u32 q(int slot) const { return smem + slot * Q_SLOT_BYTES; }
   __device__ __forceinline__ u32 k(int slot) const { return smem + K_OFFSET + slot * K_BYTES; }
   __device__ __forceinline__ u32 v(int slot) const { return smem + V_OFFSET + slot * V_BYTES; }
-  __device__ __forceinline__ u32 work_slot(int slot) const { return smem + WORK_OFFSET + slot * int(sizeof(Work)); }
+  __device__ __forceinline__ u32 work_slot(int slot) const { return smem + WORK_OFFSET + slot * WORK_BYTES; }
   __device__ __forceinline__ u32 q_full(int slot) const { return barriers + slot * 16; }
   __device__ __forceinline__ u32 q_empty(int slot) const { return barriers + slot * 16 + 8; }
   __device__ __forceinline__ u32 work_full(int slot) const { return work_barriers + slot * 16; }

@@ -20,7 +20,7 @@ struct Constant {
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 // Registers per thread at the start, and how the warpgroups share them out afterwards.
 constexpr int ENTRY_REGS = 65536 / (CTAS_PER_SM * THREADS) / 8 * 8;
-constexpr int PRODUCER_REGS = CONSUMERS >= 3 ? 32 : 24;
+constexpr int PRODUCER_REGS = CONSUMERS >= 3 || PAIRED || PACK_HEADS > 1 ? 32 : 24;  // pairs and packed heads take more to work out
 constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / CONSUMERS / 8 * 8;
 constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 // Whether what rounding leaves of P has room beside everything else while MMAs and softmax overlap.
@@ -42,106 +42,231 @@ struct Queries {
   }
 };
 
-// QKᵀ and PV of one KV tile, issued.
-__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], const Queries& q, u32 k_smem) {
-  if constexpr (Q_IN_REGS)
-    issue_qk<BLOCK_N, KV_PANEL_BYTES>(s, q.fragments, wgmma_descriptor(k_smem));
-  else
-    issue_qk<false, BLOCK_N, Q_PANEL_BYTES, KV_PANEL_BYTES>(s, q.descriptor, wgmma_descriptor(k_smem));
-}
-__device__ __forceinline__ void multiply_pv(float (&o)[VALUE_DIM / 2], const u32 (&packed)[BLOCK_N / 4], u32 v_smem) {
-  issue_pv<BLOCK_N>(o, packed, wgmma_descriptor(v_smem, KV_PANEL_BYTES));
-}
-
-// Q tile after Q tile, until the scheduler has no more.
-__device__ __forceinline__ void consume(const SdpaParams& p, const TensorMap& o_map, const Layout& layout) {
-  const int warpgroup = threadIdx.x / 128 - 1;
-  const int lane = threadIdx.x % 32;
+// One warpgroup, through all its Q tiles: its place in the rings, and what it has accumulated.
+struct Consumer {
+  const SdpaParams& p;
+  const Layout& layout;
+  const int warpgroup;  // by a shuffle: ptxas then knows that it is the same in a warp, and with it descriptors and loop bounds
+  const int lane;
   RingPosition<Q_STAGES> q_at;
   RingPosition<STAGES> k_at;
-  // Values are used behind keys: their place follows from that of the next keys, which saves a register.
-  auto v_at = [&](int behind) { return RingPosition<STAGES>{k_at.uses - behind}; };
-  auto release = [&](u32 barrier) {
-    if (lane == 0) mbarrier_arrive(barrier);
-  };
-  auto await_turn = [&] { named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256); };
-  auto pass_turn = [&] { named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % CONSUMERS, 256); };
-  if (TAKES_TURNS && warpgroup == CONSUMERS - 1) pass_turn();
-
   float o[VALUE_DIM / 2];
   float s[BLOCK_N / 2];
   u32 packed[BLOCK_N / 4];
   float shrink[2];
-  bool rescale;
   RowPair state;
-  auto k_tile = [&] { return layout.k(k_at.slot()); };
-  auto v_tile = [&] { return layout.v(v_at(1).slot()); };
+
+  __device__ Consumer(const SdpaParams& params, const Layout& where)
+      : p(params), layout(where), warpgroup(__shfl_sync(~0u, int(threadIdx.x / 128), 0) - 1), lane(threadIdx.x % 32) {
+    if (TAKES_TURNS && warpgroup == CONSUMERS - 1) pass_turn();
+  }
+
+  __device__ void await_turn() const { named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256); }
+  __device__ void pass_turn() const { named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % CONSUMERS, 256); }
+  __device__ void release(u32 barrier) const {
+    if (lane == 0) mbarrier_arrive(barrier);
+  }
+  // Values are used behind keys: their place follows from that of the next keys, which saves a register.
+  __device__ RingPosition<STAGES> v_at(int behind) const { return RingPosition<STAGES>{k_at.uses - behind}; }
+  __device__ u32 k_tile() const { return layout.k(k_at.slot()); }
+  __device__ u32 v_tile() const { return layout.v(v_at(1).slot()); }
+  __device__ void await_k() const { mbarrier_wait(layout.k_full(k_at.slot()), k_at.parity()); }
+  __device__ void await_v() const { mbarrier_wait(layout.v_full(v_at(1).slot()), v_at(1).parity()); }
+  // PROBE_AHEAD: asked early, so that nobody has to wait for the answer where the tile is there already, as it mostly is.
+  __device__ bool probe_k() const { return PROBE_AHEAD && mbarrier_test(layout.k_full(k_at.slot()), k_at.parity()); }
+  __device__ bool probe_v() const { return PROBE_AHEAD && mbarrier_test(layout.v_full(v_at(1).slot()), v_at(1).parity()); }
   // Queries in registers are needed no more in shared memory, others by whoever has read its last keys of a Q tile.
-  auto release_k = [&](const QTile& t, int n) {
+  __device__ void release_k(const QTile& t, int n) {
     release(layout.k_empty(k_at.slot()));
     k_at.advance();
     if (STORE_DIRECT && !Q_IN_REGS && n == t.first) release(layout.q_empty(q_at.slot()));
-  };
-  auto release_v = [&](int behind = 1) { release(layout.v_empty(v_at(behind).slot())); };
-  auto await_pv = [&] {  // in the middle of the next tile's softmax
+  }
+  __device__ void release_v(int behind = 1) const { release(layout.v_empty(v_at(behind).slot())); }
+
+  __device__ void multiply_qk(const Queries& q) {
+    if constexpr (Q_IN_REGS)
+      issue_qk<BLOCK_N, KV_PANEL_BYTES>(s, q.fragments, wgmma_descriptor(k_tile()));
+    else
+      issue_qk<false, BLOCK_N, Q_PANEL_BYTES, KV_PANEL_BYTES>(s, q.descriptor, wgmma_descriptor(k_tile()));
+  }
+  __device__ void multiply_pv(const u32 (&weights)[BLOCK_N / 4]) {
+    issue_pv<BLOCK_N>(o, weights, wgmma_descriptor(v_tile(), KV_PANEL_BYTES));
+  }
+
+  // The positions of this warpgroup's rows.
+  __device__ int first_row(const QTile& t) const { return PACK_HEADS > 1 ? t.m0 : t.m0 + warpgroup * 64; }
+  __device__ int last_row(const QTile& t) const { return PACK_HEADS > 1 ? t.m_last : min(first_row(t) + 63, p.seq_q - 1); }
+  __device__ bool needs_mask(const QTile& t, int n) const {
+    return !WHOLE_TILES && tile_needs_mask(p, first_row(t), last_row(t), n * BLOCK_N, BLOCK_N);
+  }
+  __device__ void mask_tile(const QTile& t, int n) {
+    const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
+    const int rows[2] = {row, row + 8};
+    mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+  }
+  // The score hook on this tile's scores.
+  __device__ void change_scores(const QTile& t, int n) {
+    if constexpr (ScoreHook::ACTIVE) {
+      const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
+      const int rows[2] = {row, row + 8};
+      apply_hook<BLOCK_N>(ScoreHook(p, t.batch, head_of_warp(t)), s, rows, n * BLOCK_N + 2 * (lane % 4));
+    }
+  }
+  __device__ int head_of_warp(const QTile& t) const { return PACK_HEADS > 1 ? t.head + first_row_of_warp() / POSITIONS : t.head; }
+
+  template <bool MAYBE_MASKED, typename Wait>
+  __device__ void softmax(const QTile& t, Wait wait) {
+    softmax_scores<BLOCK_N, MAYBE_MASKED>(s, state, ScoreHook::scale_log2(p), shrink, wait);
+  }
+  // Of a tile with nothing else under way: mostly one with a mask.
+  __device__ void mask_and_softmax(const QTile& t, int n) {
+    change_scores(t, n);
+    if (needs_mask(t, n)) mask_tile(t, n);
+    softmax<!WHOLE_TILES>(t, NoWait());
+  }
+  __device__ void rescale_output() { scale_rows(o, shrink); }
+  // The wait for PV stands before the next tile's softmax. It has no operands: ptxas mixes the two as it likes, and does it well.
+  __device__ float await_pv() {
     wgmma_wait<0>();
     pin_registers(o);
     pin_registers(packed);
     release_v(2);
-    // Where O is not rescaled right behind the softmax, an accumulator that is looked at would have to be kept, and ptxas would
-    // serialise the MMAs.
-    return SCALE_LATE && !SKIP_RESCALE ? o[0] : 0.f;
-  };
-  auto needs_mask = [&](const QTile& t, int n) {
-    const int wg_first = PACK_HEADS > 1 ? t.m0 : t.m0 + warpgroup * 64;
-    const int wg_last = PACK_HEADS > 1 ? t.m_last : min(wg_first + 63, p.seq_q - 1);
-    return !WHOLE_TILES && tile_needs_mask(p, wg_first, wg_last, n * BLOCK_N, BLOCK_N);
-  };
-  auto mask_tile = [&](const QTile& t, int n) {
-    const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
-    const int rows[2] = {row, row + 8};
-    mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
-  };
-  // The score hook, then the mask, then the softmax.
-  auto change_scores = [&](const QTile& t, int n) {
-    if constexpr (ScoreHook::ACTIVE) {
-      const int warp_row = first_row_of_warp(), row = t.m0 + warp_row % POSITIONS + lane / 4;
-      const int rows[2] = {row, row + 8};
-      apply_hook<BLOCK_N>(ScoreHook(p, t.batch, t.head + warp_row / POSITIONS), s, rows, n * BLOCK_N + 2 * (lane % 4));
-    }
-  };
-  auto softmax = [&](auto maybe_masked, bool masked, auto wait) {
-    constexpr bool MAYBE_MASKED = decltype(maybe_masked)::value;
-    rescale = softmax_scores<BLOCK_N, MAYBE_MASKED, SKIP_RESCALE, WAIT_AT>(
-        s, state, ScoreHook::scale_log2(p), shrink, wait, USE_VIMNMX3 && !masked);
-  };
-  auto mask_and_softmax = [&](const QTile& t, int n) {  // of a tile with nothing else under way: mostly one with a mask
-    change_scores(t, n);
-    if (needs_mask(t, n)) mask_tile(t, n);
-    softmax(Constant<!WHOLE_TILES>(), !WHOLE_TILES, NoWait());
-  };
-  auto rescale_output = [&] {
-    if (!SKIP_RESCALE || rescale) scale_rows(o, shrink);
-  };
-  auto finish_store = [&] {  // the TMA store of the Q tile before has read its slot
+    return 0.f;
+  }
+  // The TMA store of the Q tile before has read its slot.
+  __device__ void finish_store() const {
     if (STORE_LATER && q_at.uses > 0 && elect_lane()) {
       tma_store_wait_read();
       mbarrier_arrive(layout.q_empty((q_at.uses - 1) % Q_STAGES));
     }
-  };
-  auto await_k = [&] { mbarrier_wait(layout.k_full(k_at.slot()), k_at.parity()); };
-  auto await_v = [&] { mbarrier_wait(layout.v_full(v_at(1).slot()), v_at(1).parity()); };
+  }
 
-  for (;;) {
-    const RingPosition<WORK_SLOTS> work_at = {q_at.uses};
-    mbarrier_wait(layout.work_full(work_at.slot()), work_at.parity());
-    const Work work = read_work_for_warp(layout.work_slot(work_at.slot()));
-    if (work.head < 0) break;
-    const QTile t = q_tile_of(p, work);
+  // Tiles to the right of all that this warpgroup's rows see: it only keeps step with the others.
+  template <bool TURNS>
+  __device__ void skip_hidden(const QTile& t, int n) {
+    for (int skipped = t.last(); skipped > n; --skipped) {
+      await_k();
+      release_k(t, skipped);
+      await_v();
+      release_v();
+      if (TURNS) await_turn(), pass_turn();
+    }
+  }
+
+  // One tile after the other; PRECISE, with what rounding left of P in a second PV.
+  __device__ void run_one_by_one(const QTile& t, const Queries& q, int n, bool precise) {
+    finish_store();
+    skip_hidden<false>(t, n);
+    for (; n >= t.first; --n) {
+      await_k();
+      wgmma_fence();
+      multiply_qk(q);
+      wgmma_wait<0>();
+      pin_registers(s);
+      release_k(t, n);
+      mask_and_softmax(t, n);
+      pack_probabilities<BLOCK_N>(s, packed);
+      rescale_output();
+      await_v();
+      pin_registers(o);
+      pin_registers(packed);
+      wgmma_fence();
+      multiply_pv(packed);
+      if (precise) {  // the remainder of P is worked out under its PV
+        u32 residual[BLOCK_N / 4];
+        pack_residual<BLOCK_N>(s, packed, residual);
+        pin_registers(residual);
+        wgmma_fence();
+        multiply_pv(residual);
+        wgmma_wait<0>();
+        pin_registers(residual);
+      } else {
+        wgmma_wait<0>();
+      }
+      pin_registers(o);
+      release_v();
+    }
+  }
+
+  // MMAs and softmax overlapped.
+  template <bool WITH_RESIDUAL>
+  __device__ void run_overlapped(const QTile& t, const Queries& q, int n) {
+    u32 residual[WITH_RESIDUAL ? BLOCK_N / 4 : 1];
+    auto pack = [&] {
+      pack_probabilities<BLOCK_N>(s, packed);
+      if constexpr (WITH_RESIDUAL) pack_residual<BLOCK_N>(s, packed, residual);
+    };
+    auto multiply_values = [&] {
+      pin_registers(o);
+      if constexpr (WITH_RESIDUAL) pin_registers(residual);
+      wgmma_fence();
+      multiply_pv(packed);
+      if constexpr (WITH_RESIDUAL) multiply_pv(residual);
+    };
+    skip_hidden<TAKES_TURNS>(t, n);
+    await_k();
+    if (FIRST_TOO) await_turn();
+    wgmma_fence();
+    multiply_qk(q);
+    if (FIRST_TOO) pass_turn();
+    finish_store();
+    wgmma_wait<0>();
+    pin_registers(s);
+    release_k(t, n);
+    mask_and_softmax(t, n);
+    pack();
+    bool k_ready = probe_k();
+    auto step = [&](auto maybe_masked, bool masked) {
+      if (!k_ready) await_k();
+      const bool v_ready = probe_v();
+      if (TAKES_TURNS) await_turn();
+      pin_registers(s);
+      pin_registers(packed);
+      pin_registers(o);
+      wgmma_fence();
+      multiply_qk(q);
+      if (!SCALE_LATE) rescale_output();
+      if (!v_ready) await_v();
+      multiply_values();
+      if (TAKES_TURNS) pass_turn();
+      wgmma_wait<WITH_RESIDUAL ? 2 : 1>();
+      pin_registers(s);
+      release_k(t, n);
+      k_ready = probe_k();
+      change_scores(t, n);
+      if (masked) mask_tile(t, n);
+      softmax<decltype(maybe_masked)::value>(t, [&] { return await_pv(); });
+      pack();
+      if (SCALE_LATE) rescale_output();
+    };
+    --n;
+    if constexpr (WHOLE_TILES) {
+      for (; n >= t.first; --n) step(Constant<false>(), false);
+    } else if constexpr (WITH_RESIDUAL) {  // few tiles: one loop is enough
+      for (; n >= t.first; --n) step(Constant<true>(), needs_mask(t, n));
+    } else {
+      // Loops of their own for tiles that the right edge cuts, whole ones, and tiles that the left edge cuts.
+      const int last_whole = max(t.first - 1, min(first_row(t) + p.band_hi + 1, p.seq_kv) / BLOCK_N - 1);
+      const int first_whole = max(t.first, (max(0, last_row(t) + p.band_lo) + BLOCK_N - 1) / BLOCK_N);
+      for (; n > last_whole; --n) step(Constant<true>(), true);
+      for (; n >= first_whole; --n) step(Constant<false>(), false);
+      for (; n >= t.first; --n) step(Constant<true>(), true);
+    }
+    if (!SCALE_LATE) rescale_output();
+    await_v();
+    pin_registers(packed);
+    multiply_values();
+    wgmma_wait<0>();
+    pin_registers(o);
+    release_v();
+  }
+
+  // All KV tiles of one Q tile. O and the rows' state are complete, but for their division and the sum over the lanes.
+  __device__ void attend(const QTile& t) {
     int n = PACK_HEADS > 1 ? t.last() : last_seen(p, t, t.m0 + warpgroup * 64 + 63);
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
-    ScoreHook::begin(p, t.head, state);
+    ScoreHook::begin(p, head_of_warp(t), state);
     mbarrier_wait(layout.q_full(q_at.slot()), q_at.parity());
     Queries q;
     q.read(layout.q(q_at.slot()), warpgroup, first_row_of_warp(), lane);
@@ -149,128 +274,16 @@ __device__ __forceinline__ void consume(const SdpaParams& p, const TensorMap& o_
       __syncwarp();
       release(layout.q_empty(q_at.slot()));
     }
-
     const bool precise = PRECISE_KEYS > 0 && t.precise;
-    // Tiles to the right of all that this warpgroup's rows see: it only keeps step with the others.
-    auto skip_hidden = [&](bool turns) {
-      for (int skipped = t.last(); skipped > n; --skipped) {
-        await_k();
-        release_k(t, skipped);
-        await_v();
-        release_v();
-        if (turns) await_turn(), pass_turn();
-      }
-    };
-    auto run_one_by_one = [&] {
+    if (t.count == 0)  // no key: zeros are stored
       finish_store();
-      skip_hidden(false);
-      for (; n >= t.first; --n) {
-        await_k();
-        wgmma_fence();
-        multiply_qk(s, q, k_tile());
-        wgmma_wait<0>();
-        pin_registers(s);
-        release_k(t, n);
-        mask_and_softmax(t, n);
-        pack_probabilities<BLOCK_N>(s, packed);
-        rescale_output();
-        await_v();
-        pin_registers(o);
-        pin_registers(packed);
-        wgmma_fence();
-        multiply_pv(o, packed, v_tile());
-        if (precise) {  // the remainder of P is worked out under its PV
-          u32 residual[BLOCK_N / 4];
-          pack_residual<BLOCK_N>(s, packed, residual);
-          pin_registers(residual);
-          wgmma_fence();
-          multiply_pv(o, residual, v_tile());
-          wgmma_wait<0>();
-          pin_registers(residual);
-        } else {
-          wgmma_wait<0>();
-        }
-        pin_registers(o);
-        release_v();
-      }
-    };
-    auto run_overlapped = [&](auto with_residual) {
-      constexpr bool WITH_RESIDUAL = decltype(with_residual)::value;
-      u32 residual[WITH_RESIDUAL ? BLOCK_N / 4 : 1];
-      auto pack = [&] {
-        pack_probabilities<BLOCK_N>(s, packed);
-        if constexpr (WITH_RESIDUAL) pack_residual<BLOCK_N>(s, packed, residual);
-      };
-      auto multiply_values = [&] {
-        pin_registers(o);
-        if constexpr (WITH_RESIDUAL) pin_registers(residual);
-        wgmma_fence();
-        multiply_pv(o, packed, v_tile());
-        if constexpr (WITH_RESIDUAL) multiply_pv(o, residual, v_tile());
-      };
-      skip_hidden(TAKES_TURNS);
-      await_k();
-      if (FIRST_TOO) await_turn();
-      wgmma_fence();
-      multiply_qk(s, q, k_tile());
-      if (FIRST_TOO) pass_turn();
-      finish_store();
-      wgmma_wait<0>();
-      pin_registers(s);
-      release_k(t, n);
-      mask_and_softmax(t, n);
-      pack();
-      auto step = [&](auto maybe_masked, bool masked) {
-        await_k();
-        if (TAKES_TURNS) await_turn();
-        pin_registers(s);
-        pin_registers(packed);
-        pin_registers(o);
-        wgmma_fence();
-        multiply_qk(s, q, k_tile());
-        if (!SCALE_LATE) rescale_output();
-        await_v();
-        multiply_values();
-        if (TAKES_TURNS) pass_turn();
-        wgmma_wait<WITH_RESIDUAL ? 2 : 1>();
-        pin_registers(s);
-        release_k(t, n);
-        change_scores(t, n);
-        if (masked) mask_tile(t, n);
-        softmax(maybe_masked, masked, await_pv);
-        pack();
-        if (SCALE_LATE) rescale_output();
-      };
-      for (--n; n >= t.first; --n) {
-        const bool masked = needs_mask(t, n);
-        if (!SPLIT_MASKED_LOOP || WITH_RESIDUAL)
-          step(Constant<!WHOLE_TILES>(), masked);
-        else if (masked)
-          step(Constant<!WHOLE_TILES>(), true);
-        else
-          step(Constant<false>(), false);
-      }
-      if (!SCALE_LATE) rescale_output();
-      await_v();
-      pin_registers(packed);
-      multiply_values();
-      wgmma_wait<0>();
-      pin_registers(o);
-      release_v();
-    };
-    if (t.count == 0) {  // no key: zeros are stored
-      finish_store();
-    } else if (precise && !RESIDUAL_FITS) {
-      run_one_by_one();
-    } else if (RESIDUAL_FITS && precise) {
-      run_overlapped(Constant<RESIDUAL_FITS>());
-    } else {
-      run_overlapped(Constant<false>());
-    }
-
-    store_tile(p, o_map, layout, q_at, warpgroup, o, state);
-    q_at.advance();
+    else if (precise && !RESIDUAL_FITS)
+      run_one_by_one(t, q, n, precise);
+    else if (RESIDUAL_FITS && precise)
+      run_overlapped<RESIDUAL_FITS>(t, q, n);
+    else
+      run_overlapped<false>(t, q, n);
   }
-}
+};
 
 }  // namespace

@@ -17,7 +17,7 @@ __device__ __forceinline__ void run_scheduler(const SdpaParams& p, const Layout&
     const Work work = scheduler.work(p);
     more = work.head >= 0;
     mbarrier_wait(layout.work_empty(work_at.slot()), work_at.parity() ^ 1);
-    publish_work(layout.work_slot(work_at.slot()), work);
+    publish_work(layout.work_slot(work_at.slot()), p, work);
     mbarrier_arrive(layout.work_full(work_at.slot()));
     if (PERSISTENT == 2 && work_at.uses == 0) grid_wait();  // the launch before may use the same counter
     if (PERSISTENT == 2 && more) mbarrier_wait(layout.work_wanted, work_at.uses & 1);
@@ -72,11 +72,12 @@ struct Producer {
   // False: there is no more.
   __device__ __forceinline__ bool next_tile(QTile& t) {
     mbarrier_wait(layout.work_full(work_at.slot()), work_at.parity());
-    const Work work = read_work(layout.work_slot(work_at.slot()));
+    QTile next;
+    const bool more = read_work(layout.work_slot(work_at.slot()), p, next);
     mbarrier_arrive(layout.work_empty(work_at.slot()));
     work_at.advance();
-    if (work.head >= 0) t = q_tile_of(p, work);
-    return work.head >= 0;
+    if (more) t = next;
+    return more;
   }
 
   __device__ __forceinline__ void want_more() const {

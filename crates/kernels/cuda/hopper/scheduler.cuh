@@ -14,23 +14,6 @@ struct Work {
   int m_block, head;
 };
 
-__device__ __forceinline__ void publish_work(u32 smem, const Work& work) {
-  asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(smem), "r"(work.m_block), "r"(work.head) : "memory");
-}
-
-__device__ __forceinline__ Work read_work(u32 smem) {
-  Work work;
-  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(work.m_block), "=r"(work.head) : "r"(smem) : "memory");
-  return work;
-}
-
-// For a whole warp: its first lane reads, which is also the one that says that it has read.
-__device__ __forceinline__ Work read_work_for_warp(u32 smem) {
-  Work work = {};
-  if (threadIdx.x % 32 == 0) work = read_work(smem);
-  return {__shfl_sync(~0u, work.m_block, 0), __shfl_sync(~0u, work.head, 0)};
-}
-
 // The Q tiles of one CTA, in order.
 //
 // LONGEST_FIRST: the heads are cut into sections whose keys and values fit L2; in each, the Q tiles that see most keys come first.
@@ -119,26 +102,68 @@ __device__ __forceinline__ int last_seen(const SdpaParams& p, const QTile& t, in
   return max(t.first, min(t.last(), min(min(row, p.seq_q - 1) + p.band_hi, p.seq_kv - 1) / BLOCK_N));
 }
 
-// Where a Q tile starts: position, first head and batch.
-__device__ __forceinline__ void locate(const SdpaParams& p, const Work& work, int& m0, int& head, int& batch) {
-  const int heads = p.heads_q / PACK_HEADS;
-  m0 = work.m_block * POSITIONS;
-  batch = work.head / heads;
-  head = (work.head - batch * heads) * PACK_HEADS;
+__device__ __forceinline__ int last_row_of(const SdpaParams& p, int m0) { return min(m0 + POSITIONS, p.seq_q) - 1; }
+
+// A published Q tile, eight words: m0, head, batch, head_kv, then first, count, precise, and whether there is one at all. All that takes
+// divisions is worked out once, by the scheduler thread; the first four are stored before the others are, to spare its registers.
+constexpr int WORK_BYTES = 32;
+
+__device__ __forceinline__ void store_four(u32 smem, int a, int b, int c, int d) {
+  asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-__device__ __forceinline__ QTile q_tile_of(const SdpaParams& p, const Work& work) {
-  QTile t;
-  locate(p, work, t.m0, t.head, t.batch);
-  t.m_last = min(t.m0 + POSITIONS, p.seq_q) - 1;
-  t.head_kv = t.head / (p.heads_q / p.heads_kv);
-  const int key_first = max(0, t.m0 + p.band_lo);
-  // Not from m_last: one value less would be shared, and the register allocation another.
-  const int key_last = min(p.seq_kv - 1, min(t.m0 + POSITIONS, p.seq_q) - 1 + p.band_hi);
-  t.first = key_first / BLOCK_N;
-  t.count = key_last >= key_first ? key_last / BLOCK_N - t.first + 1 : 0;
-  t.precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, t.m0, t.m_last, PRECISE_KEYS);
-  return t;
+__device__ __forceinline__ void load_four(u32 smem, int& a, int& b, int& c, int& d) {
+  asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(smem) : "memory");
 }
+
+__device__ __forceinline__ void publish_work(u32 smem, const SdpaParams& p, const Work& work) {
+  int first = 0, count = 0, precise = 0;
+  if (work.head < 0) {
+    store_four(smem, 0, 0, 0, 0);
+  } else {
+    const int heads = p.heads_q / PACK_HEADS;
+    const int m0 = work.m_block * POSITIONS, batch = work.head / heads;
+    const int head = (work.head - batch * heads) * PACK_HEADS;
+    store_four(smem, m0, head, batch, head / (p.heads_q / p.heads_kv));
+    const int m_last = last_row_of(p, m0);
+    const int key_first = max(0, m0 + p.band_lo), key_last = min(p.seq_kv - 1, m_last + p.band_hi);
+    first = key_first / BLOCK_N;
+    count = key_last >= key_first ? key_last / BLOCK_N - first + 1 : 0;
+    precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
+  }
+  store_four(smem + 16, first, count, precise, work.head >= 0);
+}
+
+// For one thread; false: the list has ended.
+__device__ __forceinline__ bool read_work(u32 smem, const SdpaParams& p, QTile& t) {
+  int precise, more;
+  load_four(smem, t.m0, t.head, t.batch, t.head_kv);
+  load_four(smem + 16, t.first, t.count, precise, more);
+  t.m_last = last_row_of(p, t.m0);
+  t.precise = precise;
+  return more;
+}
+
+// For a whole warp: eight lanes read a word each. A shuffle gives one to all lanes, and ptxas then knows that it is the same in all of them.
+struct WarpWork {
+  int words = 0;
+
+  __device__ __forceinline__ explicit WarpWork(u32 smem) {
+    const int lane = threadIdx.x % 32;
+    if (lane < WORK_BYTES / 4) asm volatile("ld.shared.s32 %0, [%1];" : "=r"(words) : "r"(smem + 4 * lane) : "memory");
+  }
+  __device__ __forceinline__ int word(int index) const { return __shfl_sync(~0u, words, index); }
+  __device__ __forceinline__ int m0() const { return word(0); }
+  __device__ __forceinline__ int head() const { return word(1); }
+  __device__ __forceinline__ int batch() const { return word(2); }
+  __device__ __forceinline__ bool more() const { return word(7); }
+  __device__ __forceinline__ QTile tile(const SdpaParams& p) const {
+    QTile t;
+    t.m0 = m0(), t.head = head(), t.batch = batch(), t.head_kv = word(3);
+    t.first = word(4), t.count = word(5), t.precise = PRECISE_KEYS > 0 && word(6);
+    t.m_last = last_row_of(p, t.m0);
+    return t;
+  }
+};
 
 }  // namespace

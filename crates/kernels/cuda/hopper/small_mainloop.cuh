@@ -127,12 +127,12 @@ struct Part {
       change_scores(s[tile % 2], tile);
       float shrink[2];
       if (tile == 0) {
-        softmax_scores<BLOCK_N, !WHOLE_TILES, false, NEXT_LATE ? 0 : -1>(s[0], state, scale_log2, shrink, [&] {
+        softmax_scores<BLOCK_N, !WHOLE_TILES, NEXT_LATE ? 0 : -1>(s[0], state, scale_log2, shrink, [&] {
           if (LAST > 0 && NEXT_LATE) scores(1);
           return 0.f;
         });
       } else {
-        softmax_scores<BLOCK_N, !WHOLE_TILES, false, WAIT_AT>(s[tile % 2], state, scale_log2, shrink, [&] {
+        softmax_scores<BLOCK_N, !WHOLE_TILES, WAIT_AT>(s[tile % 2], state, scale_log2, shrink, [&] {
           wgmma_wait_all_but(tile < LAST);
           pin_registers(o);
           pin_registers(packed);
