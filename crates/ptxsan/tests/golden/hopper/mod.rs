@@ -80,7 +80,7 @@ fn code(name: &str, style: i64, h: u32) -> u32 {
         }
         1 => sign | (one - 2 + pick % 4) << mantissa_bits | mantissa,
         _ => {
-            let (low, span) = (if one > 8 { one - 8 } else { 0 }, if exponent == 4 { 15 } else { 16 });
+            let (low, span) = (one.saturating_sub(8), if exponent == 4 { 15 } else { 16 });
             sign | (low + pick % span) << mantissa_bits | mantissa
         }
     }
