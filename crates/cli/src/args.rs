@@ -235,7 +235,7 @@ pub(crate) struct Build {
     pub(crate) max_variants: u32,
     /// A GPU to compare with the driver's numbers: auto (if there is one), none, cuda or cuda:N (build for it alone), or
     /// sim (build for the simulator, and see that it understands every instruction)
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    #[arg(long, default_value = "auto", value_name = "DEVICE", value_parser = compared_with)]
     pub(crate) device: Place,
     /// Compilations at once, each in a process of its own
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -605,6 +605,16 @@ impl fmt::Display for Place {
             Self::None => f.write_str("none"),
             Self::On(device) => device.fmt(f),
         }
+    }
+}
+
+/// What a build can be for, or compared with: no CPU, which is not compiled for.
+fn compared_with(text: &str) -> Result<Place, evosdpa_lab::Error> {
+    match text.parse() {
+        Err(_) | Ok(Place::On(DeviceId::Cpu)) => {
+            Err(device::id::unknown(text, &["auto", "none", "cuda", "cuda:N", "sim"]))
+        }
+        Ok(place) => Ok(place),
     }
 }
 
