@@ -96,6 +96,7 @@ impl Gpu {
         tensors: &DeviceTensors,
         options: &Options,
     ) -> Result<Attention, Error> {
+        tensors.check(problem)?;
         let plans = match &options.variant {
             None if !options.isolated => Arc::clone(&self.plans),
             forced => Arc::new(Plans::new(&self.device, forced.clone())),
