@@ -80,7 +80,7 @@ impl FlashTiles {
     pub const MAX: usize = 4096;
 
     /// Sizes for given head dimensions: packed queries, outputs, keys and values together stay well inside a 1 MiB
-    /// second-level cache, and a score tile inside the first level.
+    /// L2, and a score tile inside the first level.
     pub fn for_dims(dim_qk: usize, dim_v: usize) -> FlashTiles {
         match dim_qk.max(dim_v) {
             0..=192 => FlashTiles { block_q: 384, block_kv: 64 },

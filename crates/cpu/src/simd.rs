@@ -55,7 +55,7 @@ pub(crate) trait Simd: Copy + 'static {
     /// `inside` where `lo <= index <= hi`, else `outside`.
     unsafe fn select_between(index: Self::V, lo: f32, hi: f32, inside: Self::V, outside: Self::V) -> Self::V;
 
-    /// Asks for the cache line at `p`, which may be anywhere, to be brought into the second-level cache.
+    /// Asks for the cache line at `p`, which may be anywhere, to be brought into the L2.
     #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}
     /// The same for the first-level cache.

@@ -3,7 +3,7 @@
 use crate::decode::{CollectiveKind, Op};
 use serde::{Deserialize, Serialize};
 
-/// What part of a multiprocessor an instruction keeps busy.
+/// What part of an SM an instruction keeps busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

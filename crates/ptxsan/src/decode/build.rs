@@ -153,7 +153,7 @@ pub(crate) fn kernel(
     })
 }
 
-/// What a thread starts with: `.maxnreg`, or the largest number that lets the blocks of a multiprocessor have as many threads as
+/// What a thread starts with: `.maxnreg`, or the largest number that lets the blocks of an SM have as many threads as
 /// the bounds say. Without bounds `setmaxnreg` does nothing.
 fn starting_registers(entry: &Function) -> Option<u32> {
     let fitting = |threads: u32| {

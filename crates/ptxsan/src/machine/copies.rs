@@ -49,8 +49,8 @@ impl Warp {
                 bytes,
                 source_bytes,
             };
-            if let Some(memoir) = &mut self.memoir {
-                memoir.issued(lane, self.open_group[lane]);
+            if let Some(sync_trace) = &mut self.sync_trace {
+                sync_trace.issued(lane, self.open_group[lane]);
             }
             if cx.options.schedule.lands_early(cx.random) {
                 self.land(cx, &flight);
@@ -110,8 +110,8 @@ impl Warp {
 
     /// Closes the open group of each lane.
     pub(super) fn commit_copies(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32) {
-        if let Some(memoir) = &self.memoir {
-            cx.tallies[pc as usize].work += memoir.copies_in(mask, &self.open_group);
+        if let Some(sync_trace) = &self.sync_trace {
+            cx.tallies[pc as usize].work += sync_trace.copies_in(mask, &self.open_group);
         }
         for_lanes(mask, |lane| self.open_group[lane] += 1);
     }
@@ -130,8 +130,8 @@ impl Warp {
             self.waited_group[lane] = self.waited_group[lane].max(done);
         });
         let waited = self.waited_group;
-        if let Some(memoir) = &mut self.memoir {
-            cx.tallies[pc as usize].work += memoir.retire(mask, &waited);
+        if let Some(sync_trace) = &mut self.sync_trace {
+            cx.tallies[pc as usize].work += sync_trace.retire(mask, &waited);
         }
         self.land_copies(cx, |f| mask >> f.lane & 1 == 1 && f.group <= waited[f.lane as usize]);
     }

@@ -11,11 +11,11 @@ mod device;
 mod fold;
 mod launch;
 mod matrix;
-mod memoir;
 mod order;
 mod race;
 mod random;
 mod run;
+mod sync_trace;
 mod warp;
 mod world;
 

@@ -136,7 +136,7 @@ impl Warp {
         let mut conflict = None;
         for part in (0..request.bytes).step_by(step as usize) {
             let at = address + u64::from(part);
-            if self.memoir.is_some() {
+            if self.sync_trace.is_some() {
                 self.credit(cx, space, at, step, is_write, by);
             }
             let found = match space {

@@ -5,7 +5,7 @@ use crate::decode::{Bank, Kernel, Special};
 use crate::hazard::clock::{Clock, Numbering};
 use crate::machine::asynchronous::wgmma::Products;
 use crate::machine::launch::Shape;
-use crate::machine::memoir::Memoir;
+use crate::machine::sync_trace::SyncTrace;
 use std::rc::Rc;
 
 /// No meeting point.
@@ -113,7 +113,7 @@ pub(super) struct Warp {
     pub(super) products: Option<Box<Products>>,
     pub(super) copies_issued: u64,
     /// Kept when each synchronisation is to be explained.
-    pub(super) memoir: Option<Box<Memoir>>,
+    pub(super) sync_trace: Option<Box<SyncTrace>>,
     /// Instructions since lanes last met or waited.
     pub(super) since_meeting: u32,
     pub(super) next_group: usize,
@@ -181,7 +181,7 @@ impl Warp {
             cluster_arrivals: [0; 32],
             products: None,
             copies_issued: 0,
-            memoir: None,
+            sync_trace: None,
             since_meeting: 0,
             next_group: 0,
         }

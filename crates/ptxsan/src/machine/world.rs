@@ -154,7 +154,7 @@ impl<'a> World<'a> {
         let warps = (0..threads.div_ceil(32))
             .map(|w| {
                 let warp = Warp::new(kernel, &self.shape, self.numbering, number, w, &known);
-                if self.setting.options.explain { warp.with_memoir() } else { warp }
+                if self.setting.options.explain { warp.with_sync_trace() } else { warp }
             })
             .collect();
         let warp_count = threads.div_ceil(32);

@@ -13,14 +13,14 @@ use crate::parse::ast::Space;
 use std::rc::Rc;
 
 /// What the lanes of a warp learnt, in order, and their copies that are not waited for.
-pub(super) struct Memoir {
-    /// Per lane: the instruction that taught, and all that was known after it.
-    lessons: [Vec<(u32, Rc<Clock>)>; 32],
+pub(super) struct SyncTrace {
+    /// Per lane: the synchronising instruction, and all that was known after it.
+    events: [Vec<(u32, Rc<Clock>)>; 32],
     /// Lane and group of each copy.
     copies: Vec<(usize, u32)>,
 }
 
-impl Memoir {
+impl SyncTrace {
     pub(super) fn issued(&mut self, lane: usize, group: u32) {
         self.copies.push((lane, group));
     }
@@ -38,25 +38,25 @@ impl Memoir {
         (before - self.copies.len()) as u64
     }
 
-    /// The instruction that first taught a lane what `who` did at `time`; `None` if nothing had to.
-    fn teacher(&self, by: &Accessor<'_>, lane: usize, who: u32, time: u32) -> Option<u32> {
-        let lessons = &self.lessons[lane];
-        let at = lessons.partition_point(|(_, clock)| !clock.knows(by.numbering, who, time));
-        lessons.get(at).map(|(pc, _)| *pc)
+    /// The instruction by which a lane first knew what `who` did at `time`; `None` if nothing had to.
+    fn source(&self, by: &Accessor<'_>, lane: usize, who: u32, time: u32) -> Option<u32> {
+        let events = &self.events[lane];
+        let at = events.partition_point(|(_, clock)| !clock.knows(by.numbering, who, time));
+        events.get(at).map(|(pc, _)| *pc)
     }
 }
 
 impl Warp {
-    pub(super) fn with_memoir(mut self) -> Self {
-        let lessons = std::array::from_fn(|_| Vec::new());
-        self.memoir = Some(Box::new(Memoir { lessons, copies: Vec::new() }));
+    pub(super) fn with_sync_trace(mut self) -> Self {
+        let events = std::array::from_fn(|_| Vec::new());
+        self.sync_trace = Some(Box::new(SyncTrace { events, copies: Vec::new() }));
         self
     }
 
     /// A lane knows more from instruction `pc` on.
     pub(super) fn learn(&mut self, lane: usize, pc: u32, clock: Rc<Clock>) {
-        if let Some(memoir) = &mut self.memoir {
-            memoir.lessons[lane].push((pc, Rc::clone(&clock)));
+        if let Some(sync_trace) = &mut self.sync_trace {
+            sync_trace.events[lane].push((pc, Rc::clone(&clock)));
         }
         self.known[lane] = clock;
     }
@@ -71,7 +71,7 @@ impl Warp {
         is_write: bool,
         by: &Accessor<'_>,
     ) {
-        let Some(memoir) = &self.memoir else { return };
+        let Some(sync_trace) = &self.sync_trace else { return };
         let earlier = match space {
             Space::Shared => match cx.shared_at(address) {
                 Some((memory, at)) => memory.shadow.earlier(at, bytes, is_write),
@@ -85,7 +85,7 @@ impl Warp {
         for (who, time) in earlier {
             for_lanes(by.mask, |lane| {
                 let is_own = who == by.lanes_base + lane as u32 || who == by.agents_base + lane as u32;
-                if !is_own && let Some(pc) = memoir.teacher(by, lane, who, time) {
+                if !is_own && let Some(pc) = sync_trace.source(by, lane, who, time) {
                     cx.tallies[pc as usize].work += 1;
                 }
             });
