@@ -253,8 +253,14 @@ fn write_page(
     }
     writeln!(out)?;
     let header = ["problem", "kernel", "gates", "p50", "p90", "p99", "FLOP/s", "% peak", "n", "vs baseline"];
-    let shown = rows.iter().filter(|row| !(row.baseline && no_torch.is_some())).map(table_row).collect();
-    out.push_str(&output::table(&header, 3, shown));
+    // A column of dashes would only take the room that long names need.
+    let columns = header.len() - usize::from(rows.iter().all(|row| row.fastest_baseline().is_none()));
+    let shown = rows
+        .iter()
+        .filter(|row| !(row.baseline && no_torch.is_some()))
+        .map(|row| table_row(row).into_iter().take(columns).collect())
+        .collect();
+    out.push_str(&output::table(&header[..columns], 3, shown));
     if let Some(why) = no_torch {
         let why = why.strip_prefix("torch: ").unwrap_or(why);
         writeln!(out, "\n{}", output::wrapped(&format!("torch: UNAVAILABLE: {why}"), 2))?;
