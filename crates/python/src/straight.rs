@@ -73,6 +73,7 @@ pub(crate) fn attention<'py>(
         scale: wanted.scale,
         visible: wanted.visible,
         precision: wanted.precision,
+        side: None,
     };
     let place = match q.gpu {
         None => Place::Cpu { threads: wanted.threads },
@@ -110,8 +111,7 @@ fn are_ordinary(q: &Described, k: &Described, v: &Described, wanted: &Wanted) ->
         && size(k, sequence) == size(v, sequence)
         && size(k, 3) == size(q, 3)
         && heads_kv == size(v, heads)
-        && (heads_q == heads_kv
-            || ((wanted.enable_gqa || wanted.flash_layout) && heads_q % heads_kv == 0))
+        && (heads_q == heads_kv || ((wanted.enable_gqa || wanted.flash_layout) && heads_q % heads_kv == 0))
         && wanted.scale.is_none_or(|scale| (scale as f32).is_finite())
         && (q.gpu.is_none() || q.dtype != 0)
 }

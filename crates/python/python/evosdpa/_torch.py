@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad as _forward_ad
 
-from . import _native, _original, _window, _words
+from . import _native, _original, _side, _window, _words
 from ._operator import CODES, check, compute, shard_on_demand
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -250,7 +250,15 @@ def _number(scale: Any) -> float | None:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool, high: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window: _window.Window,
+    by_sequence: bool,
+    with_lse: bool,
+    high: bool,
+    side: _side.Side | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Through the operator where somebody watches operators, else straight to the native side."""
     if (
@@ -264,10 +272,10 @@ def _attend(
     ):
         if any(type(x).__name__ == "DTensor" for x in (q, k, v)):
             shard_on_demand()
-        out, lse = torch.ops.evosdpa.forward(q, k, v, scale, *window, by_sequence, with_lse, high)
+        out, lse = torch.ops.evosdpa.forward(q, k, v, scale, *window, by_sequence, with_lse, high, **(side or {}))
         return out, lse
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
-    return compute(q, k, v, scale, window, by_sequence, with_lse, high)
+    return compute(q, k, v, scale, window, by_sequence, with_lse, high, side)
 
 
 # The compiler library for GPU kernels is where torch has it.

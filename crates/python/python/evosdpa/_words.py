@@ -49,6 +49,10 @@ def layout(name: object) -> str:
     return f"a tensor is {name}; use plain tensors (torch.strided) with memory of their own, {FALLBACK}"
 
 
+def vmap(name: str) -> str:
+    return f"torch.vmap of a call with {name} is not supported; give the batch itself"
+
+
 def scale_with_gradient() -> str:
     return "scale is a tensor that requires grad: evosdpa takes a number; multiply q with it, or pass scale.item()"
 
