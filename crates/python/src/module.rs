@@ -122,9 +122,9 @@ pub(crate) fn raised(error: Error) -> PyErr {
             Library::Problem(Problem::TensorDType { .. })
             | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. })),
         ) => PyTypeError::new_err(said),
-        Error::Library(
-            Library::Cpu(Cpu::DType { .. }) | Library::Kernels(_) | Library::Unreachable { .. },
-        ) => PyNotImplementedError::new_err(said),
+        Error::Library(Library::Kernels(_) | Library::Unreachable { .. }) => {
+            PyNotImplementedError::new_err(said)
+        }
         Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),
         Error::Panic { .. } => PyRuntimeError::new_err(said),
         _ => PyValueError::new_err(said),
