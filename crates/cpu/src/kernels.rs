@@ -24,7 +24,7 @@ use half::{bf16, f16};
 pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     /// Queries per vector.
     const LANES: usize;
-    /// Rows of the register tile: keys per step of the score kernel, value columns per step of the value kernel.
+    /// Rows of the smallest step of the register tile: keys are taken from multiples of it, value columns up to the next multiple.
     const STEP: usize;
     /// Vectors of the register tile: a query tile is at most `VECTORS · LANES` wide.
     const VECTORS: usize;
@@ -63,13 +63,14 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     unsafe fn decode_values(dtype: DType, rows: usize, a: &DecodeValues);
 }
 
-/// Implements [`Kernels`] for an instruction set with a register tile of `$step` rows and `$vectors` vectors.
+/// Implements [`Kernels`] for an instruction set with a register tile of `$step` rows and `$vectors` vectors, which ends in tiles of
+/// `$tail` rows.
 macro_rules! compile_kernels {
-    ($isa:ty, $step:literal by $vectors:literal, $(#[$feature:meta])?) => {
+    ($isa:ty, $step:literal by $vectors:literal, tail $tail:literal, $(#[$feature:meta])?) => {
         // SAFETY of every block below: the trait's contract is that of the functions called.
         impl Kernels for $isa {
             const LANES: usize = <$isa as Simd>::LANES;
-            const STEP: usize = $step;
+            const STEP: usize = $tail;
             const VECTORS: usize = $vectors;
 
             $(#[$feature])?
@@ -77,9 +78,9 @@ macro_rules! compile_kernels {
                 // SAFETY: trait contract.
                 unsafe {
                     match vectors {
-                        1 => tile::scores::<$isa, $step, 1>(t),
-                        2 => tile::scores::<$isa, $step, 2>(t),
-                        _ => tile::scores::<$isa, $step, $vectors>(t),
+                        1 => tile::scores::<$isa, $step, $tail, 1>(t),
+                        2 => tile::scores::<$isa, $step, $tail, 2>(t),
+                        _ => tile::scores::<$isa, $step, $tail, $vectors>(t),
                     }
                 }
             }
@@ -99,12 +100,12 @@ macro_rules! compile_kernels {
                 // SAFETY: trait contract.
                 unsafe {
                     match (vectors, exact) {
-                        (1, false) => tile::values::<$isa, $step, 1, false>(t),
-                        (2, false) => tile::values::<$isa, $step, 2, false>(t),
-                        (_, false) => tile::values::<$isa, $step, $vectors, false>(t),
-                        (1, true) => tile::values::<$isa, $step, 1, true>(t),
-                        (2, true) => tile::values::<$isa, $step, 2, true>(t),
-                        (_, true) => tile::values::<$isa, $step, $vectors, true>(t),
+                        (1, false) => tile::values::<$isa, $step, $tail, 1, false>(t),
+                        (2, false) => tile::values::<$isa, $step, $tail, 2, false>(t),
+                        (_, false) => tile::values::<$isa, $step, $tail, $vectors, false>(t),
+                        (1, true) => tile::values::<$isa, $step, $tail, 1, true>(t),
+                        (2, true) => tile::values::<$isa, $step, $tail, 2, true>(t),
+                        (_, true) => tile::values::<$isa, $step, $tail, $vectors, true>(t),
                     }
                 }
             }
@@ -197,9 +198,10 @@ macro_rules! compile_kernels {
 
 // 8×3 of 32 registers: 24 accumulators, 3 loads and 8 broadcasts for 24 multiply-adds, so the two load ports are never the limit.
 #[cfg(target_arch = "x86_64")]
-compile_kernels!(Avx512, 8 by 3, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
-// 4×3 of 16 registers: 12 accumulators hide the latency of two FMA ports (4 cycles by 2 = 8).
+compile_kernels!(Avx512, 8 by 3, tail 8, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
+// 6×2 of 16 registers: 12 accumulators hide the latency of two FMA ports (4 or 5 cycles by 2) and leave four registers for two loads and
+// broadcasts. 4×3 would need all sixteen, and the compiler then keeps an accumulator in memory.
 #[cfg(target_arch = "x86_64")]
-compile_kernels!(Avx2, 4 by 3, #[target_feature(enable = "avx2,fma,f16c")]);
+compile_kernels!(Avx2, 6 by 2, tail 4, #[target_feature(enable = "avx2,fma,f16c")]);
 // 4×2 fits the sixteen 128-bit registers of the x86-64 baseline and of most others.
-compile_kernels!(Portable, 4 by 2,);
+compile_kernels!(Portable, 4 by 2, tail 4,);
