@@ -167,9 +167,7 @@ pub(crate) fn raised(error: Error) -> PyErr {
             | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })),
         ) => PyTypeError::new_err(said),
         Error::Library(
-            Library::Cpu(Cpu::DType { .. } | Cpu::Unsupported { .. })
-            | Library::Kernels(_)
-            | Library::Unreachable { .. },
+            Library::Cpu(Cpu::Unsupported { .. }) | Library::Kernels(_) | Library::Unreachable { .. },
         )
         | Error::NotOnGpu { .. } => PyNotImplementedError::new_err(said),
         Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),
