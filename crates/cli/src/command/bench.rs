@@ -62,7 +62,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
     environment.accelerator = device.accelerator();
     environment.no_accelerator = no_gpu;
     if on_cpu {
-        environment.measure_peaks();
+        environment.measure_peaks(args.common.forced_isa()?);
     }
     if let Some(duels) = args.self_test {
         return self_test(&args, device, &kernels, &problems, &environment, duels as usize);
