@@ -25,6 +25,8 @@ pub(crate) fn run_flash<E: Element>(job: &Job<E>, options: &CpuOptions) -> Resul
         Isa::Avx512 => run_with::<crate::avx512::Avx512, E>(job, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => run_with::<crate::avx2::Avx2, E>(job, &tiles, threads),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => run_with::<crate::neon::Neon, E>(job, &tiles, threads),
         _ => run_with::<Portable, E>(job, &tiles, threads),
     }
     Ok(())
@@ -79,6 +81,8 @@ pub(crate) fn flash_workspace_bytes(shape: &Shape, options: &CpuOptions) -> Resu
         Isa::Avx512 => workspace_bytes::<crate::avx512::Avx512>(shape, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, &tiles, threads),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => workspace_bytes::<crate::neon::Neon>(shape, &tiles, threads),
         _ => workspace_bytes::<Portable>(shape, &tiles, threads),
     })
 }
