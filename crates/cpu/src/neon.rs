@@ -39,6 +39,22 @@ impl Simd for Neon {
         unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p))) }
     }
     #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> float32x4_t {
+        // SAFETY: trait contract.
+        unsafe { vcvtq_f32_s32(vmovl_s16(veor_s16(widen_i8(p), vdup_n_s16(!0x7f)))) }
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> float32x4_t {
+        // SAFETY: trait contract.
+        unsafe {
+            let wide = vreinterpret_u16_s16(widen_i8(p));
+            // Sign, exponent and mantissa where f16 has them: its bias makes values 2^8 too small, subnormal ones too.
+            let bits = vand_u16(vshl_n_u16::<7>(wide), vdup_n_u16(0xBF80));
+            let nan = vceq_u16(vand_u16(wide, vdup_n_u16(0x7F)), vdup_n_u16(0x7F));
+            widen_f16(vorr_u16(bits, vand_u16(nan, vdup_n_u16(0x7E00))))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: float32x4_t) {
         // SAFETY: trait contract. The rounding mode is the default one, to nearest even.
         unsafe {
@@ -149,6 +165,19 @@ impl Simd for Neon {
                 vst1q_f32(dst.add(c * dst_stride), vreinterpretq_f32_f64(column));
             }
         }
+    }
+}
+
+/// Four bytes, sign-extended.
+///
+/// # Safety
+/// NEON; four bytes are valid at `p`.
+#[inline(always)]
+unsafe fn widen_i8(p: *const u8) -> int16x4_t {
+    // SAFETY: by contract.
+    unsafe {
+        let bytes = u64::from(p.cast::<u32>().read_unaligned());
+        vget_low_s16(vmovl_s8(vcreate_s8(bytes)))
     }
 }
 

@@ -38,6 +38,10 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_f16(p: *const u16) -> Self::V;
     /// Widens `LANES` bfloat16 values.
     unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// `LANES` u8 codes less 128.
+    unsafe fn load_u8(p: *const u8) -> Self::V;
+    /// `LANES` e4m3 codes, their values divided by 256; NaN stays NaN.
+    unsafe fn load_e4m3(p: *const u8) -> Self::V;
     /// Rounds to nearest even; NaN stays NaN.
     unsafe fn store_f16(p: *mut u16, v: Self::V);
     /// Rounds to nearest even; NaN stays NaN.

@@ -72,6 +72,7 @@ pub(crate) fn attention<'py>(
         scale: wanted.scale,
         visible: wanted.visible,
         precision: wanted.precision,
+        side: None,
     };
     let place = match q.gpu {
         None => Place::Cpu { threads: wanted.threads },

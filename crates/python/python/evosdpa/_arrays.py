@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import _binding, _native, _window, _words
+from . import _binding, _native, _side, _window, _words
 
 _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
@@ -70,8 +70,18 @@ def flash_attention(
     return out.swapaxes(1, 2), lse
 
 
-def forward(q: Any, k: Any, v: Any, scale: float | None, window: _window.Window, with_lse: bool, high: bool) -> tuple[Any, Any]:
-    """Attention of 4-D arrays ``[batch, heads, sequence, head dimension]``. The output lies in memory in Q's order."""
+def forward(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float | None,
+    window: _window.Window,
+    with_lse: bool,
+    high: bool,
+    side: _side.Side | None = None,
+) -> tuple[Any, Any]:
+    """Attention of 4-D arrays ``[batch, heads, sequence, head dimension]``, packed or paged as ``side`` says. The output lies
+    in memory in Q's order."""
     import numpy
 
     batch, heads, queries, _ = q.shape
@@ -83,16 +93,27 @@ def forward(q: Any, k: Any, v: Any, scale: float | None, window: _window.Window,
     else:
         out = numpy.empty((batch, heads, queries, v.shape[3]), q.dtype)
     lse = numpy.empty((batch, heads, queries), numpy.float32) if with_lse else None
-    if out.size == 0 or k.shape[2] == 0:
-        # Nobody sees a key.
+    native = held = None
+    if side:
+        native, held = _side.described(side, _fact, "cpu")
+    no_keys = out.size == 0 or (k.shape[2] == 0 and not side)
+    if no_keys or (native and "cu_seqlens_q" in native):
+        # Nobody sees a key, or tokens belong to no sequence.
         out.fill(0)
         if lse is not None:
             lse.fill(-numpy.inf)
+    if no_keys:
         return out, lse
     operands = (_described(q), _described(k), _described(v), _described(out))
     lse_address = 0 if lse is None else lse.__array_interface__["data"][0]
-    _native.forward(_CODES[q.dtype.name], *operands, lse_address, scale, window, high, -1, 0)
+    _native.forward(_CODES[q.dtype.name], *operands, lse_address, scale, window, high, -1, 0, native)
+    del held  # had to live until here
     return out, lse
+
+
+def _fact(array: Any) -> _side.Described:
+    address, shape, strides = _described(array)
+    return _side.Described(array, array.dtype.name, "cpu", address, shape, strides)
 
 
 def _described(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

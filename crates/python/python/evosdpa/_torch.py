@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
-from . import _native, _window, _words
+from . import _native, _side, _window, _words
 
 _CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+# With the codes of 8-bit types, which need scales.
+_ALL_CODES = {getattr(torch, name): code for name, code in _side.CODES.items()}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Asked at every call.
 _watched = torch._C._len_torch_dispatch_stack
@@ -149,19 +151,27 @@ def is_left_to_torch(q: Tensor, k: Tensor, v: Tensor, refusal: str | None) -> bo
     )
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """What the native side cannot see."""
+def _check(q: Tensor, k: Tensor, v: Tensor, own_types: bool = False) -> None:
+    """What the native side cannot see. With ``own_types`` keys and values may be of another type than queries."""
     for x in (q, k, v):
         if x.dim() != 4:
             raise ValueError(_words.dimensions(x.dim()))
-    if not q.dtype == k.dtype == v.dtype:
+    if k.dtype != v.dtype or (q.dtype != k.dtype and not own_types):
         raise TypeError(f"q, k and v hold {q.dtype}, {k.dtype} and {v.dtype}; convert them to one type")
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}; move them to one device")
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool, high: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window: _window.Window,
+    by_sequence: bool,
+    with_lse: bool,
+    high: bool,
+    side: _side.Side | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Through the operator where somebody watches operators, else straight to the native side."""
     if (
@@ -170,20 +180,41 @@ def _attend(
         or _watched() > 0
         or _traced() is not None
     ):
-        out, lse = torch.ops.evosdpa.forward(q, k, v, scale, *window, by_sequence, with_lse, high)
+        out, lse = torch.ops.evosdpa.forward(q, k, v, scale, *window, by_sequence, with_lse, high, **(side or {}))
         return out, lse
-    return compute(q, k, v, scale, window, by_sequence, with_lse, high)
+    return compute(q, k, v, scale, window, by_sequence, with_lse, high, side)
 
 
 def compute(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, by_sequence: bool, with_lse: bool, high: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window: _window.Window,
+    by_sequence: bool,
+    with_lse: bool,
+    high: bool,
+    side: _side.Side | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of real 4-D tensors ``[batch, heads, sequence, head dimension]``."""
-    out = _output(q, v, by_sequence)
+    """Attention of real 4-D tensors ``[batch, heads, sequence, head dimension]``, packed or paged as ``side`` says."""
+    dtype = _output_dtype(q)
+    out = _output(q, v, by_sequence, dtype)
     lse = _lse(q) if with_lse else None
-    if out.numel() == 0 or k.size(2) == 0:
-        # Nobody sees a key.
-        return out.zero_(), None if lse is None else lse.fill_(-torch.inf)
+    native = held = None
+    if side:
+        native, held = _side.described(side, _described, str(q.device))
+        if k.dtype != q.dtype:
+            native["kv_dtype"] = _ALL_CODES[k.dtype]
+        if dtype != q.dtype:
+            native["o_dtype"] = _CODES[dtype]
+    no_keys = out.numel() == 0 or (k.size(2) == 0 and not side)
+    if no_keys or (native and "cu_seqlens_q" in native):
+        # Nobody sees a key, or tokens belong to no sequence.
+        out.zero_()
+        if lse is not None:
+            lse.fill_(-torch.inf)
+    if no_keys:
+        return out, lse
     operands = (
         (q.data_ptr(), q.shape, q.stride()),
         (k.data_ptr(), k.shape, k.stride()),
@@ -194,11 +225,22 @@ def compute(
     ordinal = q.get_device()
     queue = _current_stream(ordinal) if q.is_cuda else _threads()
     lse_address = 0 if lse is None else lse.data_ptr()
-    _native.forward(_CODES[q.dtype], *operands, lse_address, scale, window, high, ordinal, queue)
+    _native.forward(_ALL_CODES[q.dtype], *operands, lse_address, scale, window, high, ordinal, queue, native)
+    del held  # had to live until here
     return out, lse
 
 
-def _output(q: Tensor, v: Tensor, by_sequence: bool) -> Tensor:
+def _described(tensor: Tensor) -> _side.Described:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return _side.Described(tensor, name, str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+
+
+def _output_dtype(q: Tensor) -> torch.dtype:
+    """That of the queries; bfloat16 where they are codes, as FlashAttention-3 has it."""
+    return q.dtype if q.dtype in _CODES else torch.bfloat16
+
+
+def _output(q: Tensor, v: Tensor, by_sequence: bool, dtype: torch.dtype) -> Tensor:
     """Memory from torch's allocator; real or fake, as the inputs are."""
     batch, heads, queries, _ = q.shape
     dim = v.size(3)
@@ -206,25 +248,31 @@ def _output(q: Tensor, v: Tensor, by_sequence: bool) -> Tensor:
         strides = (queries * heads * dim, dim, heads * dim, 1)
     else:
         strides = (heads * queries * dim, queries * dim, dim, 1)
-    return torch.empty_strided((batch, heads, queries, dim), strides, dtype=q.dtype, device=q.device)
+    return torch.empty_strided((batch, heads, queries, dim), strides, dtype=dtype, device=q.device)
 
 
 def _lse(q: Tensor) -> Tensor:
     return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
 
 
-def _forward(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse, high=False):  # type: ignore[no-untyped-def]
+def _forward(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse, high=False, *values, **named):  # type: ignore[no-untyped-def]
     """The operator, which has two outputs whatever was asked for."""
-    _check(q, k, v)
+    side = _named(values, named)
+    _check(q, k, v, bool(side))
     window = (window_left, window_right, bottom_right)
-    out, lse = compute(q, k, v, scale, window, by_sequence, with_lse, high)
+    out, lse = compute(q, k, v, scale, window, by_sequence, with_lse, high, side)
     return out, torch.empty(0, dtype=torch.float32, device=q.device) if lse is None else lse
 
 
-def _fake(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse, high=False):  # type: ignore[no-untyped-def]
-    _check(q, k, v)
+def _fake(q, k, v, scale, window_left, window_right, bottom_right, by_sequence, with_lse, high=False, *values, **named):  # type: ignore[no-untyped-def]
+    _check(q, k, v, bool(_named(values, named)))
     lse = _lse(q) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
-    return _output(q, v, by_sequence), lse
+    return _output(q, v, by_sequence, _output_dtype(q)), lse
+
+
+def _named(values: tuple[object, ...], named: _side.Side) -> _side.Side:
+    """The operator's side inputs, which torch passes by place, by name, and what is there of them."""
+    return {name: value for name, value in (*zip(_SIDE, values), *named.items()) if value is not None}
 
 
 def _no_backward(ctx, *gradients):  # type: ignore[no-untyped-def]
@@ -234,11 +282,33 @@ def _no_backward(ctx, *gradients):  # type: ignore[no-untyped-def]
 # The compiler library for GPU kernels is where torch has it.
 _native.suggest_packages(str(pathlib.Path(torch.__file__).parents[1]))
 
+# Side inputs of the operator, in its order.
+_SIDE = {
+    "cu_seqlens_q": "Tensor?",
+    "cu_seqlens_k": "Tensor?",
+    "max_seqlen_q": "SymInt?",
+    "max_seqlen_k": "SymInt?",
+    "seqused_k": "Tensor?",
+    "page_table": "Tensor?",
+    "bias": "Tensor?",
+    "mask": "Tensor?",
+    "alibi_slopes": "Tensor?",
+    "sinks": "Tensor?",
+    "q_scales": "Tensor?",
+    "k_scales": "Tensor?",
+    "v_scales": "Tensor?",
+    "scales_per": "str?",
+    "softcap": "float?",
+    "chunk": "SymInt?",
+}
+
 # The library object must live as long as the operator.
 _LIBRARY = torch.library.Library("evosdpa", "DEF")
 _LIBRARY.define(
     "forward(Tensor q, Tensor k, Tensor v, float? scale, int window_left, int window_right, bool bottom_right, "
-    "bool by_sequence, bool with_lse, bool high=False) -> (Tensor, Tensor)",
+    "bool by_sequence, bool with_lse, bool high=False, "
+    + ", ".join(f"{kind} {name}=None" for name, kind in _SIDE.items())
+    + ") -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 for _key in ("CPU", "CUDA"):
