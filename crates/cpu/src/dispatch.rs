@@ -24,6 +24,8 @@ pub(crate) fn run_flash(job: &Job, options: &CpuOptions) -> Result<(), Error> {
         Isa::Avx512 => run_with::<crate::avx512::Avx512>(job, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => run_with::<crate::avx2::Avx2>(job, &tiles, threads),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => run_with::<crate::neon::Neon>(job, &tiles, threads),
         _ => run_with::<Portable>(job, &tiles, threads),
     }
     Ok(())
@@ -76,6 +78,8 @@ pub(crate) fn flash_workspace_bytes(shape: &Shape, options: &CpuOptions) -> Resu
         Isa::Avx512 => workspace_bytes::<crate::avx512::Avx512>(shape, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, &tiles, threads),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => workspace_bytes::<crate::neon::Neon>(shape, &tiles, threads),
         _ => workspace_bytes::<Portable>(shape, &tiles, threads),
     })
 }
