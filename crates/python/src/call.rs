@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use evosdpa::{
-    Alignment, Attention, DType, Device, Kinds, Mask, Options, Precision, Problem, Shape, SideInputs, Sizes,
-    TensorView, TensorViewMut,
+    Alignment, Attention, CpuKernel, DType, Device, Kinds, Mask, Options, Precision, Problem, Shape,
+    SideInputs, Sizes, TensorView, TensorViewMut,
 };
 
 use crate::{Error, Side};
@@ -126,7 +126,8 @@ impl Call<'_> {
     /// # Safety
     /// As [`Self::run`].
     unsafe fn run_on_cpu(&self, problem: Problem, threads: usize) -> Result<(), Error> {
-        let options = Options { threads: (threads > 0).then_some(threads), ..Options::default() };
+        let kernel = self.side.is_some_and(|side| side.fast).then_some(CpuKernel::Flash);
+        let options = Options { kernel, threads: (threads > 0).then_some(threads), ..Options::default() };
         let attention = Attention::plan_with(problem, Device::Cpu, &options)?;
         let (dtype, kv_dtype) = (problem.dtype(), problem.kv_dtype());
         let rows: usize = sizes("O", self.o.shape)?[..3].iter().product();

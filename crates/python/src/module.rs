@@ -141,6 +141,7 @@ fn beside(named: &Bound<'_, PyDict>) -> PyResult<Side> {
             }
             "softcap" => side.softcap = Some(value.extract()?),
             "chunk" => side.chunk = Some(value.extract()?),
+            "fast" => side.fast = value.extract()?,
             "kv_dtype" => side.kv_dtype = Some(value.extract()?),
             "o_dtype" => side.o_dtype = Some(value.extract()?),
             other => return Err(PyTypeError::new_err(format!("there is no side input named {other:?}"))),

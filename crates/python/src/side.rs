@@ -40,6 +40,8 @@ pub struct Side {
     pub softcap: Option<f64>,
     /// Keys in an attention chunk.
     pub chunk: Option<i64>,
+    /// Whether what only the plain baseline takes is refused.
+    pub fast: bool,
     /// The code of the type of K and V; that of Q when `None`.
     pub kv_dtype: Option<u8>,
     /// The code of the type of O; the problem's own when `None`.

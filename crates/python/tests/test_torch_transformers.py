@@ -1,75 +1,205 @@
-"""A model of transformers with attn_implementation="evosdpa"."""
+"""Models of transformers with attn_implementation="evosdpa"."""
 
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
 
-import evosdpa
 import evosdpa.transformers  # noqa: E402
+import transformers_table as table  # noqa: E402
+from evosdpa import _deferred  # noqa: E402
+from transformers import masking_utils  # noqa: E402
+
+NEW = int(transformers.__version__.split(".")[0]) >= 5
 
 
-def model(implementation):
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        attn_implementation=implementation,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
-def calls_of(monkeypatch):
-    """How often evosdpa itself computes."""
-    count = [0]
-    straight = evosdpa._torch.straight
+@pytest.fixture
+def baseline(monkeypatch):
+    """Everything that a call can say is computed by evosdpa, by its plain baseline where nothing else takes it."""
+    monkeypatch.setattr(evosdpa.transformers, "_FAST", False)
 
-    def counting(*arguments):
-        done = straight(*arguments)
-        count[0] += done is not None
-        return done
 
-    monkeypatch.setattr(evosdpa._torch, "straight", counting)
-    return count
+#: A model of each kind of mask and modifier, and whether the versions before 5 call the registry for it.
+SAMPLE = {
+    "llama": True,
+    "gpt_oss": True,
+    "gemma2": True,
+    "gemma3_text": True,
+    "llama4_text": True,
+    "bart": True,
+    "vit": True,
+    "bert": False,
+    "t5": False,
+    "modernbert": False,
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_models_compute_what_they_did(name, baseline):
+    row = table.row_of(name)
+    assert {check["result"] for check in row["checks"].values()} == {"same"}, row
+    if NEW or SAMPLE[name]:
+        assert row["ran"] == row["eligible"] > 0, "every call was computed here"
+
+
+def test_models_compute_what_they_did_by_default():
+    """What no fast kernel takes goes to torch, softcap, sinks and biases included."""
+    for name in ("gpt_oss", "gemma2", "llama"):
+        row = table.row_of(name, only=("logits", "left", "greedy"))
+        assert {check["result"] for check in row["checks"].values()} == {"same"}, row
+
+
+@pytest.mark.parametrize("left_out", ["seqused_k", "mask", "chunk", "window", "softcap", "sinks", "bias"])
+def test_the_comparison_notices_what_is_left_out(left_out, baseline, monkeypatch):
+    attend = evosdpa._torch.attend
+
+    def forgetful(q, k, v, scale, window, by_sequence, with_lse, high, side=None):
+        window = (-1, window[1], window[2]) if left_out == "window" else window
+        side = {name: value for name, value in (side or {}).items() if name != left_out}
+        return attend(q, k, v, scale, window, by_sequence, with_lse, high, side or None)
+
+    monkeypatch.setattr(evosdpa._torch, "attend", forgetful)
+    monkeypatch.setattr(evosdpa._torch, "straight", lambda *given: None)
+    name, check = {
+        "seqused_k": ("bert", "right"),
+        "mask": ("llama", "left"),
+        "chunk": ("llama4_text", "logits"),
+        "window": ("gemma3_text", "logits"),
+        "softcap": ("gemma2", "logits"),
+        "sinks": ("gpt_oss", "logits"),
+        "bias": ("t5", "logits"),
+    }[left_out]
+    if name == "t5" and not NEW:
+        pytest.skip("T5 does not call the registry in this version")
+    if left_out == "seqused_k" and not NEW:
+        pytest.skip("encoders get dense masks in this version")
+    if left_out == "softcap":
+        # Scores that a cap of 50 would leave alone show nothing.
+        monkeypatch.setitem(table.ARCHITECTURES, name, ("causal", {**table.WINDOWED, "attn_logit_softcapping": 0.5}))
+    row = table.row_of(name, only=(check,))
+    assert row["checks"][check]["result"] == "different", row
 
 
 @torch.no_grad()
-def test_logits_are_those_of_sdpa(monkeypatch):
-    tokens = torch.randint(0, 128, (2, 33))
-    wanted = model("sdpa")(tokens).logits
-    count = calls_of(monkeypatch)
-    torch.testing.assert_close(model("evosdpa")(tokens).logits, wanted, rtol=1e-4, atol=1e-4)
-    assert count[0] == 2, "one call a layer"
+def test_masks_are_not_written_out(baseline, monkeypatch):
+    _, model = table.built("gemma3_text")
+    model.set_attn_implementation("evosdpa")
+    monkeypatch.setattr(_deferred.DeferredMask, "dense", lambda self: pytest.fail("the mask was written out"))
+    for padding in ("left", "right"):
+        model(**table.inputs_of("causal", padding)[0])
+    for cache in ("static", "dynamic"):
+        table.generated(model, "causal", cache_implementation=cache, disable_compile=True)
 
 
-@torch.no_grad()
-def test_padding_is_left_to_sdpa(monkeypatch):
-    tokens = torch.randint(0, 128, (2, 9))
-    mask = torch.ones_like(tokens)
-    mask[0, :4] = 0
-    wanted = model("sdpa")(tokens, attention_mask=mask).logits
-    count = calls_of(monkeypatch)
-    torch.testing.assert_close(model("evosdpa")(tokens, attention_mask=mask).logits, wanted, rtol=1e-4, atol=1e-4)
-    assert count[0] == 0
+def layer(**arguments):
+    module = torch.nn.Module()
+    q = torch.randn(1, 4, 5, 8)
+    return evosdpa.transformers.evosdpa_attention_forward(module, q, q[:, :2], q[:, :2], None, **arguments)
 
 
-@torch.no_grad()
-def test_generation_is_the_same(monkeypatch):
-    tokens = torch.randint(0, 128, (1, 5))
-    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    wanted = model("sdpa").generate(tokens, **settings)
-    count = calls_of(monkeypatch)
-    assert model("evosdpa").generate(tokens, **settings).tolist() == wanted.tolist()
-    assert count[0] == 16, "two layers, eight steps"
+def test_unknown_arguments_are_refused_by_name():
+    for name in ("indices", "block_indices", "something_new", "cache_scales"):
+        with pytest.raises(NotImplementedError, match=f"'{name}'"):
+            layer(**{name: torch.zeros(1)})
+        layer(**{name: None})
+    with pytest.raises(NotImplementedError, match="'output_attentions'"):
+        layer(output_attentions=True)
+    layer(output_attentions=False, sliding_window=3, position_ids=torch.arange(5)[None], use_cache=True)
 
 
-def test_training_is_left_to_sdpa():
-    tokens = torch.randint(0, 128, (1, 6))
-    learner = model("evosdpa").train()
-    learner(tokens, labels=tokens).loss.backward()
-    assert all(parameter.grad is not None for parameter in learner.parameters())
+@pytest.mark.skipif(not NEW, reason="no such models before 5")
+def test_sparse_models_are_refused():
+    row = table.row_of("deepseek_v32", only=("logits",))
+    assert row["checks"]["logits"]["result"] == "refused" and "'indices'" in row["checks"]["logits"]["why"]
+
+
+def patterns():
+    start = torch.tensor([0, 3])
+    made = {
+        "causal": masking_utils.causal_mask_function,
+        "window": masking_utils.sliding_window_causal_mask_function(3),
+        "chunk": masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64)),
+        "chunk after padding": masking_utils.chunked_causal_mask_function(4, start),
+        "unknown": lambda batch, head, query, key: key <= query,
+    }
+    if hasattr(masking_utils, "bidirectional_mask_function"):
+        made["full"] = masking_utils.bidirectional_mask_function
+        made["both sides"] = masking_utils.sliding_window_bidirectional_mask_function(2)
+    return made
+
+
+def arguments_of(function, queries, keys, offset, first_key, padding):
+    given = {"batch_size": 2, "kv_length": keys, "kv_offset": first_key, "mask_function": function, "attention_mask": padding}
+    if NEW:
+        return {**given, "q_length": queries, "q_offset": offset}
+    return {**given, "cache_position": torch.arange(offset, offset + queries)}
+
+
+@pytest.mark.parametrize("name", patterns())
+@pytest.mark.parametrize("queries,keys,offset,first_key", [(9, 9, 0, 0), (9, 14, 0, 0), (1, 14, 6, 0), (3, 14, 6, 0), (2, 5, 9, 6), (1, 5, 10, 6)])
+@pytest.mark.parametrize("hidden", [None, "nothing", "left", "right", "middle", "short"])
+def test_a_plan_says_what_the_mask_says(name, queries, keys, offset, first_key, hidden):
+    """The plan, written out, against transformers' own mask."""
+    padding = None
+    if hidden is not None:
+        padding = torch.ones(2, first_key + keys, dtype=torch.bool)
+        padding[1, {"left": slice(0, 4), "right": slice(-3, None), "middle": slice(2, 4)}.get(hidden, slice(0))] = False
+        padding = padding[:, : offset + queries] if hidden == "short" else padding
+    given = arguments_of(patterns()[name], queries, keys, offset, first_key, padding)
+    wanted = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
+    mask = _deferred.mask(**given, allow_is_causal_skip=False)
+    if name == "unknown":
+        assert type(mask) is torch.Tensor and torch.equal(mask, wanted)
+        return
+    assert mask.shape == wanted.shape and torch.equal(mask.clone(), wanted)
+    plan = mask.plan()
+    if plan is None:
+        assert name not in ("causal", "full") or offset + queries > first_key + keys
+        return
+    (left, right, bottom_right), seen, side = plan
+    place = torch.arange(queries)[:, None] + (seen - queries if bottom_right else 0)
+    key = torch.arange(keys)[None, :]
+    said = (key < seen) & ((key >= place - left) | (left < 0)) & ((key <= place + right) | (right < 0))
+    if "chunk" in side:
+        said = said & (place // side["chunk"] == key // side["chunk"])
+    said = said.expand(2, 1, queries, keys).clone()
+    if "seqused_k" in side:
+        said &= key < side["seqused_k"][:, None, None, None]
+    if "mask" in side:
+        said[..., :seen] &= side["mask"]
+    assert torch.equal(said, wanted)
+    # Left out altogether, it is what transformers' own attention makes of nothing.
+    if _deferred.mask(**given) is None:
+        assert torch.equal(wanted, (key <= torch.arange(queries)[:, None] + (keys if queries == 1 else 0)).expand_as(wanted))
+
+
+def test_operations_on_a_mask_see_its_elements():
+    given = arguments_of(masking_utils.causal_mask_function, 4, 6, 2, 0, None)
+    mask = _deferred.mask(**given)
+    wanted = masking_utils.sdpa_mask(**given)
+    assert type(mask) is _deferred.DeferredMask and mask.dtype == torch.bool and mask.ndim == 4
+    assert mask.to("cpu") is mask.to(torch.bool) is mask.contiguous() is mask and mask.to("cpu", copy=True) is not mask
+    assert torch.equal(mask[:, :, :, :3], wanted[:, :, :, :3])
+    assert torch.equal(torch.where(mask, 0.0, -1.0), torch.where(wanted, 0.0, -1.0))
+    assert torch.equal(~mask & True, ~wanted) and torch.equal(mask.to(torch.float32), wanted.float())
+
+
+def test_a_pattern_that_means_another_thing_is_not_taken_for_it():
+    def made(sliding_window):
+        def inner_mask(batch_idx, head_idx, q_idx, kv_idx):
+            return kv_idx >= q_idx - sliding_window  # one more than it was
+
+        return inner_mask
+
+    function = made(3)
+    function.__qualname__ = "sliding_window_overlay.<locals>.inner_mask"
+    function.__module__ = masking_utils.__name__
+    assert _deferred._read(function) is not None and _deferred.recognised(function) is None

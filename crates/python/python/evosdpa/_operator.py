@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -211,8 +212,13 @@ torch.library.register_autograd("evosdpa::forward", _no_backward, lib=_LIBRARY)
 if hasattr(torch.library, "register_vmap"):  # 2.5 on
     torch.library.register_vmap("evosdpa::forward", _vmapped, lib=_LIBRARY)
 try:
+    # It says so when there is no Triton, which is no news to people who do not count.
+    _log = logging.getLogger("torch.utils.flop_counter")
+    _said, _log.disabled = _log.disabled, True
     from torch.utils.flop_counter import register_flop_formula
 except ImportError:  # before 2.3
     pass
 else:
     register_flop_formula(torch.ops.evosdpa.forward)(_flops)
+finally:
+    _log.disabled = _said

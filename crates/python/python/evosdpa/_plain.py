@@ -1,4 +1,4 @@
-"""FlashAttention's function in plain torch operations: for what evosdpa does not compute, with gradients."""
+"""Attention in plain torch operations: for what evosdpa does not compute, with gradients."""
 
 from __future__ import annotations
 
@@ -44,3 +44,35 @@ def attention(
     weights = torch.nn.functional.dropout(weights, dropout_p)
     out = torch.einsum("bhqk,bkhd->bqhd", weights, v.float()).to(q.dtype)
     return out, lse if with_lse else None
+
+
+def scored(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    is_causal: bool,
+    bias: Tensor | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout_p: float,
+) -> Tensor:
+    """Tensors are ``[batch, heads, sequence, head dimension]``, the mask is aligned top-left. Sinks are one logit a head that
+    belongs to no key."""
+    group = q.size(1) // k.size(1)
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.matmul(q.float(), k.float().mT) * (q.size(-1) ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias[..., : k.size(2)].float()
+    if is_causal:
+        hidden = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        aside = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.softmax(torch.cat([scores, aside], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)
+    weights = torch.nn.functional.dropout(weights, dropout_p)
+    return torch.matmul(weights, v.float()).to(q.dtype)

@@ -12,6 +12,7 @@ A :data:`Side` holds tensors or arrays and numbers; what is ``None`` is not ther
 ``alibi_slopes``, ``sinks``    float32, one a query head
 ``q_scales``, ``k_…``, ``v_…``  float32 scales of 8-bit tensors; how far one reaches is ``scales_per``: tensor, head or token
 ``softcap``, ``chunk``         numbers
+``fast``                       True refuses what only the plain baseline takes
 =============================  ===========================================================================================
 """
 
@@ -35,7 +36,7 @@ _LISTS = {
     "k_scales": "float32",
     "v_scales": "float32",
 }
-_NUMBERS = ("max_seqlen_q", "max_seqlen_k", "scales_per", "softcap", "chunk")
+_NUMBERS = ("max_seqlen_q", "max_seqlen_k", "scales_per", "softcap", "chunk", "fast")
 
 
 class Described(NamedTuple):

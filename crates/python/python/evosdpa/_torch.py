@@ -48,7 +48,7 @@ def sdpa(
         if is_causal and not fallback:
             raise ValueError(_words.mask_twice())
         window = None if is_causal else _window_of(attn_mask, q, k)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     refusal = _words.dense_mask() if window is None else refusal_of(q, k, v, dropout_p)
     if fallback and (window is None or not _can_take(q, k, v, scale, enable_gqa, refusal)):
         return _original.attention(*given, scale=scale, enable_gqa=enable_gqa)
@@ -65,7 +65,7 @@ def sdpa(
         q, k, v = (x.expand(batch, -1, -1, -1) if x.size(0) == 1 else x for x in (q, k, v))
     # The output lies in memory as the queries do, so that a model's next view of it is free.
     by_sequence = q.stride(1) < q.stride(2)
-    out, _ = _attend(q, k, v, _number(scale), window, by_sequence, False, high)
+    out, _ = attend(q, k, v, _number(scale), window, by_sequence, False, high)
     return out.squeeze(0) if three else out
 
 
@@ -95,7 +95,7 @@ def flash_attention(
         raise NotImplementedError(refusal)
     check(q, k, v)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    out, lse = _attend(q, k, v, _number(softmax_scale), window, True, with_lse, high)
+    out, lse = attend(q, k, v, _number(softmax_scale), window, True, with_lse, high)
     return out.transpose(1, 2), lse if with_lse else None
 
 
@@ -220,7 +220,7 @@ def _keys(*names: str) -> int:
 _DENSE = _keys("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView")
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under autocast torch computes attention in the lower precision."""
     kind = q.device.type
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
@@ -249,7 +249,7 @@ def _number(scale: Any) -> float | None:
     return scale
 
 
-def _attend(
+def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,

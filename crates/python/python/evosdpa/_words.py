@@ -49,6 +49,13 @@ def layout(name: object) -> str:
     return f"a tensor is {name}; use plain tensors (torch.strided) with memory of their own, {FALLBACK}"
 
 
+def argument(name: str) -> str:
+    return (
+        f"a model passes {name!r} to its attention, which evosdpa does not know and must not leave out; load it with "
+        'attn_implementation="eager" or "sdpa"'
+    )
+
+
 def vmap(name: str) -> str:
     return f"torch.vmap of a call with {name} is not supported; give the batch itself"
 

@@ -5,7 +5,11 @@ Importing this module is all there is to do::
     import evosdpa.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="evosdpa")
 
-What evosdpa does not compute (padding and other dense masks, dropout, gradients) is computed by ``sdpa`` as before.
+Padding, sliding windows, attention chunks, static caches, position biases, softcaps and sinks are computed by evosdpa where a
+fast kernel takes them. What none does (dropout, gradients, other devices) is computed by torch as before. An argument that
+this module does not know is refused by its name: it may change what a model means.
+
+Versions 4.57 to 5.22 of transformers are tested.
 """
 
 from __future__ import annotations
@@ -13,46 +17,153 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-from . import _api, _torch
+from . import _deferred, _plain, _side, _torch, _window, _words
 
 NAME = "evosdpa"
 
-# Arguments that change the result and that only transformers' own function knows.
-_LEFT_TO_SDPA = ("softcap", "position_bias", "cache", "s_aux")
+#: Arguments that models pass on and that say nothing beyond the mask: positions, lengths of packed sequences (which are in the
+#: mask too), and what is to be returned.
+_HARMLESS = frozenset(
+    """
+    cache_position cu_seq_lens_k cu_seq_lens_q cu_seqlens deterministic labels logits_to_keep max_length_k max_length_q max_seqlen
+    num_items_in_batch num_logits_to_keep output_hidden_states output_router_logits past_key_values position_embeddings
+    position_ids return_dict seq_idx sliding_window token_type_ids use_cache
+    """.split()
+)
+#: What only a baseline takes is left to torch.
+_FAST = True
 
 
 def evosdpa_attention_forward(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    cache: Any = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Attention of one layer, ``[batch, heads, sequence, head dimension]`` in, ``[batch, sequence, heads, …]`` out."""
-    if (
-        attention_mask is not None
-        or any(kwargs.get(name) is not None for name in _LEFT_TO_SDPA)
-        or not _torch.takes(query, key, value, dropout, scaling)
-    ):
+    for name, given in kwargs.items():
+        if given is not None and given is not False and name not in _HARMLESS:
+            raise NotImplementedError(_words.argument(name))
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    # One query is the last one: it sees every key.
+    causal = bool(query.shape[2] > 1 and causal) and attention_mask is None
+    if cache is None:
+        extras = {"softcap": softcap, "sinks": s_aux, "bias": position_bias}
+        out = _computed(query, key, value, attention_mask, causal, dropout, scaling, extras)
+        if out is not None:
+            return out, None
+    if isinstance(attention_mask, _deferred.DeferredMask):
+        attention_mask = attention_mask.dense()
+    if softcap is None and s_aux is None and position_bias is None:
+        kwargs.update({} if cache is None else {"cache": cache})
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
         return out, None
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    # One query is the last one: it sees every key.
-    causal = bool(query.shape[2] > 1 and causal)
-    out = _api.sdpa(query, key, value, None, 0.0, causal, scaling, True)
+    if cache is not None:
+        raise NotImplementedError(_words.argument("cache"))
+    dropout = dropout if module.training else 0.0
+    bias = _together(position_bias, attention_mask)
+    out = _plain.scored(query, key, value, scaling, causal, bias, softcap, s_aux, dropout)
     return out.transpose(1, 2).contiguous(), None
 
 
+def _computed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    scaling: float | None,
+    extras: dict[str, Any],
+) -> Tensor | None:
+    """Attention by evosdpa; ``None`` if it does not take the call."""
+    side: _side.Side = {name: extra for name, extra in extras.items() if extra is not None}
+    window = _window.CAUSAL if causal else _window.FULL
+    if isinstance(mask, _deferred.DeferredMask):
+        plan = mask.plan() if (mask.shape[2], mask.shape[3]) == (query.shape[2], key.shape[2]) else None
+        if plan is None:
+            mask = mask.dense()
+        else:
+            window, keys, more = plan
+            key, value = key[:, :, :keys], value[:, :, :keys]
+            if "bias" in side:
+                side["bias"] = side["bias"][..., :keys]
+            side, mask = {**side, **more}, None
+    if causal and key.shape[2] > query.shape[2]:
+        # Behind the last query a static cache has nothing yet.
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        if "bias" in side:
+            side["bias"] = side["bias"][..., : query.shape[2]]
+    if mask is not None:
+        if mask.dim() != 4 or mask.shape[3] != key.shape[2]:
+            return None
+        if mask.dtype == torch.bool:
+            side["mask"] = mask
+        else:
+            side["bias"] = mask if "bias" not in side else side["bias"] + mask
+    query, key, value = _torch.autocast(query, key, value)
+    if not side:
+        done = None if dropout else _torch.straight(query, key, value, scaling, window, True, False, False, False)
+        if done is not None:
+            return done[0].transpose(1, 2).contiguous()
+    if not _torch.takes(query, key, value, dropout, scaling):
+        return None
+    if side and (query.is_cuda or torch.compiler.is_compiling() or not _is_for(side, query)):
+        return None
+    try:
+        out, _ = _torch.attend(query, key, value, scaling, window, True, False, False, {**side, "fast": _FAST} if side else None)
+    except NotImplementedError:
+        return None
+    return out.transpose(1, 2)
+
+
+def _is_for(side: _side.Side, query: Tensor) -> bool:
+    """Makes side inputs what a call takes; ``False`` if somebody wants their gradient."""
+    for name, given in side.items():
+        if not isinstance(given, Tensor):
+            continue
+        if (given.requires_grad and torch.is_grad_enabled()) or given.device != query.device:
+            return False
+        given = given.detach()
+        if name == "sinks":
+            given = given.float().contiguous()
+        elif name == "bias" and given.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            return False
+        side[name] = given if given.stride(-1) == 1 or given.shape[-1] == 1 else given.contiguous()
+    return True
+
+
+def _together(bias: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    if mask is not None and mask.dtype == torch.bool:
+        lowest = torch.finfo(torch.float32 if bias is None else bias.dtype).min
+        return torch.where(mask, 0.0 if bias is None else bias, lowest)
+    return mask if bias is None else bias if mask is None else bias + mask
+
+
+def _choose(self: PreTrainedModel, requested_attention: str | None, *rest: Any, **named: Any) -> str:
+    """transformers takes any name with "sdpa" in it for torch's function, which some models cannot use. Those that can use
+    FlashAttention's or FlexAttention's say all they mean by arguments, and what is not known here is refused."""
+    if requested_attention == NAME and (self._supports_flash_attn or self._supports_flex_attn):
+        return NAME
+    return _chosen(self, requested_attention, *rest, **named)  # type: ignore[no-any-return]
+
+
+_chosen: Any = PreTrainedModel.get_correct_attn_implementation
+PreTrainedModel.get_correct_attn_implementation = _choose  # type: ignore[method-assign]
 AttentionInterface.register(NAME, evosdpa_attention_forward)
-# The masks that sdpa gets: none where is_causal says the same.
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, _deferred.mask)
