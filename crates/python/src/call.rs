@@ -187,7 +187,11 @@ impl Operand {
 
     /// # Safety
     /// The elements are valid to write for `'a`, and nobody else reads or writes between the first and the last.
-    unsafe fn view_mut<'a>(&self, tensor: &'static str, dtype: DType) -> Result<TensorViewMut<'a>, Error> {
+    pub(crate) unsafe fn view_mut<'a>(
+        &self,
+        tensor: &'static str,
+        dtype: DType,
+    ) -> Result<TensorViewMut<'a>, Error> {
         let (shape, strides, bytes) = self.extent(tensor, dtype)?;
         let data = match bytes {
             0 => &mut [],

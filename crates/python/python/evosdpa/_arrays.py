@@ -96,8 +96,9 @@ def forward(
     native = held = None
     if side:
         native, held = _side.described(side, _fact, "cpu")
-    no_keys = out.size == 0 or (k.shape[2] == 0 and not side)
-    if no_keys or (native and "cu_seqlens_q" in native):
+    no_sequence = native is not None and native.get("cu_seqlens_q", (0, 2))[1] == 1
+    no_keys = out.size == 0 or no_sequence or (k.shape[2] == 0 and not side)
+    if no_keys or (native and ("cu_seqlens_q" in native or "seqused_q" in native)):
         # Nobody sees a key, or tokens belong to no sequence.
         out.fill(0)
         if lse is not None:

@@ -207,8 +207,9 @@ def compute(
             native["kv_dtype"] = _ALL_CODES[k.dtype]
         if dtype != q.dtype:
             native["o_dtype"] = _CODES[dtype]
-    no_keys = out.numel() == 0 or (k.size(2) == 0 and not side)
-    if no_keys or (native and "cu_seqlens_q" in native):
+    no_sequence = native is not None and native.get("cu_seqlens_q", (0, 2))[1] == 1
+    no_keys = out.numel() == 0 or no_sequence or (k.size(2) == 0 and not side)
+    if no_keys or (native and ("cu_seqlens_q" in native or "seqused_q" in native)):
         # Nobody sees a key, or tokens belong to no sequence.
         out.zero_()
         if lse is not None:
@@ -288,7 +289,10 @@ _SIDE = {
     "cu_seqlens_k": "Tensor?",
     "max_seqlen_q": "SymInt?",
     "max_seqlen_k": "SymInt?",
+    "seqused_q": "Tensor?",
     "seqused_k": "Tensor?",
+    "leftpad_k": "Tensor?",
+    "cache_batch_idx": "Tensor?",
     "page_table": "Tensor?",
     "bias": "Tensor?",
     "mask": "Tensor?",

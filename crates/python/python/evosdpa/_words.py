@@ -55,6 +55,11 @@ def mask_twice() -> str:
     return "attn_mask and is_causal are both given; use one of them"
 
 
+def without_fallback(words: str) -> str:
+    """The same for functions that have no fallback."""
+    return words.removesuffix(f", {FALLBACK}")
+
+
 def is_high(precision: str) -> bool:
     """What a call asks for by ``precision``."""
     if precision not in ("default", "high"):
