@@ -231,7 +231,7 @@ pub(crate) fn raised(error: Error) -> PyErr {
             | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })),
         ) => PyTypeError::new_err(said),
         Error::Library(
-            Library::Cpu(Cpu::DType { .. } | Cpu::Unsupported { .. })
+            Library::Cpu(Cpu::Unsupported { .. })
             | Library::Kernels(_)
             | Library::OnCpuOnly { .. }
             | Library::Unreachable { .. },

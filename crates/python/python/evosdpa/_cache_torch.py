@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _side, _torch, _window, _words
-
-_ALL_CODES = {getattr(torch, name): code for name, code in _side.CODES.items()}
+from ._operator import ALL_CODES, check, described
 
 
 def attend(
@@ -17,9 +16,9 @@ def attend(
     tensors = (q, k, v)
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         raise NotImplementedError(_words.without_fallback(_words.autograd()))
-    _torch._check(q, k, v, True)
+    check(q, k, v, True)
     for name, x in zip("qkv", tensors):
-        if x.dtype not in _ALL_CODES:
+        if x.dtype not in ALL_CODES:
             raise NotImplementedError(f"{name} holds {x.dtype}; no kernel reads it: use float32, float16, bfloat16 or float8_e4m3fn")
     return _torch._attend(q, k, v, scale, window, True, with_lse, high, {name: value for name, value in side.items() if value is not None})
 
@@ -67,9 +66,9 @@ def _append_op(k_cache, v_cache, k, v, rotary_interleaved, cache_seqlens, *rest)
     names = ("cu_seqlens_k_new", "page_table", "cache_batch_idx", "rotary_cos", "rotary_sin", "rotary_seqlens")
     side = {"cache_seqlens": cache_seqlens, **dict(zip(names, rest))}
     _check_cache(k_cache, v_cache, k, v)
-    native, held = _side.described(side, _torch._described, str(k_cache.device))
+    native, held = _side.described(side, described, str(k_cache.device))
     operands = [_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (k_cache, v_cache, k, v)]
-    code, ordinal = _ALL_CODES[k_cache.dtype], k_cache.get_device()
+    code, ordinal = ALL_CODES[k_cache.dtype], k_cache.get_device()
     _native.append(code, *operands, ordinal, _side.with_rotary(native, rotary_interleaved))
     del held  # had to live until here
 
@@ -82,7 +81,7 @@ def _check_cache(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor) -> None
             raise TypeError(f"{name} holds {x.dtype}, but k_cache holds {k_cache.dtype}; convert it")
         if x.device != k_cache.device:
             raise ValueError(f"{name} is on {x.device}, but k_cache is on {k_cache.device}; move it there")
-    if k_cache.dtype not in _ALL_CODES:
+    if k_cache.dtype not in ALL_CODES:
         raise NotImplementedError(f"k_cache holds {k_cache.dtype}; use float32, float16, bfloat16 or float8_e4m3fn")
 
 
@@ -98,11 +97,11 @@ def _rotate_op(x, rotary_cos, rotary_sin, first, cu_seqlens, advance, interleave
         # Tokens that belong to no sequence stay as they are.
         out.copy_(x)
     side = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": first, "cu_seqlens_q": cu_seqlens}
-    native, held = _side.described(side, _torch._described, str(x.device))
+    native, held = _side.described(side, described, str(x.device))
     angles = _side.with_rotary(native, interleaved)["rotary"]
     operands = [_operand(tensor if tensor.dim() == 4 else tensor.unsqueeze(0)) for tensor in (x, out)]
     lists = native["rotary_seqlens"], native.get("cu_seqlens_q")
-    _native.rotate(_ALL_CODES[x.dtype], *operands, angles, *lists, advance, x.get_device())
+    _native.rotate(ALL_CODES[x.dtype], *operands, angles, *lists, advance, x.get_device())
     del held  # had to live until here
     return out
 
