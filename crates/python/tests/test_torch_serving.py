@@ -48,6 +48,20 @@ def test_varlen(ours, theirs, dtype):
     assert torch.equal(evosdpa.flash_attn_varlen_func(q, k, v, *cu, **ours), out)
 
 
+@pytest.mark.parametrize("ours,theirs", ARGUMENTS)
+def test_equal_lengths(ours, theirs):
+    q, k, v = torch.randn(2, 5, 4, 16), torch.randn(2, 9, 2, 16), torch.randn(2, 9, 2, 24)
+    out, lse = evosdpa.flash_attn_func(q, k, v, **ours, return_softmax_lse=True)
+    learning = q.clone().requires_grad_()
+    plain, plain_lse = evosdpa.flash_attn_func(learning, k, v, **ours, return_attn_probs=True, fallback=True)
+    assert plain.requires_grad and out.is_contiguous()
+    for b in range(2):
+        wanted, wanted_lse = reference.attention(q[b], k[b], v[b], **theirs)
+        for mine, lses in ((out, lse), (plain.detach(), plain_lse.detach())):
+            close(mine[b], wanted)
+            close(lses[b], wanted_lse)
+
+
 def test_varlen_with_unused_tails():
     lengths_q, lengths_k, used_q, used_k = [4, 6, 5], [8, 3, 9], [2, 6, 0], [8, 1, 5]
     q, k, v = (torch.randn(n, h, 8) for n, h in ((17, 2), (20, 2), (20, 2)))
@@ -181,7 +195,7 @@ def test_kvcache(page, packed, new, extras):
 def test_kvcache_without_lengths_and_with_a_number():
     q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 9, 2, 8), torch.randn(2, 9, 2, 8)
     whole = evosdpa.flash_attn_with_kvcache(q, k, v, causal=True)
-    assert torch.equal(whole, evosdpa.flash_attn_with_kvcache(q, k, v, cache_seqlens=9, causal=True))
+    torch.testing.assert_close(whole, evosdpa.flash_attn_with_kvcache(q, k, v, cache_seqlens=9, causal=True))
     some, lse = evosdpa.flash_attn_with_kvcache(q, k, v, cache_seqlens=5, window_size=(2, -1), return_softmax_lse=True)
     for b in range(2):
         wanted, wanted_lse = reference.attention(q[b], k[b, :5], v[b, :5], window=(2, -1))
@@ -270,7 +284,7 @@ def test_what_is_wrong_is_named():
     packed, cu = torch.randn(4, 2, 8), cumulative([1, 3])
     for error, words, arguments in [
         (NotImplementedError, "dropout_p is 0.1", {"dropout_p": 0.1}),
-        (ValueError, "0 to 2", {"max_seqlen_q": 2}),
+        (ValueError, "at most 2 tokens", {"max_seqlen_q": 2}),
         (ValueError, "cu_seqlens_k is missing", {"cu_seqlens_k": None}),
         (TypeError, "cu_seqlens_k holds int64", {"cu_seqlens_k": cu.long()}),
         (ValueError, r"cu_seqlens_k has shape \[2\]", {"cu_seqlens_k": cu[:2]}),

@@ -61,7 +61,7 @@ def flash_attn_varlen_func(
     >>> import numpy, evosdpa
     >>> x = numpy.arange(5, dtype=numpy.float32).reshape(5, 1, 1)
     >>> cu_seqlens = numpy.array([0, 2, 5], numpy.int32)  # two sequences, of two and three tokens
-    >>> evosdpa.flash_attn_varlen_func(0 * x, 0 * x, x, cu_seqlens, cu_seqlens, 2, 3)[:, 0, 0].tolist()
+    >>> evosdpa.flash_attn_varlen_func(0 * x, 0 * x, x, cu_seqlens, cu_seqlens, 3, 3)[:, 0, 0].tolist()
     [0.5, 0.5, 3.0, 3.0, 3.0]
     """
     lib = _library(q)
@@ -201,6 +201,49 @@ def flash_attn_with_kvcache(
     if packed:
         out, lse = out[0], None if lse is None else lse[0]
     return (out, lse) if return_softmax_lse else out
+
+
+def dense(
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None,
+    window: _window.Window,
+    dropout_p: float,
+    qv: Any,
+    extras: dict[str, Any],
+    descale: tuple[Any, Any, Any],
+    with_lse: bool,
+    high: bool,
+    fallback: bool,
+) -> tuple[Any, Any]:
+    """The part of ``flash_attn_func`` that changes scores or reads 8-bit codes."""
+    lib = _library(q)
+    _expect(lib, q, 4, q=q, k=k, v=v)
+    try:
+        _refuse(qv, dropout_p)
+        side = _scores(lib, q, extras["softcap"], extras["chunk"], extras["alibi_slopes"], extras["sinks"])
+        side |= _scales(lib, q, k, v, q.shape[0], *descale)
+        tensors = (x.swapaxes(1, 2) for x in (q, k, v))
+        out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, high, side)
+        return out.swapaxes(1, 2), lse
+    except NotImplementedError:
+        torch_side = _binding.torch_side
+        if not fallback or torch_side is None or qv is not None or has_codes(q, k):
+            raise
+        from . import _plain
+
+        tensor = torch_side.torch.as_tensor
+        given = {name: tensor(extra) if hasattr(extra, "shape") else extra for name, extra in extras.items()}
+        out, lse = _plain.attention(*map(tensor, (q, k, v)), softmax_scale, window, dropout_p, with_lse, **given)
+        if isinstance(q, torch_side.Tensor):
+            return out, lse
+        return out.numpy(), None if lse is None else lse.numpy()
+
+
+def has_codes(q: Any, k: Any) -> bool:
+    """Whether one of them holds 8-bit codes."""
+    return any(str(getattr(x, "dtype", "")).startswith("torch.float8") for x in (q, k))
 
 
 def _append(

@@ -39,9 +39,8 @@ def compute(
             native["kv_dtype"] = ALL_CODES[k.dtype]
         if dtype != q.dtype:
             native["o_dtype"] = CODES[dtype]
-    no_sequence = native is not None and native.get("cu_seqlens_q", (0, 2))[1] == 1
-    no_keys = out.numel() == 0 or no_sequence or (k.size(2) == 0 and not side)
-    if no_keys or (native and ("cu_seqlens_q" in native or "seqused_q" in native)):
+    no_keys = _side.sees_nothing(native, out.numel(), k.size(2))
+    if no_keys or _side.leaves_gaps(native):
         # Nobody sees a key, or tokens belong to no sequence.
         out.zero_()
         if lse is not None:

@@ -61,10 +61,6 @@ def dimensions(count: int) -> str:
     return f"tensors have {count} dimensions; use 4 (batch, heads, sequence, head dimension) or 3, {FALLBACK}"
 
 
-def extra(name: str) -> str:
-    return f"{name} is not supported by evosdpa; leave it out, {FALLBACK}"
-
-
 def heads(heads_q: int, heads_kv: int) -> str:
     return f"{heads_q} query heads and {heads_kv} key/value heads; pass enable_gqa=True to share them"
 
