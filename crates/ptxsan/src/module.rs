@@ -2,6 +2,7 @@
 
 use crate::decode::{self, Info, Kernel};
 use crate::error::{Error, Result};
+use crate::finding::{Frame, one_line};
 use crate::memory::{PAGE_BYTES, window};
 use crate::numeric::approx::Perturb;
 use crate::parse::ast::{Ast, Initial, Instruction, Operand, Space, Statement, Type};
@@ -124,31 +125,32 @@ impl Module {
 
     /// Where an instruction stands: file and line to sort by, and the whole as it is written.
     pub(crate) fn place(&self, info: &Info) -> (String, u64, String) {
-        let at = info.location.and_then(|index| self.ast.locations.get(index as usize));
-        match (at, self.describe(info.location)) {
-            (Some(location), Some(source)) => {
-                let line = u64::from(location.inlined_at.map_or(location.line, |(_, line)| line));
-                let file = source.split(':').next().unwrap_or_default().to_owned();
-                (file, line, source)
-            }
+        let stack = self.stack(info.location);
+        match (stack.last(), one_line(&stack)) {
+            (Some(outer), Some(source)) => (outer.file_name().to_owned(), u64::from(outer.line), source),
             _ => (String::new(), u64::from(info.line), format!("PTX line {}", info.line)),
         }
     }
 
-    /// `file:line` of a location, the user's own line when it was inlined from a header.
-    pub(crate) fn describe(&self, location: Option<u32>) -> Option<String> {
-        let location = self.ast.locations.get(location? as usize)?;
-        let name = |index: u64| {
-            let path = self.ast.files.iter().find(|(i, _)| *i == index).map_or("?", |(_, n)| n.as_str());
-            path.rsplit(['/', '\\']).next().unwrap_or(path).to_owned()
+    /// The line of a location, then the line that it was inlined into, and so on; nothing without line information.
+    pub(crate) fn stack(&self, location: Option<u32>) -> Vec<Frame> {
+        let Some(location) = location.and_then(|index| self.ast.locations.get(index as usize)) else {
+            return Vec::new();
         };
-        let inner = format!("{}:{}", name(location.file), location.line);
-        Some(match location.inlined_at {
-            Some((file, line)) if file != location.file || line != location.line => {
-                format!("{}:{line} (inlined from {inner})", name(file))
-            }
-            _ => inner,
-        })
+        let frame = |(index, line): (u64, u32)| {
+            let path = self.ast.files.iter().find(|(i, _)| *i == index).map_or("?", |(_, n)| n.as_str());
+            Frame::new(path.to_owned(), line)
+        };
+        let own = (location.file, location.line);
+        let mut frames: Vec<Frame> =
+            std::iter::once(own).chain(location.callers.iter().copied()).map(frame).collect();
+        frames.dedup();
+        frames
+    }
+
+    /// [`Module::stack`] in one line.
+    pub(crate) fn describe(&self, location: Option<u32>) -> Option<String> {
+        one_line(&self.stack(location))
     }
 
     /// Barriers, waits, commits, fences and warp synchronisations that an entry can reach, in order of the text.

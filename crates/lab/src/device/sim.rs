@@ -164,7 +164,7 @@ impl Loaded for LoadedSim<'_> {
         if !outcome.is_clean() {
             return Err(Error::Findings {
                 kernel: format!("{} under schedule {}", self.simulation.label(), schedule.name()),
-                findings: outcome.findings.iter().map(ToString::to_string).collect(),
+                findings: outcome.failures().map(ToString::to_string).collect(),
             });
         }
         Ok(output)

@@ -5,7 +5,10 @@ use super::lanes::Args;
 use super::modifier;
 use super::opcode::Opcode;
 use super::scope::{Scopes, Symbol};
-use super::{ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, Special, Watch};
+use super::mangled::source_name;
+use super::{
+    ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, SharedVariable, Special, Watch, updates,
+};
 use crate::count::Class;
 use crate::error::{Error, Result};
 use crate::module::GlobalVariable;
@@ -45,6 +48,8 @@ pub(super) struct Builder<'m> {
     pub(super) calls: Vec<(usize, String)>,
     pub(super) branch_targets: HashMap<(u32, String), Vec<String>>,
     pub(super) communicates: bool,
+    pub(super) polls: bool,
+    shared_variables: Vec<SharedVariable>,
     pub(super) perturb: Perturb,
     pub(super) has_agents: bool,
     /// Registers of 32 bits that a `wgmma` uses.
@@ -86,6 +91,8 @@ pub(crate) fn kernel(
         calls: Vec::new(),
         branch_targets: HashMap::new(),
         communicates: false,
+        polls: false,
+        shared_variables: Vec::new(),
         perturb,
         has_agents: false,
         watched: HashSet::new(),
@@ -144,6 +151,8 @@ pub(crate) fn kernel(
         shared_bytes,
         local_bytes: builder.local_bytes,
         communicates: builder.communicates,
+        polls: builder.polls,
+        shared_variables: builder.shared_variables,
         max_threads: entry.max_threads,
         has_agents: builder.has_agents || entry.cluster.is_some(),
         cluster: entry.cluster,
@@ -240,6 +249,7 @@ impl Builder<'_> {
                 at = align_up(at, v.align);
                 self.scopes
                     .define(&v.name, Symbol::Memory { space: Space::Shared, address: at, bytes: v.bytes });
+                self.add_shared(&v.name, at, Some(v.bytes));
                 at += v.bytes;
             }
         }
@@ -250,6 +260,7 @@ impl Builder<'_> {
                 {
                     at = align_up(at, v.align);
                     self.shared.insert((function.name.clone(), v.name.clone()), at);
+                    self.add_shared(&v.name, at, Some(v.bytes));
                     at = at.saturating_add(v.bytes);
                 }
             }
@@ -258,9 +269,17 @@ impl Builder<'_> {
             at = align_up(at, dynamic_align);
             for v in self.ast.variables.iter().filter(|v| v.is_dynamic && v.space == Space::Shared) {
                 self.scopes.define(&v.name, Symbol::Memory { space: Space::Shared, address: at, bytes: 0 });
+                if used.contains(v.name.as_str()) && self.shared_variables.iter().all(|v| v.bytes.is_some()) {
+                    self.add_shared(&v.name, at, None);
+                }
             }
         }
         Ok(at)
+    }
+
+    fn add_shared(&mut self, name: &str, address: u64, bytes: Option<u64>) {
+        let name = source_name(name).to_owned();
+        self.shared_variables.push(SharedVariable { name, address, bytes });
     }
 
     fn place_params(&mut self, entry: &Function) -> Result<(Vec<Param>, u64)> {
@@ -328,6 +347,7 @@ impl Builder<'_> {
         let graph = Graph::new(&self.code, start, end);
         graph.join_branches(&mut self.code);
         let counts = BANKS.map(|b| self.scopes.counts[b as usize]);
+        updates::mark(&mut self.code[start..end]);
         allow_undefined_halves(&mut self.code[start..end], &self.info[start..end]);
         graph.prove_written(&mut self.code, counts);
         debug_assert!(graph.block_count() > 0);

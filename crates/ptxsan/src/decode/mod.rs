@@ -9,6 +9,7 @@ mod float;
 mod flow;
 mod integer;
 pub(crate) mod lanes;
+mod mangled;
 mod matrix;
 mod memory;
 mod modifier;
@@ -17,6 +18,7 @@ mod operands;
 mod scope;
 mod simple;
 mod special;
+mod updates;
 
 pub(crate) use build::kernel;
 pub(crate) use memory::apply as memory_apply;
@@ -49,6 +51,10 @@ pub(crate) struct Kernel {
     pub(crate) local_bytes: u64,
     /// Whether blocks may talk to each other through global memory, so that they must run together.
     pub(crate) communicates: bool,
+    /// Whether there are strong loads that do not acquire: threads may wait for each other by them.
+    pub(crate) polls: bool,
+    /// Shared variables by ascending address; the dynamic part, which the launch sizes, last.
+    pub(crate) shared_variables: Vec<SharedVariable>,
     pub(crate) max_threads: Option<u32>,
     /// Uses mbarriers, bulk copies, `wgmma`, clusters or programmatic launches.
     pub(crate) has_agents: bool,
@@ -56,6 +62,16 @@ pub(crate) struct Kernel {
     pub(crate) cluster: Option<[u32; 3]>,
     /// Registers that a thread starts with, where `setmaxnreg` has an effect.
     pub(crate) registers: Option<u32>,
+}
+
+/// A variable in shared memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SharedVariable {
+    /// As the source has it.
+    pub(crate) name: String,
+    pub(crate) address: u64,
+    /// `None`: as large as the launch makes it.
+    pub(crate) bytes: Option<u64>,
 }
 
 /// One kernel parameter.
@@ -169,6 +185,10 @@ pub(crate) struct Transfer {
     /// One register per element.
     pub(crate) registers: Box<[Register]>,
     pub(crate) order: Order,
+    /// `.nc`: a load of what nobody may write.
+    pub(crate) non_coherent: bool,
+    /// A store of a value that was made from one loaded from the same place.
+    pub(crate) is_update: bool,
 }
 
 /// An atomic or a reduction.

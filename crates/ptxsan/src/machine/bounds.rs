@@ -4,7 +4,7 @@ use super::access::{By, Direction, Request, space_name};
 use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::count::counters::{sectors, wavefronts};
-use crate::hazard::log::Kind;
+use crate::finding::Kind;
 use crate::memory::PAGE_BYTES;
 use crate::parse::ast::Space;
 

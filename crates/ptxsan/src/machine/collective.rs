@@ -6,7 +6,7 @@ use super::warp::{Parked, State, Warp};
 use crate::decode::lanes::blend;
 use crate::decode::{Collective, CollectiveKind, Register, Shuffle};
 use crate::hazard::clock::{Clock, join_distinct};
-use crate::hazard::log::Kind;
+use crate::finding::Kind;
 use std::rc::Rc;
 
 impl Warp {

@@ -5,7 +5,7 @@ use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::decode::lanes::blend;
 use crate::decode::{Address, Bank, CollectiveKind, FragmentAccess, MatrixMultiply, Register};
-use crate::hazard::log::Kind;
+use crate::finding::Kind;
 use crate::parse::ast::Space;
 use crate::tensor::{Lanes, transfer};
 

@@ -9,13 +9,15 @@ use super::launch::{Options, Schedule, Shape};
 use super::random::Random;
 use super::warp::{NO_MEETING, State, Warp};
 use crate::count::counters::Tally;
-use crate::decode::{ALWAYS, Bank, Inst, Kernel, Op};
+use crate::decode::{ALWAYS, Bank, Inst, Kernel, Op, SharedVariable};
 use crate::hazard::clock::Numbering;
-use crate::hazard::log::{Kind, Log};
+use crate::finding::{Kind, Variable};
+use crate::hazard::log::Log;
 use crate::hazard::sync::SyncPlaces;
 use crate::memory::shared::SharedMemory;
 use crate::memory::view::View;
 use crate::memory::window;
+use crate::parse::ast::Space;
 use std::collections::HashMap;
 
 /// After so many instructions without meeting, lanes that wait for others go on alone: the others may be
@@ -116,6 +118,22 @@ impl Context<'_, '_> {
 
     pub(super) fn has_exited(&self, block: u32) -> bool {
         block != self.block && self.peers.get(&block).is_none_or(|peer| peer.has_exited)
+    }
+
+    /// The variable or buffer that an address of shared or global memory lies in.
+    pub(super) fn variable(&self, space: Space, address: u64) -> Option<Variable> {
+        match space {
+            Space::Shared => {
+                let at = u64::from(window::offset(address as u32));
+                let all = &self.kernel.shared_variables;
+                let dynamic = u64::from(self.shape.shared_bytes);
+                let size = |v: &SharedVariable| v.bytes.unwrap_or(dynamic);
+                let found = all.iter().find(|v| (v.address..v.address + size(v)).contains(&at))?;
+                Some(Variable::new(found.name.clone(), "shared", at - found.address, size(found)))
+            }
+            Space::Global => self.view.base().variable(address),
+            _ => None,
+        }
     }
 
     pub(super) fn report(

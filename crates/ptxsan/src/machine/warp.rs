@@ -3,9 +3,11 @@
 use crate::decode::lanes::Regs;
 use crate::decode::{Bank, Kernel, Special};
 use crate::hazard::clock::{Clock, Numbering};
+use crate::hazard::sync::{Place, Said};
 use crate::machine::asynchronous::wgmma::Products;
 use crate::machine::launch::Shape;
 use crate::machine::sync_trace::SyncTrace;
+use std::collections::HashMap;
 use std::rc::Rc;
 
 /// No meeting point.
@@ -100,6 +102,11 @@ pub(super) struct Warp {
     pub(super) fenced: Vec<Option<Fenced>>,
     /// What strong reads saw, to be learnt at the next fence.
     pub(super) seen: Vec<Option<Clock>>,
+    /// What strong reads saw, fence or not, by place.
+    pub(super) heard: Vec<HashMap<Place, Said>>,
+    /// Lanes that made a strong read, and those that fenced after one.
+    pub(super) polled: u32,
+    pub(super) acquired: u32,
     /// The number of the open group of copies, and up to which group they are waited for.
     pub(super) open_group: [u32; 32],
     pub(super) waited_group: [u32; 32],
@@ -172,6 +179,9 @@ impl Warp {
             known: std::array::from_fn(|_| Rc::clone(known)),
             fenced: Vec::new(),
             seen: Vec::new(),
+            heard: Vec::new(),
+            polled: 0,
+            acquired: 0,
             open_group: [1; 32],
             waited_group: [0; 32],
             flights: Vec::new(),

@@ -2,6 +2,7 @@
 
 use super::PAGE_BYTES;
 use crate::error::{Error, Result};
+use crate::finding::Variable;
 
 /// The most one device may hold: hostile input must not allocate without bound.
 const MAX_DEVICE_BYTES: u64 = 16 << 30;
@@ -106,6 +107,14 @@ impl DeviceMemory {
         after.checked_sub(1).map(|i| (i, &self.allocations[i]))
     }
 
+    /// Whether these bytes stand at an address.
+    pub(crate) fn holds(&self, address: u64, bytes: &[u8]) -> bool {
+        self.nearest(address).is_some_and(|(_, a)| {
+            let start = (address - a.address) as usize;
+            a.data.get(start..start + bytes.len()) == Some(bytes)
+        })
+    }
+
     pub(crate) fn by_index_mut(&mut self, index: usize) -> &mut Allocation {
         &mut self.allocations[index]
     }
@@ -151,12 +160,15 @@ impl DeviceMemory {
         Ok(())
     }
 
+    /// The buffer that an address lies in.
+    pub(crate) fn variable(&self, address: u64) -> Option<Variable> {
+        let (_, a) = self.nearest(address).filter(|(_, a)| address < a.end())?;
+        Some(Variable::new(a.name.clone(), "global", address - a.address, a.data.len() as u64))
+    }
+
     /// ` (name+offset)` of a valid address.
     pub(crate) fn locate(&self, address: u64) -> String {
-        match self.nearest(address) {
-            Some((_, a)) if address < a.end() => format!(" ({}+{})", a.name, address - a.address),
-            _ => String::new(),
-        }
+        self.variable(address).map_or_else(String::new, |v| format!(" ({}+{})", v.name, v.offset_bytes))
     }
 
     /// Says in words where an address lies.

@@ -14,11 +14,12 @@ pub(crate) struct Ast {
 }
 
 /// Where an instruction comes from in the CUDA source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Location {
     pub(crate) file: u64,
     pub(crate) line: u32,
-    pub(crate) inlined_at: Option<(u64, u32)>,
+    /// File and line that it was inlined into, and where that was, outwards.
+    pub(crate) callers: Vec<(u64, u32)>,
 }
 
 /// A state space.

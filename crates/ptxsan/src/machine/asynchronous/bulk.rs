@@ -5,7 +5,7 @@ use super::tensor_map::{MAP_BYTES, TensorMap};
 use crate::decode::memory_apply;
 use crate::decode::{Bulk, Combine, Extent, Register, TensorCombine};
 use crate::hazard::clock::Proxy;
-use crate::hazard::log::Kind;
+use crate::finding::Kind;
 use crate::machine::access::{Agent, Request, little_endian};
 use crate::machine::run::{Context, for_lanes};
 use crate::machine::warp::Warp;

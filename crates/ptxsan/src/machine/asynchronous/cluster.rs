@@ -2,7 +2,7 @@
 
 use crate::decode::ClusterBarrier;
 use crate::hazard::clock::{Clock, Numbering};
-use crate::hazard::log::Kind;
+use crate::finding::Kind;
 use crate::machine::run::{Context, Flow, Stir, for_lanes};
 use crate::machine::warp::{Parked, State, Warp};
 use std::rc::Rc;

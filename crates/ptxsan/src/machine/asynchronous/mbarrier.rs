@@ -2,7 +2,7 @@
 
 use crate::decode::{Address, Arrival, MbarrierOp, Phase, Register};
 use crate::hazard::clock::{Clock, MBARRIERS, Numbering};
-use crate::hazard::log::Kind;
+use crate::finding::Kind;
 use crate::machine::run::{Context, Flow, Stir, for_lanes};
 use crate::machine::warp::{Parked, State, Warp};
 use crate::memory::window;
