@@ -1,6 +1,7 @@
 //! Walks the functions an entry needs and emits their code.
 
-use super::flow::{BANKS, Graph, allow_undefined_halves, keep_wanted_writes};
+use super::dataflow::{Flow, FlowKind};
+use super::flow::{BANKS, Graph, keep_wanted_writes};
 use super::lanes::Args;
 use super::modifier;
 use super::opcode::Opcode;
@@ -54,8 +55,9 @@ pub(super) struct Builder<'m> {
     pub(super) has_agents: bool,
     /// Registers of 32 bits that a `wgmma` uses.
     pub(super) watched: HashSet<u32>,
-    /// All that each instruction reads and writes, until it is known which of it is watched.
-    touched: Vec<Watch>,
+    /// How validity flows through the instruction being decoded, where its name does not say.
+    pub(super) flow: Option<FlowKind>,
+    flows: Vec<Flow>,
     code: Vec<Inst>,
     info: Vec<Info>,
     labels: HashMap<(u32, String), u32>,
@@ -96,7 +98,8 @@ pub(crate) fn kernel(
         perturb,
         has_agents: false,
         watched: HashSet::new(),
-        touched: Vec::new(),
+        flow: None,
+        flows: Vec::new(),
         code: Vec::new(),
         info: Vec::new(),
         labels: HashMap::new(),
@@ -157,6 +160,7 @@ pub(crate) fn kernel(
         has_agents: builder.has_agents || entry.cluster.is_some(),
         cluster: entry.cluster,
         registers: starting_registers(entry),
+        flows: builder.flows,
         code: builder.code,
         info: builder.info,
     })
@@ -348,7 +352,6 @@ impl Builder<'_> {
         graph.join_branches(&mut self.code);
         let counts = BANKS.map(|b| self.scopes.counts[b as usize]);
         updates::mark(&mut self.code[start..end]);
-        allow_undefined_halves(&mut self.code[start..end], &self.info[start..end]);
         graph.prove_written(&mut self.code, counts);
         debug_assert!(graph.block_count() > 0);
         while self.scopes.chain().len() > 1 {
@@ -451,11 +454,10 @@ impl Builder<'_> {
             tensor_ops,
             is_step: self.is_step,
         });
-        let of_32 = |list: &[Register]| -> Box<[u32]> {
-            list.iter().filter(|r| r.bank == Bank::B32).map(|r| r.index).collect()
-        };
         let is_move = self.opcode.starts_with("mov.") && self.reads.len() == 1 && self.writes.len() == 1;
-        self.touched.push(Watch { reads: of_32(&self.reads), writes: of_32(&self.writes), is_move });
+        let kind = self.flow.take().unwrap_or_else(|| FlowKind::of(&self.opcode));
+        let (reads, writes) = (self.reads.clone().into(), self.writes.clone().into());
+        self.flows.push(Flow { kind, reads, writes, is_move });
         self.code.push(Inst {
             watch: None,
             guard: self.guard.0,
@@ -469,17 +471,17 @@ impl Builder<'_> {
 
     /// Marks the instructions that touch registers of a `wgmma`.
     fn watch(&mut self) {
-        for (inst, all) in self.code.iter_mut().zip(std::mem::take(&mut self.touched)) {
+        for (inst, all) in self.code.iter_mut().zip(&self.flows) {
             let is_wgmma =
                 matches!(&inst.op, Op::Collective(c) if matches!(c.kind, super::CollectiveKind::Wgmma(_)));
-            let kept = |list: &[u32]| -> Box<[u32]> {
-                list.iter().filter(|r| self.watched.contains(r)).copied().collect()
+            let kept = |list: &[Register]| -> Box<[u32]> {
+                let of_32 = list.iter().filter(|r| r.bank == Bank::B32).map(|r| r.index);
+                of_32.filter(|index| self.watched.contains(index)).collect()
             };
             let (reads, writes) = (kept(&all.reads), kept(&all.writes));
             let is_touched = !reads.is_empty() || !writes.is_empty();
             if is_touched && !is_wgmma {
-                let is_move = all.is_move && all.reads.len() == 1;
-                inst.watch = Some(Box::new(Watch { reads, writes, is_move }));
+                inst.watch = Some(Box::new(Watch { reads, writes, is_move: all.is_move }));
             }
         }
     }

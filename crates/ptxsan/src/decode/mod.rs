@@ -5,6 +5,7 @@ mod asynchronous;
 mod build;
 mod control;
 mod convert;
+mod dataflow;
 mod float;
 mod flow;
 mod integer;
@@ -21,6 +22,7 @@ mod special;
 mod updates;
 
 pub(crate) use build::kernel;
+pub(crate) use dataflow::{Flow, FlowKind};
 pub(crate) use memory::apply as memory_apply;
 pub(crate) use special::Special;
 
@@ -38,6 +40,8 @@ pub(crate) const ALWAYS: u32 = u32::MAX;
 pub(crate) struct Kernel {
     pub(crate) code: Vec<Inst>,
     pub(crate) info: Vec<Info>,
+    /// How validity flows through each instruction.
+    pub(crate) flows: Vec<Flow>,
     pub(crate) b32_count: usize,
     pub(crate) b64_count: usize,
     pub(crate) pred_count: usize,

@@ -30,6 +30,8 @@ pub(super) struct Request {
     pub(super) direction: Direction,
     pub(super) order: Order,
     pub(super) by: By,
+    /// Bytes that nothing wrote are only moved: whoever uses them is told of it, not who reads them.
+    pub(super) moves: bool,
     /// Marks that the instruction number carries beside those of its order.
     pub(super) marks: u32,
 }
@@ -55,12 +57,17 @@ pub(super) struct Agent {
 
 impl Request {
     pub(super) fn new(pc: u32, bytes: u32, direction: Direction, order: Order) -> Self {
-        Request { pc, bytes, direction, order, by: By::Lanes, marks: 0 }
+        Request { pc, bytes, direction, order, by: By::Lanes, moves: false, marks: 0 }
     }
 
     /// An ordinary read by the lanes themselves.
     pub(super) fn read(pc: u32, bytes: u32) -> Self {
         Request::new(pc, bytes, Direction::Read, Order::WEAK)
+    }
+
+    /// The same, of bytes that are followed where they go.
+    pub(super) fn moving(self) -> Self {
+        Request { moves: true, ..self }
     }
 
     /// An ordinary write by the lanes themselves.
@@ -133,9 +140,16 @@ impl Warp {
         for (space, lanes) in spaces {
             let is_marked = t.non_coherent && space == Space::Global;
             let request = Request::new(pc, bytes, Direction::Read, t.order).marked(NON_COHERENT, is_marked);
-            let good = self.check(cx, space, &addresses, lanes, &request);
+            let good = self.check(cx, space, &addresses, lanes, &request.moving());
+            let unwritten = self.unwritten;
             for (i, register) in t.registers.iter().enumerate() {
                 self.load_register(cx, space, &addresses, good, lanes, t, i as u32, *register);
+                if unwritten != 0 {
+                    let first = i as u64 * u64::from(t.bytes);
+                    for_lanes(unwritten, |lane| {
+                        self.load_validity(cx, pc, (space, addresses[lane] + first), t, *register, lane);
+                    });
+                }
             }
             if t.order.strong.is_some() {
                 self.after_strong_read(cx, space, &addresses, good, t.order, pc);
@@ -229,6 +243,11 @@ impl Warp {
                     }
                 }
                 warp.put(cx, space, at, data, lane);
+                if warp.validity.is_tracking() {
+                    for (i, register) in t.registers.iter().enumerate() {
+                        warp.store_validity(cx, pc, (space, at + (i * width) as u64), register, 0, t.bytes, lane);
+                    }
+                }
             });
             if t.order.strong.is_some() {
                 self.after_strong_write(cx, space, &addresses, good, t.order, false);
@@ -342,6 +361,7 @@ impl Warp {
                 let (at, one) = (addresses[lane], 1 << lane);
                 self.check_order(cx, space, &addresses, one, &request);
                 let old = little_endian(self.bytes(cx, space, at, a.bytes, lane));
+                self.check_updated(cx, pc, space, at, a.bytes, lane);
                 let first = self.lane(a.a, lane);
                 let second = a.b.map_or(0, |b| self.lane(b, lane));
                 let new = (a.apply)(old, first, second);

@@ -29,6 +29,7 @@ impl Warp {
             mask = self.there(cx, addresses, mask, request);
         }
         let mut good = mask;
+        self.unwritten = 0;
         if !in_shared(cx, space, addresses, mask, request) {
             let (base, shared, params) = (cx.view.base(), cx.shared.data.len(), cx.params.len());
             let local = cx.kernel.local_bytes;
@@ -36,6 +37,10 @@ impl Warp {
                 let at = addresses[lane];
                 if let Some(kind) = self.fault(cx, space, at, lane, request) {
                     good &= !(u32::from(is_fatal(kind)) << lane);
+                    if !is_fatal(kind) && request.moves {
+                        self.unwritten |= 1 << lane;
+                        return;
+                    }
                     // The same mistake is made again and again: words are only found for the first time.
                     cx.report(kind, request.pc, self.index, 1 << lane, || {
                         let limit = match space {
@@ -137,14 +142,14 @@ impl Warp {
         match space {
             Space::Shared => match cx.shared_at(at) {
                 Some((memory, start)) if start + bytes as usize <= memory.data.len() => {
-                    unwritten(is_write, &mut memory.written[start..start + bytes as usize])
+                    unwritten(request, &mut memory.written[start..start + bytes as usize])
                 }
                 _ => Some(Kind::OutOfBounds),
             },
             Space::Local if past(cx.kernel.local_bytes) => Some(Kind::OutOfBounds),
             Space::Local => {
                 let start = lane * cx.kernel.local_bytes as usize + start;
-                unwritten(is_write, &mut self.local_written[start..start + bytes as usize])
+                unwritten(request, &mut self.local_written[start..start + bytes as usize])
             }
             Space::Param if past(cx.params.len() as u64) => Some(Kind::OutOfBounds),
             Space::Param => is_write.then_some(Kind::ReadOnlyWrite),
@@ -156,7 +161,7 @@ impl Warp {
                         if is_write && page.is_read_only {
                             return Some(Kind::ReadOnlyWrite);
                         }
-                        unwritten(is_write, &mut page.written[within..within + bytes as usize])
+                        unwritten(request, &mut page.written[within..within + bytes as usize])
                     }
                     _ => Some(Kind::OutOfBounds),
                 }
@@ -215,12 +220,14 @@ fn in_shared(
     request.direction == Direction::Write || (0..32).all(|lane| mask >> lane & 1 == 0 || is_written(lane))
 }
 
-/// A read of bytes that nothing wrote; said once for each byte.
-fn unwritten(is_write: bool, flags: &mut [u8]) -> Option<Kind> {
-    if is_write || all_set(flags) {
+/// A read of bytes that nothing wrote; where it is the reader that is told, once for each byte.
+fn unwritten(request: &Request, flags: &mut [u8]) -> Option<Kind> {
+    if request.direction == Direction::Write || all_set(flags) {
         return None;
     }
-    flags.fill(1);
+    if !request.moves {
+        flags.fill(1);
+    }
     Some(Kind::UninitialisedMemory)
 }
 

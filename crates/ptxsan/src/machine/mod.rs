@@ -17,6 +17,7 @@ mod race;
 mod random;
 mod run;
 mod sync_trace;
+mod validity;
 mod warp;
 mod world;
 

@@ -188,7 +188,10 @@ impl Warp {
             tally.executed += 1;
             tally.lanes += u64::from(mask.count_ones());
             if !inst.reads.is_empty() {
-                self.check_registers(cx, inst, pc, group_mask(inst, mask, self.groups[at].mask));
+                self.check_registers(inst, pc, group_mask(inst, mask, self.groups[at].mask));
+            }
+            if self.validity.is_tracking() {
+                self.track(cx, pc, inst, mask, self.groups[at].mask);
             }
             if let Some(watch) = &inst.watch
                 && mask != 0
@@ -238,19 +241,12 @@ impl Warp {
         }
     }
 
-    fn check_registers(&mut self, cx: &mut Context<'_, '_>, inst: &Inst, pc: u32, mask: u32) {
+    /// Registers that no instruction has written are followed from where they are first read.
+    fn check_registers(&mut self, inst: &Inst, pc: u32, mask: u32) {
         for register in &inst.reads {
             let missing = mask & !self.initialised(register.bank, register.index);
             if missing != 0 {
-                let bank = match register.bank {
-                    Bank::Pred => "predicate",
-                    Bank::B32 => "register",
-                    Bank::B64 => "64-bit register",
-                };
-                cx.report(Kind::UninitialisedRegister, pc, self.index, missing, || {
-                    format!("a {bank} that no instruction has written is read")
-                });
-                // Once is enough.
+                self.mark_register(pc, *register, missing);
                 self.initialised[register.bank as usize][register.index as usize] |= missing;
             }
         }

@@ -7,6 +7,7 @@ use crate::hazard::sync::{Place, Said};
 use crate::machine::asynchronous::wgmma::Products;
 use crate::machine::launch::Shape;
 use crate::machine::sync_trace::SyncTrace;
+use crate::machine::validity::Validity;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -90,6 +91,10 @@ pub(super) struct Warp {
     pub(super) regs: Regs,
     /// Per bank, which lanes wrote each register; only kept for registers that are asked about.
     pub(super) initialised: [Vec<u32>; 3],
+    /// Values in registers that nothing made.
+    pub(super) validity: Validity,
+    /// Lanes whose last checked read met bytes that nothing wrote.
+    pub(super) unwritten: u32,
     pub(super) groups: Vec<Group>,
     pub(super) meetings: Vec<Meeting>,
     /// Lanes that have not exited.
@@ -170,6 +175,8 @@ impl Warp {
             index,
             regs,
             initialised: [vec![0; kernel.pred_count], vec![0; kernel.b32_count], vec![0; kernel.b64_count]],
+            validity: Validity::default(),
+            unwritten: 0,
             groups: vec![group],
             meetings: Vec::new(),
             live,
