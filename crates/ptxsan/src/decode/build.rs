@@ -8,7 +8,7 @@ use super::opcode::Opcode;
 use super::scope::{Scopes, Symbol};
 use super::mangled::source_name;
 use super::{
-    ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, SharedVariable, Special, Watch, updates,
+    ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, SharedVariable, Special, Watch, provenance, updates,
 };
 use crate::count::Class;
 use crate::error::{Error, Result};
@@ -58,6 +58,9 @@ pub(super) struct Builder<'m> {
     /// How validity flows through the instruction being decoded, where its name does not say.
     pub(super) flow: Option<FlowKind>,
     flows: Vec<Flow>,
+    /// The shared variable whose address the instruction being decoded takes.
+    pub(super) mention: Option<u16>,
+    extents: Vec<provenance::Extent>,
     code: Vec<Inst>,
     info: Vec<Info>,
     labels: HashMap<(u32, String), u32>,
@@ -100,6 +103,8 @@ pub(crate) fn kernel(
         watched: HashSet::new(),
         flow: None,
         flows: Vec::new(),
+        mention: None,
+        extents: Vec::new(),
         code: Vec::new(),
         info: Vec::new(),
         labels: HashMap::new(),
@@ -156,6 +161,7 @@ pub(crate) fn kernel(
         communicates: builder.communicates,
         polls: builder.polls,
         shared_variables: builder.shared_variables,
+        extents: builder.extents,
         max_threads: entry.max_threads,
         has_agents: builder.has_agents || entry.cluster.is_some(),
         cluster: entry.cluster,
@@ -286,6 +292,12 @@ impl Builder<'_> {
         self.shared_variables.push(SharedVariable { name, address, bytes });
     }
 
+    /// The number of the shared variable at an address.
+    pub(super) fn shared_variable(&self, space: Space, address: u64) -> Option<u16> {
+        let at = self.shared_variables.iter().rposition(|v| space == Space::Shared && v.address == address)?;
+        u16::try_from(at).ok()
+    }
+
     fn place_params(&mut self, entry: &Function) -> Result<(Vec<Param>, u64)> {
         let mut at = 0u64;
         let mut params = Vec::new();
@@ -352,6 +364,9 @@ impl Builder<'_> {
         graph.join_branches(&mut self.code);
         let counts = BANKS.map(|b| self.scopes.counts[b as usize]);
         updates::mark(&mut self.code[start..end]);
+        let opcodes: Vec<&str> = self.info[start..end].iter().map(|info| &*info.opcode).collect();
+        let (code, flows) = (&mut self.code[start..end], &self.flows[start..end]);
+        provenance::mark(code, flows, &opcodes, &self.shared_variables, &mut self.extents);
         graph.prove_written(&mut self.code, counts);
         debug_assert!(graph.block_count() > 0);
         while self.scopes.chain().len() > 1 {
@@ -404,6 +419,7 @@ impl Builder<'_> {
         self.location = instruction.location;
         self.opcode.clone_from(&instruction.opcode);
         self.is_step = false;
+        self.mention = None;
         self.reads.clear();
         self.writes.clear();
         self.guard = (ALWAYS, false);
@@ -457,7 +473,7 @@ impl Builder<'_> {
         let is_move = self.opcode.starts_with("mov.") && self.reads.len() == 1 && self.writes.len() == 1;
         let kind = self.flow.take().unwrap_or_else(|| FlowKind::of(&self.opcode));
         let (reads, writes) = (self.reads.clone().into(), self.writes.clone().into());
-        self.flows.push(Flow { kind, reads, writes, is_move });
+        self.flows.push(Flow { kind, reads, writes, is_move, mention: self.mention.take() });
         self.code.push(Inst {
             watch: None,
             guard: self.guard.0,

@@ -10,6 +10,8 @@ pub(crate) struct Flow {
     pub(crate) writes: Box<[Register]>,
     /// One register moved to another.
     pub(crate) is_move: bool,
+    /// The shared variable whose address is an operand.
+    pub(crate) mention: Option<u16>,
 }
 
 /// Where the bytes of a result come from. Operands are those of [`super::lanes::Args`].

@@ -16,6 +16,7 @@ mod memory;
 mod modifier;
 mod opcode;
 mod operands;
+mod provenance;
 mod scope;
 mod simple;
 mod special;
@@ -59,6 +60,8 @@ pub(crate) struct Kernel {
     pub(crate) polls: bool,
     /// Shared variables by ascending address; the dynamic part, which the launch sizes, last.
     pub(crate) shared_variables: Vec<SharedVariable>,
+    /// What accesses to shared memory may touch: see [`Address::extent`].
+    pub(crate) extents: Vec<provenance::Extent>,
     pub(crate) max_threads: Option<u32>,
     /// Uses mbarriers, bulk copies, `wgmma`, clusters or programmatic launches.
     pub(crate) has_agents: bool,
@@ -148,6 +151,10 @@ pub(crate) struct Address {
     pub(crate) space: Space,
     pub(crate) base: Base,
     pub(crate) offset: i64,
+    /// The shared variable that it names.
+    pub(crate) variable: Option<u16>,
+    /// 1 + index in [`Kernel::extents`] of the shared variables that it was made from; 0: not known.
+    pub(crate) extent: u32,
 }
 
 /// What an address starts from.

@@ -7,6 +7,8 @@ use super::{Finding, Kind, Site};
 struct Key {
     kind: Kind,
     places: [Option<Place>; 2],
+    /// An output that is not written has no place of its own.
+    output: Option<String>,
 }
 
 /// A line of the source with its inline stack; without line information, the line of the PTX.
@@ -24,7 +26,9 @@ impl Key {
         };
         let mut places = [Some(place(&finding.site)), finding.other.as_ref().map(place)];
         places.sort();
-        Key { kind: finding.kind, places }
+        let is_output = finding.kind == Kind::UnwrittenOutput;
+        let output = finding.variable.as_ref().filter(|_| is_output).map(|variable| variable.name.clone());
+        Key { kind: finding.kind, places, output }
     }
 }
 

@@ -159,7 +159,9 @@ impl Kind {
     /// How bad it is, unless a finding says otherwise.
     pub fn severity(self) -> Severity {
         match self {
-            Kind::LostUpdate | Kind::WarpSynchronous | Kind::UnfencedMessage => Severity::Warning,
+            Kind::LostUpdate | Kind::WarpSynchronous | Kind::UnfencedMessage | Kind::UnwrittenOutput => {
+                Severity::Warning
+            }
             _ => Severity::Error,
         }
     }

@@ -87,6 +87,18 @@ impl Log {
         }
     }
 
+    /// Bytes of an output that nothing wrote: of the launch as a whole, each output for itself.
+    pub(crate) fn add_unwritten(&mut self, variable: Variable, count: u64) {
+        let kind = Kind::UnwrittenOutput;
+        let Variable { name, offset_bytes, size_bytes, .. } = &variable;
+        let detail = format!(
+            "{count} of {size_bytes} bytes of `{name}` are as unwritten as before the launch, the first at offset {offset_bytes}"
+        );
+        let words = Words { detail, advice: None, variable: Some(variable) };
+        let severity = kind.severity();
+        self.entries.push(Entry { kind, severity, pc: 0, other: None, block: 0, thread: 0, words, count });
+    }
+
     /// Takes over another log's findings, whose blocks are counted from `first_block`.
     pub(crate) fn absorb(&mut self, other: Log, first_block: u64) {
         for mut entry in other.entries {

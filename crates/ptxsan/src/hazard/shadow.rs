@@ -480,6 +480,19 @@ fn remember(cell: &mut Cell, mine: Access, by: &Accessor<'_>, lists: &mut Lists)
 #[inline]
 fn read_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Option<Conflict> {
     let mut conflict = against_write(cell, by);
+    if conflict.is_none() && by.pc & NON_COHERENT != 0 && cell.write_time != 0 {
+        conflict = Some(Conflict {
+            who: cell.writer,
+            time: cell.write_time,
+            pc: cell.write_pc & PC_MASK,
+            is_write: true,
+            same_instruction: false,
+            only_proxy: false,
+            both_strong: false,
+            is_update: false,
+            non_coherent: true,
+        });
+    }
     if conflict.is_none() && (cell.first.wrote() || cell.more != 0) {
         conflict = against_accesses(cell, by, lists, false);
     }

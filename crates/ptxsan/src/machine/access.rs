@@ -32,6 +32,8 @@ pub(super) struct Request {
     pub(super) by: By,
     /// Bytes that nothing wrote are only moved: whoever uses them is told of it, not who reads them.
     pub(super) moves: bool,
+    /// 1 + index of the shared variables that the address was made from.
+    pub(super) extent: u32,
     /// Marks that the instruction number carries beside those of its order.
     pub(super) marks: u32,
 }
@@ -57,7 +59,7 @@ pub(super) struct Agent {
 
 impl Request {
     pub(super) fn new(pc: u32, bytes: u32, direction: Direction, order: Order) -> Self {
-        Request { pc, bytes, direction, order, by: By::Lanes, moves: false, marks: 0 }
+        Request { pc, bytes, direction, order, by: By::Lanes, moves: false, extent: 0, marks: 0 }
     }
 
     /// An ordinary read by the lanes themselves.
@@ -68,6 +70,11 @@ impl Request {
     /// The same, of bytes that are followed where they go.
     pub(super) fn moving(self) -> Self {
         Request { moves: true, ..self }
+    }
+
+    /// The same, within the variables that an address was made from.
+    pub(super) fn within(self, address: &Address) -> Self {
+        Request { extent: address.extent, ..self }
     }
 
     /// An ordinary write by the lanes themselves.
@@ -139,7 +146,9 @@ impl Warp {
         let (addresses, spaces) = self.located(&t.address, mask);
         for (space, lanes) in spaces {
             let is_marked = t.non_coherent && space == Space::Global;
-            let request = Request::new(pc, bytes, Direction::Read, t.order).marked(NON_COHERENT, is_marked);
+            let request = Request::new(pc, bytes, Direction::Read, t.order)
+                .marked(NON_COHERENT, is_marked)
+                .within(&t.address);
             let good = self.check(cx, space, &addresses, lanes, &request.moving());
             let unwritten = self.unwritten;
             for (i, register) in t.registers.iter().enumerate() {
@@ -218,7 +227,9 @@ impl Warp {
     pub(super) fn store(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, t: &Transfer) {
         let width = t.bytes as usize;
         let bytes = width * t.registers.len();
-        let request = Request::new(pc, bytes as u32, Direction::Write, t.order).marked(UPDATE, t.is_update);
+        let request = Request::new(pc, bytes as u32, Direction::Write, t.order)
+            .marked(UPDATE, t.is_update)
+            .within(&t.address);
         let (addresses, spaces) = self.located(&t.address, mask);
         self.before_strong_write(cx, t.order);
         for (space, lanes) in spaces {
@@ -352,7 +363,7 @@ impl Warp {
     }
 
     pub(super) fn atomic(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, a: &Atomic) {
-        let request = Request::new(pc, a.bytes, Direction::Write, a.order).marked(ATOMIC, true);
+        let request = Request::new(pc, a.bytes, Direction::Write, a.order).marked(ATOMIC, true).within(&a.address);
         let (addresses, spaces) = self.located(&a.address, mask);
         self.before_strong_write(cx, a.order);
         for (space, lanes) in spaces {

@@ -5,7 +5,8 @@ use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::count::counters::{sectors, wavefronts};
 use crate::finding::Kind;
-use crate::memory::PAGE_BYTES;
+use crate::hazard::log::Words;
+use crate::memory::{PAGE_BYTES, window};
 use crate::parse::ast::Space;
 
 /// Whether an access that is wrong in this way cannot be made. Reading what nothing wrote can.
@@ -54,6 +55,9 @@ impl Warp {
                 }
             });
         }
+        if space == Space::Shared && request.extent != 0 {
+            good = self.check_extent(cx, addresses, good, request);
+        }
         if space == Space::Shared {
             self.spare_mbarriers(cx, addresses, good, request);
         }
@@ -80,6 +84,47 @@ impl Warp {
             }
         });
         there
+    }
+
+    /// The lanes whose access stays within the variables that its address was made from.
+    fn check_extent(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        addresses: &[u64; 32],
+        mask: u32,
+        request: &Request,
+    ) -> u32 {
+        let kernel = cx.kernel;
+        let extent = &kernel.extents[request.extent as usize - 1];
+        let bytes = u64::from(request.bytes);
+        let mut good = mask;
+        for_lanes(mask, |lane| {
+            let at = u64::from(window::offset(addresses[lane] as u32));
+            if extent.iter().any(|(from, to)| at >= *from && at + bytes <= *to) {
+                return;
+            }
+            good &= !(1 << lane);
+            let meant = kernel.shared_variables.iter().find(|v| extent.iter().any(|(from, _)| *from == v.address));
+            let hit = cx.variable(Space::Shared, at);
+            let thread = self.index * 32 + lane as u32;
+            cx.log.add(Kind::OutOfBounds, request.pc, None, (cx.block, thread), || {
+                let verb = if request.direction == Direction::Write { "write" } else { "read" };
+                let aim = meant.map_or_else(String::new, |v| {
+                    let (end, size) = v.bytes.map_or((u64::MAX, 0), |bytes| (v.address + bytes, bytes));
+                    if at < v.address {
+                        return format!(", {} bytes before `{}`", v.address - at, v.name);
+                    }
+                    format!(", {} bytes past the end of `{}` ({size} bytes)", at.saturating_sub(end), v.name)
+                });
+                let into = hit.as_ref().map_or_else(String::new, |v| format!(", in `{}`", v.name));
+                Words {
+                    detail: format!("{verb} of {bytes} bytes at shared {at:#x}{aim}{into}"),
+                    advice: Some("the address was made from one shared variable and lies outside it".to_owned()),
+                    variable: hit,
+                }
+            });
+        });
+        good
     }
 
     /// Bytes of an mbarrier are its own.

@@ -11,7 +11,7 @@ impl Warp {
         let to = self.addresses(&copy.to);
         let from = self.addresses(&copy.from);
         let bytes = copy.bytes;
-        let write = Request::write(pc, bytes).by_agents();
+        let write = Request::write(pc, bytes).by_agents().within(&copy.to);
         let mut wanted = [bytes; 32];
         for_lanes(mask, |lane| {
             if let Some(register) = copy.source_bytes {

@@ -77,6 +77,11 @@ impl Device {
         self.memory.set_read_only(buffer, is_read_only)
     }
 
+    /// Makes bytes of a buffer that are still unwritten after a launch a finding.
+    pub fn expect_written(&mut self, buffer: Buffer, is_output: bool) -> Result<()> {
+        self.memory.set_output(buffer, is_output)
+    }
+
     /// Frees a buffer; using it afterwards is an error here and a finding in a kernel.
     pub fn free(&mut self, buffer: Buffer) -> Result<()> {
         self.memory.free(buffer)
@@ -141,6 +146,11 @@ impl Device {
                 if options.parallel {
                     batch_size = (2 * batch_size).min(BATCH);
                 }
+            }
+        }
+        if !fold.is_stopped {
+            for (variable, count) in self.memory.unwritten_outputs() {
+                fold.log.add_unwritten(variable, count);
             }
         }
         Ok(Outcome::new(

@@ -141,7 +141,7 @@ impl Warp {
         let mut invalid = vec![[0u32; 32]; words.len()];
         for (first, count, addresses) in Self::parts(access, start, stride) {
             let size = (count * bytes) as u32;
-            let request = Request::read(pc, size).moving();
+            let request = Request::read(pc, size).moving().within(&access.address);
             let good = self.check(cx, space, &addresses, lanes, &request);
             for_lanes(self.unwritten, |lane| {
                 let (register, shift) = access.fragment.position(first);
@@ -175,7 +175,7 @@ impl Warp {
         let words = self.words(&access.registers);
         for (first, count, addresses) in Self::parts(access, start, stride) {
             let size = (count * bytes) as u32;
-            let request = Request::write(pc, size);
+            let request = Request::write(pc, size).within(&access.address);
             let good = self.check(cx, space, &addresses, lanes, &request);
             let (register, shift) = access.fragment.position(first);
             for_lanes(good, |lane| {
@@ -214,7 +214,7 @@ impl Warp {
     ) {
         let rows = self.rows(address);
         let naming = (((1u64 << (8 * registers.len())) - 1) as u32) & lanes;
-        let request = Request::read(pc, 16).moving();
+        let request = Request::read(pc, 16).moving().within(address);
         // Bounds are the naming lane's, the reads are those of the lanes that receive the row.
         let good = self.check_bounds(cx, Space::Shared, &rows, naming, &request);
         let unwritten = self.unwritten;
@@ -284,7 +284,7 @@ impl Warp {
     ) {
         let rows = self.rows(address);
         let naming = (((1u64 << (8 * registers.len())) - 1) as u32) & lanes;
-        let request = Request::write(pc, 16);
+        let request = Request::write(pc, 16).within(address);
         let good = self.check_bounds(cx, Space::Shared, &rows, naming, &request);
         let part = Request::write(pc, 4);
         for (m, register) in registers.iter().enumerate() {
