@@ -258,7 +258,9 @@ pub(crate) struct FailOn(pub(crate) Option<Severity>);
 fn fail_on(text: &str) -> Result<FailOn, String> {
     match text {
         "never" => Ok(FailOn(None)),
-        _ => text.parse().map(|severity| FailOn(Some(severity))).map_err(|error| format!("{error}, and never")),
+        _ => {
+            text.parse().map(|severity| FailOn(Some(severity))).map_err(|error| format!("{error}, and never"))
+        }
     }
 }
 

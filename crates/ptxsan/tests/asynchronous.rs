@@ -110,12 +110,7 @@ fn bulk_data_read_before_its_phase() {
         &body,
         &setup(one_block(32)),
         &[
-            (
-                &ask,
-                "",
-                Kind::AsyncRace,
-                &["bulk copy's write", "mbarrier must be waited for"],
-            ),
+            (&ask, "", Kind::AsyncRace, &["bulk copy's write", "mbarrier must be waited for"]),
             // A fresh barrier counts as if the phase before had completed.
             (&ask, &wrong_parity, Kind::AsyncRace, &["bulk copy's write"]),
         ],

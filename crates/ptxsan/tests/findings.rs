@@ -155,7 +155,8 @@ fn one_missing_barrier_is_one_finding_with_its_inline_stack() {
     assert_eq!(finding.schedules, Schedule::ALL, "{finding}");
     let variable = finding.variable.as_ref().unwrap();
     assert_eq!((variable.name.as_str(), variable.space, variable.size_bytes), ("tile", "shared", 1024));
-    let deep = [Some(&finding.site), finding.other.as_ref()].into_iter().flatten().find(|s| s.stack.len() > 1);
+    let deep =
+        [Some(&finding.site), finding.other.as_ref()].into_iter().flatten().find(|s| s.stack.len() > 1);
     let lines: Vec<String> = deep.unwrap().stack.iter().map(ToString::to_string).collect();
     assert_eq!(lines, ["findings.cu:134", "findings.cu:136", "findings.cu:141"]);
     let source = deep.unwrap().source.as_deref().unwrap();
@@ -177,7 +178,11 @@ fn suppressions_take_findings_out_and_say_what_they_did_not_meet() {
         let mut suppressions = Suppressions::parse(rules).unwrap();
         let mut findings = outcome.findings.clone();
         let taken = suppressions.apply("broadcast", &mut findings);
-        assert_eq!((findings.len().min(1), taken + findings.len()), (left, outcome.findings.len()), "{rules}");
+        assert_eq!(
+            (findings.len().min(1), taken + findings.len()),
+            (left, outcome.findings.len()),
+            "{rules}"
+        );
         assert_eq!(suppressions.unused().count() > 0, left > 0, "{rules}");
     }
 }

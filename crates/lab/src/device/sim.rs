@@ -81,6 +81,7 @@ impl Sim {
     /// Whether the simulator understands every instruction of a variant.
     pub fn understands(&self, variant: &Variant) -> Result<(), Error> {
         let module = Module::parse(self.builder.ptx(variant)?.ptx())?;
+        module.parameters(&variant.entry)?;
         ptxsan::Device::new().load(&module)?;
         Ok(())
     }

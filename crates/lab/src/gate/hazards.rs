@@ -48,8 +48,7 @@ pub fn run(
     let (mut dropped, mut suppressed) = (0, 0);
     let simulated = sim.simulation(kernel, problem).and_then(|simulation| {
         for schedule in Schedule::ALL {
-            let (_, mut outcome) =
-                simulation.run(inputs, &Options { schedule, ..Options::default() })?;
+            let (_, mut outcome) = simulation.run(inputs, &Options { schedule, ..Options::default() })?;
             suppressed += policy.suppressions.apply(&outcome.entry, &mut outcome.findings);
             dropped += outcome.dropped;
             merge(&mut findings, outcome.findings);

@@ -3,12 +3,13 @@
 use super::dataflow::{Flow, FlowKind};
 use super::flow::{BANKS, Graph, keep_wanted_writes};
 use super::lanes::Args;
+use super::mangled::source_name;
 use super::modifier;
 use super::opcode::Opcode;
 use super::scope::{Scopes, Symbol};
-use super::mangled::source_name;
 use super::{
-    ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, SharedVariable, Special, Watch, provenance, updates,
+    ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, SharedVariable, Special, Watch, provenance,
+    updates,
 };
 use crate::count::Class;
 use crate::error::{Error, Result};
@@ -82,6 +83,9 @@ pub(crate) fn kernel(
     perturb: Perturb,
 ) -> Result<Kernel> {
     let needed = reachable(ast, entry)?;
+    if let Some(error) = needed.iter().find_map(|function| function.refusal.as_ref()) {
+        return Err(error.clone());
+    }
     let mut builder = Builder {
         ast,
         globals,
@@ -294,7 +298,8 @@ impl Builder<'_> {
 
     /// The number of the shared variable at an address.
     pub(super) fn shared_variable(&self, space: Space, address: u64) -> Option<u16> {
-        let at = self.shared_variables.iter().rposition(|v| space == Space::Shared && v.address == address)?;
+        let at =
+            self.shared_variables.iter().rposition(|v| space == Space::Shared && v.address == address)?;
         u16::try_from(at).ok()
     }
 

@@ -84,6 +84,9 @@ impl Builder<'_> {
                 }
                 None => match self.special(name, None)? {
                     Some(register) => Ok(register),
+                    None if self.ast.functions.iter().any(|f| f.name == *name) => Err(self.unsupported(&format!(
+                        "it takes the address of function `{name}`: calls through function pointers are not simulated"
+                    ))),
                     None if name == "WARP_SZ" => Ok(self.constant(wanted, bits, 32)),
                     None => Err(self.bad(format!("unknown name `{name}`"))),
                 },

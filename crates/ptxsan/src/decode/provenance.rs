@@ -144,8 +144,12 @@ fn shared_address(inst: &mut Inst) -> Option<&mut Address> {
         Op::Atomic(a) => &mut a.address,
         Op::AsyncCopy(copy) => &mut copy.to,
         Op::Collective(collective) => match &mut collective.kind {
-            CollectiveKind::LoadMatrix { address, .. } | CollectiveKind::StoreMatrix { address, .. } => address,
-            CollectiveKind::FragmentLoad(access) | CollectiveKind::FragmentStore(access) => &mut access.address,
+            CollectiveKind::LoadMatrix { address, .. } | CollectiveKind::StoreMatrix { address, .. } => {
+                address
+            }
+            CollectiveKind::FragmentLoad(access) | CollectiveKind::FragmentStore(access) => {
+                &mut access.address
+            }
             _ => return None,
         },
         _ => return None,

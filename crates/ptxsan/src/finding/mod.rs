@@ -6,7 +6,7 @@ mod suppress;
 
 pub use group::merge;
 pub use kind::Kind;
-pub use suppress::{Suppressions, SuppressionError};
+pub use suppress::{SuppressionError, Suppressions};
 
 use crate::machine::Schedule;
 use serde::Serialize;

@@ -43,8 +43,8 @@ impl Access {
     fn is_covered_by(&self, later: u32) -> bool {
         let (old, new) = (self.pc, later);
         let writes = old & WROTE == 0 || new & WROTE != 0;
-        let is_as_weak = new & STRONG == 0
-            || old & STRONG != 0 && (new & BLOCK_SCOPE != 0 || old & BLOCK_SCOPE == 0);
+        let is_as_weak =
+            new & STRONG == 0 || old & STRONG != 0 && (new & BLOCK_SCOPE != 0 || old & BLOCK_SCOPE == 0);
         writes && is_as_weak && (old & NON_COHERENT == 0 || new & NON_COHERENT != 0)
     }
 }
@@ -278,13 +278,7 @@ impl Shadow {
 
     /// Records an access to `bytes` (a power of two up to 16) at `offset`, a multiple of them.
     #[inline]
-    pub(crate) fn access(
-        &mut self,
-        offset: usize,
-        bytes: u32,
-        write: bool,
-        by: &Accessor<'_>,
-    ) -> Found {
+    pub(crate) fn access(&mut self, offset: usize, bytes: u32, write: bool, by: &Accessor<'_>) -> Found {
         let size = bytes.trailing_zeros();
         let slot = offset >> CHUNK_SHIFT;
         let inside = (offset & (CHUNK_BYTES - 1)) as u32;
@@ -593,7 +587,11 @@ mod tests {
     fn a_thousand_readers_are_all_remembered() {
         let numbering = Numbering::new(1024, false);
         let fresh = Clock::new(numbering, 0, 1024);
-        let as_reader = |lane: u32| Accessor { numbering, agents_base: lane / 32 * 32 + 1024, ..by(&fresh, lane, 1, lane) };
+        let as_reader = |lane: u32| Accessor {
+            numbering,
+            agents_base: lane / 32 * 32 + 1024,
+            ..by(&fresh, lane, 1, lane)
+        };
         let mut shadow = Shadow::new(256);
         for lane in 0..1024 {
             assert_eq!(one(&mut shadow, 0, 4, false, &as_reader(lane)), None);

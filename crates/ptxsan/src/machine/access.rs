@@ -256,7 +256,15 @@ impl Warp {
                 warp.put(cx, space, at, data, lane);
                 if warp.validity.is_tracking() {
                     for (i, register) in t.registers.iter().enumerate() {
-                        warp.store_validity(cx, pc, (space, at + (i * width) as u64), register, 0, t.bytes, lane);
+                        warp.store_validity(
+                            cx,
+                            pc,
+                            (space, at + (i * width) as u64),
+                            register,
+                            0,
+                            t.bytes,
+                            lane,
+                        );
                     }
                 }
             });
@@ -363,7 +371,8 @@ impl Warp {
     }
 
     pub(super) fn atomic(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, a: &Atomic) {
-        let request = Request::new(pc, a.bytes, Direction::Write, a.order).marked(ATOMIC, true).within(&a.address);
+        let request =
+            Request::new(pc, a.bytes, Direction::Write, a.order).marked(ATOMIC, true).within(&a.address);
         let (addresses, spaces) = self.located(&a.address, mask);
         self.before_strong_write(cx, a.order);
         for (space, lanes) in spaces {

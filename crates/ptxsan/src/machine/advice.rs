@@ -75,13 +75,7 @@ impl Warp {
     }
 
     /// Between two threads: which side of a flag lacks its fence; where there is no flag, a barrier.
-    fn missing_order(
-        &self,
-        cx: &Context<'_, '_>,
-        lane: usize,
-        conflict: &Conflict,
-        other: &Other,
-    ) -> String {
+    fn missing_order(&self, cx: &Context<'_, '_>, lane: usize, conflict: &Conflict, other: &Other) -> String {
         let is_near = other.block == u64::from(cx.block);
         let fence = if is_near { "__threadfence_block()" } else { "__threadfence()" };
         let flag = "the flag or atomic that passes it on";

@@ -104,7 +104,8 @@ impl Warp {
                 return;
             }
             good &= !(1 << lane);
-            let meant = kernel.shared_variables.iter().find(|v| extent.iter().any(|(from, _)| *from == v.address));
+            let meant =
+                kernel.shared_variables.iter().find(|v| extent.iter().any(|(from, _)| *from == v.address));
             let hit = cx.variable(Space::Shared, at);
             let thread = self.index * 32 + lane as u32;
             cx.log.add(Kind::OutOfBounds, request.pc, None, (cx.block, thread), || {
@@ -119,7 +120,9 @@ impl Warp {
                 let into = hit.as_ref().map_or_else(String::new, |v| format!(", in `{}`", v.name));
                 Words {
                     detail: format!("{verb} of {bytes} bytes at shared {at:#x}{aim}{into}"),
-                    advice: Some("the address was made from one shared variable and lies outside it".to_owned()),
+                    advice: Some(
+                        "the address was made from one shared variable and lies outside it".to_owned(),
+                    ),
                     variable: hit,
                 }
             });

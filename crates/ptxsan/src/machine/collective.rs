@@ -5,8 +5,8 @@ use super::run::{Context, Flow, for_lanes};
 use super::warp::{Parked, State, Warp};
 use crate::decode::lanes::blend;
 use crate::decode::{Collective, CollectiveKind, Register, Shuffle};
-use crate::hazard::clock::{Clock, join_distinct};
 use crate::finding::Kind;
+use crate::hazard::clock::{Clock, join_distinct};
 use std::rc::Rc;
 
 impl Warp {

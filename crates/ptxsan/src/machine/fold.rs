@@ -6,8 +6,8 @@
 use super::world::Remains;
 use crate::count::counters::Tally;
 use crate::decode::Kernel;
-use crate::hazard::clock::Numbering;
 use crate::finding::{Kind, Severity};
+use crate::hazard::clock::Numbering;
 use crate::hazard::log::{Log, Other, Words};
 use crate::memory::view::{PageMap, write_back};
 use crate::memory::{DeviceMemory, PAGE_BYTES};

@@ -184,7 +184,8 @@ impl Warp {
                     value |= u64::from(words[register + 1][lane]) << 32;
                 }
                 self.put(cx, space, addresses[lane], &value.to_le_bytes()[..size as usize], lane);
-                if let Some(register) = access.registers.get(register).filter(|_| self.validity.is_tracking()) {
+                if let Some(register) = access.registers.get(register).filter(|_| self.validity.is_tracking())
+                {
                     let place = (space, addresses[lane]);
                     self.store_validity(cx, pc, place, register, shift / 8, size.min(4), lane);
                 }
@@ -300,7 +301,8 @@ impl Warp {
                 let invalid = self.invalid_words(*register);
                 let invalid = if transposed { transfer::transpose(&invalid) } else { invalid };
                 for_lanes(holders, |lane| {
-                    for (k, flag) in self.flags(cx, (Space::Shared, at[lane]), 4, lane).iter_mut().enumerate() {
+                    for (k, flag) in self.flags(cx, (Space::Shared, at[lane]), 4, lane).iter_mut().enumerate()
+                    {
                         *flag &= u8::from(invalid[lane] >> (8 * k) & 0xff == 0);
                     }
                 });

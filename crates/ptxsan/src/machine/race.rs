@@ -275,7 +275,9 @@ impl Warp {
         let place = place.map_or_else(String::new, |v| format!(" ({}+{})", v.name, v.offset_bytes));
         let is_ordered = conflict.only_proxy || conflict.non_coherent;
         let relation = if is_ordered { "a" } else { "an unordered" };
-        format!("{mine_by}{mine} of {bytes} bytes at {space_name} {address:#x}{place} after {relation} {their_by}{theirs}")
+        format!(
+            "{mine_by}{mine} of {bytes} bytes at {space_name} {address:#x}{place} after {relation} {their_by}{theirs}"
+        )
     }
 }
 

@@ -6,10 +6,10 @@
 use super::access::space_name;
 use super::run::{Context, for_lanes};
 use super::warp::Warp;
+use crate::decode::lanes::Args;
 use crate::decode::{
     ALWAYS, Address, Bank, Base, CollectiveKind, FlowKind, Inst, MatrixMultiply, Op, Register, Transfer,
 };
-use crate::decode::lanes::Args;
 use crate::finding::Kind;
 use crate::hazard::log::{Other, Words};
 use crate::memory::PAGE_BYTES;
@@ -146,7 +146,9 @@ impl Warp {
                         self.matters(cx, pc, c, mask, "the lane of a shuffle");
                     }
                     CollectiveKind::LoadMatrix { address, .. }
-                    | CollectiveKind::StoreMatrix { address, .. } => self.check_address(cx, pc, mask, address),
+                    | CollectiveKind::StoreMatrix { address, .. } => {
+                        self.check_address(cx, pc, mask, address)
+                    }
                     CollectiveKind::FragmentLoad(access) | CollectiveKind::FragmentStore(access) => {
                         self.check_address(cx, pc, mask, &access.address);
                     }
@@ -209,9 +211,9 @@ impl Warp {
             let source = match origin.kind {
                 Kind::UninitialisedRegister => "a register that no instruction has written".to_owned(),
                 _ => {
-                    let place = variable.as_ref().map_or_else(String::new, |v| {
-                        format!(" ({}+{})", v.name, v.offset_bytes)
-                    });
+                    let place = variable
+                        .as_ref()
+                        .map_or_else(String::new, |v| format!(" ({}+{})", v.name, v.offset_bytes));
                     let (space, address) = (space_name(origin.space), origin.address);
                     format!("{space} {address:#x}{place}, which nothing wrote")
                 }
@@ -244,9 +246,8 @@ impl Warp {
             Bank::Pred => u64::from(self.regs.pred[index as usize] >> lane & 1),
         };
         // One bit for each byte that is not zero.
-        let set_bytes = |value: u64| {
-            (0..8).fold(0u8, |all, k| all | u8::from(value >> (8 * k) & 0xff != 0) << k)
-        };
+        let set_bytes =
+            |value: u64| (0..8).fold(0u8, |all, k| all | u8::from(value >> (8 * k) & 0xff != 0) << k);
         let all = whole(write.bank);
         let bytes = match kind {
             FlowKind::Whole => all,
@@ -261,9 +262,7 @@ impl Warp {
                 a & b | a & keeps(args.b) | b & keeps(args.a)
             }
             FlowKind::Select(_) if of(Bank::Pred, args.c) != 0 => all,
-            FlowKind::Select(bank) => {
-                of(*bank, if value(Bank::Pred, args.c) != 0 { args.a } else { args.b })
-            }
+            FlowKind::Select(bank) => of(*bank, if value(Bank::Pred, args.c) != 0 { args.a } else { args.b }),
             FlowKind::Shift { .. } if of(Bank::B32, args.b) != 0 => all,
             FlowKind::Shift { bank, left, signed } => {
                 let bits = value(Bank::B32, args.b).min(64) as u32;

@@ -99,8 +99,15 @@ impl DeviceMemory {
         let end = (address + bytes as u64).next_multiple_of(PAGE_BYTES as u64) + RED_ZONE_BYTES;
         self.next = self.next.max(if address >= FIRST_ADDRESS { end } else { 0 });
         let at = self.allocations.partition_point(|a| a.address < address);
-        let allocation =
-            Allocation { name: name.to_owned(), address, data, written, is_freed: false, is_read_only, is_output: false };
+        let allocation = Allocation {
+            name: name.to_owned(),
+            address,
+            data,
+            written,
+            is_freed: false,
+            is_read_only,
+            is_output: false,
+        };
         self.allocations.insert(at, allocation);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! What a PTX module says, before anything is resolved.
 
+use crate::error::Error;
 use serde::Serialize;
 
 /// A parsed module.
@@ -144,6 +145,8 @@ pub(crate) struct Function {
     pub(crate) params: Vec<Variable>,
     /// Absent for a declaration.
     pub(crate) body: Option<Vec<Statement>>,
+    /// Why the body could not be read; it is empty then.
+    pub(crate) refusal: Option<Error>,
     /// `.maxntid` or `.reqntid`, as written.
     pub(crate) max_threads: Option<u32>,
     /// `.minnctapersm`.

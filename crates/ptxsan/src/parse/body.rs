@@ -12,6 +12,12 @@ const MAX_DEPTH: u32 = 64;
 /// Frames of an inline stack that are kept.
 const MAX_STACK: usize = 64;
 
+/// Instructions whose operands are textures or surfaces.
+fn is_texture(opcode: &str) -> bool {
+    let name = opcode.split('.').next().unwrap_or(opcode);
+    matches!(name, "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq")
+}
+
 /// Reads one body. Braces are flattened into scope marks, so nesting cannot exhaust the stack.
 pub(super) struct Body<'c, 'a> {
     cursor: &'c mut Cursor<'a>,
@@ -183,6 +189,11 @@ impl<'c, 'a> Body<'c, 'a> {
             self.cursor.next();
             opcode.push('.');
             opcode.push_str(part);
+        }
+        if is_texture(&opcode) {
+            let reason =
+                "textures and surfaces are not simulated; read the data through a pointer instead".to_owned();
+            return Err(Error::Unsupported { line, instruction: opcode, reason });
         }
         let mut operands = Vec::new();
         while !self.cursor.eat(';') {

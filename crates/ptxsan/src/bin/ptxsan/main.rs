@@ -53,6 +53,9 @@ struct RunArgs {
     /// Blocks of a cluster, as X or X,Y or X,Y,Z.
     #[arg(long, value_parser = parse_extent, default_value = "1")]
     cluster: [u32; 3],
+    /// Launch cooperatively: all blocks at once, which may synchronise as a grid.
+    #[arg(long)]
+    cooperative: bool,
     /// Dynamic shared memory in bytes.
     #[arg(long, default_value_t = 0)]
     shared: u32,
@@ -100,7 +103,9 @@ struct FailOn(Option<Severity>);
 fn parse_fail_on(text: &str) -> std::result::Result<FailOn, String> {
     match text {
         "never" => Ok(FailOn(None)),
-        _ => text.parse().map(|severity| FailOn(Some(severity))).map_err(|error| format!("{error}, and never")),
+        _ => {
+            text.parse().map(|severity| FailOn(Some(severity))).map_err(|error| format!("{error}, and never"))
+        }
     }
 }
 
@@ -156,6 +161,9 @@ fn entries(file: &PathBuf) -> Result<bool> {
         let (sizes, shared) = (sizes.join(", "), module.static_shared_bytes(entry)?);
         text += &format!("{entry}({sizes}), {shared} bytes of shared memory\n");
     }
+    for (entry, why) in module.refused() {
+        text += &format!("{entry}: cannot be run: {why}\n");
+    }
     say(&text)?;
     Ok(true)
 }
@@ -186,6 +194,7 @@ impl RunArgs {
         let entry = self.entry(module)?;
         let mut launch = Launch::new(&entry, self.grid, self.block, self.shared, bound.args.clone());
         launch.cluster = self.cluster;
+        launch.cooperative = self.cooperative;
         launch.options = options.clone();
         launch.options.seed = self.seed;
         launch.options.programmatic = self.programmatic;

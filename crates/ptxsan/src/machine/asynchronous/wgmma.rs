@@ -5,8 +5,8 @@
 //! the edges of loops and the assembler removes, take the place of the original.
 
 use crate::decode::{CollectiveKind, Kernel, LeftOperand, Op, Watch, Wgmma};
-use crate::hazard::clock::{Proxy, join_distinct};
 use crate::finding::Kind;
+use crate::hazard::clock::{Proxy, join_distinct};
 use crate::hazard::log::Other;
 use crate::machine::access::{Agent, Request};
 use crate::machine::run::{Context, Stir, for_lanes};
