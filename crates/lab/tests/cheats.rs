@@ -219,7 +219,6 @@ fn an_honest_kernel_passes_in_every_way_of_timing() {
             budget: None,
             peak_gflops: None,
             bf16_peak_gflops: None,
-            bf16_peak_gflops: None,
             timing,
             ceilings: None,
             margin: 0.01,
