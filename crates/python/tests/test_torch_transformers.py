@@ -99,6 +99,18 @@ def test_masks_are_not_written_out(baseline, monkeypatch):
         table.generated(model, "causal", cache_implementation=cache, disable_compile=True)
 
 
+@torch.no_grad()
+def test_a_profiler_sees_modifiers_too():
+    _, model = table.built("gemma2")
+    given, seen = table.inputs_of("causal", "left")
+    wanted = table.answer(model, given, seen)
+    model.set_attn_implementation("evosdpa")
+    with torch.profiler.profile() as profile:
+        ours = table.answer(model, given, seen)
+    torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-3)
+    assert any(event.name == "evosdpa::forward" for event in profile.events())
+
+
 def layer(**arguments):
     module = torch.nn.Module()
     q = torch.randn(1, 4, 5, 8)
