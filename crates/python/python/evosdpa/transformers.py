@@ -9,6 +9,8 @@ Padding, sliding windows, attention chunks, static caches, position biases, soft
 fast kernel takes them. What none does (dropout, gradients, other devices) is computed by torch as before. An argument that
 this module does not know is refused by its name: it may change what a model means.
 
+Packed inputs (``cu_seq_lens_q`` and the like, as for flash attention) and continuous batching (``generate_batch``) need no masks.
+
 Versions 4.57 to 5.22 of transformers are tested.
 """
 
@@ -21,7 +23,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from . import _deferred, _plain, _side, _torch, _window, _words
+from . import _deferred, _packed, _plain, _side, _torch, _window, _words
 
 NAME = "evosdpa"
 
@@ -57,9 +59,12 @@ def evosdpa_attention_forward(
     for name, given in kwargs.items():
         if given is not None and given is not False and name not in _HARMLESS:
             raise NotImplementedError(_words.argument(name))
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    is_packed = position_bias is None and _packed.is_packed(query, attention_mask, cache, kwargs)
+    if is_packed and _torch.takes(query, key, value, dropout, scaling):
+        return _packed.attention(module, query, key, value, cache, causal, scaling, softcap, s_aux, kwargs), None
     # One query is the last one: it sees every key.
-    causal = bool(query.shape[2] > 1 and causal) and attention_mask is None
+    causal = query.shape[2] > 1 and causal and attention_mask is None
     if cache is None:
         extras = {"softcap": softcap, "sinks": s_aux, "bias": position_bias}
         out = _computed(query, key, value, attention_mask, causal, dropout, scaling, extras)
@@ -167,3 +172,4 @@ _chosen: Any = PreTrainedModel.get_correct_attn_implementation
 PreTrainedModel.get_correct_attn_implementation = _choose  # type: ignore[method-assign]
 AttentionInterface.register(NAME, evosdpa_attention_forward)
 AttentionMaskInterface.register(NAME, _deferred.mask)
+_packed.join(NAME)
