@@ -42,6 +42,16 @@ const TORCH: Base = Base {
     finish: Some("crates/python/tests/lean_torch.py"),
 };
 
+/// The oldest transformers that is supported, put before the newest on the path of the environment with PyTorch.
+const OLD_TRANSFORMERS: Base = Base {
+    name: "old-transformers",
+    installs: &[
+        &["--no-deps", "transformers==4.57.6", "huggingface-hub==0.36.2", "tokenizers==0.22.2"],
+        &["--no-deps", "requests", "urllib3", "certifi", "charset-normalizer", "idna"],
+    ],
+    finish: None,
+};
+
 /// What the Python step found.
 pub(crate) enum Outcome {
     Passed,
@@ -58,7 +68,7 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
     };
     lints(&root)?;
     let mut bases = Vec::new();
-    for base in [&TOOLS, &NUMPY, &TORCH] {
+    for base in [&TOOLS, &NUMPY, &TORCH, &OLD_TRANSFORMERS] {
         match prepared(base, &python, &version, &root) {
             Ok(folder) => bases.push(folder),
             Err(why) => return Ok(Outcome::Unavailable(format!("{} environment: {why:#}", base.name))),
@@ -90,6 +100,10 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
         passed(&mut tests, &format!("pass the tests with {}", base.name))?;
         eprintln!("== python with {}: {:.0} s", base.name, start.elapsed().as_secs_f64());
     }
+    let mut tests = Command::new(target.join(TORCH.name).join("bin/python"));
+    tests.args(["-m", "pytest", "crates/python/tests/test_torch_transformers.py"]).current_dir(&root);
+    tests.env("PYTHONPATH", packages(&bases[3])?).env("PYTHONDONTWRITEBYTECODE", "1");
+    passed(&mut tests, "pass the tests with the oldest transformers")?;
     Ok(Outcome::Passed)
 }
 
@@ -97,7 +111,7 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
 pub(crate) fn fetch() {
     let root = root();
     if let Ok((python, version)) = interpreter() {
-        for base in [&TOOLS, &NUMPY, &TORCH] {
+        for base in [&TOOLS, &NUMPY, &TORCH, &OLD_TRANSFORMERS] {
             let _ = prepared(base, &python, &version, &root);
         }
     }
@@ -184,13 +198,15 @@ fn clean_environment(folder: &Path, base: &Path) -> anyhow::Result<()> {
         Command::new(&python).args(["-m", "venv", "--without-pip"]).arg(folder),
         "make a clean environment",
     )?;
-    let packages = |of: &Path| -> anyhow::Result<PathBuf> {
-        let script = "import sysconfig; print(sysconfig.get_paths()['purelib'])";
-        let said = Command::new(of.join("bin/python")).args(["-c", script]).output()?;
-        Ok(PathBuf::from(String::from_utf8(said.stdout)?.trim()))
-    };
     fs::write(packages(folder)?.join("base.pth"), format!("{}\n", packages(base)?.display()))?;
     Ok(())
+}
+
+/// Where an environment keeps its packages.
+fn packages(of: &Path) -> anyhow::Result<PathBuf> {
+    let script = "import sysconfig; print(sysconfig.get_paths()['purelib'])";
+    let said = Command::new(of.join("bin/python")).args(["-c", script]).output()?;
+    Ok(PathBuf::from(String::from_utf8(said.stdout)?.trim()))
 }
 
 fn only_wheel(folder: &Path) -> anyhow::Result<PathBuf> {

@@ -9,6 +9,8 @@ mod call;
 mod error;
 #[cfg(feature = "extension-module")]
 mod exchange;
+#[cfg(feature = "extension-module")]
+mod exit;
 mod gpu;
 #[cfg(feature = "extension-module")]
 mod module;

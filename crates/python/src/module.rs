@@ -13,6 +13,7 @@ use pyo3::{
 
 use crate::{
     Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible, exchange,
+    exit::{detached, ending},
     straight::{Outputs, Wanted},
 };
 
@@ -22,7 +23,7 @@ type Four = (i64, i64, i64, i64);
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{append, forward, rotate, run, straight, suggest_packages, use_exchange};
+    use super::{append, ending, forward, rotate, run, straight, suggest_packages, use_exchange};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
@@ -64,7 +65,7 @@ fn forward(
     };
     // SAFETY: the Python half describes live tensors, which its caller holds, and an output it has just made; on a GPU also
     // its current stream, whose order the allocator that owns their memory keeps.
-    py.detach(|| unsafe { call.run(place) }).map_err(raised)
+    detached(py, || unsafe { call.run(place) }).map_err(raised)
 }
 
 /// Takes torch's DLPack interface for [`straight`]; says whether it can be used.
@@ -184,7 +185,7 @@ fn append(
         }
     }
     // SAFETY: the Python half describes live tensors, which its caller holds.
-    py.detach(|| unsafe { append.run(ordinal) }).map_err(raised)
+    detached(py, || unsafe { append.run(ordinal) }).map_err(raised)
 }
 
 /// Turns the tokens of a tensor into another of its shape: those of each sequence from its own position on.
@@ -205,7 +206,7 @@ fn rotate(
     let rotate =
         Rotate { dtype, x, out, rotary, first: list(first), cu_seqlens: cu_seqlens.map(list), advance };
     // SAFETY: the Python half describes live tensors, which its caller holds, and an output it has just made.
-    py.detach(|| unsafe { rotate.run(ordinal) }).map_err(raised)
+    detached(py, || unsafe { rotate.run(ordinal) }).map_err(raised)
 }
 
 /// `((type, cosines), (type, sines), interleaved)`.

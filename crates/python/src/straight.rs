@@ -6,6 +6,7 @@ use pyo3::{intern, prelude::*, types::PyTuple};
 use crate::{
     Call, Operand, Place, Visible,
     exchange::{self, Described},
+    exit::detached,
     module::raised,
 };
 
@@ -84,7 +85,7 @@ pub(crate) fn attention<'py>(
     };
     // SAFETY: the tensors are alive in the caller's frame, and the outputs are new; on a GPU the allocator that owns the memory
     // keeps the order of this stream.
-    py.detach(|| unsafe { call.run(place) }).map_err(raised)?;
+    detached(py, || unsafe { call.run(place) }).map_err(raised)?;
     Ok(Some((out, lse)))
 }
 

@@ -263,3 +263,21 @@ def test_importing_is_quiet_about_torch():
     code = "import sys, evosdpa; assert 'torch' not in sys.modules; import numpy; x = numpy.ones((1,1,2,8), 'f4'); print(evosdpa.sdpa(x,x,x).sum())"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "EVOSDPA_TORCH": "0"}, capture_output=True, text=True)
     assert done.stdout.strip() == "16.0", done.stderr
+
+
+def test_leaving_with_threads_at_work():
+    """Daemon threads that are computing when the interpreter ends do not take the process down."""
+    code = """
+import sys, threading, time, numpy, evosdpa
+x = numpy.ones((1, 8, 256, 64), numpy.float32)
+def work():
+    while True:
+        evosdpa.sdpa(x, x, x)
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+sys.exit(7)
+"""
+    for _ in range(4):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env={**os.environ, "EVOSDPA_TORCH": "0"})
+        assert done.returncode == 7, done.stderr

@@ -18,7 +18,9 @@ PyTorch is bound when this package is imported, if it is installed; set ``EVOSDP
 
 from __future__ import annotations
 
-from . import _binding
+import atexit
+
+from . import _binding, _native
 from ._api import flash_attn_func, sdpa
 from ._bench import bench
 from ._flash import flash_attn_varlen_func, flash_attn_with_kvcache
@@ -26,6 +28,7 @@ from ._native import __version__
 from ._patch import patch
 
 _binding.bind_if_installed()
+atexit.register(_native.ending)
 
 __all__ = [
     "__version__",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from . import _arrays, _binding, _flash, _window, _words
 
 
+Array = TypeVar("Array")
+
+
 def sdpa(
-    q: Any,
+    q: Array,
     k: Any,
     v: Any,
     attn_mask: Any = None,
@@ -19,7 +22,7 @@ def sdpa(
     *,
     precision: str = "default",
     fallback: bool = False,
-) -> Any:
+) -> Array:
     """Attention with the meaning of ``torch.nn.functional.scaled_dot_product_attention``.
 
     Tensors are ``[batch, heads, sequence, head dimension]`` (or without the batch), in float32, float16 or bfloat16: torch
@@ -53,9 +56,9 @@ def sdpa(
             window = _window.CAUSAL if is_causal else _window.FULL
             done = torch_side.straight(q, k, v, scale, window, enable_gqa, False, False, high)
             if done is not None:
-                return done[0]
-        return torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)
-    return _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)
+                return done[0]  # type: ignore[no-any-return]
+        return torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)  # type: ignore[no-any-return]
+    return _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)  # type: ignore[no-any-return]
 
 
 def flash_attn_func(

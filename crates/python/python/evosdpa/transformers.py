@@ -27,13 +27,13 @@ from . import _deferred, _packed, _plain, _side, _torch, _window, _words
 
 NAME = "evosdpa"
 
-#: Arguments that models pass on and that say nothing beyond the mask: positions, lengths of packed sequences (which are in the
-#: mask too), and what is to be returned.
+#: Arguments that models pass on and that say nothing beyond the mask: positions, lengths and places of packed sequences, and what
+#: is to be returned.
 _HARMLESS = frozenset(
     """
-    cache_position cu_seq_lens_k cu_seq_lens_q cu_seqlens deterministic labels logits_to_keep max_length_k max_length_q max_seqlen
+    block_table cache_position cu_seq_lens_k cu_seq_lens_q cu_seqlens deterministic labels logits_to_keep max_length_k max_length_q max_seqlen
     num_items_in_batch num_logits_to_keep output_hidden_states output_router_logits past_key_values position_embeddings
-    position_ids return_dict seq_idx sliding_window token_type_ids use_cache
+    position_ids read_index return_dict seq_idx sliding_window token_type_ids use_cache write_index
     """.split()
 )
 #: What only a baseline takes is left to torch.
