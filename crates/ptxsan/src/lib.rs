@@ -37,8 +37,8 @@
 //! # Ok::<(), ptxsan::Error>(())
 //! ```
 //!
-//! A [`Module`] is text that was read and decoded whole: an instruction outside the supported set is an error
-//! then, never later. A [`Device`] holds memory; [`Device::launch`] runs a [`Launch`] to its end and gives an
+//! A [`Module`] is text that was read and decoded whole: an entry with an instruction outside the supported set is refused
+//! by name, and the others can be launched. A [`Device`] holds memory; [`Device::launch`] runs a [`Launch`] to its end and gives an
 //! [`Outcome`]: findings, exact counters, and what the kernel printed. What a *kernel* does wrong is a
 //! [`Finding`]; an [`Error`] means that the launch itself made no sense.
 //!
@@ -55,6 +55,7 @@
 pub mod count;
 mod decode;
 pub mod error;
+pub mod finding;
 mod hazard;
 mod machine;
 mod memory;
@@ -66,8 +67,8 @@ pub mod report;
 pub mod tensor;
 
 pub use error::{Error, Result};
-pub use hazard::log::Kind;
+pub use finding::{Finding, Frame, Kind, Severity, Site, Suppressions, Variable};
 pub use machine::{Arg, Device, Launch, ModuleId, Options, Schedule, TensorElement, TensorMap};
 pub use memory::Buffer;
 pub use module::{Edit, Module, SyncPoint};
-pub use report::{Finding, Outcome, Site, SyncWork};
+pub use report::{Outcome, SyncWork};

@@ -1,0 +1,71 @@
+//! Which stores put back what was loaded from the same place and changed, the updates that an atomic would make whole; and which
+//! store a number, as flags are set.
+
+use super::{Address, Bank, Inst, Op, Register};
+use std::collections::{HashMap, HashSet};
+
+/// Marks strong stores by where their value comes from. `numbers`: registers that hold one. Called
+/// before reads are thinned out.
+pub(super) fn mark(code: &mut [Inst], numbers: &HashSet<(Bank, u32)>) {
+    let is_strong_store = |inst: &Inst| matches!(&inst.op, Op::Store(t) if t.order.strong.is_some());
+    if !code.iter().any(is_strong_store) {
+        return;
+    }
+    let mut writers: HashMap<(Bank, u32), Vec<usize>> = HashMap::new();
+    for (pc, inst) in code.iter().enumerate() {
+        for register in &inst.writes {
+            writers.entry((register.bank, register.index)).or_default().push(pc);
+        }
+    }
+    let stores: Vec<usize> = (0..code.len()).filter(|pc| is_strong_store(&code[*pc])).collect();
+    for pc in stores {
+        let (update, constant) = (is_update(code, &writers, pc), is_constant(code, &writers, numbers, pc));
+        if let Op::Store(transfer) = &mut code[pc].op {
+            (transfer.is_update, transfer.is_constant) = (update, constant);
+        }
+    }
+}
+
+/// Whether a store's value is a number that is written in the code.
+fn is_constant(
+    code: &[Inst],
+    writers: &HashMap<(Bank, u32), Vec<usize>>,
+    numbers: &HashSet<(Bank, u32)>,
+    pc: usize,
+) -> bool {
+    let Op::Store(store) = &code[pc].op else { return false };
+    store.registers.iter().all(|register| {
+        let key = (register.bank, register.index);
+        let is_number = |at: &usize| {
+            let inst = &code[*at];
+            matches!(inst.op, Op::Alu(_)) && inst.reads.is_empty() && numbers.contains(&(key.0, inst.args.a))
+        };
+        numbers.contains(&key) || writers.get(&key).is_some_and(|made| made.iter().all(is_number))
+    })
+}
+
+fn is_update(code: &[Inst], writers: &HashMap<(Bank, u32), Vec<usize>>, pc: usize) -> bool {
+    let Op::Store(store) = &code[pc].op else { return false };
+    let mut pending: Vec<Register> = store.registers.to_vec();
+    let mut seen: HashSet<(Bank, u32)> = HashSet::new();
+    while let Some(register) = pending.pop() {
+        let key = (register.bank, register.index);
+        if !seen.insert(key) {
+            continue;
+        }
+        for &at in writers.get(&key).into_iter().flatten() {
+            match &code[at].op {
+                Op::Load(load) if load.order.strong.is_some() && is_same(&load.address, &store.address) => {
+                    return true;
+                }
+                Op::Alu(_) => pending.extend(code[at].reads.iter()),
+                _ => {}
+            }
+        }
+    }
+    false
+}
+
+fn is_same(a: &Address, b: &Address) -> bool {
+    (a.space, a.base, a.offset) == (b.space, b.base, b.offset)
+}
