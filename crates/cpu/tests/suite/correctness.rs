@@ -52,6 +52,9 @@ fn named_shapes_of_every_kind() {
         "b1h16/1s9/260d33:window=40/0",
         "b1h1s1/2500d64:window=1300/0",
         "b1h12/1s1/400d128",
+        "b1h1s70/601d64",
+        "b1h1s620d40/72:causal",
+        "b1h1s40/1100d33:window=530/0",
     ];
     for (seed, shape) in shapes.iter().enumerate() {
         for dtype in DType::ALL {
@@ -61,11 +64,47 @@ fn named_shapes_of_every_kind() {
     }
 }
 
+/// 8-bit queries, keys and values with scales of every reach, and outputs of another type, on tiles, splits and decode.
+#[test]
+fn types_of_their_own() {
+    let sizes = ["b2h4/2s9/130d40", "b1h2s100d64:causal", "b2h4/1s1/1500d128", "b1h6/2s2/300d33:causal-br"];
+    let halves = [DType::F16, DType::BF16, DType::F32];
+    for (seed, size) in sizes.iter().enumerate() {
+        for reach in ["tensor", "head", "token"] {
+            for (kv, dtype) in ["u8", "e4m3"].into_iter().flat_map(|kv| halves.map(|dtype| (kv, dtype))) {
+                let shape = format!("{size}:kv={kv}:scales={reach}");
+                check(
+                    &Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap(),
+                    Family::Normal,
+                    seed as u64,
+                );
+            }
+            for dtype in DType::EIGHT_BIT {
+                let shape = format!("{size}:o=f32:scales={reach}");
+                check(
+                    &Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap(),
+                    Family::Normal,
+                    seed as u64,
+                );
+            }
+        }
+        for (types, dtype) in [("kv=bf16", DType::F16), ("kv=f16:o=bf16", DType::F32), ("o=f32", DType::BF16)]
+        {
+            let shape = format!("{size}:{types}");
+            check(
+                &Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap(),
+                Family::Normal,
+                seed as u64,
+            );
+        }
+    }
+}
+
 #[test]
 fn every_input_family() {
     for family in Family::ALL {
         for dtype in DType::ALL {
-            for shape in ["b1h2s130d64", "b1h1s100/150d40:causal-br", "b1h4/1s1/333d64"] {
+            for shape in ["b1h2s130d64", "b1h1s100/150d40:causal-br", "b1h4/1s1/333d64", "b1h1s40/600d64"] {
                 check(&Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap(), family, 11);
             }
         }
