@@ -102,27 +102,27 @@ struct Consumer {
   __device__ void mask_tile(const QTile& t, int n) {
     const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
     const int rows[2] = {row, row + 8};
-    mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+    mask_scores<BLOCK_N>(p, s, rows, n * BLOCK_N + 2 * (lane % 4));
   }
   // The score hook on this tile's scores.
   __device__ void change_scores(const QTile& t, int n) {
     if constexpr (ScoreHook::ACTIVE) {
       const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
       const int rows[2] = {row, row + 8};
-      apply_hook<BLOCK_N>(ScoreHook(p, t.batch, head_of_warp(t)), s, rows, n * BLOCK_N + 2 * (lane % 4));
+      apply_hook<BLOCK_N>(ScoreHook(p, p, t.batch, head_of_warp(t)), s, rows, n * BLOCK_N + 2 * (lane % 4));
     }
   }
   __device__ int head_of_warp(const QTile& t) const { return PACK_HEADS > 1 ? t.head + first_row_of_warp() / POSITIONS : t.head; }
 
   template <bool MAYBE_MASKED, typename Wait>
-  __device__ void softmax(const QTile& t, Wait wait) {
+  __device__ void softmax(Wait wait) {
     softmax_scores<BLOCK_N, MAYBE_MASKED>(s, state, ScoreHook::scale_log2(p), shrink, wait);
   }
   // Of a tile with nothing else under way: mostly one with a mask.
   __device__ void mask_and_softmax(const QTile& t, int n) {
     change_scores(t, n);
     if (needs_mask(t, n)) mask_tile(t, n);
-    softmax<!WHOLE_TILES>(t, NoWait());
+    softmax<!WHOLE_TILES>(NoWait());
   }
   __device__ void rescale_output() { scale_rows(o, shrink); }
   // The wait for PV stands before the next tile's softmax. It has no operands: ptxas mixes the two as it likes, and does it well.
@@ -235,7 +235,7 @@ struct Consumer {
       k_ready = probe_k();
       change_scores(t, n);
       if (masked) mask_tile(t, n);
-      softmax<decltype(maybe_masked)::value>(t, [&] { return await_pv(); });
+      softmax<decltype(maybe_masked)::value>([&] { return await_pv(); });
       pack();
       if (SCALE_LATE) rescale_output();
     };
@@ -266,7 +266,7 @@ struct Consumer {
     int n = PACK_HEADS > 1 ? t.last() : last_seen(p, t, t.m0 + warpgroup * 64 + 63);
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
-    ScoreHook::begin(p, head_of_warp(t), state);
+    row_pair_reset(state);
     mbarrier_wait(layout.q_full(q_at.slot()), q_at.parity());
     Queries q;
     q.read(layout.q(q_at.slot()), warpgroup, first_row_of_warp(), lane);
