@@ -141,6 +141,7 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
         (&["bench", "--device", "cp"], "did you mean `cpu`"),
         (&["bench", "--isa", "avx513"], "did you mean `avx512`"),
         (&["bench", "--iters", "0"], "0 is not in 1..=1000000"),
+        (&["bench", "--device", "cpu", "--timing", "between"], "`between` needs a GPU"),
         (&["bench", "--peers", "cudnn"], "unknown baseline `cudnn`; allowed: torch"),
         (&["bench", "--threads", "0"], "0 is not in 1..=4096"),
         (&["bench", "--budget", "-3"], "must be above 0"),
@@ -159,20 +160,20 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
     }
 }
 
-/// The streaming CPU kernel reads no 8-bit codes, so nothing is left to do, and silence would look like success.
+/// The first kernel of the line reads no 8-bit codes, so nothing is left to do, and silence would look like success.
 #[test]
 fn nothing_checked_exits_2_with_each_reason() {
     let folder = tempfile::tempdir().unwrap();
     for json in [&[][..], &["--json"]] {
         let command =
-            ["check", "--shapes", "tiny", "--seeds", "1", "--device", "cpu", "--kernels", "cpu_flash"];
+            ["check", "--shapes", "tiny", "--seeds", "1", "--device", "sim", "--kernels", "sdpa_v1"];
         let args = [&command[..], &["--dtype", "u8,e4m3"], json].concat();
         let output = evosdpa(folder.path(), &args);
         let message = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
-        assert!(message.contains("nothing could be checked:\n  cpu_flash: "), "{args:?}: {message}");
+        assert!(message.contains("nothing could be checked:\n  sdpa_v1: "), "{args:?}: {message}");
         for dtype in ["u8", "e4m3"] {
-            let reason = format!("cpu_flash reads f32, f16 and bf16, not {dtype}");
+            let reason = format!("not supported by `sdpa_v1`: it reads f16, bf16, not {dtype}");
             assert!(message.contains(&reason), "{args:?}: {message}");
         }
     }

@@ -230,7 +230,6 @@ fn bad_input_exits_2_and_says_what_to_do() {
         (&["--strategy", "evoo", "--out", "a"][..], "did you mean `evo`"),
         (&["--kernel", "cpu_naive", "--out", "a"], "nothing to tune"),
         (&["--kernel", "cpu_flsh", "--out", "a"], "did you mean `cpu_flash`"),
-        (&["--dtype", "u8", "--out", "a"], "cpu_flash reads f32, f16 and bf16"),
         (&["--resume", "--out", "a"], "no tune to resume"),
         (&["--shapes", "tiny", "--out", "held"], "another tune is at work"),
         (&["--prior", "nothing.json", "--out", "a"], "--prior"),

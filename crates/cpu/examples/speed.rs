@@ -42,14 +42,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             rows.push(Row { problem, inputs, output, times_us: Vec::new() });
         }
     }
-    let mut peaks = Vec::new();
+    let mut peak = 0.0f64;
     for _ in 0..blocks {
-        peaks.push(fma_peak_gflops(threads));
+        peak = peak.max(fma_peak_gflops(isa.unwrap_or_else(Isa::best), threads));
         for row in &mut rows {
             time_block(row, &options)?;
         }
     }
-    let peak = median(&mut peaks);
     println!(
         "FMA peak {peak:.0} GFLOP/s, memory {:.1} GB/s, {threads} threads",
         memory_bandwidth_gbps(threads)

@@ -1,13 +1,11 @@
 //! The crate's one entry: from a problem and tensors to a job.
 
 use crate::dispatch::{flash_workspace_bytes, run_flash};
-use crate::element::Element;
 use crate::error::Error;
-use crate::job::{Job, Operand, Shape};
+use crate::job::{Job, Operand, Scales, Shape};
 use crate::naive::Naive;
 use crate::options::{CpuKernel, CpuOptions};
-use evosdpa_core::{DType, Feature, Features, Problem, SideInputs, TensorView, TensorViewMut};
-use half::{bf16, f16};
+use evosdpa_core::{DType, Feature, Features, Granularity, Problem, SideInputs, TensorView, TensorViewMut};
 
 /// Computes attention on the CPU.
 ///
@@ -44,16 +42,22 @@ pub fn attention(
     kernel.check_support(problem)?;
     let lse = lse.as_mut().map_or(std::ptr::null_mut(), |lse| lse.as_mut_ptr());
     if kernel == CpuKernel::Naive {
-        let o = operand(o.strides(), o.bytes_mut().as_mut_ptr());
+        let o = operand(o.dtype(), o.strides(), o.bytes_mut().as_mut_ptr());
         return Naive::new(problem, [q, k, v], side, o, lse)?.run(&shape(problem), options);
     }
     problem.check_side(side, &q, &k, &v)?;
-    match problem.dtype() {
-        DType::F32 => flash::<f32>(problem, q, k, v, &mut o, lse, options),
-        DType::F16 => flash::<f16>(problem, q, k, v, &mut o, lse, options),
-        DType::BF16 => flash::<bf16>(problem, q, k, v, &mut o, lse, options),
-        other => Err(Error::DType { given: other }),
-    }
+    let reach = problem.scale_granularity();
+    let job = Job {
+        q: input(&q, side.scales.q, reach),
+        k: input(&k, side.scales.k, reach),
+        v: input(&v, side.scales.v, reach),
+        o: operand(o.dtype(), o.strides(), o.bytes_mut().as_mut_ptr()),
+        lse,
+        shape: shape(problem),
+        scale: problem.scale(),
+        output: problem.output_float(),
+    };
+    run_flash(&job, options)
 }
 
 impl CpuKernel {
@@ -62,7 +66,15 @@ impl CpuKernel {
         match self {
             Self::Naive => Feature::ALL.into_iter().collect(),
             // Weights stay f32 whatever the inputs are.
-            Self::Flash => Features::NONE.with(Feature::HighPrecision, true),
+            Self::Flash => [
+                Feature::KvType,
+                Feature::OutputType,
+                Feature::TensorScales,
+                Feature::TokenScales,
+                Feature::HighPrecision,
+            ]
+            .into_iter()
+            .collect(),
         }
     }
 
@@ -80,10 +92,7 @@ impl CpuKernel {
         if !refused.is_empty() {
             return Err(Error::Unsupported { kernel: self.name(), features: refused });
         }
-        match self {
-            Self::Flash if problem.has_codes() => Err(Error::DType { given: problem.dtype() }),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -96,33 +105,16 @@ pub fn workspace_bytes(problem: &Problem, options: &CpuOptions) -> Result<usize,
     flash_workspace_bytes(&shape(problem), options)
 }
 
-fn flash<E: Element>(
-    problem: &Problem,
-    q: TensorView<'_>,
-    k: TensorView<'_>,
-    v: TensorView<'_>,
-    o: &mut TensorViewMut<'_>,
-    lse: *mut f32,
-    options: &CpuOptions,
-) -> Result<(), Error> {
-    let job = Job {
-        q: input::<E>(&q),
-        k: input::<E>(&k),
-        v: input::<E>(&v),
-        o: operand(o.strides(), o.bytes_mut().as_mut_ptr().cast::<E>()),
-        lse,
-        shape: shape(problem),
-        scale: problem.scale(),
-    };
-    run_flash(&job, options)
+/// The scales were checked against the tensor.
+fn input<'a>(view: &TensorView<'a>, scales: Option<&'a [f32]>, reach: Granularity) -> Operand<'a, *const u8> {
+    let [_, heads, rows, _] = view.shape();
+    let scales = scales.map(|values| Scales { values, reach, heads, rows });
+    Operand { scales, ..operand(view.dtype(), view.strides(), view.bytes().as_ptr()) }
 }
 
-fn input<E>(view: &TensorView<'_>) -> Operand<*const E> {
-    operand(view.strides(), view.bytes().as_ptr().cast())
-}
-
-fn operand<P>(strides: [usize; 4], data: P) -> Operand<P> {
-    Operand { data, batch_stride: strides[0], head_stride: strides[1], row_stride: strides[2] }
+fn operand<'a, P>(dtype: DType, strides: [usize; 4], data: P) -> Operand<'a, P> {
+    let [batch_stride, head_stride, row_stride, _] = strides;
+    Operand { data, dtype, batch_stride, head_stride, row_stride, scales: None }
 }
 
 fn shape(problem: &Problem) -> Shape {

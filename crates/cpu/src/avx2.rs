@@ -41,6 +41,26 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> __m256 {
+        // SAFETY: trait contract.
+        unsafe {
+            let signed = _mm_xor_si128(_mm_loadl_epi64(p.cast()), _mm_set1_epi8(i8::MIN));
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(signed))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> __m256 {
+        // SAFETY: trait contract.
+        unsafe {
+            let wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast()));
+            // Sign, exponent and mantissa where f16 has them: its bias makes values 2^8 too small, subnormal ones too.
+            let bits = _mm_and_si128(_mm_slli_epi16::<7>(wide), _mm_set1_epi16(0xBF80_u16 as i16));
+            let magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x7F));
+            let nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7F));
+            _mm256_cvtph_ps(_mm_or_si128(bits, _mm_and_si128(nan, _mm_set1_epi16(0x7E00))))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m256) {
         // SAFETY: trait contract.
         unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }

@@ -41,6 +41,26 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe {
+            let signed = _mm_xor_si128(_mm_loadu_si128(p.cast()), _mm_set1_epi8(i8::MIN));
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(signed))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe {
+            let wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()));
+            // Sign, exponent and mantissa where f16 has them: its bias makes values 2^8 too small, subnormal ones too.
+            let bits = _mm256_and_si256(_mm256_slli_epi16::<7>(wide), _mm256_set1_epi16(0xBF80_u16 as i16));
+            let magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7F));
+            let nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7F));
+            _mm512_cvtph_ps(_mm256_mask_mov_epi16(bits, nan, _mm256_set1_epi16(0x7E00)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m512) {
         // SAFETY: trait contract.
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }

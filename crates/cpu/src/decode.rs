@@ -12,14 +12,14 @@ pub(crate) const DECODE_BLOCK: usize = 128;
 /// Most value columns one pass keeps in accumulators, in vectors.
 const COLUMN_VECTORS: usize = 8;
 
-/// `RB` query rows against `keys` consecutive rows of K.
-pub(crate) struct DecodeScores<E> {
+/// `RB` query rows against `keys` rows of K.
+pub(crate) struct DecodeScores {
     /// Scaled f32 queries, `[RB][query_stride]`, zero beyond `dim`.
     pub(crate) queries: *const f32,
     pub(crate) query_stride: usize,
     pub(crate) dim: usize,
-    pub(crate) key: *const E,
-    pub(crate) key_stride: usize,
+    /// Where each key's row lies.
+    pub(crate) key: *const *const u8,
     pub(crate) keys: usize,
     /// `[RB][DECODE_BLOCK]`.
     pub(crate) scores: *mut f32,
@@ -30,7 +30,7 @@ pub(crate) struct DecodeScores<E> {
 /// # Safety
 /// The instruction set of `S`; all of `a` valid; `keys <= DECODE_BLOCK`.
 #[inline(always)]
-pub(crate) unsafe fn scores<S: Simd, E: Element, const RB: usize>(a: &DecodeScores<E>) {
+pub(crate) unsafe fn scores<S: Simd, E: Element, const RB: usize>(a: &DecodeScores) {
     let whole = a.dim / S::LANES * S::LANES;
     let tail = a.dim - whole;
     // Partial sums of LANES keys, one vector per key, for each query row; then transposed and added up.
@@ -42,7 +42,7 @@ pub(crate) unsafe fn scores<S: Simd, E: Element, const RB: usize>(a: &DecodeScor
         while base < a.keys {
             let count = (a.keys - base).min(S::LANES);
             for j in 0..count {
-                let key = a.key.add((base + j) * a.key_stride);
+                let key = (*a.key.add(base + j)).cast::<E>();
                 let mut acc = [S::splat(0.0); RB];
                 let mut column = 0;
                 while column < whole {
@@ -112,13 +112,13 @@ pub(crate) unsafe fn softmax_row<S: Simd>(scores: *mut f32, keys: usize, old_max
     }
 }
 
-/// `RB` rows of weights against `keys` consecutive rows of V.
-pub(crate) struct DecodeValues<E> {
+/// `RB` rows of weights against `keys` rows of V.
+pub(crate) struct DecodeValues {
     /// `[RB][DECODE_BLOCK]`.
     pub(crate) weights: *const f32,
     pub(crate) rescale: *const f32,
-    pub(crate) value: *const E,
-    pub(crate) value_stride: usize,
+    /// Where each key's value lies.
+    pub(crate) value: *const *const u8,
     pub(crate) keys: usize,
     pub(crate) dim: usize,
     /// `[RB][output_stride]`, f32 accumulators.
@@ -131,7 +131,7 @@ pub(crate) struct DecodeValues<E> {
 /// # Safety
 /// The instruction set of `S`; all of `a` valid, output rows up to whole vectors.
 #[inline(always)]
-pub(crate) unsafe fn values<S: Simd, E: Element, const RB: usize>(a: &DecodeValues<E>) {
+pub(crate) unsafe fn values<S: Simd, E: Element, const RB: usize>(a: &DecodeValues) {
     let vectors = a.dim / S::LANES;
     let mut first = 0;
     // SAFETY: in bounds by this function's contract.
@@ -158,7 +158,7 @@ pub(crate) unsafe fn values<S: Simd, E: Element, const RB: usize>(a: &DecodeValu
 /// `C` whole vectors of value columns starting at `column`.
 #[inline(always)]
 unsafe fn value_columns<S: Simd, E: Element, const RB: usize, const C: usize>(
-    a: &DecodeValues<E>,
+    a: &DecodeValues,
     column: usize,
 ) {
     // SAFETY: in bounds by the contract of `values`.
@@ -172,7 +172,7 @@ unsafe fn value_columns<S: Simd, E: Element, const RB: usize, const C: usize>(
             }
         }
         for j in 0..a.keys {
-            let value = a.value.add(j * a.value_stride + column);
+            let value = (*a.value.add(j)).cast::<E>().add(column);
             let mut weight = [S::splat(0.0); RB];
             for r in 0..RB {
                 weight[r] = S::splat(*a.weights.add(r * DECODE_BLOCK + j));
@@ -194,7 +194,7 @@ unsafe fn value_columns<S: Simd, E: Element, const RB: usize, const C: usize>(
 
 /// The last columns, fewer than a vector.
 #[inline(always)]
-unsafe fn value_tail<S: Simd, E: Element, const RB: usize>(a: &DecodeValues<E>, column: usize) {
+unsafe fn value_tail<S: Simd, E: Element, const RB: usize>(a: &DecodeValues, column: usize) {
     let count = a.dim - column;
     // SAFETY: in bounds by the contract of `values`.
     unsafe {
@@ -204,7 +204,7 @@ unsafe fn value_tail<S: Simd, E: Element, const RB: usize>(a: &DecodeValues<E>, 
             acc[r] = S::mul(S::load(out), S::splat(*a.rescale.add(r)));
         }
         for j in 0..a.keys {
-            let x = E::load_first::<S>(a.value.add(j * a.value_stride + column), count);
+            let x = E::load_first::<S>((*a.value.add(j)).cast::<E>().add(column), count);
             for r in 0..RB {
                 acc[r] = S::fma(S::splat(*a.weights.add(r * DECODE_BLOCK + j)), x, acc[r]);
             }

@@ -1,6 +1,5 @@
 //! From a job to the kernels of an instruction set.
 
-use crate::element::Element;
 use crate::error::Error;
 use crate::isa::Isa;
 use crate::job::{Job, Shape};
@@ -16,16 +15,18 @@ use crate::{few, flash, pool};
 const ONE_THREAD_WORK: usize = 400_000;
 
 /// Runs the flash kernel.
-pub(crate) fn run_flash<E: Element>(job: &Job<E>, options: &CpuOptions) -> Result<(), Error> {
+pub(crate) fn run_flash(job: &Job, options: &CpuOptions) -> Result<(), Error> {
     let isa = Isa::resolve(options.isa)?;
     let tiles = options.tile_sizes(job.shape.dim_qk, job.shape.dim_v)?;
     let threads = useful_threads(&job.shape, options.thread_count()?);
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => run_with::<crate::avx512::Avx512, E>(job, &tiles, threads),
+        Isa::Avx512 => run_with::<crate::avx512::Avx512>(job, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => run_with::<crate::avx2::Avx2, E>(job, &tiles, threads),
-        _ => run_with::<Portable, E>(job, &tiles, threads),
+        Isa::Avx2 => run_with::<crate::avx2::Avx2>(job, &tiles, threads),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => run_with::<crate::neon::Neon>(job, &tiles, threads),
+        _ => run_with::<Portable>(job, &tiles, threads),
     }
     Ok(())
 }
@@ -39,7 +40,7 @@ pub(crate) fn useful_threads(shape: &Shape, threads: usize) -> usize {
 }
 
 /// Runs the flash kernel with the kernels `K`, which this machine was found to support.
-fn run_with<K: Kernels, E: Element>(job: &Job<E>, tiles: &FlashTiles, threads: usize) {
+fn run_with<K: Kernels>(job: &Job, tiles: &FlashTiles, threads: usize) {
     let plan = Plan::new(&job.shape, tiles, K::VECTORS * K::LANES, threads);
     let mut partial_data = vec![0.0; Partials::floats(plan.partial_rows, job.shape.dim_v)];
     let partials = Partials::new(&mut partial_data, job.shape.dim_v);
@@ -48,7 +49,7 @@ fn run_with<K: Kernels, E: Element>(job: &Job<E>, tiles: &FlashTiles, threads: u
         pool::run(threads, plan.units.len(), &|index| {
             with_scratch(layout.floats, |scratch| {
                 // SAFETY: the instruction set was resolved, the job checked, and units own disjoint rows.
-                unsafe { few::run_unit::<K, E>(job, &layout, &plan.units[index], &partials, scratch) }
+                unsafe { few::run_unit::<K>(job, &layout, &plan.units[index], &partials, scratch) }
             });
         });
     } else {
@@ -57,15 +58,13 @@ fn run_with<K: Kernels, E: Element>(job: &Job<E>, tiles: &FlashTiles, threads: u
         pool::run(threads, plan.units.len(), &|index| {
             with_scratch(layout.floats, |scratch| {
                 // SAFETY: the instruction set was resolved, the job checked, and units own disjoint rows.
-                unsafe {
-                    flash::run_unit::<K, E>(job, tiles, &layout, &plan.units[index], &partials, scratch)
-                }
+                unsafe { flash::run_unit::<K>(job, tiles, &layout, &plan.units[index], &partials, scratch) }
             });
         });
     }
     pool::run(threads, plan.split_rows.len(), &|index| {
         // SAFETY: all units are done; the row sets are disjoint.
-        unsafe { merge(job, &partials, &plan.split_rows[index]) }
+        unsafe { merge::<K>(job, &partials, &plan.split_rows[index]) }
     });
 }
 
@@ -79,6 +78,8 @@ pub(crate) fn flash_workspace_bytes(shape: &Shape, options: &CpuOptions) -> Resu
         Isa::Avx512 => workspace_bytes::<crate::avx512::Avx512>(shape, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, &tiles, threads),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => workspace_bytes::<crate::neon::Neon>(shape, &tiles, threads),
         _ => workspace_bytes::<Portable>(shape, &tiles, threads),
     })
 }

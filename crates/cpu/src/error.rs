@@ -18,12 +18,6 @@ pub enum Error {
         /// What was asked for.
         features: evosdpa_core::Features,
     },
-    /// An element type that only the naive kernel reads.
-    #[error("cpu_flash reads f32, f16 and bf16, not {given}; cpu_naive does")]
-    DType {
-        /// What was given.
-        given: evosdpa_core::DType,
-    },
     /// The instruction set asked for is not on this machine.
     #[error(
         "instruction set {wanted} is not available on this machine; use one of {available:?} or none to let it choose"

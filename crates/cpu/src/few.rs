@@ -1,8 +1,7 @@
 //! Flash attention for few queries: the driver of the kernels in `decode`.
 
 use crate::decode::{DECODE_BLOCK, DecodeScores, DecodeValues};
-use crate::element::Element;
-use crate::flash::{log_sum_exp, reciprocal};
+use crate::flash::{log_sum_exp, share};
 use crate::job::{Job, Shape};
 use crate::kernels::Kernels;
 use crate::pack::{Rows, packed_stride};
@@ -53,8 +52,8 @@ fn slot(shape: &Shape, head: usize, query: usize) -> usize {
 ///
 /// # Safety
 /// As `flash::run_unit`.
-pub(crate) unsafe fn run_unit<K: Kernels, E: Element>(
-    job: &Job<E>,
+pub(crate) unsafe fn run_unit<K: Kernels>(
+    job: &Job,
     layout: &Scratch,
     unit: &Unit,
     partials: &Partials,
@@ -66,7 +65,7 @@ pub(crate) unsafe fn run_unit<K: Kernels, E: Element>(
     unsafe {
         std::slice::from_raw_parts_mut(scratch, layout.floats).fill(0.0);
         std::slice::from_raw_parts_mut(scratch.add(layout.maximum), rows).fill(f32::NEG_INFINITY);
-        load_queries::<K, E>(job, layout, unit, scratch);
+        load_queries::<K>(job, layout, unit, scratch);
         let mut block = unit.keys.start;
         while block < unit.keys.end {
             let until = (block + DECODE_BLOCK).min(unit.keys.end);
@@ -81,45 +80,43 @@ pub(crate) unsafe fn run_unit<K: Kernels, E: Element>(
                         _ => MAX_ROWS,
                     };
                     let at = slot(shape, head, query);
-                    step::<K, E>(job, layout, unit, at, count, begin, end - begin, scratch);
+                    step::<K>(job, layout, unit, at, count, begin, end - begin, scratch);
                     head += count;
                 }
             }
             block = until;
         }
-        store_rows::<K, E>(job, layout, unit, partials, scratch);
+        store_rows::<K>(job, layout, unit, partials, scratch);
     }
 }
 
-unsafe fn load_queries<K: Kernels, E: Element>(
-    job: &Job<E>,
-    layout: &Scratch,
-    unit: &Unit,
-    scratch: *mut f32,
-) {
+unsafe fn load_queries<K: Kernels>(job: &Job, layout: &Scratch, unit: &Unit, scratch: *mut f32) {
     let shape = &job.shape;
-    let log2_scale = job.scale * std::f32::consts::LOG2_E;
+    let score_scale = job.score_scale(unit.batch, unit.kv_head);
     for row in unit.rows.clone() {
         let (head, query) = (row / shape.seq_q, row % shape.seq_q);
+        let (at, head) = (slot(shape, head, query), unit.kv_head * shape.group() + head);
+        let factor = score_scale * job.q.row_scale(unit.batch, unit.batch, head, query);
         // SAFETY: as `run_unit`.
         unsafe {
-            let dst = scratch.add(layout.queries + slot(shape, head, query) * layout.query_stride);
-            K::widen_rows(&Rows {
-                src: job.q.row(unit.batch, unit.kv_head * shape.group() + head, query),
+            let dst = scratch.add(layout.queries + at * layout.query_stride);
+            let rows = Rows {
+                src: job.q.row(unit.batch, head, query),
                 src_stride: job.q.row_stride,
                 rows: 1,
                 columns: shape.dim_qk,
                 dst,
                 dst_stride: layout.query_stride,
-            });
-            std::slice::from_raw_parts_mut(dst, shape.dim_qk).iter_mut().for_each(|x| *x *= log2_scale);
+            };
+            K::widen_rows(job.q.dtype, &rows);
+            std::slice::from_raw_parts_mut(dst, shape.dim_qk).iter_mut().for_each(|x| *x *= factor);
         }
     }
 }
 
 /// `count` rows from slot `at` on against keys `begin .. begin + keys`, all of which they see.
-unsafe fn step<K: Kernels, E: Element>(
-    job: &Job<E>,
+unsafe fn step<K: Kernels>(
+    job: &Job,
     layout: &Scratch,
     unit: &Unit,
     at: usize,
@@ -132,18 +129,26 @@ unsafe fn step<K: Kernels, E: Element>(
     // SAFETY: as `run_unit`.
     unsafe {
         let scores = scratch.add(layout.scores);
+        let (mut key, mut value) = ([std::ptr::null(); DECODE_BLOCK], [std::ptr::null(); DECODE_BLOCK]);
+        for j in 0..keys {
+            key[j] = job.k.row(unit.batch, unit.kv_head, begin + j);
+            value[j] = job.v.row(unit.batch, unit.kv_head, begin + j);
+        }
         K::decode_scores(
+            job.k.dtype,
             count,
             &DecodeScores {
                 queries: scratch.add(layout.queries + at * layout.query_stride),
                 query_stride: layout.query_stride,
                 dim: shape.dim_qk,
-                key: job.k.row(unit.batch, unit.kv_head, begin),
-                key_stride: job.k.row_stride,
+                key: key.as_ptr(),
                 keys,
                 scores,
             },
         );
+        if let Some(scales) = job.k.row_scales(unit.batch, unit.kv_head, begin) {
+            scale_lines(scores, count, &scales[..keys]);
+        }
         let mut rescale = [0.0f32; MAX_ROWS];
         for r in 0..count {
             let (maximum, sum) = (scratch.add(layout.maximum + at + r), scratch.add(layout.sum + at + r));
@@ -152,13 +157,16 @@ unsafe fn step<K: Kernels, E: Element>(
             *sum = *sum * factor + weights;
             rescale[r] = factor;
         }
+        if let Some(scales) = job.v.row_scales(unit.batch, unit.kv_head, begin) {
+            scale_lines(scores, count, &scales[..keys]);
+        }
         K::decode_values(
+            job.v.dtype,
             count,
             &DecodeValues {
                 weights: scores,
                 rescale: rescale.as_ptr(),
-                value: job.v.row(unit.batch, unit.kv_head, begin),
-                value_stride: job.v.row_stride,
+                value: value.as_ptr(),
                 keys,
                 dim: shape.dim_v,
                 output: scratch.add(layout.output + at * layout.output_stride),
@@ -168,8 +176,17 @@ unsafe fn step<K: Kernels, E: Element>(
     }
 }
 
-unsafe fn store_rows<K: Kernels, E: Element>(
-    job: &Job<E>,
+/// Multiplies each key's column of `count` lines of scores or weights with its scale.
+unsafe fn scale_lines(lines: *mut f32, count: usize, scales: &[f32]) {
+    for r in 0..count {
+        // SAFETY: lines are `DECODE_BLOCK` long, which no more keys than that are given for.
+        let line = unsafe { std::slice::from_raw_parts_mut(lines.add(r * DECODE_BLOCK), scales.len()) };
+        line.iter_mut().zip(scales).for_each(|(x, scale)| *x *= scale);
+    }
+}
+
+unsafe fn store_rows<K: Kernels>(
+    job: &Job,
     layout: &Scratch,
     unit: &Unit,
     partials: &Partials,
@@ -183,14 +200,15 @@ unsafe fn store_rows<K: Kernels, E: Element>(
         unsafe {
             let (maximum, sum) = (*scratch.add(layout.maximum + at), *scratch.add(layout.sum + at));
             let src = scratch.add(layout.output + at * layout.output_stride);
+            let value_scale = job.v.scale(unit.batch, unit.kv_head);
+            let factor = if unit.partial.is_some() { value_scale } else { share(value_scale, sum) };
+            std::slice::from_raw_parts_mut(src, shape.dim_v).iter_mut().for_each(|x| *x *= factor);
             if let Some(first) = unit.partial {
                 partials.put(first + row - unit.rows.start, maximum, sum, src);
                 continue;
             }
-            let factor = reciprocal(sum);
-            std::slice::from_raw_parts_mut(src, shape.dim_v).iter_mut().for_each(|x| *x *= factor);
             let head = unit.kv_head * shape.group() + head;
-            K::narrow_row(src, job.o.row(unit.batch, head, query), shape.dim_v);
+            K::narrow_row(job.output, src, job.o.row(unit.batch, head, query), shape.dim_v);
             job.put_lse(unit.batch, head, query, log_sum_exp(maximum, sum));
         }
     }

@@ -1,6 +1,5 @@
 //! Flash attention over register tiles: the driver of the kernels in `tile`.
 
-use crate::element::Element;
 use crate::job::{Job, Operand, Shape};
 use crate::kernels::Kernels;
 use crate::options::FlashTiles;
@@ -109,8 +108,8 @@ impl Tile {
 /// # Safety
 /// The instruction set of `K`; `job` describes valid tensors; `scratch` holds `layout.floats`; no other thread
 /// writes the unit's rows.
-pub(crate) unsafe fn run_unit<K: Kernels, E: Element>(
-    job: &Job<E>,
+pub(crate) unsafe fn run_unit<K: Kernels>(
+    job: &Job,
     tiles: &FlashTiles,
     layout: &Scratch,
     unit: &Unit,
@@ -124,22 +123,22 @@ pub(crate) unsafe fn run_unit<K: Kernels, E: Element>(
     // SAFETY: scratch offsets are those of the layout; tensors are valid by contract.
     unsafe {
         for (index, tile) in cut.iter().enumerate() {
-            begin_tile::<K, E>(job, layout, unit, index, tile, scratch);
+            begin_tile::<K>(job, layout, unit, index, tile, scratch);
         }
         let mut block = unit.keys.start / tiles.block_kv * tiles.block_kv;
         while block < unit.keys.end {
-            run_block::<K, E>(job, tiles, layout, unit, &cut, block, scratch);
+            run_block::<K>(job, tiles, layout, unit, &cut, block, scratch);
             block += tiles.block_kv;
         }
         for (index, tile) in cut.iter().enumerate() {
-            finish_tile::<K, E>(job, layout, unit, index, tile, partials, scratch);
+            finish_tile::<K>(job, layout, unit, index, tile, partials, scratch);
         }
     }
 }
 
 /// Packs a tile's queries and clears its state.
-unsafe fn begin_tile<K: Kernels, E: Element>(
-    job: &Job<E>,
+unsafe fn begin_tile<K: Kernels>(
+    job: &Job,
     layout: &Scratch,
     unit: &Unit,
     index: usize,
@@ -148,7 +147,7 @@ unsafe fn begin_tile<K: Kernels, E: Element>(
 ) {
     let shape = &job.shape;
     let width = tile.vectors * K::LANES;
-    let log2_scale = job.scale * std::f32::consts::LOG2_E;
+    let score_scale = job.score_scale(unit.batch, unit.kv_head);
     // SAFETY: as `run_unit`.
     unsafe {
         let packed = scratch.add(layout.queries + index * layout.queries_per_tile);
@@ -162,18 +161,27 @@ unsafe fn begin_tile<K: Kernels, E: Element>(
                 // As many rows at once as lie in the same head.
                 let (head, query) = (row / shape.seq_q, row % shape.seq_q);
                 let count = (until - row).min(shape.seq_q - query);
-                K::widen_rows(&Rows {
-                    src: job.q.row(unit.batch, unit.kv_head * shape.group() + head, query),
+                let head = unit.kv_head * shape.group() + head;
+                let rows = Rows {
+                    src: job.q.row(unit.batch, head, query),
                     src_stride: job.q.row_stride,
                     rows: count,
                     columns: shape.dim_qk,
                     dst: staged.add((row - from) * layout.row_stride),
                     dst_stride: layout.row_stride,
-                });
+                };
+                K::widen_rows(job.q.dtype, &rows);
+                if job.q.scales.is_some() {
+                    let mut scales = [1.0; MAX_LANES];
+                    for (i, scale) in scales.iter_mut().enumerate().take(count) {
+                        *scale = job.q.row_scale(unit.batch, unit.batch, head, query + i);
+                    }
+                    K::scale_rows(rows.dst, rows.dst_stride, count, shape.dim_qk, scales.as_ptr());
+                }
                 row += count;
             }
             let dst = packed.add(vector * K::LANES);
-            K::transpose_queries(staged, layout.row_stride, shape.dim_qk, log2_scale, dst, width);
+            K::transpose_queries(staged, layout.row_stride, shape.dim_qk, score_scale, dst, width);
         }
         let output = scratch.add(layout.output + index * layout.output_per_tile);
         std::slice::from_raw_parts_mut(output, layout.output_per_tile).fill(0.0);
@@ -186,8 +194,8 @@ unsafe fn begin_tile<K: Kernels, E: Element>(
 }
 
 /// Packs one block of keys and values and runs every tile of the unit against it.
-unsafe fn run_block<K: Kernels, E: Element>(
-    job: &Job<E>,
+unsafe fn run_block<K: Kernels>(
+    job: &Job,
     tiles: &FlashTiles,
     layout: &Scratch,
     unit: &Unit,
@@ -205,14 +213,18 @@ unsafe fn run_block<K: Kernels, E: Element>(
     // SAFETY: as `run_unit`.
     unsafe {
         let (keys, values) = (scratch.add(layout.keys), scratch.add(layout.values));
-        K::widen_rows(&Rows {
+        let key_rows = Rows {
             src: job.k.row(unit.batch, unit.kv_head, block + begin),
             src_stride: job.k.row_stride,
             rows: end - begin,
             columns: shape.dim_qk,
             dst: keys.add(begin * layout.key_stride),
             dst_stride: layout.key_stride,
-        });
+        };
+        K::widen_rows(job.k.dtype, &key_rows);
+        if let Some(scales) = job.k.row_scales(unit.batch, unit.kv_head, block + begin) {
+            K::scale_rows(key_rows.dst, key_rows.dst_stride, end - begin, shape.dim_qk, scales.as_ptr());
+        }
         let value_rows = Rows {
             src: job.v.row(unit.batch, unit.kv_head, block + begin),
             src_stride: job.v.row_stride,
@@ -222,18 +234,22 @@ unsafe fn run_block<K: Kernels, E: Element>(
             dst_stride: layout.value_stride,
         };
         // Only where some query is masked does it matter whether V is finite.
-        let finite = if all_clear {
-            K::widen_rows(&value_rows);
+        let mut finite = if all_clear {
+            K::widen_rows(job.v.dtype, &value_rows);
             true
         } else {
-            K::widen_rows_checked(&value_rows)
+            K::widen_rows_checked(job.v.dtype, &value_rows)
         };
+        if let Some(scales) = job.v.row_scales(unit.batch, unit.kv_head, block + begin) {
+            let scales = scales.as_ptr();
+            finite &= K::scale_rows(value_rows.dst, value_rows.dst_stride, end - begin, shape.dim_v, scales);
+        }
         let next = (block + tiles.block_kv).min(unit.keys.end);
-        let next_rows = |tensor: &Operand<*const E>, columns: usize, tile: usize| Ahead {
+        let next_rows = |tensor: &Operand<*const u8>, columns: usize, tile: usize| Ahead {
             // Only an address to prefetch from, and none is when no rows are left.
-            first: tensor.row_address(unit.batch, unit.kv_head, next).cast(),
-            row_bytes: columns * size_of::<E>(),
-            stride_bytes: tensor.row_stride * size_of::<E>(),
+            first: tensor.row_address(unit.batch, unit.kv_head, next),
+            row_bytes: columns * tensor.dtype.bytes(),
+            stride_bytes: tensor.row_bytes(),
             rows: (unit.keys.end - next).min(tiles.block_kv),
             tile,
             tiles: cut.len(),
@@ -285,8 +301,8 @@ unsafe fn run_block<K: Kernels, E: Element>(
 }
 
 /// Normalises a tile and writes its rows: final ones to the output, those of a split unit to the partials.
-unsafe fn finish_tile<K: Kernels, E: Element>(
-    job: &Job<E>,
+unsafe fn finish_tile<K: Kernels>(
+    job: &Job,
     layout: &Scratch,
     unit: &Unit,
     index: usize,
@@ -303,10 +319,10 @@ unsafe fn finish_tile<K: Kernels, E: Element>(
         let staged = scratch.add(layout.rows);
         for vector in 0..tile.vectors {
             let at = vector * K::LANES;
-            let mut factors = [1.0f32; MAX_LANES];
+            let mut factors = [job.v.scale(unit.batch, unit.kv_head); MAX_LANES];
             if unit.partial.is_none() {
                 for (lane, factor) in factors.iter_mut().enumerate().take(K::LANES) {
-                    *factor = reciprocal(*state.add(2 * width + at + lane));
+                    *factor = share(*factor, *state.add(2 * width + at + lane));
                 }
             }
             let columns = output.add(at);
@@ -320,7 +336,7 @@ unsafe fn finish_tile<K: Kernels, E: Element>(
                     partials.put(first + row - unit.rows.start, maximum, sum, src);
                 } else {
                     let (head, query) = (unit.kv_head * shape.group() + row / shape.seq_q, row % shape.seq_q);
-                    K::narrow_row(src, job.o.row(unit.batch, head, query), shape.dim_v);
+                    K::narrow_row(job.output, src, job.o.row(unit.batch, head, query), shape.dim_v);
                     job.put_lse(unit.batch, head, query, log_sum_exp(maximum, sum));
                 }
             }
@@ -328,9 +344,9 @@ unsafe fn finish_tile<K: Kernels, E: Element>(
     }
 }
 
-/// 1/sum; 0 for a row that saw no key, so that its output is 0 and not NaN.
-pub(crate) fn reciprocal(sum: f32) -> f32 {
-    if sum == 0.0 { 0.0 } else { 1.0 / sum }
+/// part/sum; 0 for a row that saw no key, so that its output is 0 and not NaN.
+pub(crate) fn share(part: f32, sum: f32) -> f32 {
+    if sum == 0.0 { 0.0 } else { part / sum }
 }
 
 /// The natural logarithm of the sum of exponentials, from a maximum in units of log2. -inf for a row that saw no key.

@@ -1,43 +1,85 @@
-//! A checked problem as the kernels see it: typed pointers, strides, sizes.
+//! A checked problem as the kernels see it: pointers, types, strides, sizes.
 
-/// A tensor's first element and the elements between neighbours; the innermost stride is 1.
+use crate::element::unit;
+use evosdpa_core::{DType, Float, Granularity};
+
+/// A tensor's first byte, the elements between neighbours, and what its codes are multiplied with. The innermost stride is 1.
 #[derive(Clone, Copy)]
-pub(crate) struct Operand<P> {
+pub(crate) struct Operand<'a, P> {
     pub(crate) data: P,
+    pub(crate) dtype: DType,
     pub(crate) batch_stride: usize,
     pub(crate) head_stride: usize,
     pub(crate) row_stride: usize,
+    pub(crate) scales: Option<Scales<'a>>,
 }
 
-impl<P> Operand<P> {
-    /// Elements between the first and the first of a row.
+/// The scales of 8-bit codes.
+#[derive(Clone, Copy)]
+pub(crate) struct Scales<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) reach: Granularity,
+    /// Heads of the tensor, and rows of each.
+    pub(crate) heads: usize,
+    pub(crate) rows: usize,
+}
+
+impl<P> Operand<'_, P> {
+    /// Bytes between the first element and the first of a row.
     #[inline]
     pub(crate) fn offset(&self, batch: usize, head: usize, row: usize) -> usize {
-        batch * self.batch_stride + head * self.head_stride + row * self.row_stride
+        let elements = batch * self.batch_stride + head * self.head_stride + row * self.row_stride;
+        elements * self.dtype.bytes()
+    }
+
+    /// Bytes from row to row.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.row_stride * self.dtype.bytes()
+    }
+
+    /// What all loaded elements of a sequence and head are to be multiplied with.
+    pub(crate) fn scale(&self, sequence: usize, head: usize) -> f32 {
+        let scale = self.scales.map_or(1.0, |scales| match scales.reach {
+            Granularity::Tensor => scales.values[0],
+            Granularity::Head => scales.values[sequence * scales.heads + head],
+            Granularity::Token => 1.0,
+        });
+        scale * unit(self.dtype)
+    }
+
+    /// What the loaded elements of one row are to be multiplied with.
+    pub(crate) fn row_scale(&self, sequence: usize, batch: usize, head: usize, row: usize) -> f32 {
+        self.scale(sequence, head) * self.row_scales(batch, head, row).map_or(1.0, |scales| scales[0])
+    }
+
+    /// The scales of this row of the tensor and those behind it, where each row has its own.
+    pub(crate) fn row_scales(&self, batch: usize, head: usize, row: usize) -> Option<&[f32]> {
+        let scales = self.scales.filter(|scales| scales.reach == Granularity::Token)?;
+        Some(&scales.values[(batch * scales.heads + head) * scales.rows + row..])
     }
 }
 
-impl<E> Operand<*const E> {
+impl Operand<'_, *const u8> {
     /// The address of a row, which need not exist.
     #[inline]
-    pub(crate) fn row_address(&self, batch: usize, head: usize, row: usize) -> *const E {
+    pub(crate) fn row_address(&self, batch: usize, head: usize, row: usize) -> *const u8 {
         self.data.wrapping_add(self.offset(batch, head, row))
     }
 
     /// # Safety
     /// The indices are within the tensor.
     #[inline]
-    pub(crate) unsafe fn row(&self, batch: usize, head: usize, row: usize) -> *const E {
+    pub(crate) unsafe fn row(&self, batch: usize, head: usize, row: usize) -> *const u8 {
         // SAFETY: a valid element's offset is within the allocation.
         unsafe { self.data.add(self.offset(batch, head, row)) }
     }
 }
 
-impl<E> Operand<*mut E> {
+impl Operand<'_, *mut u8> {
     /// # Safety
     /// The indices are within the tensor.
     #[inline]
-    pub(crate) unsafe fn row(&self, batch: usize, head: usize, row: usize) -> *mut E {
+    pub(crate) unsafe fn row(&self, batch: usize, head: usize, row: usize) -> *mut u8 {
         // SAFETY: a valid element's offset is within the allocation.
         unsafe { self.data.add(self.offset(batch, head, row)) }
     }
@@ -81,22 +123,29 @@ impl Shape {
     }
 }
 
-/// One call: operands of element type `E`, the shape, and where the LSE goes.
-pub(crate) struct Job<E> {
-    pub(crate) q: Operand<*const E>,
-    pub(crate) k: Operand<*const E>,
-    pub(crate) v: Operand<*const E>,
-    pub(crate) o: Operand<*mut E>,
+/// One call: operands, the shape, and where the LSE goes.
+pub(crate) struct Job<'a> {
+    pub(crate) q: Operand<'a, *const u8>,
+    pub(crate) k: Operand<'a, *const u8>,
+    pub(crate) v: Operand<'a, *const u8>,
+    pub(crate) o: Operand<'a, *mut u8>,
     /// `[batch][heads_q][seq_q]`, contiguous; null when not wanted.
     pub(crate) lse: *mut f32,
     pub(crate) shape: Shape,
     pub(crate) scale: f32,
+    /// What outputs are rounded to.
+    pub(crate) output: Float,
 }
 
 // SAFETY: tasks write disjoint rows of `o` and `lse` and only read the others.
-unsafe impl<E: Sync> Sync for Job<E> {}
+unsafe impl Sync for Job<'_> {}
 
-impl<E> Job<E> {
+impl Job<'_> {
+    /// What products of queries and loaded keys are multiplied with to be scores in units of log2.
+    pub(crate) fn score_scale(&self, sequence: usize, kv_head: usize) -> f32 {
+        self.scale * std::f32::consts::LOG2_E * self.k.scale(sequence, kv_head)
+    }
+
     /// Writes a row's log-sum-exp, if wanted.
     ///
     /// # Safety

@@ -4,7 +4,9 @@
 //! which is compiled with its instruction set enabled. What drives them (`flash`) is ordinary code.
 
 use crate::decode::{self, DecodeScores, DecodeValues};
-use crate::element::Element;
+use crate::element::with_element;
+#[cfg(target_arch = "aarch64")]
+use crate::neon::Neon;
 use crate::pack::{self, Rows};
 #[cfg(target_arch = "x86_64")]
 use crate::{avx2::Avx2, avx512::Avx512};
@@ -13,16 +15,18 @@ use crate::{
     simd::Simd,
     tile::{self, TileStep},
 };
+use evosdpa_core::{DType, Float};
+use half::{bf16, f16};
 
 /// One instruction set's compiled kernels.
 ///
 /// # Safety
 /// Every function requires the instruction set and the contract of the generic function of the same name;
-/// `vectors` is in `1..=VECTORS`, `rows` (of the decode kernels) is 1, 2 or 4.
+/// `vectors` is in `1..=VECTORS`, `rows` (of the decode kernels) is 1, 2 or 4, and a dtype is that of the elements pointed at.
 pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     /// Queries per vector.
     const LANES: usize;
-    /// Rows of the register tile: keys per step of the score kernel, value columns per step of the value kernel.
+    /// Rows of the smallest step of the register tile: keys are taken from multiples of it, value columns up to the next multiple.
     const STEP: usize;
     /// Vectors of the register tile: a query tile is at most `VECTORS · LANES` wide.
     const VECTORS: usize;
@@ -30,9 +34,16 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     unsafe fn scores(vectors: usize, t: &TileStep);
     unsafe fn softmax(vectors: usize, t: &TileStep);
     unsafe fn values(vectors: usize, exact: bool, t: &TileStep);
-    unsafe fn widen_rows<E: Element>(a: &Rows<E>);
-    unsafe fn widen_rows_checked<E: Element>(a: &Rows<E>) -> bool;
-    unsafe fn narrow_row<E: Element>(src: *const f32, dst: *mut E, columns: usize);
+    unsafe fn widen_rows(dtype: DType, a: &Rows);
+    unsafe fn widen_rows_checked(dtype: DType, a: &Rows) -> bool;
+    unsafe fn scale_rows(
+        data: *mut f32,
+        stride: usize,
+        rows: usize,
+        columns: usize,
+        scales: *const f32,
+    ) -> bool;
+    unsafe fn narrow_row(float: Float, src: *const f32, dst: *mut u8, columns: usize);
     unsafe fn transpose_queries(
         rows: *const f32,
         row_stride: usize,
@@ -49,18 +60,19 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
         rows: *mut f32,
         row_stride: usize,
     );
-    unsafe fn decode_scores<E: Element>(rows: usize, a: &DecodeScores<E>);
+    unsafe fn decode_scores(dtype: DType, rows: usize, a: &DecodeScores);
     unsafe fn decode_softmax(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32);
-    unsafe fn decode_values<E: Element>(rows: usize, a: &DecodeValues<E>);
+    unsafe fn decode_values(dtype: DType, rows: usize, a: &DecodeValues);
 }
 
-/// Implements [`Kernels`] for an instruction set with a register tile of `$step` rows and `$vectors` vectors.
+/// Implements [`Kernels`] for an instruction set with a register tile of `$step` rows and `$vectors` vectors, which ends in tiles of
+/// `$tail` rows.
 macro_rules! compile_kernels {
-    ($isa:ty, $step:literal by $vectors:literal, $(#[$feature:meta])?) => {
+    ($isa:ty, $step:literal by $vectors:literal, tail $tail:literal, $(#[$feature:meta])?) => {
         // SAFETY of every block below: the trait's contract is that of the functions called.
         impl Kernels for $isa {
             const LANES: usize = <$isa as Simd>::LANES;
-            const STEP: usize = $step;
+            const STEP: usize = $tail;
             const VECTORS: usize = $vectors;
 
             $(#[$feature])?
@@ -68,9 +80,9 @@ macro_rules! compile_kernels {
                 // SAFETY: trait contract.
                 unsafe {
                     match vectors {
-                        1 => tile::scores::<$isa, $step, 1>(t),
-                        2 => tile::scores::<$isa, $step, 2>(t),
-                        _ => tile::scores::<$isa, $step, $vectors>(t),
+                        1 => tile::scores::<$isa, $step, $tail, 1>(t),
+                        2 => tile::scores::<$isa, $step, $tail, 2>(t),
+                        _ => tile::scores::<$isa, $step, $tail, $vectors>(t),
                     }
                 }
             }
@@ -90,29 +102,46 @@ macro_rules! compile_kernels {
                 // SAFETY: trait contract.
                 unsafe {
                     match (vectors, exact) {
-                        (1, false) => tile::values::<$isa, $step, 1, false>(t),
-                        (2, false) => tile::values::<$isa, $step, 2, false>(t),
-                        (_, false) => tile::values::<$isa, $step, $vectors, false>(t),
-                        (1, true) => tile::values::<$isa, $step, 1, true>(t),
-                        (2, true) => tile::values::<$isa, $step, 2, true>(t),
-                        (_, true) => tile::values::<$isa, $step, $vectors, true>(t),
+                        (1, false) => tile::values::<$isa, $step, $tail, 1, false>(t),
+                        (2, false) => tile::values::<$isa, $step, $tail, 2, false>(t),
+                        (_, false) => tile::values::<$isa, $step, $tail, $vectors, false>(t),
+                        (1, true) => tile::values::<$isa, $step, $tail, 1, true>(t),
+                        (2, true) => tile::values::<$isa, $step, $tail, 2, true>(t),
+                        (_, true) => tile::values::<$isa, $step, $tail, $vectors, true>(t),
                     }
                 }
             }
             $(#[$feature])?
-            unsafe fn widen_rows<E: Element>(a: &Rows<E>) {
+            unsafe fn widen_rows(dtype: DType, a: &Rows) {
                 // SAFETY: trait contract.
-                unsafe { pack::widen_rows::<$isa, E, false>(a) };
+                with_element!(dtype, E => unsafe { pack::widen_rows::<$isa, E, false>(a) });
             }
             $(#[$feature])?
-            unsafe fn widen_rows_checked<E: Element>(a: &Rows<E>) -> bool {
+            unsafe fn widen_rows_checked(dtype: DType, a: &Rows) -> bool {
                 // SAFETY: trait contract.
-                unsafe { pack::widen_rows::<$isa, E, true>(a) }
+                with_element!(dtype, E => unsafe { pack::widen_rows::<$isa, E, true>(a) })
             }
             $(#[$feature])?
-            unsafe fn narrow_row<E: Element>(src: *const f32, dst: *mut E, columns: usize) {
+            unsafe fn scale_rows(
+                data: *mut f32,
+                stride: usize,
+                rows: usize,
+                columns: usize,
+                scales: *const f32,
+            ) -> bool {
                 // SAFETY: trait contract.
-                unsafe { pack::narrow_row::<$isa, E>(src, dst, columns) }
+                unsafe { pack::scale_rows::<$isa>(data, stride, rows, columns, scales) }
+            }
+            $(#[$feature])?
+            unsafe fn narrow_row(float: Float, src: *const f32, dst: *mut u8, columns: usize) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match float {
+                        Float::F32 => pack::narrow_row::<$isa, f32>(src, dst.cast(), columns),
+                        Float::F16 => pack::narrow_row::<$isa, f16>(src, dst.cast(), columns),
+                        Float::BF16 => pack::narrow_row::<$isa, bf16>(src, dst.cast(), columns),
+                    }
+                }
             }
             $(#[$feature])?
             unsafe fn transpose_queries(
@@ -139,15 +168,15 @@ macro_rules! compile_kernels {
                 unsafe { pack::transpose_outputs::<$isa>(tile, tile_stride, columns, factors, rows, row_stride) }
             }
             $(#[$feature])?
-            unsafe fn decode_scores<E: Element>(rows: usize, a: &DecodeScores<E>) {
+            unsafe fn decode_scores(dtype: DType, rows: usize, a: &DecodeScores) {
                 // SAFETY: trait contract.
-                unsafe {
+                with_element!(dtype, E => unsafe {
                     match rows {
                         1 => decode::scores::<$isa, E, 1>(a),
                         2 => decode::scores::<$isa, E, 2>(a),
                         _ => decode::scores::<$isa, E, 4>(a),
                     }
-                }
+                })
             }
             $(#[$feature])?
             unsafe fn decode_softmax(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32) {
@@ -155,15 +184,15 @@ macro_rules! compile_kernels {
                 unsafe { decode::softmax_row::<$isa>(scores, keys, old_max) }
             }
             $(#[$feature])?
-            unsafe fn decode_values<E: Element>(rows: usize, a: &DecodeValues<E>) {
+            unsafe fn decode_values(dtype: DType, rows: usize, a: &DecodeValues) {
                 // SAFETY: trait contract.
-                unsafe {
+                with_element!(dtype, E => unsafe {
                     match rows {
                         1 => decode::values::<$isa, E, 1>(a),
                         2 => decode::values::<$isa, E, 2>(a),
                         _ => decode::values::<$isa, E, 4>(a),
                     }
-                }
+                })
             }
         }
     };
@@ -171,9 +200,13 @@ macro_rules! compile_kernels {
 
 // 8×3 of 32 registers: 24 accumulators, 3 loads and 8 broadcasts for 24 multiply-adds, so the two load ports are never the limit.
 #[cfg(target_arch = "x86_64")]
-compile_kernels!(Avx512, 8 by 3, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
-// 4×3 of 16 registers: 12 accumulators hide the latency of two FMA ports (4 cycles by 2 = 8).
+compile_kernels!(Avx512, 8 by 3, tail 8, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
+// 6×2 of 16 registers: 12 accumulators hide the latency of two FMA ports (4 or 5 cycles by 2) and leave four registers for two loads and
+// broadcasts. 4×3 would need all sixteen, and the compiler then keeps an accumulator in memory.
 #[cfg(target_arch = "x86_64")]
-compile_kernels!(Avx2, 4 by 3, #[target_feature(enable = "avx2,fma,f16c")]);
+compile_kernels!(Avx2, 6 by 2, tail 4, #[target_feature(enable = "avx2,fma,f16c")]);
+// 8×3 of 32 registers, as for AVX-512: 11 loads for 24 multiply-adds.
+#[cfg(target_arch = "aarch64")]
+compile_kernels!(Neon, 8 by 3, tail 8, #[target_feature(enable = "neon")]);
 // 4×2 fits the sixteen 128-bit registers of the x86-64 baseline and of most others.
-compile_kernels!(Portable, 4 by 2,);
+compile_kernels!(Portable, 4 by 2, tail 4,);

@@ -3,7 +3,7 @@
 //! Tiles are bounded by the tile sizes, never by the sequence: this is where f16 and bf16 become f32, where ragged
 //! head dimensions are padded with zeros, and where arbitrary strides end.
 
-use crate::element::Element;
+use crate::element::{Element, Rounded};
 use crate::simd::{MAX_LANES, Simd};
 
 /// Floats from one row of a packed tile to the next: whole cache lines, an odd number of them, so that
@@ -15,8 +15,9 @@ pub(crate) fn packed_stride(columns: usize) -> usize {
 }
 
 /// Rows of a tensor to be widened into a tile.
-pub(crate) struct Rows<E> {
-    pub(crate) src: *const E,
+pub(crate) struct Rows {
+    /// The tensor's type says which [`Element`] these are.
+    pub(crate) src: *const u8,
     /// Elements from row to row of the tensor.
     pub(crate) src_stride: usize,
     pub(crate) rows: usize,
@@ -31,7 +32,8 @@ pub(crate) struct Rows<E> {
 /// The instruction set of `S`; every source row valid for `columns` elements, every destination row for
 /// `columns` rounded up to whole vectors.
 #[inline(always)]
-pub(crate) unsafe fn widen_rows<S: Simd, E: Element, const CHECK: bool>(a: &Rows<E>) -> bool {
+pub(crate) unsafe fn widen_rows<S: Simd, E: Element, const CHECK: bool>(a: &Rows) -> bool {
+    let tensor = a.src.cast::<E>();
     let whole = a.columns / S::LANES * S::LANES;
     let tail = a.columns - whole;
     // SAFETY: in bounds by this function's contract.
@@ -39,7 +41,7 @@ pub(crate) unsafe fn widen_rows<S: Simd, E: Element, const CHECK: bool>(a: &Rows
         let zero = S::splat(0.0);
         let mut taint = [zero; 2];
         for row in 0..a.rows {
-            let (src, dst) = (a.src.add(row * a.src_stride), a.dst.add(row * a.dst_stride));
+            let (src, dst) = (tensor.add(row * a.src_stride), a.dst.add(row * a.dst_stride));
             let mut column = 0;
             while column < whole {
                 let x = E::load::<S>(src.add(column));
@@ -60,6 +62,37 @@ pub(crate) unsafe fn widen_rows<S: Simd, E: Element, const CHECK: bool>(a: &Rows
         }
         let mut lanes = [0.0f32; MAX_LANES];
         S::store(lanes.as_mut_ptr(), S::add(taint[0], taint[1]));
+        lanes.iter().all(|x| *x == 0.0)
+    }
+}
+
+/// Multiplies each of `rows` widened rows with its scale. Says whether all are finite.
+///
+/// # Safety
+/// The instruction set of `S`; rows valid for `columns` rounded up to whole vectors, `scales` for `rows`.
+#[inline(always)]
+pub(crate) unsafe fn scale_rows<S: Simd>(
+    data: *mut f32,
+    stride: usize,
+    rows: usize,
+    columns: usize,
+    scales: *const f32,
+) -> bool {
+    // SAFETY: in bounds by this function's contract.
+    unsafe {
+        let zero = S::splat(0.0);
+        let mut taint = zero;
+        for row in 0..rows {
+            let scale = S::splat(*scales.add(row));
+            for column in (0..columns).step_by(S::LANES) {
+                let p = data.add(row * stride + column);
+                let x = S::mul(S::load(p), scale);
+                S::store(p, x);
+                taint = S::fma(x, zero, taint);
+            }
+        }
+        let mut lanes = [0.0f32; MAX_LANES];
+        S::store(lanes.as_mut_ptr(), taint);
         lanes.iter().all(|x| *x == 0.0)
     }
 }
@@ -132,7 +165,7 @@ pub(crate) unsafe fn transpose_outputs<S: Simd>(
 /// # Safety
 /// The instruction set of `S`; `src` valid for `columns` rounded up to whole vectors, `dst` for `columns`.
 #[inline(always)]
-pub(crate) unsafe fn narrow_row<S: Simd, E: Element>(src: *const f32, dst: *mut E, columns: usize) {
+pub(crate) unsafe fn narrow_row<S: Simd, E: Rounded>(src: *const f32, dst: *mut E, columns: usize) {
     let whole = columns / S::LANES * S::LANES;
     let mut column = 0;
     // SAFETY: in bounds by this function's contract.

@@ -1,8 +1,9 @@
 //! Results of split key ranges, and how they become final rows.
 
-use crate::element::Element;
-use crate::flash::{log_sum_exp, reciprocal};
+use crate::flash::{log_sum_exp, share};
 use crate::job::Job;
+use crate::kernels::Kernels;
+use crate::pack::packed_stride;
 use crate::plan::SplitRows;
 use crate::portable::exp2;
 
@@ -54,10 +55,10 @@ impl Partials {
 /// Merges the splits of `split` in their order and writes the final rows.
 ///
 /// # Safety
-/// All units of the plan are done; nobody else writes these rows.
-pub(crate) unsafe fn merge<E: Element>(job: &Job<E>, partials: &Partials, split: &SplitRows) {
+/// The instruction set of `K`; all units of the plan are done; nobody else writes these rows.
+pub(crate) unsafe fn merge<K: Kernels>(job: &Job, partials: &Partials, split: &SplitRows) {
     let shape = &job.shape;
-    let mut output = vec![0.0f32; shape.dim_v];
+    let mut output = vec![0.0f32; packed_stride(shape.dim_v)];
     for row in split.rows.clone() {
         let at = |s: usize| split.first_partial + s * split.rows.len() + (row - split.rows.start);
         // SAFETY: rows of the plan, all put, indices within the tensors.
@@ -74,12 +75,10 @@ pub(crate) unsafe fn merge<E: Element>(job: &Job<E>, partials: &Partials, split:
                     *o += x * weight;
                 }
             }
-            let factor = reciprocal(sum);
+            let factor = share(1.0, sum);
             let (head, query) = (split.kv_head * shape.group() + row / shape.seq_q, row % shape.seq_q);
-            let dst = job.o.row(split.batch, head, query);
-            for (column, x) in output.iter().enumerate() {
-                *dst.add(column) = E::from_f32(x * factor);
-            }
+            output.iter_mut().for_each(|x| *x *= factor);
+            K::narrow_row(job.output, output.as_ptr(), job.o.row(split.batch, head, query), shape.dim_v);
             job.put_lse(split.batch, head, query, log_sum_exp(maximum, sum));
         }
     }

@@ -1,30 +1,34 @@
 //! A small pool of worker threads that answers fast.
 //!
-//! Attention at small shapes takes tens of microseconds, less than waking a sleeping thread. Workers therefore spin for
+//! Attention at small shapes takes tens of microseconds, less than waking a sleeping thread. Workers therefore watch for
 //! a short while after each job before they sleep, and the caller never waits for a worker that has not begun.
+//!
+//! Callers are independent: each opens a job of its own, works on it itself, and gets whichever workers are free. A task may
+//! itself run tasks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 /// How long an idle worker watches for the next job before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
+const WATCH: Duration = Duration::from_micros(50);
+
+/// How long of that it keeps its core to itself. After it any thread that wants the core has it: another pool (rayon, OpenMP) that
+/// takes its turn right after ours must not find the cores occupied.
+const SPIN: Duration = Duration::from_micros(5);
 
 /// Runs `task(0) … task(tasks - 1)`, each once, on up to `threads` threads (the caller is one of them), taken in order from
-/// a shared queue. Returns when all are done. One set of tasks runs at a time; a second caller waits its turn.
+/// a shared queue. Returns when all are done.
 pub(crate) fn run(threads: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
     let workers = threads.min(tasks).saturating_sub(1);
     if workers == 0 {
         (0..tasks).for_each(task);
         return;
     }
-    static POOL: OnceLock<Mutex<Pool>> = OnceLock::new();
-    let pool =
-        POOL.get_or_init(|| Mutex::new(Pool { shared: Arc::new(Shared::default()), workers: Vec::new() }));
     let next = AtomicUsize::new(0);
-    lock(pool).run(workers, &|| {
+    pool().run(workers, &|| {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if index >= tasks {
@@ -35,69 +39,104 @@ pub(crate) fn run(threads: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
     });
 }
 
+/// This process's pool. A forked child starts one of its own: it has the parent's memory, but none of its threads.
+fn pool() -> &'static Pool {
+    static POOL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
+    let process = std::process::id();
+    let known = POOL.load(Ordering::Acquire);
+    // SAFETY: what is stored there is never freed.
+    if let Some(pool) = unsafe { known.as_ref() }.filter(|pool| pool.process == process) {
+        return pool;
+    }
+    let fresh = Box::into_raw(Box::new(Pool {
+        process,
+        shared: Arc::new(Shared::default()),
+        workers: Mutex::new(Vec::new()),
+    }));
+    match POOL.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: never freed from here on.
+        Ok(_) => unsafe { &*fresh },
+        Err(first) => {
+            // SAFETY: nobody has seen `fresh`; `first` was stored by another thread of this process and is never freed.
+            unsafe {
+                drop(Box::from_raw(fresh));
+                &*first
+            }
+        }
+    }
+}
+
 struct Pool {
+    process: u32,
     shared: Arc<Shared>,
-    workers: Vec<Thread>,
+    workers: Mutex<Vec<Thread>>,
 }
 
 #[derive(Default)]
 struct Shared {
-    seats: Mutex<Option<Seats>>,
+    /// Jobs that workers may still join, oldest first.
+    open: Mutex<Vec<Seats>>,
     /// Counts jobs; a change is what idle workers watch for.
     epoch: AtomicU64,
-    /// Workers inside a job's body.
+}
+
+/// Places for workers in a job.
+struct Seats {
+    free: usize,
+    job: JobRef,
+}
+
+/// What a caller and the workers of its job share; it lies on the caller's stack.
+struct Job<'a> {
+    body: &'a (dyn Fn() + Sync),
+    /// Workers inside the body.
     active: AtomicUsize,
     panicked: AtomicBool,
 }
 
-/// A job that workers may still join.
-struct Seats {
-    free: usize,
-    body: Body,
-}
+#[derive(Clone, Copy, PartialEq)]
+struct JobRef(*const Job<'static>);
 
-#[derive(Clone, Copy)]
-struct Body(*const (dyn Fn() + Sync));
-
-// SAFETY: the pointee is Sync, and `Pool::run` keeps it alive until no worker is inside it.
-unsafe impl Send for Body {}
+// SAFETY: a job is only read through this, its body is Sync, and `Pool::run` keeps it alive until no worker is inside it.
+unsafe impl Send for JobRef {}
 
 impl Pool {
-    fn run(&mut self, workers: usize, body: &(dyn Fn() + Sync)) {
-        self.grow_to(workers);
-        // SAFETY: only the lifetime changes; this function does not return before the last worker has left the body.
-        let body_erased: *const (dyn Fn() + Sync) = unsafe {
-            std::mem::transmute::<*const (dyn Fn() + Sync + '_), *const (dyn Fn() + Sync + 'static)>(body)
-        };
-        let shared = &*self.shared;
-        *lock(&shared.seats) = Some(Seats { free: workers, body: Body(body_erased) });
-        shared.epoch.fetch_add(1, Ordering::Release);
-        self.workers.iter().take(workers).for_each(Thread::unpark);
+    fn run(&self, workers: usize, body: &(dyn Fn() + Sync)) {
+        let job = Job { body, active: AtomicUsize::new(0), panicked: AtomicBool::new(false) };
+        // Only the lifetime changes; this function does not return before the last worker has left the job.
+        let job_ref = JobRef((&raw const job).cast());
+        lock(&self.shared.open).push(Seats { free: workers, job: job_ref });
+        self.shared.epoch.fetch_add(1, Ordering::Release);
+        self.wake(workers);
         let own = catch_unwind(AssertUnwindSafe(body));
         // Nobody joins any more; who is inside finishes.
-        *lock(&shared.seats) = None;
+        lock(&self.shared.open).retain(|seats| seats.job != job_ref);
         let mut spins = 0u32;
-        while shared.active.load(Ordering::Acquire) > 0 {
+        while job.active.load(Ordering::Acquire) > 0 {
             spins += 1;
-            if spins < 20_000 { std::hint::spin_loop() } else { thread::yield_now() }
+            if spins < 2_000 { std::hint::spin_loop() } else { thread::yield_now() }
         }
-        let worker_panicked = shared.panicked.swap(false, Ordering::Relaxed);
         match own {
             Err(payload) => resume_unwind(payload),
-            Ok(()) => assert!(!worker_panicked, "a task panicked on a worker thread"),
+            Ok(()) => {
+                assert!(!job.panicked.load(Ordering::Relaxed), "a task panicked on a worker thread");
+            }
         }
     }
 
-    /// Starts workers up to `count`. A machine that refuses more threads just gets fewer.
-    fn grow_to(&mut self, count: usize) {
-        while self.workers.len() < count {
+    /// Sees to it that `count` workers look for a job, starting them where there are fewer. A machine that refuses more threads
+    /// just gets fewer.
+    fn wake(&self, count: usize) {
+        let mut workers = lock(&self.workers);
+        while workers.len() < count {
             let shared = Arc::clone(&self.shared);
-            let name = format!("evosdpa-{}", self.workers.len() + 1);
+            let name = format!("evosdpa-{}", workers.len() + 1);
             match thread::Builder::new().name(name).spawn(move || work(&shared)) {
-                Ok(handle) => self.workers.push(handle.thread().clone()),
+                Ok(handle) => workers.push(handle.thread().clone()),
                 Err(_) => break,
             }
         }
+        workers.iter().take(count).for_each(Thread::unpark);
     }
 }
 
@@ -106,30 +145,29 @@ fn work(shared: &Shared) {
     let mut seen = 0;
     loop {
         seen = next_epoch(shared, seen);
-        let joined = {
-            let mut seats = lock(&shared.seats);
-            match seats.as_mut() {
-                Some(job) if job.free > 0 => {
-                    job.free -= 1;
-                    // Inside the lock: the caller closes the job under it and then waits for this count.
-                    shared.active.fetch_add(1, Ordering::Relaxed);
-                    Some(job.body)
-                }
-                _ => None,
+        // More than one job may be open, and one may have come while another was worked on.
+        while let Some(job) = join(shared) {
+            // SAFETY: `active` was raised before the job closed, so the caller keeps it alive until that falls.
+            let job = unsafe { &*job.0 };
+            if catch_unwind(AssertUnwindSafe(job.body)).is_err() {
+                job.panicked.store(true, Ordering::Relaxed);
             }
-        };
-        if let Some(body) = joined {
-            // SAFETY: `active` was raised before the job closed, so the caller keeps the body alive until it falls.
-            let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { (*body.0)() }));
-            if outcome.is_err() {
-                shared.panicked.store(true, Ordering::Relaxed);
-            }
-            shared.active.fetch_sub(1, Ordering::Release);
+            job.active.fetch_sub(1, Ordering::Release);
         }
     }
 }
 
-/// Waits for a job newer than `seen`: spinning first, then asleep.
+/// Takes a seat in the oldest job that has one.
+fn join(shared: &Shared) -> Option<JobRef> {
+    let mut open = lock(&shared.open);
+    let seats = open.iter_mut().find(|seats| seats.free > 0)?;
+    seats.free -= 1;
+    // SAFETY: a listed job is alive. Inside the lock: the caller closes the job under it and then waits for this count.
+    unsafe { &*seats.job.0 }.active.fetch_add(1, Ordering::Relaxed);
+    Some(seats.job)
+}
+
+/// Waits for a job newer than `seen`: watching first, then asleep.
 fn next_epoch(shared: &Shared, seen: u64) -> u64 {
     let start = Instant::now();
     loop {
@@ -140,9 +178,12 @@ fn next_epoch(shared: &Shared, seen: u64) -> u64 {
             }
             std::hint::spin_loop();
         }
-        if start.elapsed() > SPIN {
+        let waited = start.elapsed();
+        if waited > WATCH {
             // A wake-up between the check above and this call is kept as a token: park returns at once.
             thread::park();
+        } else if waited > SPIN {
+            thread::yield_now();
         }
     }
 }
@@ -173,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_on_many_threads_take_turns() {
+    fn callers_on_many_threads_all_get_their_work_done() {
         let total = AtomicUsize::new(0);
         thread::scope(|scope| {
             for _ in 0..4 {
@@ -189,10 +230,43 @@ mod tests {
         assert_eq!(total.into_inner(), 4 * 50 * 10);
     }
 
+    /// Two callers whose tasks wait for each other: with one job at a time neither would end.
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_survives() {
-        let outcome = catch_unwind(|| run(2, 64, &|i| assert!(i != 63, "task 63 fails")));
-        assert!(outcome.is_err());
+    fn a_caller_does_not_wait_for_another() {
+        let arrived = [AtomicBool::new(false), AtomicBool::new(false)];
+        let begin = Instant::now();
+        let meet = |own: usize| {
+            arrived[own].store(true, Ordering::SeqCst);
+            while !arrived[1 - own].load(Ordering::SeqCst) {
+                assert!(begin.elapsed() < Duration::from_secs(60), "the other caller has not begun");
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| run(2, 2, &|_| meet(0)));
+            scope.spawn(|| run(2, 2, &|_| meet(1)));
+        });
+    }
+
+    #[test]
+    fn a_task_may_run_tasks() {
+        let total = AtomicUsize::new(0);
+        run(3, 6, &|_| {
+            run(3, 5, &|_| {
+                total.fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(total.into_inner(), 30);
+    }
+
+    #[test]
+    fn a_panic_reaches_its_own_caller_and_the_pool_survives() {
+        thread::scope(|scope| {
+            let other = scope.spawn(|| (0..50).for_each(|_| run(2, 64, &|_| ())));
+            let outcome = catch_unwind(|| run(2, 64, &|i| assert!(i != 63, "task 63 fails")));
+            assert!(outcome.is_err());
+            assert!(other.join().is_ok());
+        });
         every_task_runs_once();
     }
 }

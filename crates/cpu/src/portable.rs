@@ -28,6 +28,21 @@ pub(crate) fn exp2(x: f32) -> f32 {
     if x < EXP2_UNDERFLOW { 0.0 } else { p * power }
 }
 
+/// Every e4m3 code's value over 256. Shifted to where f32 has its exponent and mantissa, a code is 2^120 times too small, and
+/// 2^112 of that is undone: exactly, as subnormal numbers are numbers like others to a product.
+static E4M3_OVER_256: [f32; 256] = {
+    let mut table = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        let magnitude = code as u32 & 0x7F;
+        let size = f32::from_bits(magnitude << 20) * f32::from_bits((127 + 112) << 23);
+        let size = if magnitude == 0x7F { f32::NAN } else { size };
+        table[code] = if code < 128 { size } else { -size };
+        code += 1;
+    }
+    table
+};
+
 impl Simd for Portable {
     type V = [f32; 4];
     const LANES: usize = 4;
@@ -57,6 +72,18 @@ impl Simd for Portable {
         // SAFETY: trait contract.
         let bits = unsafe { p.cast::<[u16; 4]>().read_unaligned() };
         bits.map(|b| f32::from_bits(u32::from(b) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> [f32; 4] {
+        // SAFETY: trait contract.
+        let codes = unsafe { p.cast::<[u8; 4]>().read_unaligned() };
+        codes.map(|code| f32::from(code) - 128.0)
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> [f32; 4] {
+        // SAFETY: trait contract.
+        let codes = unsafe { p.cast::<[u8; 4]>().read_unaligned() };
+        codes.map(|code| E4M3_OVER_256[usize::from(code)])
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: [f32; 4]) {

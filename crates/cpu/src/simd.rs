@@ -38,6 +38,10 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_f16(p: *const u16) -> Self::V;
     /// Widens `LANES` bfloat16 values.
     unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// `LANES` u8 codes less 128.
+    unsafe fn load_u8(p: *const u8) -> Self::V;
+    /// `LANES` e4m3 codes, their values divided by 256; NaN stays NaN.
+    unsafe fn load_e4m3(p: *const u8) -> Self::V;
     /// Rounds to nearest even; NaN stays NaN.
     unsafe fn store_f16(p: *mut u16, v: Self::V);
     /// Rounds to nearest even; NaN stays NaN.
@@ -97,6 +101,13 @@ mod tests {
         unsafe { exp2_all::<crate::avx512::Avx512>(xs) }
     }
 
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    unsafe fn exp2_neon(xs: &mut [f32]) {
+        // SAFETY: the features are enabled here.
+        unsafe { exp2_all::<crate::neon::Neon>(xs) }
+    }
+
     fn exp2_of(isa: crate::Isa, xs: &[f32]) -> Vec<f32> {
         let mut ys = xs.to_vec();
         ys.resize(xs.len().next_multiple_of(MAX_LANES), 0.0);
@@ -107,6 +118,8 @@ mod tests {
                 crate::Isa::Avx512 => exp2_avx512(&mut ys),
                 #[cfg(target_arch = "x86_64")]
                 crate::Isa::Avx2 => exp2_avx2(&mut ys),
+                #[cfg(target_arch = "aarch64")]
+                crate::Isa::Neon => exp2_neon(&mut ys),
                 _ => exp2_all::<Portable>(&mut ys),
             }
         }

@@ -57,7 +57,7 @@ pub(crate) struct TileStep {
     pub(crate) dim_v: usize,
     /// Score tile, `[key][NR·LANES]`.
     pub(crate) scores: *mut f32,
-    /// Key rows of the block to process. `key_begin` is a multiple of `MR`; rows up to `key_end` rounded up to `MR` are readable.
+    /// Key rows of the block to process. `key_begin` is a multiple of `TAIL`; rows up to `key_end` rounded up to `TAIL` are readable.
     pub(crate) key_begin: usize,
     pub(crate) key_end: usize,
     /// Per vector, one past the last key row that any of its queries sees: never falling, the last is `key_end`. What lies beyond is
@@ -105,7 +105,7 @@ impl Ahead {
 /// # Safety
 /// The instruction set of `S`; `t` describes valid buffers for tiles of `NR` vectors.
 #[inline(always)]
-pub(crate) unsafe fn scores<S: Simd, const MR: usize, const NR: usize>(t: &TileStep) {
+pub(crate) unsafe fn scores<S: Simd, const MR: usize, const TAIL: usize, const NR: usize>(t: &TileStep) {
     // SAFETY: in bounds by this function's contract.
     unsafe {
         let mut maximum = [S::splat(0.0); NR];
@@ -114,21 +114,45 @@ pub(crate) unsafe fn scores<S: Simd, const MR: usize, const NR: usize>(t: &TileS
         }
         let mut row = t.key_begin;
         while row < t.key_end {
-            for ahead in &t.ahead {
-                ahead.prefetch::<S>(row, MR);
-            }
-            // The first vector that still sees one of these keys.
-            if row < t.vector_end[0] {
-                score_rows::<S, MR, NR, 0>(t, row, &mut maximum);
-            } else if row < t.vector_end[1] {
-                score_rows::<S, MR, NR, 1>(t, row, &mut maximum);
+            if ends_in_tails::<MR, TAIL>(t.key_end - row) {
+                score_step::<S, TAIL, NR>(t, row, &mut maximum);
+                row += TAIL;
             } else {
-                score_rows::<S, MR, NR, 2>(t, row, &mut maximum);
+                score_step::<S, MR, NR>(t, row, &mut maximum);
+                row += MR;
             }
-            row += MR;
         }
         for v in 0..NR {
             S::store(t.new_max.add(v * S::LANES), maximum[v]);
+        }
+    }
+}
+
+/// Whether the last `left` rows are taken `TAIL` at a time: what then lies beyond the last row never reaches the next multiple of `TAIL`.
+#[inline(always)]
+const fn ends_in_tails<const MR: usize, const TAIL: usize>(left: usize) -> bool {
+    TAIL < MR && (left <= TAIL || left > MR && left <= 2 * TAIL)
+}
+
+/// `MR` key rows from `row` on, against the vectors that see any of them.
+#[inline(always)]
+unsafe fn score_step<S: Simd, const MR: usize, const NR: usize>(
+    t: &TileStep,
+    row: usize,
+    maximum: &mut [S::V; NR],
+) {
+    // SAFETY: in bounds by the contract of `scores`.
+    unsafe {
+        for ahead in &t.ahead {
+            ahead.prefetch::<S>(row, MR);
+        }
+        // The first vector that still sees one of these keys.
+        if row < t.vector_end[0] {
+            score_rows::<S, MR, NR, 0>(t, row, maximum);
+        } else if row < t.vector_end[1] {
+            score_rows::<S, MR, NR, 1>(t, row, maximum);
+        } else {
+            score_rows::<S, MR, NR, 2>(t, row, maximum);
         }
     }
 }
@@ -255,7 +279,7 @@ unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize>(
     }
 }
 
-/// `Oᵀ = Oᵀ·rescale + Vᵀ·P`, `MR` value columns at a time.
+/// `Oᵀ = Oᵀ·rescale + Vᵀ·P`, `MR` value columns at a time, the last ones `TAIL` at a time where that wastes less.
 ///
 /// With `EXACT`, weights of keys a query does not see are not even multiplied: needed only where V holds NaN or
 /// infinity, because 0·NaN is NaN.
@@ -263,33 +287,58 @@ unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize>(
 /// # Safety
 /// As [`softmax`], which ran before on the same `t`.
 #[inline(always)]
-pub(crate) unsafe fn values<S: Simd, const MR: usize, const NR: usize, const EXACT: bool>(t: &TileStep) {
+pub(crate) unsafe fn values<
+    S: Simd,
+    const MR: usize,
+    const TAIL: usize,
+    const NR: usize,
+    const EXACT: bool,
+>(
+    t: &TileStep,
+) {
+    let mut column = 0;
+    while column < t.dim_v {
+        // SAFETY: in bounds by this function's contract.
+        unsafe {
+            if ends_in_tails::<MR, TAIL>(t.dim_v - column) {
+                value_columns::<S, TAIL, NR, EXACT>(t, column);
+                column += TAIL;
+            } else {
+                value_columns::<S, MR, NR, EXACT>(t, column);
+                column += MR;
+            }
+        }
+    }
+}
+
+/// `MR` value columns from `column` on.
+#[inline(always)]
+unsafe fn value_columns<S: Simd, const MR: usize, const NR: usize, const EXACT: bool>(
+    t: &TileStep,
+    column: usize,
+) {
     let width = NR * S::LANES;
-    // SAFETY: in bounds by this function's contract.
+    // SAFETY: in bounds by the contract of `values`.
     unsafe {
-        let mut column = 0;
-        while column < t.dim_v {
-            let out = t.output.add(column * width);
-            let mut acc = [[S::splat(0.0); NR]; MR];
-            for v in 0..NR {
-                let rescale = S::load(t.rescale.add(v * S::LANES));
-                for r in 0..MR {
-                    acc[r][v] = S::mul(S::load(out.add(r * width + v * S::LANES)), rescale);
-                }
-            }
-            add_rows::<S, MR, NR, 0, EXACT>(t, column, t.key_begin, t.vector_end[0], &mut acc);
-            if NR > 1 {
-                add_rows::<S, MR, NR, 1, EXACT>(t, column, t.vector_end[0], t.vector_end[1], &mut acc);
-            }
-            if NR > 2 {
-                add_rows::<S, MR, NR, 2, EXACT>(t, column, t.vector_end[1], t.vector_end[2], &mut acc);
-            }
+        let out = t.output.add(column * width);
+        let mut acc = [[S::splat(0.0); NR]; MR];
+        for v in 0..NR {
+            let rescale = S::load(t.rescale.add(v * S::LANES));
             for r in 0..MR {
-                for v in 0..NR {
-                    S::store(out.add(r * width + v * S::LANES), acc[r][v]);
-                }
+                acc[r][v] = S::mul(S::load(out.add(r * width + v * S::LANES)), rescale);
             }
-            column += MR;
+        }
+        add_rows::<S, MR, NR, 0, EXACT>(t, column, t.key_begin, t.vector_end[0], &mut acc);
+        if NR > 1 {
+            add_rows::<S, MR, NR, 1, EXACT>(t, column, t.vector_end[0], t.vector_end[1], &mut acc);
+        }
+        if NR > 2 {
+            add_rows::<S, MR, NR, 2, EXACT>(t, column, t.vector_end[1], t.vector_end[2], &mut acc);
+        }
+        for r in 0..MR {
+            for v in 0..NR {
+                S::store(out.add(r * width + v * S::LANES), acc[r][v]);
+            }
         }
     }
 }
@@ -327,6 +376,32 @@ unsafe fn add_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize
                     };
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What scores and outputs have room for: rows up to the next multiple of the smaller step, from any multiple of it.
+    #[test]
+    fn steps_cover_every_row_and_stay_within_the_next_multiple() {
+        fn reach<const MR: usize, const TAIL: usize>(rows: usize) -> usize {
+            let mut at = 0;
+            while at < rows {
+                at += if ends_in_tails::<MR, TAIL>(rows - at) { TAIL } else { MR };
+            }
+            at
+        }
+        for rows in 1..400 {
+            for (reached, tail) in
+                [(reach::<6, 4>(rows), 4), (reach::<8, 8>(rows), 8), (reach::<4, 4>(rows), 4)]
+            {
+                assert!(reached >= rows && reached <= rows.next_multiple_of(tail), "{rows} rows, {reached}");
+            }
+            // Whole vectors of head dimension waste nothing.
+            assert!(rows % 16 != 0 || reach::<6, 4>(rows) == rows, "{rows}");
         }
     }
 }

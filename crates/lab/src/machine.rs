@@ -72,9 +72,11 @@ impl Environment {
         }
     }
 
-    /// Measures the machine's two ceilings, which takes well under a second.
-    pub fn measure_peaks(&mut self) {
-        self.fma_peak_gflops = Some(evosdpa_cpu::fma_peak_gflops(self.threads));
+    /// Measures the machine's ceilings, which takes about a second; the peak with the instruction set that kernels are held to,
+    /// or with the best.
+    pub fn measure_peaks(&mut self, isa: Option<evosdpa::Isa>) {
+        let isa = isa.unwrap_or_else(evosdpa::Isa::best);
+        self.fma_peak_gflops = Some(evosdpa_cpu::fma_peak_gflops(isa, self.threads));
         self.fma_ceiling_gflops = Some(evosdpa_cpu::fma_ceiling_gflops(self.threads));
         self.memory_gbps = Some(evosdpa_cpu::memory_bandwidth_gbps(self.threads));
     }

@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use evosdpa::{
-    Alignment, Attention, DType, Device, Kinds, Mask, Options, Precision, Problem, Shape, Sizes, TensorView,
-    TensorViewMut,
+    Alignment, Attention, DType, Device, Kinds, Mask, Options, Precision, Problem, Shape, SideInputs, Sizes,
+    TensorView, TensorViewMut,
 };
 
-use crate::Error;
+use crate::{Error, Side};
 
 /// A tensor as Python describes it: the address of its first element, sizes and strides in elements, indexed
 /// `[batch, heads, sequence, head dimension]`.
@@ -51,8 +51,9 @@ pub enum Place {
 
 /// One call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Call {
-    /// Element type of all four tensors: 0 for f32, 1 for f16, 2 for bf16.
+pub struct Call<'a> {
+    /// Element type of the tensors, where [`Side`] does not say another: 0 for f32, 1 for f16, 2 for bf16, 3 for e4m3, 4 for
+    /// the codes u8.
     pub dtype: u8,
     /// Queries.
     pub q: Operand,
@@ -62,7 +63,7 @@ pub struct Call {
     pub v: Operand,
     /// Output.
     pub o: Operand,
-    /// Address of `[batch, query heads, queries]` f32 values for the log-sum-exp; 0 when it is not wanted.
+    /// Address of f32 values for the log-sum-exp, `[batch, query heads, queries]` as O has them; 0 when it is not wanted.
     pub lse: usize,
     /// What scores are multiplied with; `None` for one over the root of the head dimension.
     pub scale: Option<f64>,
@@ -70,22 +71,36 @@ pub struct Call {
     pub visible: Visible,
     /// How exact the answer must be.
     pub precision: Precision,
+    /// Lengths, pages, modifiers, scales; `None` for the plain problem.
+    pub side: Option<&'a Side>,
 }
 
-impl Call {
+impl Call<'_> {
     /// What is asked.
     pub fn problem(&self) -> Result<Problem, Error> {
-        let dtype = *[DType::F32, DType::F16, DType::BF16]
-            .get(usize::from(self.dtype))
-            .ok_or(Error::DTypeCode { code: self.dtype })?;
-        let [batch, heads_q, seq_q, dim_qk] = sizes("Q", self.q.shape)?;
-        let [_, heads_kv, seq_kv, _] = sizes("K", self.k.shape)?;
+        let (q, k) = (sizes("Q", self.q.shape)?, sizes("K", self.k.shape)?);
         let [.., dim_v] = sizes("V", self.v.shape)?;
-        let sizes = Sizes { batch, heads_q, heads_kv, seq_q, seq_kv, dim_qk, dim_v };
+        let (batch, seq_q, seq_kv) = match self.side {
+            None => (None, q[2], k[2]),
+            Some(side) => side.lengths(q, k)?,
+        };
+        let sizes = Sizes {
+            batch: batch.unwrap_or(q[0]),
+            heads_q: q[1],
+            heads_kv: k[1],
+            seq_q,
+            seq_kv,
+            dim_qk: q[3],
+            dim_v,
+        };
         let shape = Shape::new(sizes, self.visible.mask()?).map_err(evosdpa::Error::from)?;
-        let problem = Problem::new(shape, dtype).map_err(evosdpa::Error::from)?.with_lse(self.lse != 0);
-        let kinds = Kinds { precision: self.precision, ..problem.shape().kinds() };
-        let problem = problem.with_kinds(kinds).map_err(evosdpa::Error::from)?;
+        let kinds = match self.side {
+            None => Kinds { precision: self.precision, ..Kinds::default() },
+            Some(side) => side.kinds(self)?,
+        };
+        let shape = shape.with_kinds(kinds).map_err(evosdpa::Error::from)?;
+        let problem = Problem::new(shape, dtype(self.dtype)?).map_err(evosdpa::Error::from)?;
+        let problem = problem.with_lse(self.lse != 0);
         match self.scale {
             None => Ok(problem),
             Some(scale) => Ok(problem.with_scale(scale as f32).map_err(evosdpa::Error::from)?),
@@ -113,19 +128,27 @@ impl Call {
     unsafe fn run_on_cpu(&self, problem: Problem, threads: usize) -> Result<(), Error> {
         let options = Options { threads: (threads > 0).then_some(threads), ..Options::default() };
         let attention = Attention::plan_with(problem, Device::Cpu, &options)?;
-        let dtype = problem.dtype();
+        let (dtype, kv_dtype) = (problem.dtype(), problem.kv_dtype());
+        let rows: usize = sizes("O", self.o.shape)?[..3].iter().product();
         // SAFETY: by contract each operand's elements are valid, and nobody else has the outputs.
-        let (q, k, v, o, lse) = unsafe {
+        let (q, k, v, side, o, lse) = unsafe {
             (
                 self.q.view("Q", dtype)?,
-                self.k.view("K", dtype)?,
-                self.v.view("V", dtype)?,
-                self.o.view_mut("O", dtype)?,
-                (self.lse != 0).then(|| std::slice::from_raw_parts_mut(self.lse as *mut f32, problem.rows())),
+                self.k.view("K", kv_dtype)?,
+                self.v.view("V", kv_dtype)?,
+                self.side.map_or(Ok(SideInputs::default()), |side| side.inputs(&problem))?,
+                self.o.view_mut("O", problem.output_dtype())?,
+                (self.lse != 0).then(|| std::slice::from_raw_parts_mut(self.lse as *mut f32, rows)),
             )
         };
-        Ok(attention.run(q, k, v, o, lse)?)
+        Ok(attention.run_with([q, k, v], &side, o, lse)?)
     }
+}
+
+/// The element type that a code stands for.
+pub(crate) fn dtype(code: u8) -> Result<DType, Error> {
+    const CODES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::E4M3, DType::U8];
+    CODES.get(usize::from(code)).copied().ok_or(Error::DTypeCode { code })
 }
 
 impl Visible {
@@ -148,10 +171,17 @@ impl Visible {
 impl Operand {
     /// # Safety
     /// The elements are valid to read for `'a`.
-    unsafe fn view<'a>(&self, tensor: &'static str, dtype: DType) -> Result<TensorView<'a>, Error> {
+    pub(crate) unsafe fn view<'a>(
+        &self,
+        tensor: &'static str,
+        dtype: DType,
+    ) -> Result<TensorView<'a>, Error> {
         let (shape, strides, bytes) = self.extent(tensor, dtype)?;
-        // SAFETY: by contract the elements are valid, and the bytes end with the last of them.
-        let data = unsafe { std::slice::from_raw_parts(self.address as *const u8, bytes) };
+        let data = match bytes {
+            0 => &[],
+            // SAFETY: by contract the elements are valid, and the bytes end with the last of them.
+            _ => unsafe { std::slice::from_raw_parts(self.address as *const u8, bytes) },
+        };
         Ok(TensorView::new(data, dtype, shape, strides).map_err(evosdpa::Error::from)?)
     }
 
@@ -159,8 +189,11 @@ impl Operand {
     /// The elements are valid to write for `'a`, and nobody else reads or writes between the first and the last.
     unsafe fn view_mut<'a>(&self, tensor: &'static str, dtype: DType) -> Result<TensorViewMut<'a>, Error> {
         let (shape, strides, bytes) = self.extent(tensor, dtype)?;
-        // SAFETY: by contract the elements are valid, and the bytes end with the last of them.
-        let data = unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, bytes) };
+        let data = match bytes {
+            0 => &mut [],
+            // SAFETY: by contract the elements are valid, and the bytes end with the last of them.
+            _ => unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, bytes) },
+        };
         Ok(TensorViewMut::new(data, dtype, shape, strides).map_err(evosdpa::Error::from)?)
     }
 
@@ -171,7 +204,8 @@ impl Operand {
         dtype: DType,
     ) -> Result<([usize; 4], [usize; 4], usize), Error> {
         let shape = sizes(tensor, self.shape)?;
-        if self.address == 0 {
+        let empty = shape.contains(&0);
+        if self.address == 0 && !empty {
             return Err(Error::NoMemory { tensor });
         }
         let mut strides = [0; 4];
@@ -187,7 +221,7 @@ impl Operand {
         }
         // A slice may not be longer; the view then says that the strides reach outside it.
         let most = isize::MAX as usize / dtype.bytes();
-        let elements = if shape.contains(&0) { 0 } else { last.saturating_add(1).min(most) };
+        let elements = if empty { 0 } else { last.saturating_add(1).min(most) };
         Ok((shape, strides, elements * dtype.bytes()))
     }
 }
@@ -218,7 +252,7 @@ mod tests {
         Operand { address: data.as_ptr() as usize, shape, strides }
     }
 
-    fn call(q: &[f32], o: &[f32], shape: [i64; 4]) -> Call {
+    fn call(q: &[f32], o: &[f32], shape: [i64; 4]) -> Call<'static> {
         let (input, output) = (packed(q, shape), packed(o, shape));
         let visible = Visible { left: -1, right: -1, bottom_right: false };
         Call {
@@ -231,6 +265,7 @@ mod tests {
             scale: None,
             visible,
             precision: Precision::Default,
+            side: None,
         }
     }
 
@@ -246,7 +281,7 @@ mod tests {
     fn what_cannot_be_expressed_is_refused_with_its_values() {
         let (q, o) = (vec![0.5f32; 24], vec![0f32; 24]);
         let base = call(&q, &o, [1, 2, 3, 4]);
-        let refused = |change: &dyn Fn(&mut Call)| {
+        let refused = |change: &dyn Fn(&mut Call<'_>)| {
             let mut call = base;
             change(&mut call);
             // SAFETY: refused before memory is touched.

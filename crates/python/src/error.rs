@@ -46,6 +46,44 @@ pub enum Error {
         /// Keys after.
         right: i64,
     },
+    /// Packed tensors without the length of the longest sequence.
+    #[error("packed sequences need {name}, the length of the longest one")]
+    LongestMissing {
+        /// What is missing.
+        name: &'static str,
+    },
+    /// A count below zero.
+    #[error("{what} is {value}, but must not be negative")]
+    NegativeCount {
+        /// What is counted.
+        what: &'static str,
+        /// The count.
+        value: i64,
+    },
+    /// A page table with too many or too few rows.
+    #[error("the page table has {rows} rows, but there are {batch} sequences")]
+    TableRows {
+        /// Its rows.
+        rows: usize,
+        /// Sequences.
+        batch: usize,
+    },
+    /// A list that lies nowhere, or between two values.
+    #[error("{name}: {len} values at address {address:#x} cannot be read")]
+    ListMemory {
+        /// Which list.
+        name: &'static str,
+        /// Where it should be.
+        address: usize,
+        /// How many values.
+        len: usize,
+    },
+    /// A kernel takes the problem, but nothing carries its data to a GPU.
+    #[error("no CUDA kernel is given {features}; compute it on the CPU")]
+    NotOnGpu {
+        /// What was asked for.
+        features: evosdpa::Features,
+    },
     /// A defect of this library.
     #[error("a defect in evosdpa: {problem}; please report it")]
     Panic {

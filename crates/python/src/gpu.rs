@@ -5,9 +5,9 @@ use evosdpa::{
     gpu::{self, DeviceSide, RawStream},
 };
 
-use crate::{Call, Error, Operand};
+use crate::{Call, Error, Operand, Side};
 
-impl Call {
+impl Call<'_> {
     /// Queues attention on the caller's stream of `cuda:N`; addresses are device memory.
     ///
     /// # Safety
@@ -18,12 +18,15 @@ impl Call {
         ordinal: usize,
         stream: u64,
     ) -> Result<(), Error> {
-        let (lse, dtype) = (self.lse as u64, problem.dtype());
+        if self.side.is_some_and(Side::has_data) {
+            return Err(Error::NotOnGpu { features: problem.features() });
+        }
+        let (lse, kv_dtype) = (self.lse as u64, problem.kv_dtype());
         let tensors = DeviceTensors {
-            q: self.q.on_device("Q", dtype, problem.q_shape())?,
-            k: self.k.on_device("K", dtype, problem.k_shape())?,
-            v: self.v.on_device("V", dtype, problem.v_shape())?,
-            o: self.o.on_device("O", dtype, problem.o_shape())?,
+            q: self.q.on_device("Q", problem.dtype(), problem.q_shape())?,
+            k: self.k.on_device("K", kv_dtype, problem.k_shape())?,
+            v: self.v.on_device("V", kv_dtype, problem.v_shape())?,
+            o: self.o.on_device("O", problem.output_dtype(), problem.o_shape())?,
             lse: (lse != 0).then(|| DeviceLse::packed(lse, &problem)),
             scales: None,
             side: DeviceSide::default(),
@@ -58,7 +61,7 @@ impl Operand {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Call, Operand, Place, Visible};
+    use crate::{Call, List, Operand, Place, Side, Visible};
 
     #[test]
     fn wrong_tensors_are_refused_before_a_gpu_is_looked_for() {
@@ -75,8 +78,9 @@ mod tests {
             scale: None,
             visible,
             precision,
+            side: None,
         };
-        let refused = |change: &dyn Fn(&mut Call)| {
+        let refused = |change: &dyn Fn(&mut Call<'_>)| {
             let mut call = base;
             change(&mut call);
             // SAFETY: refused before anything is queued.
@@ -86,5 +90,10 @@ mod tests {
         assert!(refused(&|call| call.k.strides[3] = 2).contains("stride 2"));
         assert!(refused(&|call| call.q.strides[1] = -24).contains("negative stride"));
         assert!(refused(&|call| call.o.shape[3] = 4).contains("O has shape"));
+        let side = Side { sinks: Some(List { address: 4096, len: 2 }), ..Side::default() };
+        let with_sinks = Call { side: Some(&side), ..base };
+        // SAFETY: as above.
+        let said = unsafe { with_sinks.run(Place::Cuda { ordinal: 0, stream: 0 }) }.unwrap_err();
+        assert!(said.to_string().contains("sinks"), "{said}");
     }
 }

@@ -1,6 +1,6 @@
 //! evosdpa for Python.
 //!
-//! Python describes tensors by plain numbers (address, shape, strides); [`Call`] turns them into a problem and hands it
+//! Python describes tensors by plain numbers (address, shape, strides), and what comes beside them as a [`Side`]; [`Call`] turns them into a problem and hands it
 //! to the library. The Python module around it is compiled with the feature `extension-module` only, which maturin
 //! turns on: without it this crate needs no Python.
 
@@ -11,8 +11,10 @@ mod exchange;
 mod gpu;
 #[cfg(feature = "extension-module")]
 mod module;
+mod side;
 #[cfg(feature = "extension-module")]
 mod straight;
 
 pub use call::{Call, Operand, Place, Visible};
 pub use error::Error;
+pub use side::{List, Side, Table};

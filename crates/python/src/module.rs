@@ -2,16 +2,17 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use evosdpa::Precision;
+use evosdpa::{Granularity, Precision};
 use evosdpa_core::Error as Problem;
 use evosdpa_cpu::Error as Cpu;
 use pyo3::{
     exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError},
     prelude::*,
+    types::PyDict,
 };
 
 use crate::{
-    Call, Error, Operand, Place, Visible, exchange,
+    Call, Error, List, Operand, Place, Side, Table, Visible, exchange,
     straight::{Outputs, Wanted},
 };
 
@@ -33,8 +34,9 @@ mod _native {
 }
 
 /// Attention of tensors given as address, shape and strides in elements. On the CPU (`ordinal` -1) on `queue` threads; on
-/// `cuda:ordinal` it is queued on the stream `queue` and not waited for.
+/// `cuda:ordinal` it is queued on the stream `queue` and not waited for. `side` is what comes beside Q, K and V, by name.
 #[pyfunction]
+#[pyo3(signature = (dtype, q, k, v, o, lse, scale, window, high, ordinal, queue, side=None))]
 fn forward(
     py: Python<'_>,
     dtype: u8,
@@ -48,11 +50,14 @@ fn forward(
     high: bool,
     ordinal: i64,
     queue: u64,
+    side: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
+    let side = side.map(beside).transpose()?;
     let (left, right, bottom_right) = window;
     let visible = Visible { left, right, bottom_right };
     let (q, k, v, o) = (operand(q), operand(k), operand(v), operand(o));
-    let call = Call { dtype, q, k, v, o, lse, scale, visible, precision: precision(high) };
+    let call =
+        Call { dtype, q, k, v, o, lse, scale, visible, precision: precision(high), side: side.as_ref() };
     let place = match usize::try_from(ordinal) {
         Ok(ordinal) => Place::Cuda { ordinal, stream: queue },
         Err(_) => Place::Cpu { threads: usize::try_from(queue).unwrap_or(usize::MAX) },
@@ -105,6 +110,45 @@ fn run(py: Python<'_>, python: PathBuf, arguments: Vec<OsString>) -> u8 {
     py.detach(|| evosdpa_cli::run(std::iter::once(name).chain(arguments)))
 }
 
+/// Lists come as `(address, length)`, the page table as `(address, (rows, columns), row stride)`, a bias as `(type, operand)`.
+fn beside(named: &Bound<'_, PyDict>) -> PyResult<Side> {
+    let mut side = Side::default();
+    for (name, value) in named.iter() {
+        let list = || value.extract().map(|(address, len)| Some(List { address, len }));
+        match name.extract::<String>()?.as_str() {
+            "cu_seqlens_q" => side.cu_seqlens_q = list()?,
+            "cu_seqlens_k" => side.cu_seqlens_kv = list()?,
+            "max_seqlen_q" => side.max_seqlen_q = Some(value.extract()?),
+            "max_seqlen_k" => side.max_seqlen_kv = Some(value.extract()?),
+            "seqused_k" => side.seqused_kv = list()?,
+            "page_table" => {
+                let (address, (rows, columns), row_stride) = value.extract()?;
+                side.page_table = Some(Table { address, shape: [rows, columns], row_stride });
+            }
+            "bias" => {
+                let (code, bias) = value.extract()?;
+                side.bias = Some((code, operand(bias)));
+            }
+            "mask" => side.mask = Some(operand(value.extract()?)),
+            "alibi_slopes" => side.alibi_slopes = list()?,
+            "sinks" => side.sinks = list()?,
+            "q_scales" => side.scales[0] = list()?,
+            "k_scales" => side.scales[1] = list()?,
+            "v_scales" => side.scales[2] = list()?,
+            "scales_per" => {
+                let per = value.extract::<String>()?.parse::<Granularity>();
+                side.granularity = per.map_err(|error| PyValueError::new_err(error.to_string()))?;
+            }
+            "softcap" => side.softcap = Some(value.extract()?),
+            "chunk" => side.chunk = Some(value.extract()?),
+            "kv_dtype" => side.kv_dtype = Some(value.extract()?),
+            "o_dtype" => side.o_dtype = Some(value.extract()?),
+            other => return Err(PyTypeError::new_err(format!("there is no side input named {other:?}"))),
+        }
+    }
+    Ok(side)
+}
+
 fn precision(high: bool) -> Precision {
     if high { Precision::High } else { Precision::Default }
 }
@@ -119,12 +163,13 @@ pub(crate) fn raised(error: Error) -> PyErr {
     let said = error.to_string();
     match error {
         Error::Library(
-            Library::Problem(Problem::TensorDType { .. })
-            | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. })),
+            Library::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })
+            | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })),
         ) => PyTypeError::new_err(said),
         Error::Library(
-            Library::Cpu(Cpu::DType { .. }) | Library::Kernels(_) | Library::Unreachable { .. },
-        ) => PyNotImplementedError::new_err(said),
+            Library::Cpu(Cpu::Unsupported { .. }) | Library::Kernels(_) | Library::Unreachable { .. },
+        )
+        | Error::NotOnGpu { .. } => PyNotImplementedError::new_err(said),
         Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),
         Error::Panic { .. } => PyRuntimeError::new_err(said),
         _ => PyValueError::new_err(said),

@@ -23,7 +23,7 @@ pub(crate) fn run(args: Doctor) -> anyhow::Result<Status> {
         return fix(&args);
     }
     let mut environment = Environment::look(None);
-    environment.measure_peaks();
+    environment.measure_peaks(None);
     let mut probes = vec![
         GateResult::pass("processor", format!("{}, {} cores", environment.cpu, environment.cores)),
         isa_probe(&environment),

@@ -41,7 +41,7 @@ impl Common {
 
     /// The same with these CUDA kernels, and another time limit for a launch on a GPU.
     fn open_with(&self, kernels: Registry, time_limit: Option<Duration>) -> anyhow::Result<Opened> {
-        let isa = self.isa.as_deref().map(parse_isa).transpose()?;
+        let isa = self.forced_isa()?;
         let cpu = || Box::new(Cpu { threads: self.thread_count(), isa });
         let open_cuda = |ordinal: usize| -> anyhow::Result<Cuda> {
             let cuda = Cuda::open(ordinal, kernels.clone())?;
@@ -73,6 +73,11 @@ impl Common {
     /// The GPU of that number.
     fn open_cuda(&self, ordinal: usize) -> anyhow::Result<Cuda> {
         Ok(Cuda::open(ordinal, registry(&self.kernel_path)?)?)
+    }
+
+    /// The instruction set that CPU kernels are held to, if any.
+    fn forced_isa(&self) -> anyhow::Result<Option<Isa>> {
+        self.isa.as_deref().map(parse_isa).transpose()
     }
 
     fn thread_count(&self) -> Option<usize> {

@@ -49,7 +49,7 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
     environment.no_accelerator = no_gpu;
     let on_cpu = device.id() == DeviceId::Cpu;
     if on_cpu {
-        environment.measure_peaks();
+        environment.measure_peaks(args.common.forced_isa()?);
     }
     let prior = args.prior.as_deref().map(Prior::read).transpose()?.unwrap_or_default();
     let folder = args.out.clone().unwrap_or_else(|| PathBuf::from("tunes").join(&space.kernel));
@@ -184,7 +184,7 @@ impl Subject {
         };
         let Some(cuda) = cuda else {
             let name = args.kernel.as_deref().unwrap_or("cpu_flash");
-            let isa = args.common.isa.as_deref().map(super::parse_isa).transpose()?;
+            let isa = args.common.forced_isa()?;
             let cpu = Cpu { threads: args.common.thread_count(), isa };
             evosdpa_lab::find_kernel(&cpu, name)?;
             anyhow::ensure!(name == "cpu_flash", "{name} has nothing to tune on a CPU; cpu_flash has");

@@ -29,7 +29,7 @@ pub(crate) struct Naive<'a> {
     q: Rows<'a>,
     k: Rows<'a>,
     v: Rows<'a>,
-    o: Operand<*mut u8>,
+    o: Operand<'a, *mut u8>,
     /// `[batch][heads][queries]` as O has them, contiguous; null when not wanted.
     lse: *mut f32,
     /// Rows of O a head.
@@ -46,7 +46,7 @@ impl<'a> Naive<'a> {
         problem: &'a Problem,
         [q, k, v]: [TensorView<'a>; 3],
         side: &SideInputs<'a>,
-        o: Operand<*mut u8>,
+        o: Operand<'a, *mut u8>,
         lse: *mut f32,
     ) -> Result<Self, Error> {
         let sequences = problem.check_side(side, &q, &k, &v)?;
@@ -165,7 +165,7 @@ impl<'a> Naive<'a> {
         let float = self.problem.output_float();
         // SAFETY: O was checked against the problem, the row is within it, and each row is one task's.
         unsafe {
-            let start = self.o.data.add(self.o.offset(block, head, row) * float.dtype().bytes());
+            let start = self.o.row(block, head, row);
             match float {
                 Float::F32 => put(start.cast::<f32>(), values, |x| x),
                 Float::F16 => put(start.cast(), values, f16::from_f32),

@@ -61,6 +61,42 @@ fn named_shapes_of_every_kind() {
     }
 }
 
+/// 8-bit queries, keys and values with scales of every reach, and outputs of another type, on tiles, splits and decode.
+#[test]
+fn types_of_their_own() {
+    let sizes = ["b2h4/2s9/130d40", "b1h2s100d64:causal", "b2h4/1s1/1500d128", "b1h6/2s2/300d33:causal-br"];
+    let halves = [DType::F16, DType::BF16, DType::F32];
+    for (seed, size) in sizes.iter().enumerate() {
+        for reach in ["tensor", "head", "token"] {
+            for (kv, dtype) in ["u8", "e4m3"].into_iter().flat_map(|kv| halves.map(|dtype| (kv, dtype))) {
+                let shape = format!("{size}:kv={kv}:scales={reach}");
+                check(
+                    &Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap(),
+                    Family::Normal,
+                    seed as u64,
+                );
+            }
+            for dtype in DType::EIGHT_BIT {
+                let shape = format!("{size}:o=f32:scales={reach}");
+                check(
+                    &Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap(),
+                    Family::Normal,
+                    seed as u64,
+                );
+            }
+        }
+        for (types, dtype) in [("kv=bf16", DType::F16), ("kv=f16:o=bf16", DType::F32), ("o=f32", DType::BF16)]
+        {
+            let shape = format!("{size}:{types}");
+            check(
+                &Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap(),
+                Family::Normal,
+                seed as u64,
+            );
+        }
+    }
+}
+
 #[test]
 fn every_input_family() {
     for family in Family::ALL {

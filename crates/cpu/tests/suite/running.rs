@@ -32,7 +32,7 @@ pub(crate) fn run_gapped(
     options: &CpuOptions,
     gap: usize,
 ) -> (Tensor, Vec<f32>) {
-    let mut o = Tensor::poisoned_gaps(problem.o_shape(), problem.dtype(), problem.layout(), gap);
+    let mut o = Tensor::poisoned_gaps(problem.o_shape(), problem.output_dtype(), problem.layout(), gap);
     let mut lse = vec![f32::NAN; problem.rows()];
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     attention(kernel, problem, q, k, v, &inputs.side(), o.view_mut(), Some(&mut lse), options).unwrap();

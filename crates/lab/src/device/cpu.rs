@@ -1,7 +1,7 @@
 //! The machine's own processor.
 
 use evosdpa::{Attention, CpuKernel, FlashTiles, Isa, Options};
-use evosdpa_core::{DType, Problem};
+use evosdpa_core::Problem;
 use evosdpa_kernels::VariantId;
 use evosdpa_oracle::inputs::Inputs;
 
@@ -104,10 +104,6 @@ impl Device for Cpu {
             Err(error) => return Some(error.to_string()),
         };
         Attention::plan_with(*problem, evosdpa::Device::Cpu, &options).err().map(|error| error.to_string())
-    }
-
-    fn takes(&self, kernel: &str, dtype: DType) -> bool {
-        kernel == CpuKernel::Naive.name() || !dtype.is_eight_bit()
     }
 
     fn load<'a>(
@@ -215,6 +211,9 @@ impl TimedKernel for LoadedCpu {
     }
 
     fn set_timing(&mut self, timing: Timing) -> Result<(), Error> {
+        if timing == Timing::Between {
+            return Err(Error::BetweenOnCpu);
+        }
         self.timing = timing;
         Ok(())
     }

@@ -1,0 +1,93 @@
+"""What a call has beside Q, K and V: lengths, pages, modifiers, scales, by the names that the native side knows.
+
+A :data:`Side` holds tensors or arrays and numbers; what is ``None`` is not there.
+
+=============================  ===========================================================================================
+``cu_seqlens_q``, ``…_k``      where each sequence begins among packed tokens, int32 ``[batch + 1]``
+``max_seqlen_q``, ``…_k``      the longest sequence of packed ones, a number
+``seqused_k``                  filled keys of each sequence, int32 ``[batch]``
+``page_table``                 pages of each sequence, int32 ``[batch, pages]``
+``bias``                       added to scores: float ``[batch or 1, heads or 1, queries or 1, keys]``
+``mask``                       bool or uint8 of the same form; False hides a key
+``alibi_slopes``, ``sinks``    float32, one a query head
+``q_scales``, ``k_…``, ``v_…``  float32 scales of 8-bit tensors; how far one reaches is ``scales_per``: tensor, head or token
+``softcap``, ``chunk``         numbers
+=============================  ===========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Side = dict[str, Any]
+
+#: Element types by name: what the native side calls them.
+CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "uint8": 4}
+
+_LISTS = {
+    "cu_seqlens_q": "int32",
+    "cu_seqlens_k": "int32",
+    "seqused_k": "int32",
+    "alibi_slopes": "float32",
+    "sinks": "float32",
+    "q_scales": "float32",
+    "k_scales": "float32",
+    "v_scales": "float32",
+}
+_NUMBERS = ("max_seqlen_q", "max_seqlen_k", "scales_per", "softcap", "chunk")
+
+
+class Described(NamedTuple):
+    """A tensor or array as plain facts. ``held`` keeps its memory."""
+
+    held: Any
+    dtype: str
+    device: str
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def described(side: Side, describe: Callable[[Any], Described], device: str) -> tuple[Side, list[Any]]:
+    """``side`` as the native side takes it, and the objects that must live until it returns. Refuses what is of a wrong
+    type, form or device."""
+    native: Side = {}
+    held: list[Any] = []
+    for name, value in side.items():
+        if value is None:
+            continue
+        if name in _NUMBERS:
+            native[name] = value
+            continue
+        try:
+            fact = describe(value)
+        except AttributeError:
+            raise TypeError(f"{name} is a {type(value).__name__}; give a tensor or an array") from None
+        if fact.device != device:
+            raise ValueError(f"{name} is on {fact.device}, but q is on {device}; move it there")
+        held.append(fact.held)
+        if name in _LISTS:
+            _check(name, fact, (_LISTS[name],), 1)
+            native[name] = (fact.address, fact.shape[0])
+        elif name == "page_table":
+            _check(name, fact, ("int32",), 2)
+            native[name] = (fact.address, fact.shape, fact.strides[0])
+        elif name == "mask":
+            _check(name, fact, ("bool", "uint8"), 4)
+            native[name] = (fact.address, fact.shape, fact.strides)
+        elif name == "bias":
+            _check(name, fact, ("float32", "float16", "bfloat16"), 4)
+            native[name] = (CODES[fact.dtype], (fact.address, fact.shape, fact.strides))
+        else:
+            raise TypeError(f"there is no side input named {name!r}")
+    return native, held
+
+
+def _check(name: str, fact: Described, dtypes: tuple[str, ...], dimensions: int) -> None:
+    if fact.dtype not in dtypes:
+        raise TypeError(f"{name} holds {fact.dtype}, but must hold {' or '.join(dtypes)}; convert it")
+    if len(fact.shape) != dimensions:
+        raise ValueError(f"{name} has shape {list(fact.shape)}, but must have {dimensions} dimension{'s'[: dimensions > 1]}")
+    if fact.strides[-1] != 1 and fact.shape[-1] > 1:
+        raise ValueError(f"{name} has strides {list(fact.strides)}, but its last dimension must be contiguous; copy it first")
