@@ -150,22 +150,89 @@ fn ampere_fwd_gathers_pages() {
     run_all(&trials);
 }
 
+/// The same modifiers in the consumers of hopper_fwd: whole tiles, cut ones, several Q tiles for a CTA, packed heads, wide heads.
+#[test]
+fn hopper_fwd_changes_scores() {
+    run_all(&[
+        trial("hopper_fwd", "b1h1s70/128d64:softcap=30", F16),
+        trial("hopper_fwd", "b1h2s130d64:causal:softcap=0.5", BF16),
+        trial("hopper_fwd", "b1h4/2s30/90d64:causal-br:alibi", BF16),
+        trial("hopper_fwd", "b1h2s70/20d64:causal-br:sinks", F16),
+        trial("hopper_fwd", "b1h1s130/70d128:window=20/0:sinks", BF16),
+        trial("hopper_fwd", "b2h2/1s20/40d64:bias=bh", BF16),
+        trial("hopper_fwd", "b2h1s66/130d64:causal:bias=k", F16),
+        trial("hopper_fwd", "b1h2s20/128d64:mask=h", BF16),
+        trial("hopper_fwd", "b1h1s80/300d64:causal-br:chunk=100", F16),
+        trial("hopper_fwd", "b1h1s70/40d64:causal-br:chunk=8", BF16),
+        Trial {
+            blocks: 1,
+            ..trial(
+                "hopper_fwd",
+                "b1h2s70/136d64:window=90/9:softcap=5:alibi:bias:mask=h:chunk=64:sinks",
+                F16,
+            )
+        },
+        trial("hopper_fwd", "b1h1s20/70d256:alibi", BF16),
+        Trial { family: Family::HiddenKeys, ..trial("hopper_fwd", "b2h1s20/40d64:mask=b", F16) },
+    ]);
+}
+
+/// Lengths that are data: tiles in which a sequence ends are copied row by row, the others by TMA.
+#[test]
+fn hopper_fwd_reads_lengths_on_the_device() {
+    run_all(&[
+        trial("hopper_fwd", "b4h2/1s150/140d64:varlen", F16),
+        Trial { seed: 2, ..trial("hopper_fwd", "b4h2s40/300d64:causal-br:varlen", BF16) },
+        Trial { seed: 3, ..trial("hopper_fwd", "b4h1s150d64:causal-br:varlen", F16) },
+        Trial { seed: 4, ..trial("hopper_fwd", "b3h1s40/200d128:window=60/9:varlen", BF16) },
+        trial("hopper_fwd", "b3h2s20/300d64:causal:varlen=kv", F16),
+        trial("hopper_fwd", "b3h1s140/70d64:varlen=q", BF16),
+        trial("hopper_fwd", "b3h8/2s1/300d64:used", BF16),
+        trial("hopper_fwd", "b3h2s20/70d256:causal-br:varlen:used", F16),
+        // each CTA takes many Q tiles, and every ring goes round
+        Trial { blocks: 1, ..trial("hopper_fwd", "b5h2s140/300d64:causal-br:varlen", BF16) },
+        Trial { blocks: 2, ..trial("hopper_fwd", "b40h1s20d64:causal-br:varlen", F16) },
+        trial(
+            "hopper_fwd",
+            "b3h2s20/70d64:causal-br:varlen:softcap=9:alibi:bias=bh:mask=b:chunk=16:sinks",
+            F16,
+        ),
+    ]);
+}
+
+/// Pages smaller than a KV tile, as large as one and larger, in every order.
+#[test]
+fn hopper_fwd_gathers_pages() {
+    run_all(&[
+        trial("hopper_fwd", "b3h4/2s9/300d64:causal-br:used:paged=16", BF16),
+        Trial { seed: 5, ..trial("hopper_fwd", "b2h1s9/70d64:paged=1", F16) },
+        Trial { seed: 9, ..trial("hopper_fwd", "b2h2s9/150d64:used:paged=7", BF16) },
+        Trial { seed: 13, ..trial("hopper_fwd[BLOCK_N=64]", "b2h1s9/300d64:used:paged=128", F16) },
+        Trial { seed: 5, ..trial("hopper_fwd", "b3h1s70/300d64:causal-br:varlen=q:used:paged=256", BF16) },
+        Trial { blocks: 1, seed: 9, ..trial("hopper_fwd", "b3h2/1s20/200d128:used:paged=64", F16) },
+    ]);
+}
+
 /// Code that does not know a kind gives an answer that the gate refuses, or breaks a rule that the simulator watches.
 #[test]
 fn code_without_a_kind_is_found_out() {
     let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
-    let plain = sim.simulation("ampere_fwd", &case_of(&trial("", "b2h2s20/70d64", F16)).0.problem).unwrap();
-    for kind in ["softcap=3", "alibi", "bias", "mask=b", "chunk=16", "sinks", "used", "varlen", "paged=16"] {
-        let shape: &'static str = format!("b2h2s20/70d64:{kind}").leak();
-        let (spec, case) = case_of(&trial("ampere_fwd", shape, F16));
-        let simulation = sim.simulation("ampere_fwd", &spec.problem).unwrap();
-        let right = simulation.run(&case.inputs, &Options::default()).unwrap();
-        assert!(right.1.is_clean() && case.judge(&right.0.o.view(), None).passed(), "{kind}");
-        let refused = match simulation.run_module(plain.module(), &case.inputs, &Options::default()) {
-            Ok((output, outcome)) => !outcome.is_clean() || !case.judge(&output.o.view(), None).passed(),
-            Err(_) => true,
-        };
-        assert!(refused, "{kind}");
+    for kernel in ["ampere_fwd", "hopper_fwd"] {
+        let plain = sim.simulation(kernel, &case_of(&trial("", "b2h2s20/70d64", F16)).0.problem).unwrap();
+        for kind in
+            ["softcap=3", "alibi", "bias", "mask=b", "chunk=16", "sinks", "used", "varlen", "paged=16"]
+        {
+            let shape: &'static str = format!("b2h2s20/70d64:{kind}").leak();
+            let (spec, case) = case_of(&trial(kernel, shape, F16));
+            let simulation = sim.simulation(kernel, &spec.problem).unwrap();
+            let right = simulation.run(&case.inputs, &Options::default()).unwrap();
+            assert!(right.1.is_clean() && case.judge(&right.0.o.view(), None).passed(), "{kernel} {kind}");
+            let refused = match simulation.run_module(plain.module(), &case.inputs, &Options::default()) {
+                Ok((output, outcome)) => !outcome.is_clean() || !case.judge(&output.o.view(), None).passed(),
+                Err(_) => true,
+            };
+            assert!(refused, "{kernel} {kind}");
+        }
     }
 }
 
@@ -178,7 +245,7 @@ fn every_claimed_feature_is_tried() {
         Feature::ALL.into_iter().filter(|feature| kernel.features().contains(*feature)).collect()
     };
     use Feature::*;
-    let ampere = [
+    let all = [
         PackedQueries,
         PackedKeys,
         UsedLengths,
@@ -191,6 +258,7 @@ fn every_claimed_feature_is_tried() {
         Sinks,
         HighPrecision,
     ];
-    assert_eq!(takes("ampere_fwd"), ampere);
+    assert_eq!(takes("ampere_fwd"), all);
+    assert_eq!(takes("hopper_fwd"), all);
     assert_eq!(takes("sdpa_v1"), []);
 }

@@ -88,6 +88,11 @@ impl<'a> Look<'a> {
         self.asks_for(&[Feature::Softcap, Feature::Alibi, Feature::Bias, Feature::BooleanMask])
     }
 
+    /// Whether the code is that of problems that ask for nothing beyond sizes and a mask, but for its last instructions.
+    pub(super) fn is_plain(&self) -> bool {
+        !self.own_lengths() && !self.modified() && !self.asks_for(&[Feature::PagedCache, Feature::Chunks])
+    }
+
     /// Whether some row sees so few keys that its P must be kept precise.
     pub(super) fn few_keys(&self) -> bool {
         self.masked()

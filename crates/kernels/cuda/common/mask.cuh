@@ -18,6 +18,14 @@ struct KeyRange {
 __device__ __forceinline__ int band_first(const SdpaParams& p, int row) { return row + p.band_lo; }
 __device__ __forceinline__ int band_last(const SdpaParams& p, int row) { return row + p.band_hi; }
 
+// The band by value: read once, before the scores are looked at.
+struct Edges {
+  int lo, hi, seq_kv;
+};
+__device__ __forceinline__ Edges edges_of(const SdpaParams& p) { return {p.band_lo, p.band_hi, p.seq_kv}; }
+__device__ __forceinline__ int band_first(const Edges& e, int row) { return row + e.lo; }
+__device__ __forceinline__ int band_last(const Edges& e, int row) { return row + e.hi; }
+
 // Whether keys may be hidden on the left.
 __device__ __forceinline__ bool has_left_edge(const SdpaParams& p) { return p.band_lo > SDPA_BAND_UNBOUNDED_LO; }
 
@@ -84,7 +92,8 @@ __device__ __forceinline__ u32 low_bits(int count) { return count <= 0 ? 0u : ~0
 // this thread's two query positions, `column` is the key of its first accumulator. What is visible is worked out once as a word of bits,
 // which become predicates several at a time: half as many instructions as a comparison for each score.
 template <int N, typename Bounds, typename Visit>
-__device__ __forceinline__ void visit_visible(const Bounds& p, const int (&rows)[2], int column, Visit visit) {
+__device__ __forceinline__ void visit_visible(const Bounds& bounds, const int (&rows)[2], int column, Visit visit) {
+  const auto p = edges_of(bounds);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int end = columns_before(min(band_last(p, rows[r]), p.seq_kv - 1) - column + 1);

@@ -14,6 +14,8 @@ struct Sequence {
   int q_first, kv_first;  // where its tokens begin among the packed ones
 };
 
+__device__ __forceinline__ const Sequence& edges_of(const Sequence& s) { return s; }
+
 // A sequence's place among packed tokens.
 struct Tokens {
   int first, count;
