@@ -5,7 +5,9 @@ use crate::error::Error;
 use crate::job::{Job, Operand, Scales, Shape};
 use crate::naive::Naive;
 use crate::options::{CpuKernel, CpuOptions};
-use evosdpa_core::{DType, Feature, Features, Granularity, Problem, SideInputs, TensorView, TensorViewMut};
+use evosdpa_core::{
+    DType, Feature, Features, Granularity, Precision, Problem, SideInputs, TensorView, TensorViewMut,
+};
 
 /// Computes attention on the CPU.
 ///
@@ -55,6 +57,7 @@ pub fn attention(
         lse,
         shape: shape(problem),
         scale: problem.scale(),
+        precise: problem.precision() == Precision::High,
         output: problem.output_float(),
     };
     run_flash(&job, options)

@@ -14,6 +14,10 @@ use std::ops::Range;
 /// Widest query tile of any instruction set.
 const MAX_TILE_ROWS: usize = MAX_VECTORS * MAX_LANES;
 
+/// A row that sees fewer keys has some weights so large that their rounding to bfloat16 (one part in 512) would move the output by more than
+/// rounding the output does; from here on the errors of many small weights cancel.
+const FEW_KEYS: usize = 512;
+
 /// Where each piece of a thread's scratch memory begins, in floats.
 pub(crate) struct Scratch {
     queries: usize,
@@ -80,6 +84,15 @@ impl Tile {
         }
         let vectors = rows.len().div_ceil(K::LANES);
         Tile { rows, vectors, first_query, last_query, lane_query }
+    }
+
+    /// Whether a row of the tile sees so few keys that rounding its weights to 16 bits could show in the output. The number of keys in a band
+    /// is smallest for the first or the last query.
+    fn sees_few_keys(&self, shape: &Shape) -> bool {
+        [self.first_query, self.last_query].iter().any(|&query| {
+            let (begin, end) = shape.seen_by_any(query, query);
+            end - begin < FEW_KEYS
+        })
     }
 
     /// Per vector, one past the last key row of a block that its queries see, within `begin..=end`; never falling.
@@ -170,7 +183,7 @@ unsafe fn begin_tile<K: Kernels>(
                     dst: staged.add((row - from) * layout.row_stride),
                     dst_stride: layout.row_stride,
                 };
-                K::widen_rows(job.q.dtype, &rows);
+                K::pack_rows(job.q.dtype, &rows);
                 if job.q.scales.is_some() {
                     let mut scales = [1.0; MAX_LANES];
                     for (i, scale) in scales.iter_mut().enumerate().take(count) {
@@ -221,7 +234,7 @@ unsafe fn run_block<K: Kernels>(
             dst: keys.add(begin * layout.key_stride),
             dst_stride: layout.key_stride,
         };
-        K::widen_rows(job.k.dtype, &key_rows);
+        K::pack_rows(job.k.dtype, &key_rows);
         if let Some(scales) = job.k.row_scales(unit.batch, unit.kv_head, block + begin) {
             K::scale_rows(key_rows.dst, key_rows.dst_stride, end - begin, shape.dim_qk, scales.as_ptr());
         }
@@ -230,16 +243,11 @@ unsafe fn run_block<K: Kernels>(
             src_stride: job.v.row_stride,
             rows: end - begin,
             columns: shape.dim_v,
-            dst: values.add(begin * layout.value_stride),
+            dst: values.add(begin / K::PACKED * layout.value_stride),
             dst_stride: layout.value_stride,
         };
         // Only where some query is masked does it matter whether V is finite.
-        let mut finite = if all_clear {
-            K::widen_rows(job.v.dtype, &value_rows);
-            true
-        } else {
-            K::widen_rows_checked(job.v.dtype, &value_rows)
-        };
+        let mut finite = K::pack_values(job.v.dtype, !all_clear, &value_rows) || all_clear;
         if let Some(scales) = job.v.row_scales(unit.batch, unit.kv_head, block + begin) {
             let scales = scales.as_ptr();
             finite &= K::scale_rows(value_rows.dst, value_rows.dst_stride, end - begin, shape.dim_v, scales);
@@ -267,7 +275,8 @@ unsafe fn run_block<K: Kernels>(
             let origin = block as i64 - tile.first_query as i64;
             let step = TileStep {
                 queries: scratch.add(layout.queries + index * layout.queries_per_tile),
-                dim_qk: shape.dim_qk,
+                dim_qk: shape.dim_qk.div_ceil(K::PACKED),
+                score_scale: job.score_scale(unit.batch, unit.kv_head),
                 keys,
                 key_stride: layout.key_stride,
                 values,
@@ -275,6 +284,7 @@ unsafe fn run_block<K: Kernels>(
                 output: scratch.add(layout.output + index * layout.output_per_tile),
                 dim_v: shape.dim_v,
                 scores: scratch.add(layout.scores),
+                whole_weights: job.precise || tile.sees_few_keys(shape),
                 key_begin,
                 key_end,
                 vector_end: tile.vector_end::<K>(shape, block, key_begin, key_end),

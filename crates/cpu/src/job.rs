@@ -133,6 +133,8 @@ pub(crate) struct Job<'a> {
     pub(crate) lse: *mut f32,
     pub(crate) shape: Shape,
     pub(crate) scale: f32,
+    /// Whether weights must not be rounded to 16 bits.
+    pub(crate) precise: bool,
     /// What outputs are rounded to.
     pub(crate) output: Float,
 }
@@ -141,6 +143,11 @@ pub(crate) struct Job<'a> {
 unsafe impl Sync for Job<'_> {}
 
 impl Job<'_> {
+    /// Whether queries, keys and values are all bfloat16.
+    pub(crate) fn is_bf16(&self) -> bool {
+        [self.q.dtype, self.k.dtype, self.v.dtype] == [DType::BF16; 3]
+    }
+
     /// What products of queries and loaded keys are multiplied with to be scores in units of log2.
     pub(crate) fn score_scale(&self, sequence: usize, kv_head: usize) -> f32 {
         self.scale * std::f32::consts::LOG2_E * self.k.scale(sequence, kv_head)

@@ -31,6 +31,10 @@ pub(crate) trait Simd: Copy + 'static {
     /// Elements in a vector, at most [`MAX_LANES`].
     const LANES: usize;
 
+    /// How many elements of the inner dimension share a lane of the two products: 1, or 2 where operands are pairs of bfloat16 (the
+    /// first in the low half) and [`Simd::dot`] adds both products.
+    const PACKED: usize = 1;
+
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
@@ -52,6 +56,22 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, fused where the instruction set fuses.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The multiply-add of the two products: adds to `c` the products of all `PACKED` elements of each lane.
+    #[inline(always)]
+    unsafe fn dot(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: same contract.
+        unsafe { Self::fma(a, b, c) }
+    }
+    /// Rounds two rows to the pairs of one packed row, and what rounding took from them to another. Only where `PACKED` is 2.
+    #[inline(always)]
+    unsafe fn pack_pair(even: Self::V, _odd: Self::V) -> (Self::V, Self::V) {
+        (even, even)
+    }
+    /// The pairs with only the first element left, and with only the second. Only where `PACKED` is 2.
+    #[inline(always)]
+    unsafe fn halves(pairs: Self::V) -> [Self::V; 2] {
+        [pairs; 2]
+    }
     /// The larger of two; `b` where either is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// 2^x to within an ulp; 0 below 2^-126 (so for -inf), NaN for NaN. Not for x above 127.
@@ -115,7 +135,7 @@ mod tests {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                crate::Isa::Avx512 => exp2_avx512(&mut ys),
+                crate::Isa::Avx512 | crate::Isa::Avx512Bf16 => exp2_avx512(&mut ys),
                 #[cfg(target_arch = "x86_64")]
                 crate::Isa::Avx2 => exp2_avx2(&mut ys),
                 #[cfg(target_arch = "aarch64")]
