@@ -101,7 +101,7 @@ pub struct ProblemFacts {
 
 impl ProblemFacts {
     /// The names an expression may use for these facts and the target's.
-    pub const NAMES: [&'static str; 29] = [
+    pub const NAMES: [&'static str; 32] = [
         "batch",
         "heads_q",
         "heads_kv",
@@ -131,6 +131,9 @@ impl ProblemFacts {
         "chunks",
         "sinks",
         "high_precision",
+        "used_queries",
+        "left_padding",
+        "cache_indices",
     ];
 
     /// The name by which an expression asks whether a feature is wanted. A kernel takes the features that its defines ask for.
@@ -151,6 +154,9 @@ impl ProblemFacts {
             Feature::Chunks => "chunks",
             Feature::Sinks => "sinks",
             Feature::HighPrecision => "high_precision",
+            Feature::UsedQueries => "used_queries",
+            Feature::LeftPadding => "left_padding",
+            Feature::CacheIndices => "cache_indices",
         }
     }
 
