@@ -44,6 +44,8 @@ pub(crate) fn run(args: Bench, own: &[OsString]) -> anyhow::Result<Status> {
     let set = args.set.clone().unwrap_or_else(|| format!("set-{}", short_id()));
     let arguments = without_repeat(own);
     interrupt::listen();
+    // The run that is told to stop ends soon by itself, and is waited for.
+    let _ending = interrupt::ending();
     let bar = progress::bar(u64::from(repeat));
     let mut status = Status::Passed;
     for number in 1..=repeat {
