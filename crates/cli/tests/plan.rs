@@ -152,9 +152,9 @@ fn winners_that_do_not_exist_leave_the_table_alone() {
         ("hopper_fwd", "hoper_fwd", "did you mean `hopper_fwd`"),
         ("CONSUMERS", "CONSUMER", "did you mean `CONSUMERS`"),
         ("\"BLOCK_N\":96", "\"BLOCK_N\":97", "BLOCK_N = 97"),
-        ("mission:causal", "mission:casual", "did you mean `:causal`"),
+        ("\"mission:causal\":", "\"mission:casual\":", "did you mean `:causal`"),
         ("\"CTAS_PER_SM\":2", "\"CTAS_PER_SM\":2,\"CONSUMERS\":3", "does not hold"),
-        ("{\"device\"", "[{\"device\"", "elite.json"),
+        ("{\"confirmation\"", "[{\"confirmation\"", "elite.json"),
     ] {
         let good = elites().to_string();
         assert!(good.contains(from), "{from}: {good}");
