@@ -10,14 +10,6 @@ pub enum Error {
     /// The tensors are not what the problem asks for.
     #[error(transparent)]
     Problem(#[from] evosdpa_core::Error),
-    /// What a kernel does not take.
-    #[error("{kernel} does not take {features}; cpu_naive does")]
-    Unsupported {
-        /// The kernel.
-        kernel: &'static str,
-        /// What was asked for.
-        features: evosdpa_core::Features,
-    },
     /// The instruction set asked for is not on this machine.
     #[error(
         "instruction set {wanted} is not available on this machine; use one of {available:?} or none to let it choose"

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! attention ── checks ──▶ job ──▶ plan (units of work) ──▶ pool (threads) ──▶ flash | few ──▶ kernels (per ISA)
-//!                                                                             tiles   decode   tile, pack, decode
+//!                                                                             tiles   decode   tile, hook, pack, decode
 //! ```
 
 mod attention;
@@ -19,9 +19,11 @@ mod element;
 mod error;
 mod few;
 mod flash;
+mod hook;
 mod isa;
 mod job;
 mod kernels;
+mod modifiers;
 mod naive;
 mod options;
 mod pack;
@@ -30,7 +32,9 @@ mod peak;
 mod plan;
 mod pool;
 mod portable;
+mod query_tile;
 mod simd;
+mod span;
 mod tile;
 mod workspace;
 
