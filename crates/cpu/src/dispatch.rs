@@ -6,14 +6,14 @@ use crate::job::{Job, Shape};
 use crate::kernels::Kernels;
 use crate::options::{CpuOptions, FlashTiles};
 use crate::partial::{Partials, merge};
-use crate::plan::{Plan, Unit, pairs};
+use crate::plan::{Plan, Unit, total_pairs};
 use crate::portable::Portable;
 use crate::span::Span;
 use crate::workspace::with_scratch;
 use crate::{few, flash, pool};
 
 /// Multiply-adds below which other threads are left asleep: about ten microseconds of one core.
-const ONE_THREAD_WORK: u128 = 400_000;
+const ONE_THREAD_WORK: usize = 400_000;
 
 /// Runs the flash kernel.
 pub(crate) fn run_flash(job: &Job<'_>, options: &CpuOptions) -> Result<(), Error> {
@@ -32,8 +32,7 @@ pub(crate) fn run_flash(job: &Job<'_>, options: &CpuOptions) -> Result<(), Error
 
 /// Threads worth waking for sequences of these lengths.
 pub(crate) fn useful_threads(shape: &Shape, span: impl Fn(usize) -> Span, threads: usize) -> usize {
-    let pairs: u128 = (0..shape.batch).map(|sequence| pairs(&span(sequence))).sum();
-    let work = pairs * (shape.heads_q * (shape.dim_qk + shape.dim_v)) as u128;
+    let work = total_pairs(shape, span).saturating_mul(shape.heads_q * (shape.dim_qk + shape.dim_v));
     if work < ONE_THREAD_WORK { 1 } else { threads }
 }
 

@@ -6,7 +6,7 @@ use crate::job::{Job, Shape};
 use crate::kernels::Kernels;
 use crate::modifiers::Dense;
 use crate::pack::{Rows, packed_stride};
-use crate::partial::{Partials, ending};
+use crate::partial::{Partials, factor, log_sum_exp};
 use crate::plan::Unit;
 use crate::span::Span;
 use crate::workspace::Carver;
@@ -334,13 +334,9 @@ impl Work<'_> {
             unsafe {
                 let (maximum, sum) = (*scratch.add(layout.maximum + at), *scratch.add(layout.sum + at));
                 let src = scratch.add(layout.output + at * layout.output_stride);
-                let (factor, lse) = match unit.partial {
-                    Some(_) => (value_scale, 0.0),
-                    None => {
-                        let (factor, lse) = ending(maximum, sum, job.modifiers.sink(head));
-                        (value_scale * factor, lse)
-                    }
-                };
+                let sink = job.modifiers.sink(|| head);
+                let share = if unit.partial.is_some() { 1.0 } else { factor(maximum, sum, sink) };
+                let factor = value_scale * share;
                 std::slice::from_raw_parts_mut(src, job.shape.dim_v).iter_mut().for_each(|x| *x *= factor);
                 if let Some(first) = unit.partial {
                     partials.put(first + row - unit.rows.start, maximum, sum, src);
@@ -348,7 +344,7 @@ impl Work<'_> {
                 }
                 let dst = job.output_row(unit.sequence, head, query);
                 K::narrow_row(job.output, src, dst, job.shape.dim_v);
-                job.put_lse(unit.sequence, head, query, lse);
+                job.put_lse(unit.sequence, head, query, || log_sum_exp(maximum, sum, sink));
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::kernels::Kernels;
 use crate::modifiers::Dense;
 use crate::options::FlashTiles;
 use crate::pack::{Rows, packed_stride};
-use crate::partial::{Partials, ending};
+use crate::partial::{Partials, factor, log_sum_exp};
 use crate::plan::{Unit, query_span};
 use crate::query_tile::{Look, QueryTile};
 use crate::simd::MAX_LANES;
@@ -481,14 +481,14 @@ impl Work<'_> {
             for vector in 0..tile.vectors {
                 let at = vector * K::LANES;
                 let from = tile.rows.start + at;
+                let ends = |lane: usize| (*state.add(at + lane), *state.add(2 * width + at + lane));
+                let sink = |row| job.modifiers.sink(|| self.head_and_query(row).0);
                 let mut factors = [job.v.scale(unit.sequence, unit.kv_head); MAX_LANES];
-                let mut lse = [0.0f32; MAX_LANES];
-                for lane in 0..if unit.partial.is_none() { K::LANES } else { 0 } {
-                    let (maximum, sum) = (*state.add(at + lane), *state.add(2 * width + at + lane));
-                    let (head, _) = self.head_and_query(tile.row(at + lane));
-                    let (factor, row_lse) = ending(maximum, sum, job.modifiers.sink(head));
-                    factors[lane] *= factor;
-                    lse[lane] = row_lse;
+                if unit.partial.is_none() {
+                    for lane in 0..K::LANES {
+                        let (maximum, sum) = ends(lane);
+                        factors[lane] *= factor(maximum, sum, sink(tile.row(at + lane)));
+                    }
                 }
                 let columns = output.add(at);
                 K::transpose_outputs(columns, width, dim_v, factors.as_ptr(), staged, layout.row_stride);
@@ -496,13 +496,14 @@ impl Work<'_> {
                     let lane = row - from;
                     let src = staged.add(lane * layout.row_stride);
                     if let Some(first) = unit.partial {
-                        let (maximum, sum) = (*state.add(at + lane), *state.add(2 * width + at + lane));
+                        let (maximum, sum) = ends(lane);
                         partials.put(first + row - unit.rows.start, maximum, sum, src);
                     } else {
                         let (head, query) = self.head_and_query(row);
                         let dst = job.output_row(unit.sequence, head, query);
                         K::narrow_row(job.output, src, dst, dim_v);
-                        job.put_lse(unit.sequence, head, query, lse[lane]);
+                        let (maximum, sum) = ends(lane);
+                        job.put_lse(unit.sequence, head, query, || log_sum_exp(maximum, sum, sink(row)));
                     }
                 }
             }

@@ -158,12 +158,19 @@ impl Job<'_> {
     ///
     /// # Safety
     /// The query is one of the sequence's; no other thread writes the same row.
-    pub(crate) unsafe fn put_lse(&self, sequence: usize, head: usize, query: usize, value: f32) {
+    #[inline]
+    pub(crate) unsafe fn put_lse(
+        &self,
+        sequence: usize,
+        head: usize,
+        query: usize,
+        value: impl FnOnce() -> f32,
+    ) {
         if !self.lse.is_null() {
             let (batch, row) = self.query_place(sequence, query);
             let at = (batch * self.shape.heads_q + head) * self.rows_per_head + row;
             // SAFETY: the caller checked the length against O's rows.
-            unsafe { *self.lse.add(at) = value };
+            unsafe { *self.lse.add(at) = value() };
         }
     }
 

@@ -42,9 +42,10 @@ impl<'a> Modifiers<'a> {
         self.slopes.map_or(0.0, |slopes| -slopes[head] * LOG2_E)
     }
 
-    /// The sink logit of a head: a key without a value.
-    pub(crate) fn sink(&self, head: usize) -> Option<f32> {
-        self.sinks.map(|sinks| sinks[head])
+    /// The sink logit of a head, which is asked for where there are sinks: a key without a value.
+    #[inline]
+    pub(crate) fn sink(&self, head: impl FnOnce() -> usize) -> Option<f32> {
+        self.sinks.map(|sinks| sinks[head()])
     }
 }
 

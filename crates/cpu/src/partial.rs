@@ -76,34 +76,40 @@ pub(crate) unsafe fn merge<K: Kernels>(job: &Job<'_>, partials: &Partials, split
                 }
             }
             let (head, query) = (split.kv_head * shape.group() + row / queries, row % queries);
-            let (factor, lse) = ending(maximum, sum, job.modifiers.sink(head));
+            let sink = job.modifiers.sink(|| head);
+            let factor = factor(maximum, sum, sink);
             output.iter_mut().for_each(|x| *x *= factor);
             let dst = job.output_row(split.sequence, head, query);
             K::narrow_row(job.output, output.as_ptr(), dst, shape.dim_v);
-            job.put_lse(split.sequence, head, query, lse);
+            job.put_lse(split.sequence, head, query, || log_sum_exp(maximum, sum, sink));
         }
     }
 }
 
-/// What a row's sums of weighted values are multiplied with, and its log-sum-exp, from its maximum in units of log2 and the sum of
-/// its weights. The sink is one more weight. 0 and -inf for a row without any.
-pub(crate) fn ending(maximum: f32, sum: f32, sink: Option<f32>) -> (f32, f32) {
-    let Some(sink) = sink else {
-        return if sum == 0.0 {
-            (0.0, f32::NEG_INFINITY)
-        } else {
-            (1.0 / sum, (maximum + sum.log2()) * LN_2)
-        };
-    };
-    let top = maximum.max(sink * LOG2_E);
-    // A row that sees nothing and has a sink of -inf keeps finite differences.
-    let shift = top.max(f32::MIN);
-    // Not the kernels' exponential: beside a large sink all weights may be smaller than what that takes for zero.
-    let keys = (maximum - shift).exp2();
-    let total = sum * keys + (sink * LOG2_E - shift).exp2();
-    if total == 0.0 {
-        return (0.0, f32::NEG_INFINITY);
+/// What a row's sums of weighted values are multiplied with, from its maximum in units of log2 and the sum of its weights. A sink is one
+/// more weight. 0 for a row without any, so that its output is 0 and not NaN.
+#[inline]
+pub(crate) fn factor(maximum: f32, sum: f32, sink: Option<f32>) -> f32 {
+    let (keys, total) = sink.map_or((1.0, sum), |sink| with_sink(maximum, sum, sink));
+    if total == 0.0 { 0.0 } else { keys / total }
+}
+
+/// The natural logarithm of a row's sum of exponentials. -inf for a row without any.
+pub(crate) fn log_sum_exp(maximum: f32, sum: f32, sink: Option<f32>) -> f32 {
+    let total = sink.map_or(sum, |sink| with_sink(maximum, sum, sink).1);
+    match sink {
+        _ if total == 0.0 => f32::NEG_INFINITY,
+        // A row whose keys weigh nothing has its sink, exactly.
+        Some(sink) if maximum < sink * LOG2_E => sink + total.ln(),
+        _ => (maximum + total.log2()) * LN_2,
     }
-    let base = if maximum < top { sink } else { maximum * LN_2 };
-    (keys / total, base + total.ln())
+}
+
+/// The weight of the largest key beside a sink, and the sum of all weights with it. Not by the kernels' exponential: beside a large
+/// sink every key may weigh less than what that takes for zero.
+fn with_sink(maximum: f32, sum: f32, sink: f32) -> (f32, f32) {
+    // A row that sees nothing and has a sink of -inf keeps finite differences.
+    let shift = maximum.max(sink * LOG2_E).max(f32::MIN);
+    let keys = (maximum - shift).exp2();
+    (keys, sum * keys + (sink * LOG2_E - shift).exp2())
 }

@@ -80,15 +80,15 @@ impl Plan {
         threads: usize,
     ) -> Plan {
         let mut plan = Plan::default();
-        let total: u128 = (0..shape.batch).map(|sequence| pairs(&span(sequence))).sum();
+        let total = total_pairs(shape, &span);
         for sequence in 0..shape.batch {
             let span = span(sequence);
             if span.queries == 0 {
                 continue;
             }
             // Units that this sequence should become, by its share of the work.
-            let wanted = ((UNITS_PER_THREAD * threads) as u128 * pairs(&span))
-                .div_ceil((total * shape.heads_q as u128).max(1)) as usize;
+            let alike = (total / pairs(&span).max(1)).max(1);
+            let wanted = (UNITS_PER_THREAD * threads).div_ceil(alike.saturating_mul(shape.heads_q));
             let decode = shape.group() * span.queries <= DECODE_ROWS;
             let blocks = row_blocks(shape, &span, block_rows(&span, tiles, width, wanted), width, decode);
             let split_keys = split_length(shape, &span, tiles.block_kv, decode);
@@ -136,9 +136,13 @@ impl Plan {
     }
 }
 
-/// Pairs of queries and keys of a sequence.
-pub(crate) fn pairs(span: &Span) -> u128 {
-    span.queries as u128 * span.keys as u128
+/// Pairs of queries and keys of all sequences.
+pub(crate) fn total_pairs(shape: &Shape, span: impl Fn(usize) -> Span) -> usize {
+    (0..shape.batch).fold(0, |sum: usize, sequence| sum.saturating_add(pairs(&span(sequence))))
+}
+
+fn pairs(span: &Span) -> usize {
+    span.queries.saturating_mul(span.keys)
 }
 
 /// The smallest and largest query index among rows of a key/value head's row space.
@@ -179,13 +183,12 @@ fn row_blocks(shape: &Shape, span: &Span, block: usize, width: usize, decode: bo
 /// Keys per split of a sequence, a multiple of the key block.
 fn split_length(shape: &Shape, span: &Span, block_kv: usize, decode: bool) -> usize {
     let pieces = shape.heads_kv * (shape.group() * span.queries).div_ceil(SPLIT_ROWS);
-    let splits = WANTED_UNITS.div_ceil(pieces);
     let least = if decode { MIN_SPLIT_KEYS } else { MIN_TILE_SPLIT_KEYS };
-    let keys = span.keys.div_ceil(splits).max(least);
-    if splits == 1 || keys >= span.keys {
+    let splits = WANTED_UNITS.div_ceil(pieces).min(span.keys / least);
+    if splits <= 1 {
         return usize::MAX / 2;
     }
-    keys.div_ceil(block_kv) * block_kv
+    span.keys.div_ceil(splits).div_ceil(block_kv) * block_kv
 }
 
 #[cfg(test)]
