@@ -3,6 +3,7 @@
 //! `cargo xtask test` is what a contributor runs before a commit and what CI runs on a fresh clone.
 
 mod browser;
+mod cross;
 mod gpu;
 mod packaging;
 mod python;
@@ -23,6 +24,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   browser       the HTML report in headless Chromium; pictures go to target/report
   python        the Python package alone: build its wheel, test it in clean environments with and without PyTorch
   package       the crates as others get them: each feature of the library alone, and packages
+  cross         the CPU kernels' tests on 64-bit ARM under qemu, and the library checked for macOS and Windows
   gpu           everything that only a GPU can show, resumable, within a budget: documents go to results/ (gpu --help)
   wheel         build the wheel that users install, for any Linux with glibc 2.17 or newer
   fuzz [SECS]   run the fuzz targets for SECS seconds each (needs cargo-fuzz and a nightly toolchain)
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         ["test"] => test(),
         ["browser"] => browser::check(true),
         ["python"] => python(),
+        ["cross"] => cross::check(),
         ["package"] => packaging::features().and_then(|()| packaging::package()),
         ["wheel"] => python::wheel(),
         ["fuzz"] => fuzz("60"),
@@ -89,6 +92,7 @@ fn test() -> anyhow::Result<()> {
     step("tests", &["test", "--workspace"], &[])?;
     // What went wrong there is said by the step that needs it.
     let _ = fetching.join();
+    cross::check()?;
     browser::check(false)?;
     python()?;
     packaging::package()?;
@@ -158,4 +162,8 @@ fn run(name: &str, program: &str, args: &[&str], env: &[(&str, &str)]) -> anyhow
 fn tool_is_there(subcommand: &str) -> bool {
     let output = Command::new("cargo").args([subcommand, "--version"]).output();
     output.is_ok_and(|output| output.status.success())
+}
+
+fn tool_is_on_path(name: &str) -> bool {
+    env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(name).is_file()))
 }

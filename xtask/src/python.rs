@@ -85,7 +85,7 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
         pip.args(["install", "--quiet", "--no-deps", "--no-index"]).arg(&wheel);
         passed(&mut pip, "install the wheel")?;
         let mut tests = Command::new(environment.join("bin/python"));
-        tests.args(["-m", "pytest", "crates/python/tests"]).current_dir(&root);
+        tests.args(["-m", "pytest", "crates/python/tests", "crates/lab/tests/baselines"]).current_dir(&root);
         tests.env("PYTHONDONTWRITEBYTECODE", "1");
         passed(&mut tests, &format!("pass the tests with {}", base.name))?;
         eprintln!("== python with {}: {:.0} s", base.name, start.elapsed().as_secs_f64());

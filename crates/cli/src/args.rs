@@ -66,7 +66,7 @@ pub(crate) struct Common {
     /// Threads to use on the CPU [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) threads: Option<u32>,
-    /// Instruction set to use on the CPU: portable, avx2 or avx512 [default: the best there is]
+    /// Instruction set to use on the CPU: portable, neon, avx2 or avx512 [default: the best there is]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<String>,
     /// A folder with CUDA kernels of your own, each a .cu and a .toml; may be given several times
@@ -119,8 +119,9 @@ pub(crate) struct Bench {
     /// Seconds a problem may take; its rows then have fewer samples than asked for
     #[arg(long, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
     pub(crate) budget: Option<f64>,
-    /// How calls are timed: graph (replay over rotated inputs), warm (one set of inputs), single (launch by launch) or
-    /// cold (launch by launch, inputs driven out of the caches)
+    /// How calls are timed: graph (replay over rotated inputs), warm (one set of inputs), single (launch by launch), cold
+    /// (launch by launch, inputs driven out of the caches) or between (replay with a foreign kernel before every launch, its
+    /// own time subtracted; GPU only)
     #[arg(long, default_value = "graph", value_name = "WAY")]
     pub(crate) timing: Timing,
     /// Differences below this share do not matter: FAST and SLOW are shown to be beyond it
@@ -139,8 +140,8 @@ pub(crate) struct Bench {
     /// Seconds PyTorch may take to start, and to answer, before the run goes on without it
     #[arg(long, alias = "peer-timeout", default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
     pub(crate) baseline_timeout: f64,
-    /// PyTorch's backends to compare with, by name: flash, cudnn, efficient, math, eager on a GPU, torch on a CPU [default:
-    /// all]
+    /// What to compare with, by name: PyTorch's backends flash, cudnn, efficient, math, eager, and flash-attn-3,
+    /// flash-attn-2, flashinfer, xformers where installed, on a GPU; torch on a CPU [default: all]
     #[arg(
         long,
         alias = "peers",

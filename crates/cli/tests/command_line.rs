@@ -141,6 +141,7 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
         (&["bench", "--device", "cp"], "did you mean `cpu`"),
         (&["bench", "--isa", "avx513"], "did you mean `avx512`"),
         (&["bench", "--iters", "0"], "0 is not in 1..=1000000"),
+        (&["bench", "--device", "cpu", "--timing", "between"], "`between` needs a GPU"),
         (&["bench", "--peers", "cudnn"], "unknown baseline `cudnn`; allowed: torch"),
         (&["bench", "--threads", "0"], "0 is not in 1..=4096"),
         (&["bench", "--budget", "-3"], "must be above 0"),

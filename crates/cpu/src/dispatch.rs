@@ -25,6 +25,8 @@ pub(crate) fn run_flash(job: &Job<'_>, options: &CpuOptions) -> Result<(), Error
         Isa::Avx512 => run_with::<crate::avx512::Avx512>(job, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => run_with::<crate::avx2::Avx2>(job, &tiles, threads),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => run_with::<crate::neon::Neon>(job, &tiles, threads),
         _ => run_with::<Portable>(job, &tiles, threads),
     }
     Ok(())
@@ -92,6 +94,8 @@ pub(crate) fn flash_workspace_bytes(shape: &Shape, span: Span, options: &CpuOpti
         Isa::Avx512 => workspace_bytes::<crate::avx512::Avx512>(shape, span, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, span, &tiles, threads),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => workspace_bytes::<crate::neon::Neon>(shape, span, &tiles, threads),
         _ => workspace_bytes::<Portable>(shape, span, &tiles, threads),
     })
 }

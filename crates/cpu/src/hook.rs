@@ -227,6 +227,8 @@ mod tests {
                 Isa::Avx512 => crate::avx512::Avx512::modify_row(ys.as_mut_ptr(), xs.len(), &hook),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => crate::avx2::Avx2::modify_row(ys.as_mut_ptr(), xs.len(), &hook),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon => crate::neon::Neon::modify_row(ys.as_mut_ptr(), xs.len(), &hook),
                 _ => Portable::modify_row(ys.as_mut_ptr(), xs.len(), &hook),
             }
         }

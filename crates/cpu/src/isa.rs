@@ -8,6 +8,8 @@ use std::fmt;
 pub enum Isa {
     /// Plain Rust, any machine.
     Portable,
+    /// NEON, on 64-bit ARM.
+    Neon,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
@@ -16,7 +18,7 @@ pub enum Isa {
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512];
 
     /// The instruction sets this machine can run, slowest first. Never empty.
     pub fn available() -> Vec<Isa> {
@@ -48,6 +50,8 @@ impl Isa {
             }
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx2 | Isa::Avx512 => false,
+            // Every 64-bit ARM processor that Rust's targets allow has it.
+            Isa::Neon => cfg!(target_arch = "aarch64"),
         }
     }
 
@@ -64,6 +68,7 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
+            Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
         }

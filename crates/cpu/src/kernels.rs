@@ -6,6 +6,8 @@
 use crate::decode::{self, DecodeScores, DecodeValues};
 use crate::element::{MaskByte, with_element};
 use crate::hook::{self, RowHook, TileHook, Turned};
+#[cfg(target_arch = "aarch64")]
+use crate::neon::Neon;
 use crate::pack::{self, Rows};
 #[cfg(target_arch = "x86_64")]
 use crate::{avx2::Avx2, avx512::Avx512};
@@ -248,5 +250,8 @@ compile_kernels!(Avx512, 8 by 3, tail 8, #[target_feature(enable = "avx2,fma,f16
 // broadcasts. 4×3 would need all sixteen, and the compiler then keeps an accumulator in memory.
 #[cfg(target_arch = "x86_64")]
 compile_kernels!(Avx2, 6 by 2, tail 4, #[target_feature(enable = "avx2,fma,f16c")]);
+// 8×3 of 32 registers, as for AVX-512: 11 loads for 24 multiply-adds.
+#[cfg(target_arch = "aarch64")]
+compile_kernels!(Neon, 8 by 3, tail 8, #[target_feature(enable = "neon")]);
 // 4×2 fits the sixteen 128-bit registers of the x86-64 baseline and of most others.
 compile_kernels!(Portable, 4 by 2, tail 4,);

@@ -116,6 +116,8 @@ fn burst_rate(isa: Isa) -> f64 {
             Isa::Avx512 => fma_avx512(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => fma_avx2(),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => fma_neon(),
             _ => fma_chains::<Portable>(),
         }
     };
@@ -134,6 +136,13 @@ unsafe fn fma_avx512() -> f64 {
 unsafe fn fma_avx2() -> f64 {
     // SAFETY: the features are enabled here.
     unsafe { fma_chains::<crate::avx2::Avx2>() }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn fma_neon() -> f64 {
+    // SAFETY: the features are enabled here.
+    unsafe { fma_chains::<crate::neon::Neon>() }
 }
 
 /// Returns the floating-point operations done.

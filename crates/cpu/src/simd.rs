@@ -104,6 +104,13 @@ mod tests {
         unsafe { exp2_all::<crate::avx512::Avx512>(xs) }
     }
 
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    unsafe fn exp2_neon(xs: &mut [f32]) {
+        // SAFETY: the features are enabled here.
+        unsafe { exp2_all::<crate::neon::Neon>(xs) }
+    }
+
     fn exp2_of(isa: crate::Isa, xs: &[f32]) -> Vec<f32> {
         let mut ys = xs.to_vec();
         ys.resize(xs.len().next_multiple_of(MAX_LANES), 0.0);
@@ -114,6 +121,8 @@ mod tests {
                 crate::Isa::Avx512 => exp2_avx512(&mut ys),
                 #[cfg(target_arch = "x86_64")]
                 crate::Isa::Avx2 => exp2_avx2(&mut ys),
+                #[cfg(target_arch = "aarch64")]
+                crate::Isa::Neon => exp2_neon(&mut ys),
                 _ => exp2_all::<Portable>(&mut ys),
             }
         }

@@ -78,7 +78,7 @@ mod tests {
                     let seen = problem.visible(query, queries, keys);
                     let (begin, end) = span.seen_by_any(query, query);
                     assert_eq!(span.seen_by_all(query, query), (begin, end));
-                    assert!(begin..end == seen || (begin == end && seen.is_empty()), "{text} {query}");
+                    assert!((begin..end) == seen || (begin == end && seen.is_empty()), "{text} {query}");
                 }
                 for (first, last) in [(0, queries - 1), (queries / 2, queries - 1)] {
                     let each: Vec<_> = (first..=last).map(|q| problem.visible(q, queries, keys)).collect();

@@ -83,6 +83,15 @@ pub const AUDIT: &str = "audit";
 /// The gate that holds times against what is possible.
 pub const FLOOR: &str = "floor";
 
+/// The gate that a baseline passes by being installed.
+pub const AVAILABLE: &str = "available";
+
+/// The gate that a row passes by being timed between foreign kernels.
+const BETWEEN: &str = "between";
+
+/// Problems that take less are also timed between foreign kernels: there the launch shows.
+const BETWEEN_BELOW_US: f64 = 100.0;
+
 /// The gate that a kernel passes by being timed.
 const PERFORMANCE: &str = "performance";
 
@@ -141,12 +150,12 @@ pub fn measure(
         };
         entries.push(Entry { row, contestant });
     }
-    let torch = if request.timing == Timing::Graph {
+    let torch = if matches!(request.timing, Timing::Graph | Timing::Between) {
         torch
     } else {
-        Err("baselines are timed by graph replay over rotated inputs only: use --timing graph")
+        Err("baselines are timed by graph replay over rotated inputs only: use --timing graph or between")
     };
-    entries.extend(baselines(device, &cases[0], &inputs, &request.baselines, torch));
+    entries.extend(baselines(device, &cases[0], &inputs, request, torch));
 
     let plan = Plan {
         iters: request.iters,
@@ -176,6 +185,12 @@ pub fn measure(
         interrupted |= !proceed(Step::Timing(1.0 - 0.3 / duels));
         !interrupted
     });
+    if request.timing == Timing::Graph && device.id() != DeviceId::Cpu {
+        time_between(&mut entries, &plan, || {
+            interrupted |= !proceed(Step::Timing(1.0));
+            !interrupted
+        });
+    }
     let rows: Vec<Row> = entries.into_iter().map(|entry| entry.row).collect();
     let words = rows.iter().filter(|row| !row.baseline).flat_map(words).collect();
     Ok(Measured { rows, words, interrupted })
@@ -234,6 +249,19 @@ impl Contestant for Timed<'_> {
     }
 }
 
+impl Timed<'_> {
+    /// Chooses how calls are timed from now on; answers whether they can be timed so.
+    fn set_timing(&mut self, timing: Timing) -> Result<bool, Error> {
+        match self {
+            Self::Kernel(kernel) => kernel.loaded.set_timing(timing).map(|()| true),
+            Self::Baseline(baseline) => {
+                baseline.set_timing(timing);
+                Ok(baseline.has_graphs())
+            }
+        }
+    }
+}
+
 /// A contestant in a duel: a reading is the median of a few calls.
 struct InDuel<'a, 'b> {
     timed: &'a mut Timed<'b>,
@@ -285,7 +313,7 @@ fn baselines<'a>(
     device: &dyn TimedDevice,
     case: &Case,
     inputs: &[Inputs],
-    modes: &[torch::Mode],
+    request: &Request,
     torch: Result<&'a RefCell<Torch>, &str>,
 ) -> Vec<Entry<'a>> {
     let id = device.id();
@@ -297,17 +325,28 @@ fn baselines<'a>(
         let mut row = Row::new(mode.name, true, id, &case.problem.to_string());
         let gate = match &loaded {
             Ok(torch) => baseline_gate(&mut torch.borrow_mut(), *mode, case),
-            Err(why) => GateResult::unavailable("available", why.as_str()),
+            Err(why) => GateResult::unavailable(AVAILABLE, why.as_str()),
         };
         let in_the_race = gate.verdict.is_pass();
         row.gates.push(gate);
-        let contestant = loaded.as_ref().ok().filter(|_| in_the_race);
-        Entry { row, contestant: contestant.map(|torch| Timed::Baseline(torch::Timed(torch, *mode))) }
+        let timed = loaded.as_ref().ok().filter(|_| in_the_race).map(|torch| {
+            row.timing = request.timing.to_string();
+            torch::Timed::new(torch, *mode, request.timing)
+        });
+        if timed.as_ref().is_some_and(|timed| request.timing == Timing::Between && !timed.has_graphs()) {
+            row.gates
+                .push(GateResult::unavailable(PERFORMANCE, "it is not timed by graphs: use --timing graph"));
+            return Entry { row, contestant: None };
+        }
+        Entry { row, contestant: timed.map(Timed::Baseline) }
     };
-    modes.iter().map(entry).collect()
+    request.baselines.iter().map(entry).collect()
 }
 
 fn baseline_gate(torch: &mut Torch, mode: torch::Mode, case: &Case) -> GateResult {
+    if let Err(error) = torch.find(mode) {
+        return GateResult::unavailable(AVAILABLE, error.to_string());
+    }
     match torch.output(mode, &case.problem).map(|output| case.judge(&output.view(), None)) {
         Err(error) => GateResult::unavailable("correctness", error.to_string()),
         // The summary still names the rules of ours that a baseline does not keep.
@@ -332,6 +371,39 @@ fn time_all(
         .filter_map(|entry| entry.contestant.as_mut().map(|timed| timed as &mut dyn Contestant))
         .collect();
     interleave(&mut contestants, plan, proceed)
+}
+
+/// Times short problems between foreign kernels as well, in turns as before. An audit that fails takes all times away; other
+/// failures cost this figure alone.
+fn time_between(entries: &mut [Entry<'_>], plan: &Plan, mut proceed: impl FnMut() -> bool) {
+    let mut raced = Vec::new();
+    for (i, Entry { row, contestant }) in entries.iter_mut().enumerate() {
+        let Some(timed) = contestant.as_mut().filter(|_| row.p50_us.is_some_and(|us| us < BETWEEN_BELOW_US))
+        else {
+            continue;
+        };
+        match timed.set_timing(Timing::Between) {
+            Ok(true) => raced.push(i),
+            Ok(false) => *contestant = None,
+            Err(error) => row.gates.push(GateResult::unavailable(BETWEEN, error.to_string())),
+        }
+    }
+    for i in 0..entries.len() {
+        if !raced.contains(&i) {
+            entries[i].contestant = None;
+        }
+    }
+    for (i, times) in raced.into_iter().zip(time_all(entries, plan, |_| proceed())) {
+        let row = &mut entries[i].row;
+        match times {
+            Ok(times) => row.measured_between(&times.all()),
+            Err(error @ Error::Caught { .. }) => {
+                row.gates.push(GateResult::fail(AUDIT, error.to_string()));
+                row.forget_times();
+            }
+            Err(error) => row.gates.push(GateResult::unavailable(BETWEEN, error.to_string())),
+        }
+    }
 }
 
 /// Puts the times into their rows. What an audit caught, or what is faster than possible, is out of the race.

@@ -121,6 +121,11 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+    /// A CPU was asked for times that only a GPU has.
+    #[error(
+        "timing `between` needs a GPU, where a foreign kernel goes before every launch; on a CPU: graph, warm, single, cold"
+    )]
+    BetweenOnCpu,
     /// A baseline program did not do its part.
     #[error("{baseline}: {why}")]
     Baseline {

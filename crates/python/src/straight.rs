@@ -4,7 +4,7 @@ use evosdpa::{Precision, gpu::HEAD_DIM_MAX};
 use pyo3::{intern, prelude::*, types::PyTuple};
 
 use crate::{
-    Call, Place, Visible,
+    Call, Operand, Place, Visible,
     exchange::{self, Described},
     module::raised,
 };
@@ -48,8 +48,9 @@ pub(crate) fn attention<'py>(
     };
     let swap = |four: [i64; 4]| if wanted.flash_layout { swap(four) } else { four };
     let (shape, strides) = (swap([batch, heads, queries, dim]), swap(strides));
-    let out = if shape == given_shape && strides == given_strides {
-        // The quickest way to memory of this form.
+    let is_like_q = !wanted.flash_layout && shape == given_shape;
+    let out = if is_like_q || (shape == given_shape && strides == given_strides) {
+        // The quickest way to memory of this form; torch's own attention makes its output so too.
         empty_like.call1((tensors[0],))?
     } else {
         let (shape, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
@@ -87,16 +88,32 @@ pub(crate) fn attention<'py>(
     Ok(Some((out, lse)))
 }
 
-/// One type, one device, contiguous rows, nothing empty, nothing to be spread.
+/// One type, one device, contiguous rows, nothing empty, nothing to be spread, nothing to be said about any size.
 fn are_ordinary(q: &Described, k: &Described, v: &Described, wanted: &Wanted) -> bool {
     let all = [q, k, v];
-    let heads = if wanted.flash_layout { 2 } else { 1 };
-    let fits_gpu = |tensor: &&Described| tensor.operand.shape[3] <= HEAD_DIM_MAX as i64;
-    all.iter().all(|tensor| tensor.dtype == q.dtype && tensor.gpu == q.gpu)
-        && all.iter().all(|tensor| tensor.operand.strides[3] == 1 && !tensor.operand.shape.contains(&0))
-        && all.iter().all(|tensor| tensor.operand.shape[0] == q.operand.shape[0])
-        && (wanted.enable_gqa || wanted.flash_layout || q.operand.shape[heads] == k.operand.shape[heads])
-        && (q.gpu.is_none() || (q.dtype != 0 && all.iter().all(fits_gpu)))
+    let [heads, sequence] = if wanted.flash_layout { [2, 1] } else { [1, 2] };
+    let size = |tensor: &Described, of: usize| tensor.operand.shape[of];
+    let dim_max = if q.gpu.is_some() { HEAD_DIM_MAX } else { evosdpa_core::MAX_HEAD_DIM } as i64;
+    let bytes = if q.dtype == 0 { 4 } else { 2 };
+    let is_usable = |tensor: &&Described| {
+        let Operand { address, shape, strides } = tensor.operand;
+        tensor.dtype == q.dtype
+            && tensor.gpu == q.gpu
+            && address != 0
+            && address % bytes == 0
+            && strides[3] == 1
+            && shape[0] == q.operand.shape[0]
+            && shape[3] <= dim_max
+            && !shape.contains(&0)
+    };
+    let (heads_q, heads_kv) = (size(q, heads), size(k, heads));
+    all.iter().all(is_usable)
+        && size(k, sequence) == size(v, sequence)
+        && size(k, 3) == size(q, 3)
+        && heads_kv == size(v, heads)
+        && (heads_q == heads_kv || ((wanted.enable_gqa || wanted.flash_layout) && heads_q % heads_kv == 0))
+        && wanted.scale.is_none_or(|scale| (scale as f32).is_finite())
+        && (q.gpu.is_none() || q.dtype != 0)
 }
 
 fn new_lse<'py>(like: &Bound<'py, PyAny>, shape: [i64; 3]) -> PyResult<Bound<'py, PyAny>> {

@@ -77,9 +77,3 @@ def test_gradients_are_refused_not_wrong():
     out, _ = torch.ops.evosdpa.forward(x, x, x, None, -1, -1, False, False, False)
     with pytest.raises(NotImplementedError, match="forward pass alone"):
         out.sum().backward()
-
-
-def test_vmap_is_refused_not_wrong():
-    x = torch.randn(3, 1, 2, 4, 8)
-    with pytest.raises(RuntimeError):
-        torch.vmap(lambda x: evosdpa.sdpa(x, x, x))(x)

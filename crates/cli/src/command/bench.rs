@@ -12,7 +12,7 @@ use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
     baseline::torch::{self, Torch},
     bench::{self, Request, Step},
-    device::{AUTO, DeviceId, TimedDevice},
+    device::{AUTO, DeviceId, TimedDevice, Timing},
     evolve::gates::DeviceLock,
     machine::Environment,
     measure::{duel::Rule, floor::Ceilings, interleave},
@@ -44,6 +44,9 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         names => torch::modes_called(device.id(), names).context("--baselines")?,
     };
     let on_cpu = device.id() == DeviceId::Cpu;
+    if on_cpu && args.timing == Timing::Between {
+        return Err(evosdpa_lab::Error::BetweenOnCpu).context("--timing");
+    }
     let dtypes = match args.dtype.as_slice() {
         [] if on_cpu => vec![DType::F32],
         [] => vec![DType::BF16],
@@ -252,18 +255,19 @@ fn write_page(
         writeln!(out, "{}", output::no_gpu(why))?;
     }
     writeln!(out)?;
-    let header = ["problem", "kernel", "gates", "p50", "p90", "p99", "FLOP/s", "% peak", "n", "vs baseline"];
-    // A column of dashes would only take the room that long names need.
-    let columns = header.len() - usize::from(rows.iter().all(|row| row.fastest_baseline().is_none()));
+    let columns: Vec<Column> = COLUMNS.into_iter().filter(|column| (column.wanted)(rows)).collect();
+    let header: Vec<&str> = columns.iter().map(|column| column.header).collect();
     let shown = rows
         .iter()
-        .filter(|row| !(row.baseline && no_torch.is_some()))
-        .map(|row| table_row(row).into_iter().take(columns).collect())
+        .filter(|row| not_installed(row).is_none())
+        .map(|row| columns.iter().map(|column| (column.cell)(row)).collect())
         .collect();
-    out.push_str(&output::table(&header[..columns], 3, shown));
+    out.push_str(&output::table(&header, 3, shown));
     if let Some(why) = no_torch {
         let why = why.strip_prefix("torch: ").unwrap_or(why);
         writeln!(out, "\n{}", output::wrapped(&format!("torch: UNAVAILABLE: {why}"), 2))?;
+    } else {
+        write_not_installed(out, rows)?;
     }
     writeln!(out)?;
     for words in &record.summary().words {
@@ -282,23 +286,70 @@ fn rate(gflops: f64) -> String {
     if gflops >= 1e4 { format!("{:.1} T", gflops / 1e3) } else { format!("{gflops:.1} G") }
 }
 
-fn table_row(row: &Row) -> Vec<String> {
-    let gates = match row.first_problem() {
-        None => "PASS".to_owned(),
-        Some(gate) => gate.verdict.word().to_owned(),
-    };
-    let number = |x: Option<f64>, show: fn(f64) -> String| x.map_or("–".to_owned(), show);
-    let ratio = row.fastest_baseline().map(|(_, comparison)| comparison.ratio);
-    vec![
-        row.problem.clone(),
-        row.shown(),
-        gates,
-        number(row.p50_us, time),
-        number(row.p90_us, time),
-        number(row.p99_us, time),
-        number(row.gflops, rate),
-        number(row.percent_of_peak, |x| format!("{x:.0}")),
-        row.samples_us.len().to_string(),
-        number(ratio, |x| format!("{x:.2}×")),
-    ]
+/// A column of the table, and whether a run has anything to say in it: dashes would only take the room that long names need.
+struct Column {
+    header: &'static str,
+    wanted: fn(&[Row]) -> bool,
+    cell: fn(&Row) -> String,
+}
+
+const COLUMNS: [Column; 11] = [
+    Column { header: "problem", wanted: always, cell: |row| row.problem.clone() },
+    Column { header: "kernel", wanted: always, cell: Row::shown },
+    Column { header: "gates", wanted: always, cell: gates },
+    Column { header: "p50", wanted: always, cell: |row| number(row.p50_us, time) },
+    Column { header: "between", wanted: has_between, cell: |row| number(row.between_p50_us, time) },
+    Column { header: "p90", wanted: always, cell: |row| number(row.p90_us, time) },
+    Column { header: "p99", wanted: |rows| !has_between(rows), cell: |row| number(row.p99_us, time) },
+    Column { header: "FLOP/s", wanted: always, cell: |row| number(row.gflops, rate) },
+    Column {
+        header: "% peak",
+        wanted: |rows| rows.iter().any(|row| row.percent_of_peak.is_some()),
+        cell: |row| number(row.percent_of_peak, |x| format!("{x:.0}")),
+    },
+    Column { header: "n", wanted: always, cell: |row| row.samples_us.len().to_string() },
+    Column {
+        header: "vs baseline",
+        wanted: |rows| rows.iter().any(|row| row.fastest_baseline().is_some()),
+        cell: |row| {
+            number(row.fastest_baseline().map(|(_, comparison)| comparison.ratio), |x| format!("{x:.2}×"))
+        },
+    },
+];
+
+fn always(_: &[Row]) -> bool {
+    true
+}
+
+fn has_between(rows: &[Row]) -> bool {
+    rows.iter().any(|row| row.between_p50_us.is_some())
+}
+
+fn number(x: Option<f64>, show: fn(f64) -> String) -> String {
+    x.map_or("–".to_owned(), show)
+}
+
+fn gates(row: &Row) -> String {
+    row.first_problem().map_or("PASS".to_owned(), |gate| gate.verdict.word().to_owned())
+}
+
+/// Why a baseline is not there at all, if it is not.
+fn not_installed(row: &Row) -> Option<&str> {
+    let gate = row.gates.first().filter(|gate| row.baseline && gate.gate == bench::AVAILABLE)?;
+    (!gate.verdict.is_pass()).then_some(gate.detail.as_str())
+}
+
+/// A line for each baseline that is not there, whatever the number of problems.
+fn write_not_installed(out: &mut String, rows: &[Row]) -> std::fmt::Result {
+    let mut said = Vec::new();
+    for (row, why) in rows.iter().filter_map(|row| Some((row, not_installed(row)?))) {
+        let why = why.strip_prefix("torch: ").unwrap_or(why);
+        let line = output::wrapped(&format!("{}: UNAVAILABLE: {why}", row.kernel), 2);
+        if !said.contains(&line) {
+            let gap = if said.is_empty() { "\n" } else { "" };
+            writeln!(out, "{gap}{line}")?;
+            said.push(line);
+        }
+    }
+    Ok(())
 }

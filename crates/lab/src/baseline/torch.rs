@@ -1,4 +1,4 @@
-//! PyTorch's CPU attention, in the user's own `python3`.
+//! PyTorch's attention, and that of libraries which build on it, in the user's own `python3`.
 //!
 //! A small program travels inside this binary and runs in a child process; requests and answers are JSON lines, tensors
 //! go through files. A child that hangs, dies or prints something else costs its own rows and nothing more.
@@ -16,13 +16,17 @@ use evosdpa_core::{Alignment, Mask, Problem, Tensor};
 use evosdpa_oracle::inputs::Inputs;
 use serde_json::{Value, json};
 
-use crate::{Error, device::DeviceId, measure::interleave::Contestant};
+use crate::{
+    Error,
+    device::{DeviceId, Timing},
+    measure::interleave::Contestant,
+};
 
 const PROGRAM: &str = include_str!("torch_baseline.py");
 
 const NAME: &str = "torch";
 
-/// One of PyTorch's backends, called from Python or replayed from a graph.
+/// One of PyTorch's backends or a library, called from Python or replayed from a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
     /// Its name in tables and records.
@@ -41,21 +45,25 @@ impl Mode {
 /// PyTorch on a CPU has one backend.
 const CPU_MODES: [Mode; 1] = [Mode { name: "torch", backend: "default", graph: false }];
 
-/// On a GPU: each backend by graph replay (the device alone), and what a program that calls PyTorch sees.
-const GPU_MODES: [Mode; 5] = [
+/// On a GPU: each backend and library by graph replay (the device alone), and what a program that calls PyTorch sees.
+const GPU_MODES: [Mode; 9] = [
     Mode { name: "torch flash", backend: "flash", graph: true },
     Mode { name: "torch cudnn", backend: "cudnn", graph: true },
     Mode { name: "torch efficient", backend: "efficient", graph: true },
     Mode { name: "torch math", backend: "math", graph: true },
     Mode { name: "torch eager", backend: "default", graph: false },
+    Mode { name: "flash-attn-3", backend: "flash-attn-3", graph: true },
+    Mode { name: "flash-attn-2", backend: "flash-attn-2", graph: true },
+    Mode { name: "flashinfer", backend: "flashinfer", graph: true },
+    Mode { name: "xformers", backend: "xformers", graph: true },
 ];
 
-/// Whether a row's name is one of PyTorch's backends.
+/// Whether a row's name is one of the baselines.
 pub fn is_baseline(name: &str) -> bool {
     CPU_MODES.iter().chain(&GPU_MODES).any(|mode| mode.name == name)
 }
 
-/// The backends to compare with on a device of the lab.
+/// What to compare with on a device of the lab.
 pub fn modes(device: DeviceId) -> &'static [Mode] {
     if device == DeviceId::Cpu { &CPU_MODES } else { &GPU_MODES }
 }
@@ -157,6 +165,11 @@ impl Torch {
         self.ask(&request).map(drop)
     }
 
+    /// Whether a mode can be had in this Python, or why not.
+    pub fn find(&mut self, mode: Mode) -> Result<(), Error> {
+        self.ask(&json!({"op": "find", "backend": mode.backend})).map(drop)
+    }
+
     /// What a mode computes from the first set of inputs.
     pub fn output(&mut self, mode: Mode, problem: &Problem) -> Result<Tensor, Error> {
         let path = self.folder.join("o");
@@ -210,13 +223,35 @@ impl Torch {
 }
 
 /// One mode of a shared child, to be timed.
-pub struct Timed<'a>(pub &'a RefCell<Torch>, pub Mode);
+pub struct Timed<'a> {
+    torch: &'a RefCell<Torch>,
+    mode: Mode,
+    between: bool,
+}
+
+impl<'a> Timed<'a> {
+    /// To be timed in this way, of which there are two: [`Timing::Between`] and [`Timing::Graph`].
+    pub fn new(torch: &'a RefCell<Torch>, mode: Mode, timing: Timing) -> Self {
+        Self { torch, mode, between: timing == Timing::Between }
+    }
+
+    /// Whether it is timed by graphs, as between foreign kernels it must be.
+    pub fn has_graphs(&self) -> bool {
+        self.mode.graph
+    }
+
+    /// Chooses how calls are timed from now on.
+    pub fn set_timing(&mut self, timing: Timing) {
+        self.between = timing == Timing::Between;
+    }
+}
 
 impl Contestant for Timed<'_> {
     fn time_us(&mut self, set: usize) -> Result<f64, Error> {
-        let Mode { backend, graph, .. } = self.1;
-        let request = json!({"op": "time", "set": set, "backend": backend, "graph": graph});
-        let answer = self.0.borrow_mut().ask(&request)?;
+        let Mode { backend, graph, .. } = self.mode;
+        let request =
+            json!({"op": "time", "set": set, "backend": backend, "graph": graph, "between": self.between});
+        let answer = self.torch.borrow_mut().ask(&request)?;
         answer["time_us"].as_f64().ok_or_else(|| baseline(format!("an answer without a time: {answer}")))
     }
 }
@@ -250,6 +285,6 @@ mod tests {
         assert_eq!(modes_called(DeviceId::Cpu, &names(&["torch"])).unwrap(), CPU_MODES);
         let error = modes_called(DeviceId::Cuda(0), &names(&["flash", "cudn"])).unwrap_err().to_string();
         assert!(error.contains("did you mean `cudnn`"), "{error}");
-        assert!(error.contains("allowed: flash, cudnn, efficient, math, eager"), "{error}");
+        assert!(error.contains("allowed: flash, cudnn, efficient, math, eager, flash-attn-3"), "{error}");
     }
 }

@@ -1,10 +1,11 @@
-"""Times PyTorch's scaled_dot_product_attention for evosdpa.
+"""Times attention by PyTorch, and by libraries that build on it, for evosdpa.
 
 Speaks JSON lines: one request on standard input, one answer on standard output.
 """
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import sys
@@ -32,8 +33,146 @@ def band_mask(torch, seq_q, seq_kv, lo, hi):
     return (distance >= lo) & (distance <= hi)
 
 
+class Absent(Exception):
+    """A library that is not installed, or cannot be imported."""
+
+
+def imported(*names):
+    """The first of these modules that is installed."""
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as problem:
+            # A module that is there but lacks one of its own is broken, not absent.
+            if problem.name is None or not (name + ".").startswith(problem.name + "."):
+                raise Absent(f"{name} cannot be imported: {problem}") from problem
+        except Exception as problem:
+            raise Absent(f"{name} cannot be imported: {type(problem).__name__}: {problem}") from problem
+    raise Absent(f"{' or '.join(names)} is not installed in {sys.executable}")
+
+
+class Problem:
+    """What is asked, in the words of libraries other than PyTorch: masks count from the last query and the last key."""
+
+    UNBOUNDED = 1 << 29
+
+    def __init__(self, request, query, key):
+        self.scale = request["scale"]
+        self.batch, self.heads, self.seq_q, self.dim = query.shape
+        self.kv_heads, self.seq_kv = key.shape[1:3]
+        past = self.seq_kv - self.seq_q
+        self.left = None if request["lo"] < -self.UNBOUNDED else past - request["lo"]
+        self.right = None if request["hi"] > self.UNBOUNDED else request["hi"] - past
+        self.full = self.left is None and self.right is None
+        self.causal = self.left is None and self.right == 0
+
+    def window(self):
+        """FlashAttention's window: -1 is unbounded."""
+        sides = [-1 if side is None else side for side in (self.left, self.right)]
+        if any(side is not None and side < 0 for side in (self.left, self.right)):
+            raise NotImplementedError("its windows hold the diagonal of the last query and the last key; this mask does not")
+        return tuple(sides)
+
+
+class FlashAttention:
+    """FlashAttention 2 or 3: [batch, tokens, heads, dim]."""
+
+    def __init__(self, *modules):
+        self.module = imported(*modules)
+
+    def prepare(self, problem, tensors):
+        return [tensor.transpose(1, 2) for tensor in tensors]
+
+    def call(self, problem, tensors):
+        options = {"softmax_scale": problem.scale}
+        if problem.causal:
+            options["causal"] = True
+        elif not problem.full:
+            options["window_size"] = problem.window()
+        output = self.module.flash_attn_func(*tensors, **options)
+        # Some versions return the log-sum-exp as well.
+        output = output[0] if isinstance(output, (tuple, list)) else output
+        return output.transpose(1, 2)
+
+
+class FlashInfer:
+    """FlashInfer's prefill over packed tokens: [tokens, heads, dim]."""
+
+    WORKSPACE_BYTES = 256 << 20
+
+    def __init__(self):
+        self.module = imported("flashinfer")
+        self.planned = None
+
+    def prepare(self, problem, tensors):
+        return [tensor.transpose(1, 2).flatten(0, 1).contiguous() for tensor in tensors]
+
+    def plan(self, problem, query):
+        import torch
+
+        if not (problem.full or problem.causal):
+            raise NotImplementedError("of its masks only full and causal, counted from the last query and key, are asked for")
+        workspace = torch.empty(self.WORKSPACE_BYTES, dtype=torch.uint8, device=query.device)
+        wrapper = self.module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+        starts = torch.arange(problem.batch + 1, dtype=torch.int32, device=query.device)
+        wrapper.plan(
+            starts * problem.seq_q,
+            starts * problem.seq_kv,
+            problem.heads,
+            problem.kv_heads,
+            problem.dim,
+            causal=problem.causal,
+            sm_scale=problem.scale,
+            q_data_type=query.dtype,
+        )
+        return wrapper
+
+    def call(self, problem, tensors):
+        if self.planned is None or self.planned[0] is not problem:
+            self.planned = problem, self.plan(problem, tensors[0])
+        output = self.planned[1].run(*tensors)
+        return output.unflatten(0, (problem.batch, problem.seq_q)).transpose(1, 2)
+
+
+class Xformers:
+    """xformers: [batch, tokens, groups, heads of a group, dim]."""
+
+    def __init__(self):
+        self.module = imported("xformers.ops")
+
+    def prepare(self, problem, tensors):
+        group = problem.heads // problem.kv_heads
+        query, key, value = (tensor.transpose(1, 2) for tensor in tensors)
+        if group == 1:
+            return [query, key, value]
+        shared = [tensor.unsqueeze(3).expand(-1, -1, -1, group, -1) for tensor in (key, value)]
+        return [query.unflatten(2, (problem.kv_heads, group)), *shared]
+
+    def bias(self, problem):
+        masks = self.module.fmha.attn_bias
+        if problem.full:
+            return None
+        if problem.causal:
+            return masks.LowerTriangularFromBottomRightMask()
+        raise NotImplementedError("of its masks only full and causal, counted from the last query and key, are asked for")
+
+    def call(self, problem, tensors):
+        output = self.module.memory_efficient_attention(*tensors, attn_bias=self.bias(problem), scale=problem.scale)
+        output = output.flatten(2, 3) if output.ndim == 5 else output
+        return output.transpose(1, 2)
+
+
+# By the backend's name in requests. The first is the name of FlashAttention 3's module in most of its packages.
+LIBRARIES = {
+    "flash-attn-3": lambda: FlashAttention("flash_attn_interface", "flash_attn_3.flash_attn_interface"),
+    "flash-attn-2": lambda: FlashAttention("flash_attn"),
+    "flashinfer": FlashInfer,
+    "xformers": Xformers,
+}
+
+
 class Session:
-    """One problem at a time, on one device, by any of PyTorch's backends."""
+    """One problem at a time, on one device, by any of PyTorch's backends or a library."""
 
     # One sample on a GPU is the mean of calls for about this long, and of no more than so many: as of kernels (timed.rs).
     SAMPLE_US = 300
@@ -44,16 +183,22 @@ class Session:
         self.device = "cpu"
         self.sets = []
         self.options = {}
+        self.libraries = {}
+        self.problem = None
+        self.prepared = {}
         self.graphs = {}
         self.eager_calls = None
+        self.foreign = None
         self.output = None
 
     def load(self, request):
         self.device = request["device"]
         self.graphs = {}
+        self.prepared = {}
         self.eager_calls = None
         self.sets = [[read_tensor(self.torch, t).to(self.device) for t in tensors] for tensors in request["sets"]]
         query, key, _ = self.sets[0]
+        self.problem = Problem(request, query, key)
         self.options = {"scale": request["scale"]}
         if query.shape[1] != key.shape[1]:
             self.options["enable_gqa"] = True
@@ -64,13 +209,26 @@ class Session:
             self.options["attn_mask"] = mask.to(self.device)
         return {}
 
-    def call(self, number):
-        query, key, value = self.sets[number % len(self.sets)]
+    def find(self, request):
+        """Says why a backend is not there, if it is not."""
+        name = request["backend"]
+        if name in LIBRARIES and name not in self.libraries:
+            self.libraries[name] = LIBRARIES[name]()
+        return {}
+
+    def call(self, number, backend):
+        number %= len(self.sets)
+        if backend in LIBRARIES:
+            library = self.libraries[backend]
+            if backend not in self.prepared:
+                self.prepared[backend] = [library.prepare(self.problem, tensors) for tensors in self.sets]
+            return library.call(self.problem, self.prepared[backend][number])
+        query, key, value = self.sets[number]
         attention = self.torch.nn.functional.scaled_dot_product_attention
         return attention(query, key, value, **self.options)
 
     def backend(self, name):
-        if name == "default":
+        if name == "default" or name in LIBRARIES:
             return contextlib.nullcontext()
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -86,25 +244,25 @@ class Session:
         with self.backend(request["backend"]):
             if self.device == "cpu":
                 start = time.perf_counter_ns()
-                self.output = self.call(request["set"])
+                self.output = self.call(request["set"], request["backend"])
                 return {"time_us": (time.perf_counter_ns() - start) / 1e3}
             if request["graph"]:
-                return {"time_us": self.time_graph(request["backend"])}
-            return {"time_us": self.time_eager()}
+                return {"time_us": self.time_graph(request["backend"], request["between"])}
+            return {"time_us": self.time_eager(request["backend"])}
 
     def calls_of_a_sample(self, call_us):
         """Whole turns through the input sets, so that every set is used equally often."""
         wanted = min(max(int(self.SAMPLE_US / call_us), 1), self.SAMPLE_CALLS_MAX)
         return -(-wanted // len(self.sets)) * len(self.sets)
 
-    def time_eager(self):
+    def time_eager(self, backend):
         """What a program that calls PyTorch in a loop sees: host and device together."""
 
         def time_calls(calls):
             self.torch.cuda.synchronize()
             start = time.perf_counter_ns()
             for number in range(calls):
-                self.output = self.call(number)
+                self.output = self.call(number, backend)
             self.torch.cuda.synchronize()
             return (time.perf_counter_ns() - start) / 1e3 / calls
 
@@ -113,21 +271,31 @@ class Session:
             self.eager_calls = self.calls_of_a_sample(time_calls(len(self.sets)))
         return time_calls(self.eager_calls)
 
-    def time_graph(self, backend):
-        """The device alone: calls captured in a CUDA graph over all input sets."""
-        if backend not in self.graphs:
-            self.call(0)
-            few = self.capture(len(self.sets))
+    def time_graph(self, backend, between):
+        """The device alone: calls captured in a CUDA graph over all input sets; with a foreign kernel before each, whose own
+        time is subtracted, if asked to (as timed.rs does)."""
+        if (backend, between) not in self.graphs:
+            self.call(0, backend)
+            few = self.capture(len(self.sets), lambda number: self.call(number, backend))
             self.replay(few)
-            self.graphs[backend] = self.capture(self.calls_of_a_sample(self.replay(few)))
-        return self.replay(self.graphs[backend])
+            calls = self.calls_of_a_sample(self.replay(few))
+            if between:
+                if self.foreign is None:
+                    self.foreign = self.torch.zeros(1 << 16, device=self.device)
+                both = self.capture(calls, lambda number: (self.foreign.add_(1.0), self.call(number, backend)))
+                self.graphs[backend, between] = both, self.capture(calls, lambda _: self.foreign.add_(1.0))
+            else:
+                self.graphs[backend, between] = self.capture(calls, lambda number: self.call(number, backend)), None
+        graph, foreign = self.graphs[backend, between]
+        time_us = self.replay(graph)
+        return time_us - self.replay(foreign) if foreign else time_us
 
-    def capture(self, calls):
+    def capture(self, calls, call):
         """A graph of so many calls, with an output to keep."""
         self.torch.cuda.synchronize()
         graph = self.torch.cuda.CUDAGraph()
         with self.torch.cuda.graph(graph):
-            outputs = [self.call(number) for number in range(calls)]
+            outputs = [call(number) for number in range(calls)]
         return graph, calls, outputs[-1]
 
     def replay(self, captured):
@@ -142,7 +310,7 @@ class Session:
 
     def save(self, request):
         with self.backend(request["backend"]):
-            output = self.call(0)
+            output = self.call(0, request["backend"])
         packed = output.contiguous().cpu()
         with open(request["path"], "wb") as file:
             file.write(ctypes.string_at(packed.data_ptr(), packed.numel() * packed.element_size()))
@@ -165,6 +333,8 @@ def main():
                 answer(version=torch.__version__, threads=torch.get_num_threads(), cuda=torch.cuda.is_available())
             else:
                 answer(**getattr(session, request["op"])(request))
+        except Absent as problem:
+            answer(error=str(problem))
         except Exception as problem:  # noqa: BLE001
             answer(error=f"{type(problem).__name__}: {problem}")
 

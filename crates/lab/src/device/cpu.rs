@@ -211,6 +211,9 @@ impl TimedKernel for LoadedCpu {
     }
 
     fn set_timing(&mut self, timing: Timing) -> Result<(), Error> {
+        if timing == Timing::Between {
+            return Err(Error::BetweenOnCpu);
+        }
         self.timing = timing;
         Ok(())
     }

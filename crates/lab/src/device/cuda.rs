@@ -8,7 +8,9 @@ use evosdpa::{
     gpu::Gpu,
 };
 use evosdpa_core::{DType, Problem};
-use evosdpa_cuda::{ArtifactKind, Builder, ClockProbe, DeviceBuffer, GuardedBuffer, L2Flush, Stream};
+use evosdpa_cuda::{
+    ArtifactKind, Builder, ClockProbe, DeviceBuffer, ForeignKernel, GuardedBuffer, L2Flush, Stream,
+};
 use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant, VariantId};
 use evosdpa_oracle::inputs::Inputs;
 
@@ -31,6 +33,7 @@ pub struct Cuda {
     stream: Stream,
     probe: ClockProbe,
     flush: OnceCell<L2Flush>,
+    foreign: OnceCell<ForeignKernel>,
     limit: Duration,
 }
 
@@ -39,7 +42,7 @@ impl Cuda {
     pub fn open(ordinal: usize, registry: Registry) -> Result<Self, Error> {
         let gpu = Arc::new(Gpu::open(ordinal, Planner::with_tables(registry)?, Builder::new()?)?);
         let (stream, probe) = (gpu.device().stream()?, ClockProbe::new(gpu.device())?);
-        Ok(Self { gpu, stream, probe, flush: OnceCell::new(), limit: LIMIT })
+        Ok(Self { gpu, stream, probe, flush: OnceCell::new(), foreign: OnceCell::new(), limit: LIMIT })
     }
 
     /// With another limit for one launch, or for one replay of a graph of them.
@@ -81,6 +84,15 @@ impl Cuda {
         }
         let made = L2Flush::new(self.handle())?;
         Ok(self.flush.get_or_init(|| made))
+    }
+
+    /// What runs before every launch where times between foreign kernels are asked for, made when first needed.
+    pub(super) fn foreign(&self) -> Result<&ForeignKernel, Error> {
+        if let Some(foreign) = self.foreign.get() {
+            return Ok(foreign);
+        }
+        let made = ForeignKernel::new(self.handle())?;
+        Ok(self.foreign.get_or_init(|| made))
     }
 
     /// The variant that a name means for a problem.

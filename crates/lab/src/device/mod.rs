@@ -140,11 +140,14 @@ pub enum Timing {
     Single,
     /// Each launch by itself, its inputs driven out of the caches before.
     Cold,
+    /// As by graph, with a small foreign kernel before every launch whose own time is subtracted: what a model feels. Only
+    /// a GPU has it.
+    Between,
 }
 
 impl Timing {
     /// Every way.
-    pub const ALL: [Self; 4] = [Self::Graph, Self::Warm, Self::Single, Self::Cold];
+    pub const ALL: [Self; 5] = [Self::Graph, Self::Warm, Self::Single, Self::Cold, Self::Between];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -153,6 +156,7 @@ impl Timing {
             Self::Warm => "warm",
             Self::Single => "single",
             Self::Cold => "cold",
+            Self::Between => "between",
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A kernel loaded on a GPU: graph replay and single launches, cold and warm, with the clock read around each sample.
+//! A kernel loaded on a GPU: graph replay alone or between foreign kernels, and single launches, cold and warm, with the clock
+//! read around each sample.
 
 use evosdpa::{Attention, gpu::OnGpu};
 use evosdpa_core::Problem;
@@ -35,6 +36,8 @@ struct TimedGraph {
     graph: Graph,
     /// By slot.
     launches: Vec<usize>,
+    /// As many foreign kernels as there are launches, alone; where one runs before each launch.
+    foreign: Option<Graph>,
 }
 
 impl<'a> LoadedCuda<'a> {
@@ -103,9 +106,22 @@ impl<'a> LoadedCuda<'a> {
             launches.push(self.slots.len());
             self.slots.push(Slot::new(self.cuda.handle(), &self.problem, &self.sets, set)?);
         }
-        let graph =
-            Graph::capture(self.stream(), || launches.iter().try_for_each(|slot| self.launch(*slot)))?;
-        Ok(TimedGraph { graph, launches })
+        let stream = self.stream();
+        if self.timing != Timing::Between {
+            let graph = Graph::capture(stream, || launches.iter().try_for_each(|slot| self.launch(*slot)))?;
+            return Ok(TimedGraph { graph, launches, foreign: None });
+        }
+        let foreign = self.cuda.foreign()?;
+        let graph = Graph::capture(stream, || {
+            launches.iter().try_for_each(|slot| {
+                foreign.launch(stream)?;
+                self.launch(*slot)
+            })
+        })?;
+        let alone = Graph::capture(stream, || {
+            launches.iter().try_for_each(|_| Ok::<_, Error>(foreign.launch(stream)?))
+        })?;
+        Ok(TimedGraph { graph, launches, foreign: Some(alone) })
     }
 
     fn graph(&mut self) -> Result<&TimedGraph, Error> {
@@ -123,13 +139,18 @@ impl<'a> LoadedCuda<'a> {
         before: impl FnOnce(&Self) -> Result<(), Error>,
         after: impl FnOnce(&Self) -> Result<(), Error>,
     ) -> Result<f64, Error> {
-        if matches!(self.timing, Timing::Graph | Timing::Warm) {
+        if matches!(self.timing, Timing::Graph | Timing::Warm | Timing::Between) {
             self.graph()?;
             let this = &*self;
-            let Some(TimedGraph { graph, launches }) = &this.timed else { unreachable!("captured above") };
+            let Some(TimedGraph { graph, launches, foreign }) = &this.timed else {
+                unreachable!("captured above")
+            };
             let total_us = this.elapsed_us(|| before(this), || Ok(graph.launch(this.stream())?))?;
             after(this)?;
-            return Ok(total_us / launches.len() as f64);
+            // Right after the other, so that the clocks are the same.
+            let replay = |foreign: &Graph| this.elapsed_us(|| Ok(()), || Ok(foreign.launch(this.stream())?));
+            let foreign_us = foreign.as_ref().map_or(Ok(0.0), replay)?;
+            return Ok((total_us - foreign_us) / launches.len() as f64);
         }
         let this = &*self;
         let prepare = || {

@@ -46,6 +46,12 @@ pub struct Row {
     pub p99_us: Option<f64>,
     /// 95 % bootstrap interval of the median.
     pub p50_interval_us: Option<[f64; 2]>,
+    /// Median time behind a small foreign kernel, whose own time is subtracted; for short problems on a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub between_p50_us: Option<f64>,
+    /// 95 % bootstrap interval of that median.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub between_p50_interval_us: Option<[f64; 2]>,
     /// Samples beyond Tukey's fences; kept in every number.
     pub outliers: usize,
     /// Useful operations over the median time.
@@ -56,7 +62,7 @@ pub struct Row {
     pub percent_of_peak: Option<f64>,
     /// How many times as fast as each baseline (and as the first kernel).
     pub speedup: BTreeMap<String, Comparison>,
-    /// How it was timed: graph, warm, single or cold.
+    /// How it was timed: graph, warm, single, cold or between.
     #[serde(default)]
     pub timing: String,
     /// Median of the device's clock during its duels, in cycles per nanosecond, where it can be read.
@@ -87,6 +93,8 @@ impl Row {
             p90_us: None,
             p99_us: None,
             p50_interval_us: None,
+            between_p50_us: None,
+            between_p50_interval_us: None,
             outliers: 0,
             gflops: None,
             gbps: None,
@@ -142,6 +150,13 @@ impl Row {
         self.gflops = Some(gflops);
         self.gbps = Some(bytes as f64 / summary.p50_us / 1e3);
         self.percent_of_peak = peak_gflops.map(|peak| 100.0 * gflops / peak);
+    }
+
+    /// Takes in samples from between foreign kernels.
+    pub fn measured_between(&mut self, samples_us: &[f64]) {
+        let Some(summary) = Summary::of(samples_us) else { return };
+        self.between_p50_us = Some(summary.p50_us);
+        self.between_p50_interval_us = Some(summary.p50_interval_us);
     }
 
     /// Takes its times away: a gate failed after they were taken.

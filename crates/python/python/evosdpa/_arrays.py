@@ -17,6 +17,7 @@ def sdpa(
         return _through_dlpack(
             q, k, v, lambda side, *tensors: side.sdpa(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)
         )
+    q, k, v = _native_order(q, k, v)
     if attn_mask is not None and is_causal:
         raise ValueError(_words.mask_twice())
     refusal = _words.dense_mask() if attn_mask is not None else _refusal(q, dropout_p)
@@ -24,7 +25,7 @@ def sdpa(
         if fallback and (side := _binding.torch_side) is not None:
             mask = None if attn_mask is None else side.torch.as_tensor(attn_mask)
             tensors = [side.torch.as_tensor(array) for array in (q, k, v)]
-            return side.torch_sdpa(*tensors, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa).numpy()
+            return side.sdpa(*tensors, mask, dropout_p, is_causal, scale, enable_gqa, high, True).numpy()
         raise NotImplementedError(refusal)
     three = q.ndim == 3
     if three:
@@ -55,6 +56,7 @@ def flash_attention(
     if not _are_arrays(q, k, v):
         out, lse = _through_dlpack(q, k, v, lambda side, *tensors: side.flash_attention(*tensors, *rest))
         return out, lse
+    q, k, v = _native_order(q, k, v)
     refusal = _refusal(q, dropout_p)
     refusal = refusal or (_words.extra("softcap") if softcap else None)
     refusal = refusal or (_words.extra("alibi_slopes") if alibi_slopes is not None else None)
@@ -87,6 +89,7 @@ def forward(
     batch, heads, queries, _ = q.shape
     if q.dtype != k.dtype or q.dtype != v.dtype:
         raise TypeError(f"q, k and v hold {q.dtype}, {k.dtype} and {v.dtype}; convert them to one type")
+    q, k, v = map(_readable, (q, k, v))
     by_sequence = q.strides[1] < q.strides[2]
     if by_sequence:
         out = numpy.empty((batch, queries, heads, v.shape[3]), q.dtype).swapaxes(1, 2)
@@ -117,10 +120,28 @@ def _fact(array: Any) -> _side.Described:
 
 
 def _described(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    return array.__array_interface__["data"][0], array.shape, tuple(stride // array.itemsize for stride in array.strides)
+
+
+def _readable(array: Any) -> Any:
+    """The array itself if its strides are whole elements that run forwards along a contiguous head dimension, else a copy."""
+    import numpy
+
     size = array.itemsize
-    if any(stride % size for stride in array.strides):
-        raise ValueError(f"strides of {array.strides} bytes are not whole elements of {size} bytes; copy the array first")
-    return array.__array_interface__["data"][0], array.shape, tuple(stride // size for stride in array.strides)
+    steps = [stride for stride, count in zip(array.strides, array.shape) if count > 1]
+    is_readable = array.flags.aligned and all(step >= 0 and step % size == 0 for step in steps)
+    is_readable = is_readable and (array.shape[3] <= 1 or array.strides[3] == size)
+    return array if is_readable else numpy.array(array, order="C")
+
+
+def _native_order(*arrays: Any) -> list[Any]:
+    """Arrays in the byte order of this machine: the other one is copied. Subclasses mean more than their memory holds."""
+    import numpy
+
+    for name, array in zip("qkv", arrays):
+        if type(array) not in (numpy.ndarray, numpy.memmap):
+            raise TypeError(_words.subclass(name, type(array).__name__))
+    return [array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")) for array in arrays]
 
 
 def _are_arrays(*tensors: Any) -> bool:

@@ -39,6 +39,24 @@ def device(name: object) -> str:
     return f"no kernel for device {name}; use cpu or cuda, {FALLBACK}"
 
 
+def subclass(name: str, kind: str) -> str:
+    if kind == "MaskedArray":
+        return f"{name} is a MaskedArray: hidden elements have no meaning here; use {name}.filled(0.0), and hide keys with a mask"
+    return f"{name} is a {kind}, not a plain NumPy array; give numpy.asarray({name}) if its memory is all it means"
+
+
+def layout(name: object) -> str:
+    return f"a tensor is {name}; use plain tensors (torch.strided) with memory of their own, {FALLBACK}"
+
+
+def vmap(name: str) -> str:
+    return f"torch.vmap of a call with {name} is not supported; give the batch itself"
+
+
+def scale_with_gradient() -> str:
+    return "scale is a tensor that requires grad: evosdpa takes a number; multiply q with it, or pass scale.item()"
+
+
 def dimensions(count: int) -> str:
     return f"tensors have {count} dimensions; use 4 (batch, heads, sequence, head dimension) or 3, {FALLBACK}"
 

@@ -40,7 +40,7 @@ def evosdpa_attention_forward(
     if (
         attention_mask is not None
         or any(kwargs.get(name) is not None for name in _LEFT_TO_SDPA)
-        or _torch.is_left_to_torch(query, key, value, _torch.refusal_of(query, key, value, dropout))
+        or not _torch.takes(query, key, value, dropout, scaling)
     ):
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs

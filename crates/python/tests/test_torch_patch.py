@@ -1,0 +1,539 @@
+"""Under ``evosdpa.patch()`` a program's results, types, strides and exceptions are what they were."""
+
+import contextlib
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import evosdpa
+
+ORIGINAL = F.scaled_dot_product_attention
+
+
+def drawn(*shapes, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def outcome(work):
+    """What a program sees: its result, or the exception's type and words."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return work(), None
+        except Exception as error:
+            return None, error
+
+
+def same(ours, theirs):
+    if isinstance(theirs, (tuple, list)):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs):
+            same(one, other)
+    elif isinstance(theirs, torch.Tensor):
+        assert type(ours) is type(theirs)
+        assert ours.requires_grad == theirs.requires_grad
+        if theirs.is_nested:
+            same(list(ours.unbind()), list(theirs.unbind()))
+            return
+        assert ours.stride() == theirs.stride()
+        tolerance = 2e-2 if theirs.dtype in (torch.bfloat16, torch.float16) else 1e-4
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
+    else:
+        assert ours == theirs
+
+
+def alike(work):
+    """Runs a program with and without; returns what it saw."""
+    theirs, wrong = outcome(work)
+    with evosdpa.patch():
+        ours, also_wrong = outcome(work)
+    assert F.scaled_dot_product_attention is ORIGINAL
+    if wrong is not None:
+        assert also_wrong is not None, f"torch says {wrong!r}"
+        assert type(also_wrong) is type(wrong), repr(also_wrong)
+        assert str(also_wrong).split("\n")[0] == str(wrong).split("\n")[0]
+    else:
+        assert also_wrong is None, repr(also_wrong)
+        same(ours, theirs)
+    return theirs
+
+
+@contextlib.contextmanager
+def counted(monkeypatch):
+    """How many calls evosdpa computes itself."""
+    done = []
+    for name in ("straight", "forward"):
+        native = getattr(evosdpa._native, name)
+
+        def counting(*given, native=native):
+            answer = native(*given)
+            done.append(answer is not None or native is not None)
+            if native.__name__ == "straight" and answer is None:
+                done.pop()
+            return answer
+
+        monkeypatch.setattr(evosdpa._native, name, counting)
+    yield done
+    monkeypatch.undo()
+
+
+def test_plain_calls_are_computed_here(monkeypatch):
+    """The comparisons below would all hold if patch() did nothing."""
+    q, k, v = drawn((2, 4, 9, 16), (2, 2, 12, 16), (2, 2, 12, 16))
+    with counted(monkeypatch) as done, evosdpa.patch():
+        F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3)
+        F.scaled_dot_product_attention(q[0], q[0], q[0])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            F.scaled_dot_product_attention(q, q, q)
+        assert len(done) == 4
+
+
+Q, K = (2, 4, 9, 16), (2, 4, 12, 16)
+
+
+def call(*shapes, dtype=torch.float32, change=lambda q, k, v: (q, k, v), **arguments):
+    def work():
+        return F.scaled_dot_product_attention(*change(*drawn(*shapes, dtype=dtype)), **arguments)
+
+    return work
+
+
+def negated(q, k, v):
+    return torch._neg_view(q), k, torch._neg_view(v)
+
+
+def imaginary(q, k, v):
+    return torch.complex(k, q).conj().imag, k, v
+
+
+def unaligned(q, k, v):
+    memory = torch.zeros(q.numel() * 4 + 1, dtype=torch.uint8).numpy()
+    view = torch.frombuffer(memory, dtype=torch.float32, count=q.numel(), offset=1).view(q.shape)
+    return view.copy_(q), k, v
+
+
+def of_zeros(q, k, v):
+    return q, k, torch._efficientzerotensor(v.shape)
+
+
+def parameters(q, k, v):
+    return torch.nn.Parameter(q, requires_grad=False), k, v
+
+
+def learning(q, k, v):
+    return q.requires_grad_(), k, v
+
+
+CASES = {
+    "equal": call(Q, Q, Q),
+    "causal": call(Q, K, K, is_causal=True),
+    "heads shared": call(Q, (2, 2, 12, 16), (2, 2, 12, 16), enable_gqa=True),
+    "heads spread": call(Q, (2, 1, 12, 16), (2, 1, 12, 16)),
+    "one head of values": call(Q, (2, 2, 12, 16), (2, 1, 12, 16), enable_gqa=True),
+    "heads that do not divide": call(Q, (2, 3, 12, 16), (2, 3, 12, 16), enable_gqa=True),
+    "heads that differ": call(Q, (2, 2, 12, 16), (2, 2, 12, 16)),
+    "batch spread": call(Q, (1, 4, 12, 16), (1, 4, 12, 16)),
+    "value dimension": call(Q, K, (2, 4, 12, 8)),
+    "large head dimension": call((1, 2, 5, 600), (1, 2, 5, 600), (1, 2, 5, 600)),
+    "three dimensions": call(Q[1:], K[1:], K[1:]),
+    "two dimensions": call(Q[2:], K[2:], K[2:]),
+    "five dimensions": call((3, *Q), (3, *K), (3, *K)),
+    "no keys": call(Q, (2, 4, 0, 16), (2, 4, 0, 16)),
+    "no queries": call((2, 4, 0, 16), K, K),
+    "no batch": call((0, 4, 9, 16), (0, 4, 9, 16), (0, 4, 9, 16)),
+    "no head dimension": call((2, 4, 9, 0), (2, 4, 9, 0), (2, 4, 9, 4)),
+    "keys and values differ": call(Q, K, (2, 4, 11, 16)),
+    "wrong dimension": call(Q, (2, 4, 12, 8), K),
+    "mixed types": call(Q, Q, Q, change=lambda q, k, v: (q, k.half(), v)),
+    "float64": call(Q, Q, Q, dtype=torch.float64),
+    "integers": call(Q, Q, Q, dtype=torch.int64),
+    "bfloat16": call(Q, Q, Q, dtype=torch.bfloat16),
+    "meta": call(Q, Q, Q, change=lambda *x: [t.to("meta") for t in x]),
+    "lists": call(Q, Q, Q, change=lambda *x: [t.tolist() for t in x]),
+    "NumPy": call(Q, Q, Q, change=lambda *x: [t.numpy() for t in x]),
+    "boolean mask": call(Q, Q, Q, attn_mask=torch.ones(9, 9, dtype=torch.bool).tril()),
+    "float mask": call(Q, Q, Q, attn_mask=drawn((9, 9))[0]),
+    "mask and causal": call(Q, Q, Q, attn_mask=torch.ones(9, 9, dtype=torch.bool), is_causal=True),
+    "scale NaN": call(Q, Q, Q, scale=float("nan")),
+    "scale infinite": call(Q, Q, Q, scale=float("inf")),
+    "scale too large for float32": call(Q, Q, Q, scale=1e300),
+    "scale zero": call(Q, Q, Q, scale=0.0),
+    "scale int": call(Q, Q, Q, scale=1),
+    "scale tensor": call(Q, Q, Q, scale=torch.tensor(0.5)),
+    "scale learns": call(Q, Q, Q, scale=torch.tensor(0.5, requires_grad=True)),
+    "scale text": call(Q, Q, Q, scale="1"),
+    "causal int": call(Q, Q, Q, is_causal=1),
+    "gqa None": call(Q, Q, Q, enable_gqa=None),
+    "dropout all": call(Q, Q, Q, dropout_p=1.0),
+    "dropout too large": call(Q, Q, Q, dropout_p=2.0),
+    "dropout tensor": call(Q, Q, Q, dropout_p=torch.tensor(0.0)),
+    "dropout None": call(Q, Q, Q, dropout_p=None),
+    "gradient": call(Q, Q, Q, change=learning),
+    "parameter": call(Q, Q, Q, change=parameters),
+    "negative bit": call(Q, Q, Q, change=negated),
+    "imaginary part": call(Q, Q, Q, change=imaginary),
+    "unaligned": call(Q, Q, Q, change=unaligned),
+    "zero tensor": call(Q, Q, Q, change=of_zeros),
+    "inner stride": call((2, 4, 16, 9), Q, Q, change=lambda q, k, v: (q.mT, k, v)),
+    "by sequence": call((2, 9, 4, 16), Q, Q, change=lambda q, k, v: (q.transpose(1, 2), k, v)),
+    "sequence first": call((9, 2, 4, 16), Q, Q, change=lambda q, k, v: (q.permute(1, 2, 0, 3), k, v)),
+    "head first": call((4, 2, 9, 16), Q, Q, change=lambda q, k, v: (q.transpose(0, 1), k, v)),
+    "expanded": call((1, 4, 9, 16), Q, Q, change=lambda q, k, v: (q.expand(2, -1, -1, -1), k, v)),
+    "sparse": call(Q, Q, Q, change=lambda q, k, v: (q.to_sparse(), k, v)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases(name):
+    alike(CASES[name])
+
+
+def test_wrong_numbers_of_arguments():
+    (q,) = drawn(Q)
+    for given in [(q, q), (q, q, q, None, 0.0, False, 0.5)]:
+        with pytest.raises(TypeError, match="argument"):
+            ORIGINAL(*given)
+        with evosdpa.patch(), pytest.raises(TypeError, match="argument"):
+            F.scaled_dot_product_attention(*given)
+
+
+@pytest.mark.parametrize("variant", ["causal_upper_left", "causal_lower_right"])
+@pytest.mark.parametrize("queries,keys", [(9, 9), (5, 12), (1, 12), (12, 5)])
+def test_causal_biases(variant, queries, keys):
+    from torch.nn.attention import bias
+
+    q, k, v = drawn((2, 4, queries, 16), (2, 4, keys, 16), (2, 4, keys, 16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mask = getattr(bias, variant)(queries, keys)
+    seen = alike(lambda: F.scaled_dot_product_attention(q, k, v, mask))
+    assert type(seen) is torch.Tensor
+    alike(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=True))
+    alike(lambda: F.scaled_dot_product_attention(q, k, v, mask, dropout_p=1.0))
+    if queries <= keys:
+        torch.testing.assert_close(evosdpa.sdpa(q, k, v, mask), seen, rtol=1e-4, atol=1e-4)
+
+
+def test_forward_mode():
+    q, k, v = drawn(Q, Q, Q)
+
+    def dual():
+        with forward_ad.dual_level():
+            out = F.scaled_dot_product_attention(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+            primal, tangent = forward_ad.unpack_dual(out)
+            assert tangent is not None
+            return primal, tangent
+
+    with sdpa_kernel(SDPBackend.MATH):  # the only backend of torch that has it
+        alike(dual)
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="requires grad"):
+            evosdpa.sdpa(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+    with pytest.raises(NotImplementedError):
+        torch.func.jvp(lambda q: evosdpa.sdpa(q, k, v), (q,), (q,))
+    alike(dual)
+
+
+def test_autocast():
+    q, k, v = drawn(Q, Q, Q)
+
+    def work():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    assert alike(work).dtype == torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert evosdpa.sdpa(q, k, v).dtype == torch.float16
+        alike(lambda: F.scaled_dot_product_attention(q, k.bfloat16(), v))
+        alike(lambda: F.scaled_dot_product_attention(q.double(), k.double(), v.double()))
+
+
+def test_transforms():
+    x = drawn((3, *Q))[0]
+    sdpa = lambda x: F.scaled_dot_product_attention(x, x, x)  # noqa: E731
+    alike(lambda: torch.vmap(sdpa)(x))
+    alike(lambda: torch.vmap(lambda q, k: F.scaled_dot_product_attention(q, k, k), in_dims=(0, None))(x, x[0]))
+    alike(lambda: torch.vmap(torch.vmap(sdpa))(x))
+    alike(lambda: torch.func.functionalize(sdpa)(x[0]))
+    alike(lambda: torch.func.grad(lambda x: sdpa(x).sum())(x[0]))
+    alike(lambda: torch.vmap(torch.func.grad(lambda x: sdpa(x).sum()))(x))
+    alike(lambda: torch.func.vjp(sdpa, x[0])[1](x[0]))
+    alike(lambda: torch.func.jvp(sdpa, (x[0],), (x[1],)))
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    alike(lambda: make_fx(sdpa)(x[0])(x[1]))
+    alike(lambda: make_fx(sdpa, tracing_mode="symbolic")(x[0])(x[1]))
+
+
+def test_nested():
+    parts = drawn((9, 4, 16), (5, 4, 16))
+    for layout in (torch.jagged, torch.strided):
+
+        def work():
+            x = torch.nested.nested_tensor(parts, layout=layout).transpose(1, 2)
+            return F.scaled_dot_product_attention(x, x, x)
+
+        alike(work)
+
+
+class Logged(torch.Tensor):
+    """Compares with the name in the module, as torch's own subclasses do."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention:
+            return "seen"
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Tabled:
+    """No tensor at all, with a table made beforehand."""
+
+    TABLE = {F.scaled_dot_product_attention: "from the table"}
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return cls.TABLE[func]
+
+
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (F.scaled_dot_product_attention, ORIGINAL) and func is F.scaled_dot_product_attention:
+            return "by the mode"
+        return func(*args, **(kwargs or {}))
+
+
+class Silent(torch.Tensor):
+    """A subclass without opinions keeps its type."""
+
+
+def test_overrides():
+    (q,) = drawn(Q)
+    assert alike(lambda: F.scaled_dot_product_attention(q.as_subclass(Logged), q, q)) == "seen"
+    assert alike(lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=q.as_subclass(Logged))) == "seen"
+    assert alike(lambda: F.scaled_dot_product_attention(Tabled(), q, q)) == "from the table"
+    assert alike(lambda: F.scaled_dot_product_attention(q, q, Tabled())) == "from the table"
+    assert type(alike(lambda: F.scaled_dot_product_attention(q.as_subclass(Silent), q, q))) is Silent
+
+    def in_mode():
+        with Mode():
+            return F.scaled_dot_product_attention(q, q, q)
+
+    assert alike(in_mode) == "by the mode"
+
+    def on_a_device():
+        with torch.device("cpu"):
+            return F.scaled_dot_product_attention(q, q, q)
+
+    alike(on_a_device)
+
+
+def test_dispatch_modes():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    (q,) = drawn(Q)
+
+    class OnlyAten(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert func.namespace == "aten", func
+            return func(*args, **(kwargs or {}))
+
+    def work():
+        with OnlyAten():
+            return F.scaled_dot_product_attention(q, q, q)
+
+    alike(work)
+
+
+def test_dtensor():
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available():
+        pytest.skip("torch without torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        (x,) = drawn(Q)
+        for place in (Replicate(), Shard(0), Shard(1)):
+            q = distribute_tensor(x, mesh, [place])
+            # torch's own rules take it from here; how they do is slow on a CPU, and not ours to test.
+            assert not evosdpa._torch.takes(q, q, q, 0.0, None)
+            ours = evosdpa.sdpa(q, q, q)
+            assert type(ours) is DTensor and ours.placements == (place,)
+            wanted = ORIGINAL(*(q.to_local(),) * 3)
+            torch.testing.assert_close(ours.to_local(), wanted, rtol=1e-4, atol=1e-4)
+    finally:
+        distributed.destroy_process_group()
+
+
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.5)
+
+
+def test_scripts_and_graphs():
+    (x,) = drawn(Q)
+    alike(lambda: torch.jit.script(scripted)(x))
+    alike(lambda: torch.jit.trace(scripted, (x + 1,))(x))
+
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    def graph():
+        traced = torch.fx.symbolic_trace(Layer())
+        (node,) = (node for node in traced.graph.nodes if node.op == "call_function")
+        return node.target is ORIGINAL, traced(x)
+
+    assert alike(graph)[0]
+    alike(lambda: torch.jit.script(torch.nn.MultiheadAttention(16, 4, batch_first=True).eval()) and 1)
+    alike(lambda: torch.compile(scripted, fullgraph=True, backend="aot_eager")(x))
+    alike(lambda: torch.export.export(Layer(), (x,)).module()(x))
+
+
+def test_modules():
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+    encoder = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0)
+    x = drawn((2, 9, 16))[0]
+    padding = torch.zeros(2, 9, dtype=torch.bool)
+    padding[0, 6:] = True
+    for training in (False, True):
+        layer.train(training)
+        encoder.train(training)
+        alike(lambda: layer(x, x, x, need_weights=False)[0])
+        alike(lambda: layer(x, x, x)[0])
+        alike(lambda: encoder(x))
+        alike(lambda: encoder(x, src_key_padding_mask=padding))
+
+
+def test_chosen_backends_are_respected():
+    q = drawn(Q, dtype=torch.float32)[0]
+    exact = q.bfloat16()
+    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
+
+        def work():
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(exact, exact, exact)
+
+        theirs, wrong = outcome(work)
+        with evosdpa.patch():
+            ours, also_wrong = outcome(work)
+        assert type(wrong) is type(also_wrong)
+        assert wrong is not None or torch.equal(ours, theirs), "bit for bit: the same code ran"
+
+
+def test_any_order_and_many_threads():
+    first, second = evosdpa.patch(), evosdpa.patch(fallback=False)
+    first.__enter__()
+    ours = F.scaled_dot_product_attention
+    second.__enter__()
+    strict = F.scaled_dot_product_attention
+    assert len({ORIGINAL, ours, strict}) == 3
+    first.__exit__(None, None, None)
+    assert F.scaled_dot_product_attention is strict
+    second.__exit__(None, None, None)
+    assert F.scaled_dot_product_attention is ORIGINAL
+
+    (x,) = drawn(Q)
+    wanted, wrong = ORIGINAL(x, x, x), []
+    odd = x.as_subclass(Silent)
+
+    def work():
+        for _ in range(30):
+            with evosdpa.patch():
+                for given in (x, odd):
+                    if not torch.allclose(F.scaled_dot_product_attention(given, x, x), wanted, atol=1e-5):
+                        wrong.append("differs")
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not wrong and F.scaled_dot_product_attention is ORIGINAL
+
+
+def test_a_name_kept_is_torchs_afterwards():
+    x = drawn(Q)[0].bfloat16()
+    with evosdpa.patch():
+        from torch.nn.functional import scaled_dot_product_attention as kept
+    assert torch.equal(kept(x, x, x), ORIGINAL(x, x, x))
+
+
+def test_another_librarys_patch_stays(monkeypatch):
+    (x,) = drawn(Q)
+    with monkeypatch.context() as theirs:
+        theirs.setattr(F, "scaled_dot_product_attention", lambda *given, **named: "theirs")
+        with evosdpa.patch():
+            assert F.scaled_dot_product_attention(x, x, x) != "theirs"
+            assert F.scaled_dot_product_attention(x, x, x, dropout_p=0.5) == "theirs", "the fallback is what was there"
+        assert F.scaled_dot_product_attention(x, x, x) == "theirs"
+    with evosdpa.patch():
+        mine = F.scaled_dot_product_attention
+        theirs = lambda *given, **named: mine(*given, **named)  # noqa: E731
+        F.scaled_dot_product_attention = theirs
+    try:
+        assert F.scaled_dot_product_attention is theirs, "not ours to take away"
+        assert torch.equal(theirs(x.half(), x.half(), x.half()), ORIGINAL(x.half(), x.half(), x.half()))
+    finally:
+        F.scaled_dot_product_attention = ORIGINAL
+
+
+def test_watchers_see_the_call():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    (q,), (k,) = drawn(Q), drawn(K)
+    counts = []
+    for function in (lambda: ORIGINAL(q, k, k), lambda: evosdpa.sdpa(q, k, k)):
+        with FlopCounterMode(display=False) as counter:
+            function()
+        counts.append(counter.get_total_flops())
+    with evosdpa.patch(), FlopCounterMode(display=False) as counter:
+        F.scaled_dot_product_attention(q, k, k)
+    counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] == counts[2] > 0
+    with evosdpa.patch(), torch.profiler.profile() as profile:
+        F.scaled_dot_product_attention(q, k, k)
+    assert any(event.name == "evosdpa::forward" for event in profile.events())
+
+
+def test_vmap_of_the_operator():
+    q, k = drawn((3, 2, 4, 9, 16), (2, 4, 12, 16))
+    wanted = torch.stack([evosdpa.sdpa(one, k, k) for one in q])
+    torch.testing.assert_close(torch.vmap(lambda q: evosdpa.sdpa(q, k, k))(q), wanted)
+    torch.testing.assert_close(torch.vmap(lambda q: evosdpa.sdpa(q, k, k), in_dims=1)(q.movedim(0, 1)), wanted)
+    flash = torch.vmap(lambda q: evosdpa.flash_attn_func(q, k, k, return_lse=True))
+    (q,) = drawn((3, 2, 5, 16, 16))
+    (k,) = drawn((2, 12, 16, 16))
+    for ours, one in zip(zip(*flash(q)), q):
+        torch.testing.assert_close(ours, evosdpa.flash_attn_func(one, k, k, return_lse=True))
+
+
+def test_scale_with_a_gradient_is_refused():
+    (x,) = drawn(Q)
+    scale = torch.tensor(0.5, requires_grad=True)
+    with pytest.raises(TypeError, match="requires grad"):
+        evosdpa.sdpa(x, x, x, scale=scale)
+    with pytest.raises(TypeError, match="requires grad"):
+        evosdpa.flash_attn_func(x, x, x, softmax_scale=scale)
+    assert torch.equal(evosdpa.sdpa(x, x, x, scale=scale.detach()), evosdpa.sdpa(x, x, x, scale=0.5))
+
+
+def test_direct_calls_of_odd_tensors():
+    q, k, v = drawn(Q, Q, Q)
+    wanted = ORIGINAL(-q, k, -v)
+    torch.testing.assert_close(evosdpa.sdpa(*negated(q, k, v)), wanted, rtol=1e-4, atol=1e-4)
+    flash = evosdpa.flash_attn_func(*(x.transpose(1, 2) for x in negated(q, k, v))).transpose(1, 2)
+    torch.testing.assert_close(flash, wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(NotImplementedError, match="zeros without memory"):
+        evosdpa.sdpa(*of_zeros(q, k, v))
+    with pytest.raises(NotImplementedError, match="nested"):
+        x = torch.nested.nested_tensor([q[0], q[1]])
+        evosdpa.sdpa(x, x, x)
