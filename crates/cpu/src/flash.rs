@@ -101,7 +101,7 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
 ) {
     let width = K::VECTORS * K::LANES;
     let span = job.span(unit.sequence);
-    let cut: Vec<QueryTile> = (unit.rows.clone().step_by(width))
+    let mut cut: Vec<QueryTile> = (unit.rows.clone().step_by(width))
         .map(|start| QueryTile::new::<K>(&span, start..(start + width).min(unit.rows.end)))
         .collect();
     let work = Work { job, tiles, layout, unit, span, scratch };
@@ -114,7 +114,7 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
         }
         let mut block = unit.keys.start / tiles.block_kv * tiles.block_kv;
         while block < unit.keys.end {
-            work.run_block::<K>(&cut, block);
+            work.run_block::<K>(&mut cut, block);
             block += tiles.block_kv;
         }
         for (index, tile) in cut.iter().enumerate() {
@@ -243,7 +243,7 @@ impl Work<'_> {
     }
 
     /// Packs one block of keys and values and runs every tile of the unit against it.
-    unsafe fn run_block<K: Kernels>(&self, cut: &[QueryTile], block: usize) {
+    unsafe fn run_block<K: Kernels>(&self, cut: &mut [QueryTile], block: usize) {
         let Work { job, tiles, layout, unit, span, scratch } = *self;
         // Rows of the block that any tile can want; the first is rounded down to a whole step.
         let mut begin = unit.keys.start.saturating_sub(block) / K::STEP * K::STEP;
@@ -253,11 +253,13 @@ impl Work<'_> {
         let mut all_clear = clear.0 <= block + begin && clear.1 >= block + end;
         // SAFETY: as `run_unit`.
         unsafe {
+            for (index, tile) in cut.iter_mut().enumerate() {
+                tile.look = self.look::<K>(index, tile, block, begin, end);
+            }
             if job.modifiers.mask.is_some() {
-                let looks =
-                    cut.iter().enumerate().map(|(i, tile)| self.look::<K>(i, tile, block, begin, end));
                 let none = Look { begin: end, end: begin, hides: false };
-                let wanted = looks.filter(|look| look.begin < look.end).fold(none, |all, look| Look {
+                let wanted = cut.iter().map(|tile| tile.look).filter(|look| look.begin < look.end);
+                let wanted = wanted.fold(none, |all, look| Look {
                     begin: all.begin.min(look.begin),
                     end: all.end.max(look.end),
                     hides: all.hides || look.hides,
@@ -278,13 +280,12 @@ impl Work<'_> {
                 self.pack_rows::<K, true>(&job.v, dim_v, block, begin, end, values, stride)
             };
             for (index, tile) in cut.iter().enumerate() {
-                let look = self.look::<K>(index, tile, block, begin, end);
-                if look.begin < look.end {
+                if tile.look.begin < tile.look.end {
                     let ahead = [
                         self.next_rows(&job.k, job.shape.dim_qk, block, index, cut.len()),
                         self.next_rows(&job.v, job.shape.dim_v, block, index, cut.len()),
                     ];
-                    self.run_tile::<K>(index, tile, block, look, ahead, finite);
+                    self.run_tile::<K>(index, tile, block, ahead, finite);
                 }
             }
         }
@@ -296,11 +297,11 @@ impl Work<'_> {
         index: usize,
         tile: &QueryTile,
         block: usize,
-        look: Look,
         ahead: [Ahead; 2],
         finite: bool,
     ) {
         let Work { job, layout, scratch, .. } = *self;
+        let look = tile.look;
         let width = tile.vectors * K::LANES;
         // SAFETY: as `run_unit`.
         unsafe {
@@ -317,7 +318,7 @@ impl Work<'_> {
                 scores: scratch.add(layout.scores),
                 key_begin: look.begin,
                 key_end: look.end,
-                vector_end: tile.vector_end::<K>(&self.span, block, look),
+                vector_end: tile.vector_end::<K>(&self.span, block),
                 old_max: state,
                 new_max: state.add(width),
                 sum: state.add(2 * width),
@@ -329,7 +330,7 @@ impl Work<'_> {
             let masked = look.begin < step.mask.clear_begin || look.end > step.mask.clear_end;
             K::scores(tile.vectors, &step);
             if job.modifiers.change() || look.hides {
-                self.modify_scores::<K>(index, tile, block, look, &step);
+                self.modify_scores::<K>(index, tile, block, &step);
             }
             K::softmax(tile.vectors, &step);
             let exact = !finite && (masked || look.hides);
@@ -346,7 +347,6 @@ impl Work<'_> {
         index: usize,
         tile: &QueryTile,
         block: usize,
-        look: Look,
         step: &TileStep,
     ) {
         let Work { job, layout, scratch, .. } = *self;
@@ -365,11 +365,11 @@ impl Work<'_> {
             }
             if let Some(bias) = &modifiers.bias {
                 let rows = self.lane_rows::<K>(layout.bias_rows, index);
-                hook.bias = self.turn::<K>(bias, rows, tile, block, look, scratch.add(layout.bias));
+                hook.bias = self.turn::<K>(bias, rows, tile, block, scratch.add(layout.bias));
             }
-            if let Some(mask) = modifiers.mask.as_ref().filter(|_| look.hides) {
+            if let Some(mask) = modifiers.mask.as_ref().filter(|_| tile.look.hides) {
                 let rows = self.lane_rows::<K>(layout.mask_rows, index);
-                hook.hidden = self.turn::<K>(mask, rows, tile, block, look, scratch.add(layout.hidden));
+                hook.hidden = self.turn::<K>(mask, rows, tile, block, scratch.add(layout.hidden));
             }
             K::modify(tile.vectors, step, &hook);
         }
@@ -382,9 +382,9 @@ impl Work<'_> {
         rows: *const *const u8,
         tile: &QueryTile,
         block: usize,
-        look: Look,
         turned: *mut f32,
     ) -> *const f32 {
+        let look = tile.look;
         let width = tile.vectors * K::LANES;
         for vector in 0..tile.vectors {
             // SAFETY: the rows have an element for every key, the tile room for whole vectors of keys.

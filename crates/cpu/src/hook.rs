@@ -115,19 +115,98 @@ pub(crate) struct Turned {
 /// The instruction set of `S`; all of `a` valid, rows for `keys` elements.
 #[inline(always)]
 pub(crate) unsafe fn turn<S: Simd, E: Element>(a: &Turned) {
-    let mut block = [0.0f32; MAX_LANES * MAX_LANES];
+    let mut staged = [0.0f32; MAX_LANES * AT_ONCE];
     // SAFETY: in bounds by this function's contract.
     unsafe {
-        for base in (0..a.keys).step_by(S::LANES) {
-            let count = (a.keys - base).min(S::LANES);
+        for base in (0..a.keys).step_by(AT_ONCE) {
+            let count = (a.keys - base).min(AT_ONCE);
+            // Row by row: rows may lie a power of two apart, where few of them fit into the cache together.
             for lane in 0..S::LANES {
                 let row = (*a.rows.add(lane)).cast::<E>().add(a.first + base);
-                let x = if count == S::LANES { E::load::<S>(row) } else { E::load_first::<S>(row, count) };
-                S::store(block.as_mut_ptr().add(lane * S::LANES), x);
+                let dst = staged.as_mut_ptr().add(lane * AT_ONCE);
+                fetch_next::<S>(row.cast(), size_of::<E>());
+                for at in (0..count / S::LANES * S::LANES).step_by(S::LANES) {
+                    S::store(dst.add(at), E::load::<S>(row.add(at)));
+                }
+                if count % S::LANES > 0 {
+                    let at = count / S::LANES * S::LANES;
+                    S::store(dst.add(at), E::load_first::<S>(row.add(at), count - at));
+                }
             }
-            S::transpose(block.as_ptr(), S::LANES, a.tile.add(base * a.width), a.width);
+            for at in (0..count).step_by(S::LANES) {
+                let dst = a.tile.add((base + at) * a.width);
+                S::transpose(staged.as_ptr().add(at), AT_ONCE, dst, a.width);
+            }
         }
     }
+}
+
+/// Keys that rows of a bias or mask are read for at once; a multiple of every vector.
+const AT_ONCE: usize = 64;
+
+/// Fetches what lies [`AT_ONCE`] elements behind `p`: the next block of keys.
+#[inline(always)]
+unsafe fn fetch_next<S: Simd>(p: *const u8, element_bytes: usize) {
+    for line in (0..AT_ONCE * element_bytes).step_by(64) {
+        // SAFETY: the instruction set of `S`; a prefetch reads nothing.
+        unsafe { S::prefetch(p.wrapping_add(AT_ONCE * element_bytes + line)) };
+    }
+}
+
+/// What a boolean mask leaves of some keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shown {
+    /// From the first to one past the last that it shows to any row; empty where it shows none.
+    pub(crate) begin: usize,
+    pub(crate) end: usize,
+    /// Whether it hides any key from any row.
+    pub(crate) hides: bool,
+}
+
+/// Looks through keys `first .. first + keys` of `lanes` rows of a mask. Begin and end count from `first`.
+///
+/// # Safety
+/// The instruction set of `S`; rows valid for all of these keys.
+#[inline(always)]
+pub(crate) unsafe fn scan<S: Simd>(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown {
+    let mut shown = Shown { begin: keys, end: 0, hides: false };
+    for base in (0..keys).step_by(AT_ONCE) {
+        let count = (keys - base).min(AT_ONCE);
+        let (mut any, mut least) = ([0u8; AT_ONCE], [u8::MAX; AT_ONCE]);
+        let mut before = std::ptr::null();
+        for lane in 0..lanes {
+            // SAFETY: in bounds by this function's contract.
+            unsafe {
+                let row = *rows.add(lane);
+                // Neighbours may share a row.
+                if std::mem::replace(&mut before, row) == row {
+                    continue;
+                }
+                let row = row.add(first + base);
+                S::prefetch(row.wrapping_add(AT_ONCE));
+                if count == AT_ONCE {
+                    // A length that is known becomes vectors.
+                    let bytes = *row.cast::<[u8; AT_ONCE]>();
+                    for j in 0..AT_ONCE {
+                        any[j] |= bytes[j];
+                        least[j] = least[j].min(bytes[j]);
+                    }
+                } else {
+                    for j in 0..count {
+                        any[j] |= *row.add(j);
+                        least[j] = least[j].min(*row.add(j));
+                    }
+                }
+            }
+        }
+        shown.hides |= least[..count].contains(&0);
+        if let Some(at) = any[..count].iter().position(|byte| *byte != 0) {
+            shown.begin = shown.begin.min(base + at);
+            let hidden = any[..count].iter().rev().take_while(|byte| **byte == 0).count();
+            shown.end = base + count - hidden;
+        }
+    }
+    shown
 }
 
 /// What is done to one row of scores, one of each key.
@@ -234,6 +313,25 @@ mod tests {
         }
         ys.truncate(xs.len());
         ys
+    }
+
+    #[test]
+    fn a_scan_finds_what_a_mask_shows() {
+        let scan = |rows: &[Vec<u8>], first: usize, keys: usize| {
+            let rows: Vec<*const u8> = rows.iter().map(|row| row.as_ptr()).collect();
+            // SAFETY: the rows are as long as the keys asked for.
+            unsafe { Portable::scan(rows.as_ptr(), rows.len(), first, keys) }
+        };
+        for keys in [3, 64, 70, 200] {
+            let hidden = vec![0u8; keys + 5];
+            let shown = scan(&[hidden.clone(), hidden.clone()], 5, keys);
+            assert!(shown.begin >= shown.end && shown.hides, "{shown:?}");
+            let all = vec![7u8; keys + 5];
+            assert_eq!(scan(&[all.clone(), all], 5, keys), Shown { begin: 0, end: keys, hides: false });
+            let (mut one, mut other) = (hidden.clone(), hidden);
+            (one[5 + 1], other[5 + keys - 1]) = (1, 255);
+            assert_eq!(scan(&[one, other], 5, keys), Shown { begin: 1, end: keys, hides: true });
+        }
     }
 
     /// Relative to the result, so that a cap far above all scores leaves them as they are.

@@ -5,7 +5,7 @@
 
 use crate::decode::{self, DecodeScores, DecodeValues};
 use crate::element::{MaskByte, with_element};
-use crate::hook::{self, RowHook, TileHook, Turned};
+use crate::hook::{self, RowHook, Shown, TileHook, Turned};
 #[cfg(target_arch = "aarch64")]
 use crate::neon::Neon;
 use crate::pack::{self, Rows};
@@ -37,6 +37,7 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, clear: bool);
     /// Of a bias in its type; of a boolean mask with the type of u8 codes.
     unsafe fn turn(dtype: DType, a: &Turned);
+    unsafe fn scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown;
     unsafe fn softmax(vectors: usize, t: &TileStep);
     unsafe fn values(vectors: usize, exact: bool, t: &TileStep);
     unsafe fn widen_rows(dtype: DType, a: &Rows);
@@ -125,6 +126,11 @@ macro_rules! compile_kernels {
                         DType::U8 | DType::E4M3 => hook::turn::<$isa, MaskByte>(a),
                     }
                 }
+            }
+            $(#[$feature])?
+            unsafe fn scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown {
+                // SAFETY: trait contract.
+                unsafe { hook::scan::<$isa>(rows, lanes, first, keys) }
             }
             $(#[$feature])?
             unsafe fn softmax(vectors: usize, t: &TileStep) {

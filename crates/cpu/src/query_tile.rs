@@ -17,10 +17,12 @@ pub(crate) struct QueryTile {
     first_query: usize,
     last_query: usize,
     lane_query: [f32; MAX_TILE_ROWS],
+    /// What it has to do with the block that is looked at.
+    pub(crate) look: Look,
 }
 
 /// The key rows of a block that a tile is run against.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Look {
     /// A multiple of the kernels' step; nothing to do where it is not below the end.
     pub(crate) begin: usize,
@@ -37,7 +39,7 @@ impl QueryTile {
             *index = (row_of_lane(&rows, lane) % span.queries - first_query) as f32;
         }
         let vectors = rows.len().div_ceil(K::LANES);
-        QueryTile { rows, vectors, first_query, last_query, lane_query }
+        QueryTile { rows, vectors, first_query, last_query, lane_query, look: Look::default() }
     }
 
     /// The row of a lane.
@@ -60,32 +62,12 @@ impl QueryTile {
     /// The same less what a boolean mask hides at both ends; `rows` is each lane's row of the mask.
     ///
     /// # Safety
-    /// The rows are valid for the keys of the block up to `look.end`.
+    /// The instruction set of `K`; the rows are valid for the keys of the block up to `look.end`.
     pub(crate) unsafe fn unhide<K: Kernels>(&self, look: Look, block: usize, rows: *const *const u8) -> Look {
-        let (mut first, mut last, mut hides) = (look.end, look.begin, false);
-        let mut before = std::ptr::null();
-        for lane in 0..self.rows.len() {
-            // SAFETY: by contract.
-            let bytes = unsafe {
-                let row = *rows.add(lane);
-                if std::mem::replace(&mut before, row) == row {
-                    continue;
-                }
-                let keys = look.end.saturating_sub(look.begin);
-                std::slice::from_raw_parts(row.add(block + look.begin), keys)
-            };
-            let hidden: usize = bytes.iter().map(|byte| usize::from(*byte == 0)).sum();
-            if hidden == 0 {
-                (first, last) = (look.begin, look.end);
-                continue;
-            }
-            hides = true;
-            if let Some(at) = bytes.iter().position(|byte| *byte != 0) {
-                first = first.min(look.begin + at);
-                last = last.max(look.end - bytes.iter().rev().take_while(|byte| **byte == 0).count());
-            }
-        }
-        Look { begin: first / K::STEP * K::STEP, end: last, hides }
+        // SAFETY: by contract.
+        let shown = unsafe { K::scan(rows, self.rows.len(), block + look.begin, look.end - look.begin) };
+        let begin = (look.begin + shown.begin) / K::STEP * K::STEP;
+        Look { begin, end: look.begin + shown.end, hides: shown.hides }
     }
 
     /// The band's mask over a block.
@@ -106,12 +88,8 @@ impl QueryTile {
     }
 
     /// Per vector, one past the last key row of a block that its queries see, within what the tile looks at; never falling.
-    pub(crate) fn vector_end<K: Kernels>(
-        &self,
-        span: &Span,
-        block: usize,
-        look: Look,
-    ) -> [usize; MAX_VECTORS] {
+    pub(crate) fn vector_end<K: Kernels>(&self, span: &Span, block: usize) -> [usize; MAX_VECTORS] {
+        let look = self.look;
         let mut ends = [look.end; MAX_VECTORS];
         // Where rows of several heads share the tile, query indices start again within it.
         let one_head = self.last_query - self.first_query + 1 == self.rows.len();
