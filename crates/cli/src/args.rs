@@ -8,7 +8,7 @@ use evosdpa_core::{DType, Shape};
 use evosdpa_kernels::{Arch, InputType};
 use evosdpa_lab::{
     device::{self, DeviceId, Timing},
-    gate::sanitizer::Tool,
+    gate::{hazards::Severity, sanitizer::Tool},
     report::Format,
 };
 use evosdpa_oracle::Control;
@@ -66,7 +66,7 @@ pub(crate) struct Common {
     /// Threads to use on the CPU [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) threads: Option<u32>,
-    /// Instruction set to use on the CPU: portable, neon, avx2 or avx512 [default: the best there is]
+    /// Instruction set to use on the CPU: portable, neon, avx2, avx512 or avx512bf16 [default: the best there is]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<String>,
     /// A folder with CUDA kernels of your own, each a .cu and a .toml; may be given several times
@@ -252,6 +252,19 @@ pub(crate) struct Build {
     pub(crate) json: bool,
 }
 
+/// The mildest severity that fails; none: nothing does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FailOn(pub(crate) Option<Severity>);
+
+fn fail_on(text: &str) -> Result<FailOn, String> {
+    match text {
+        "never" => Ok(FailOn(None)),
+        _ => {
+            text.parse().map(|severity| FailOn(Some(severity))).map_err(|error| format!("{error}, and never"))
+        }
+    }
+}
+
 #[derive(Args)]
 #[command(after_help = "Examples:
   evosdpa sanitize
@@ -286,6 +299,12 @@ pub(crate) struct Sanitize {
     /// Runs at once
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) workers: u32,
+    /// On the simulator: from which severity on a finding fails: info, warning, error, or never
+    #[arg(long, default_value = "warning", value_name = "SEVERITY", value_parser = fail_on)]
+    pub(crate) fail_on: FailOn,
+    /// On the simulator: a file of findings that are known and accepted, lines of KIND WHERE such as `race my_sdpa.cu:12`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) suppressions: Option<PathBuf>,
     /// Where kernels run: cuda or cuda:N under compute-sanitizer, or sim under ptxsan [default: cuda; sim with --all-variants
     /// and --mutation-score, which nothing else can do]
     #[arg(long, value_name = "DEVICE")]

@@ -405,6 +405,20 @@ fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
         evosdpa(home.path(), &["sanitize", "--shapes", "tiny", "--device", "sim", "--kernel-path", &stray]);
     assert_eq!(dirty.status.code(), Some(1), "{}{}", text(&dirty.stdout), text(&dirty.stderr));
     assert!(text(&dirty.stdout).contains("my_sdpa.cu:74"), "{}", text(&dirty.stdout));
+    let accepted = home.path().join("accepted.txt");
+    std::fs::write(&accepted, "out_of_bounds my_sdpa.cu:74  # known\n").unwrap();
+    let accepted = accepted.display().to_string();
+    let stray_base = ["sanitize", "--shapes", "tiny", "--device", "sim", "--kernel-path", &stray];
+    for (more, code) in [
+        (&["--fail-on", "never"][..], 0),
+        (&["--fail-on", "error"], 1),
+        (&["--suppressions", &accepted], 0),
+        (&["--fail-on", "fatal"], 2),
+        (&["--suppressions", "/nonexistent"], 2),
+    ] {
+        let output = evosdpa(home.path(), &[&stray_base[..], more].concat());
+        assert_eq!(output.status.code(), Some(code), "{more:?}: {}", text(&output.stderr));
+    }
 
     let built = json(&evosdpa(home.path(), &[&["build", "--json"], &base[..]].concat()));
     for row in built["rows"].as_array().unwrap() {

@@ -212,15 +212,69 @@ pub enum Error {
         /// The allowed range.
         allowed: String,
     },
-    /// More keys used than there is room for, or fewer than none.
-    #[error("sequence {sequence} uses {used} keys, but must use 0 to {capacity}")]
+    /// More keys or queries used than there is room for, or fewer than none.
+    #[error("sequence {sequence} uses {used} {what}, but must use 0 to {capacity}")]
     UsedLength {
         /// Which sequence.
         sequence: usize,
         /// Its length.
         used: i32,
+        /// Keys or queries.
+        what: &'static str,
         /// What it has room for.
         capacity: usize,
+    },
+    /// More padding than keys, or less than none.
+    #[error(
+        "sequence {sequence} has a left padding of {leftpad}, but must have 0 to its {filled} filled keys"
+    )]
+    LeftPad {
+        /// Which sequence.
+        sequence: usize,
+        /// Its padding.
+        leftpad: i32,
+        /// Its filled keys, the padding among them.
+        filled: usize,
+    },
+    /// A block of the cache, or a row of the page table, that is not there.
+    #[error("sequence {sequence} is at index {index} of a cache with {rows}; use 0 to {}", rows.saturating_sub(1))]
+    CacheIndex {
+        /// Which sequence.
+        sequence: usize,
+        /// Its index.
+        index: i64,
+        /// Blocks of the cache, or rows of the page table.
+        rows: usize,
+    },
+    /// Indices into keys that are not in blocks.
+    #[error("packed keys have no blocks to be indexed; leave out :indexed or the packing of keys")]
+    PackedIndices,
+    /// New tokens that do not fit.
+    #[error("sequence {sequence} holds {held} tokens and gets {new} more, but has room for {capacity}")]
+    CacheFull {
+        /// Which sequence.
+        sequence: usize,
+        /// Its tokens.
+        held: usize,
+        /// New ones.
+        new: usize,
+        /// The most it can hold.
+        capacity: usize,
+    },
+    /// A new token where another sequence has one, old or new.
+    #[error(
+        "sequences {sequence} and {other} share row {row} of block or page {block}, where the first appends; give each \
+         pages of its own"
+    )]
+    AppendTwice {
+        /// Which sequence appends.
+        sequence: usize,
+        /// Who has the place as well.
+        other: usize,
+        /// The block or page.
+        block: usize,
+        /// The row in it.
+        row: usize,
     },
     /// A page table that ends too early.
     #[error(

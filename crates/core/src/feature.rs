@@ -12,6 +12,12 @@ pub enum Feature {
     PackedKeys,
     /// `:used`
     UsedLengths,
+    /// `:used-q`
+    UsedQueries,
+    /// `:leftpad`
+    LeftPadding,
+    /// `:indexed`
+    CacheIndices,
     /// `:paged=16`
     PagedCache,
     /// `:kv=e4m3`
@@ -40,10 +46,13 @@ pub enum Feature {
 
 impl Feature {
     /// Every feature.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::PackedQueries,
         Self::PackedKeys,
         Self::UsedLengths,
+        Self::UsedQueries,
+        Self::LeftPadding,
+        Self::CacheIndices,
         Self::PagedCache,
         Self::KvType,
         Self::OutputType,
@@ -64,6 +73,9 @@ impl Feature {
             Self::PackedQueries => "packed queries",
             Self::PackedKeys => "packed keys",
             Self::UsedLengths => "used lengths",
+            Self::UsedQueries => "used queries",
+            Self::LeftPadding => "left padding",
+            Self::CacheIndices => "cache batch indices",
             Self::PagedCache => "a paged cache",
             Self::KvType => "a type of its own for keys and values",
             Self::OutputType => "a type of its own for the output",
@@ -88,7 +100,7 @@ impl fmt::Display for Feature {
 
 /// A set of features: small, and a key of caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Features(u16);
+pub struct Features(u32);
 
 impl Features {
     /// No feature: what every kernel takes.

@@ -19,6 +19,12 @@ pub struct Lengths {
     pub packed_keys: bool,
     /// Each sequence has its own number of filled keys, in a cache that has room for more.
     pub used: bool,
+    /// Each sequence has its own number of queries, in room for more.
+    pub used_queries: bool,
+    /// The first keys of each sequence's room are padding, a number of its own.
+    pub left_padded: bool,
+    /// Each sequence names the block of the cache, or the row of the page table, that is its own.
+    pub indexed: bool,
     /// The cache is cut into pages of so many tokens; a table says which pages are a sequence's.
     pub page: Option<PageSize>,
 }

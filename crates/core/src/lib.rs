@@ -3,6 +3,7 @@
 //! Nothing here computes attention or knows of a device. What the right answer to a problem is, the crate
 //! `evosdpa-oracle` says.
 
+mod append;
 mod code;
 mod dtype;
 pub mod error;
@@ -20,6 +21,7 @@ mod spelling;
 mod tensor;
 mod types;
 
+pub use append::{NewRow, NewTokens, Placement};
 pub use code::{CODE_MAX, E4M3Code, U8Code};
 pub use dtype::{DType, Element};
 pub use error::Error;
@@ -30,7 +32,7 @@ pub use lengths::{Lengths, MAX_PAGE, PageSize};
 pub use mask::{Alignment, Band, Mask};
 pub use problem::Problem;
 pub use scores::{Broadcast, Chunk, Scores, Softcap};
-pub use sequences::{KeyPlace, Sequences};
+pub use sequences::{KeyPlace, Sequences, check_cumulative};
 pub use shape::{Kinds, MAX_HEAD_DIM, MAX_SEQUENCE, Shape, Sizes};
 pub use side::{PageTable, ScaleViews, SideInputs};
 pub use tensor::{Tensor, TensorView, TensorViewMut};

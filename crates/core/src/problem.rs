@@ -293,6 +293,9 @@ impl Problem {
         let words = count(lengths.packed_queries, sizes.batch + 1)
             + count(lengths.packed_keys, sizes.batch + 1)
             + count(lengths.used, sizes.batch)
+            + count(lengths.used_queries, sizes.batch)
+            + count(lengths.left_padded, sizes.batch)
+            + count(lengths.indexed, sizes.batch)
             + (sizes.batch * self.pages_per_sequence()) as u64
             + count(scores.alibi, sizes.heads_q)
             + count(scores.sinks, sizes.heads_q);
@@ -344,7 +347,7 @@ impl Problem {
             if lengths.packed_keys {
                 shape[2] = k[2];
             }
-            if lengths.page.is_some() {
+            if lengths.page.is_some() || lengths.indexed {
                 shape[0] = k[0];
             }
         }

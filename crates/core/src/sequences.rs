@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::{
     Error, PageTable, Problem, SideInputs, Sizes,
+    append::cache_row,
     side::{check_slice, check_wanted},
 };
 
@@ -14,7 +15,10 @@ pub struct Sequences<'a> {
     page: Option<usize>,
     cu_seqlens_q: Option<&'a [i32]>,
     cu_seqlens_kv: Option<&'a [i32]>,
+    seqused_q: Option<&'a [i32]>,
     seqused_kv: Option<&'a [i32]>,
+    leftpad_kv: Option<&'a [i32]>,
+    cache_batch_idx: Option<&'a [i32]>,
     page_table: Option<PageTable<'a>>,
 }
 
@@ -36,11 +40,19 @@ impl<'a> Sequences<'a> {
         k_shape: [usize; 4],
     ) -> Result<Self, Error> {
         let (sizes, lengths) = (problem.sizes(), problem.lengths());
-        let SideInputs { cu_seqlens_q, cu_seqlens_kv, seqused_kv, page_table, .. } = *side;
+        let SideInputs { cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, .. } = *side;
+        let SideInputs { leftpad_kv, cache_batch_idx, page_table, .. } = *side;
         let batch = sizes.batch;
-        check_slice(CU_Q, cu_seqlens_q.map(<[i32]>::len), lengths.packed_queries, batch + 1)?;
-        check_slice(CU_KV, cu_seqlens_kv.map(<[i32]>::len), lengths.packed_keys, batch + 1)?;
-        check_slice("used key lengths", seqused_kv.map(<[i32]>::len), lengths.used, batch)?;
+        for (what, given, wanted, expected) in [
+            (CU_Q, cu_seqlens_q, lengths.packed_queries, batch + 1),
+            (CU_KV, cu_seqlens_kv, lengths.packed_keys, batch + 1),
+            ("used query lengths", seqused_q, lengths.used_queries, batch),
+            ("used key lengths", seqused_kv, lengths.used, batch),
+            ("left paddings", leftpad_kv, lengths.left_padded, batch),
+            ("cache batch indices", cache_batch_idx, lengths.indexed, batch),
+        ] {
+            check_slice(what, given.map(<[i32]>::len), wanted, expected)?;
+        }
         check_wanted("page table", page_table.is_some(), lengths.page.is_some())?;
         for (what, cu, longest, total) in
             [(CU_Q, cu_seqlens_q, sizes.seq_q, q_shape[2]), (CU_KV, cu_seqlens_kv, sizes.seq_kv, k_shape[2])]
@@ -48,14 +60,21 @@ impl<'a> Sequences<'a> {
             cu.map_or(Ok(()), |cu| check_cumulative(what, cu, longest, total))?;
         }
         let page = lengths.page.map(crate::PageSize::tokens);
-        let sequences = Self { sizes, page, cu_seqlens_q, cu_seqlens_kv, seqused_kv, page_table };
-        if let Some(used) = seqused_kv {
-            for (sequence, &used) in used.iter().enumerate() {
-                let capacity = sequences.capacity(sequence);
-                if usize::try_from(used).map_or(true, |used| used > capacity) {
-                    return Err(Error::UsedLength { sequence, used, capacity });
-                }
-            }
+        let sequences = Self {
+            sizes,
+            page,
+            cu_seqlens_q,
+            cu_seqlens_kv,
+            seqused_q,
+            seqused_kv,
+            leftpad_kv,
+            cache_batch_idx,
+            page_table,
+        };
+        sequences.check_lengths()?;
+        if cache_batch_idx.is_some() {
+            let rows = page_table.map_or(k_shape[0], |table| table.rows(problem.pages_per_sequence()));
+            (0..batch).try_for_each(|b| cache_row(cache_batch_idx, b, rows).map(drop))?;
         }
         if let (Some(table), Some(page)) = (page_table, page) {
             sequences.check_pages(table, page, k_shape[0])?;
@@ -75,28 +94,52 @@ impl<'a> Sequences<'a> {
 
     /// The rows of a sequence's queries: their third index.
     pub fn queries(&self, sequence: usize) -> Range<usize> {
-        match self.cu_seqlens_q {
-            Some(cu) => cu[sequence] as usize..cu[sequence + 1] as usize,
-            None => 0..self.sizes.seq_q,
+        let room = self.query_room(sequence);
+        match self.seqused_q {
+            Some(used) => room.start..room.start + used[sequence] as usize,
+            None => room,
         }
     }
 
-    /// How many keys a sequence has.
+    /// How many keys a sequence has, its left padding not among them.
     pub fn keys(&self, sequence: usize) -> usize {
-        self.seqused_kv.map_or_else(|| self.capacity(sequence), |used| used[sequence] as usize)
+        self.filled(sequence) - self.leftpad(sequence)
     }
 
     /// Where a key of a sequence lies.
     #[inline]
     pub fn key(&self, sequence: usize, key: usize) -> KeyPlace {
+        let (key, block) = (key + self.leftpad(sequence), self.block(sequence));
         match (self.page_table, self.page, self.cu_seqlens_kv) {
             (Some(table), Some(page), _) => {
                 // Checked when this was made.
-                let batch = table.entries[sequence * table.row_stride + key / page] as usize;
+                let batch = table.entries[block * table.row_stride + key / page] as usize;
                 KeyPlace { batch, row: key % page }
             }
             (_, _, Some(cu)) => KeyPlace { batch: 0, row: cu[sequence] as usize + key },
-            _ => KeyPlace { batch: sequence, row: key },
+            _ => KeyPlace { batch: block, row: key },
+        }
+    }
+
+    /// The block of the cache, or the row of the page table, of a sequence.
+    fn block(&self, sequence: usize) -> usize {
+        self.cache_batch_idx.map_or(sequence, |index| index[sequence] as usize)
+    }
+
+    fn leftpad(&self, sequence: usize) -> usize {
+        self.leftpad_kv.map_or(0, |leftpad| leftpad[sequence] as usize)
+    }
+
+    /// How many keys of a sequence's room are filled, its left padding among them.
+    fn filled(&self, sequence: usize) -> usize {
+        self.seqused_kv.map_or_else(|| self.capacity(sequence), |used| used[sequence] as usize)
+    }
+
+    /// The rows that a sequence has for queries.
+    fn query_room(&self, sequence: usize) -> Range<usize> {
+        match self.cu_seqlens_q {
+            Some(cu) => cu[sequence] as usize..cu[sequence + 1] as usize,
+            None => 0..self.sizes.seq_q,
         }
     }
 
@@ -108,16 +151,32 @@ impl<'a> Sequences<'a> {
         }
     }
 
+    fn check_lengths(&self) -> Result<(), Error> {
+        for sequence in 0..self.sizes.batch {
+            for (what, used, capacity) in [
+                ("queries", self.seqused_q, self.query_room(sequence).len()),
+                ("keys", self.seqused_kv, self.capacity(sequence)),
+            ] {
+                let Some(used) = used.map(|used| used[sequence]) else { continue };
+                if usize::try_from(used).map_or(true, |used| used > capacity) {
+                    return Err(Error::UsedLength { sequence, used, what, capacity });
+                }
+            }
+            if let Some(leftpad) = self.leftpad_kv.map(|leftpad| leftpad[sequence]) {
+                let filled = self.filled(sequence);
+                if usize::try_from(leftpad).map_or(true, |leftpad| leftpad > filled) {
+                    return Err(Error::LeftPad { sequence, leftpad, filled });
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn check_pages(&self, table: PageTable<'_>, page: usize, pages: usize) -> Result<(), Error> {
         for sequence in 0..self.sizes.batch {
-            for index in 0..self.keys(sequence).div_ceil(page) {
-                let Some(entry) = table.page(sequence, index) else {
-                    let (got, row_stride) = (table.entries.len(), table.row_stride);
-                    return Err(Error::PageTable { got, row_stride, sequence, index });
-                };
-                if usize::try_from(entry).map_or(true, |entry| entry >= pages) {
-                    return Err(Error::Page { sequence, index, page: entry, pages });
-                }
+            let (first, end) = (self.leftpad(sequence) / page, self.filled(sequence).div_ceil(page));
+            for index in first..end {
+                table.place(sequence, self.block(sequence), index * page, page, pages)?;
             }
         }
         Ok(())
@@ -127,9 +186,10 @@ impl<'a> Sequences<'a> {
 const CU_Q: &str = "cumulative query lengths";
 const CU_KV: &str = "cumulative key lengths";
 
-fn check_cumulative(what: &'static str, cu: &[i32], longest: usize, total: usize) -> Result<(), Error> {
+/// Checks cumulative lengths of sequences of at most `longest` tokens, `total` in all.
+pub fn check_cumulative(what: &'static str, cu: &[i32], longest: usize, total: usize) -> Result<(), Error> {
     let refuse = |at: usize, allowed: String| Err(Error::CuSeqlens { what, at, value: cu[at], allowed });
-    if cu[0] < 0 {
+    if cu.first().is_some_and(|first| *first < 0) {
         return refuse(0, "0 or more".to_owned());
     }
     for at in 1..cu.len() {

@@ -48,6 +48,9 @@ impl Kinds {
             .with(Feature::PackedQueries, lengths.packed_queries)
             .with(Feature::PackedKeys, lengths.packed_keys)
             .with(Feature::UsedLengths, lengths.used)
+            .with(Feature::UsedQueries, lengths.used_queries)
+            .with(Feature::LeftPadding, lengths.left_padded)
+            .with(Feature::CacheIndices, lengths.indexed)
             .with(Feature::PagedCache, lengths.page.is_some())
             .with(Feature::KvType, types.kv.is_some())
             .with(Feature::OutputType, types.output.is_some())
@@ -147,6 +150,9 @@ impl Shape {
     pub fn with_kinds(self, kinds: Kinds) -> Result<Self, Error> {
         if kinds.lengths.packed_keys && kinds.lengths.page.is_some() {
             return Err(Error::PackedPages);
+        }
+        if kinds.lengths.packed_keys && kinds.lengths.indexed {
+            return Err(Error::PackedIndices);
         }
         Ok(Self { kinds, ..self })
     }

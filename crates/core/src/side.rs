@@ -1,6 +1,6 @@
 //! What a problem reads besides Q, K and V: lengths, pages, modifiers' data, scales.
 
-use crate::{DType, Error, Granularity, Problem, Sequences, TensorView};
+use crate::{DType, Error, Granularity, KeyPlace, Problem, Sequences, TensorView};
 
 /// Everything that a call reads besides Q, K and V. Each is there when the problem's kinds ask for it, and only then.
 #[derive(Clone, Copy, Default)]
@@ -11,6 +11,12 @@ pub struct SideInputs<'a> {
     pub cu_seqlens_kv: Option<&'a [i32]>,
     /// How many keys of each sequence are filled: `batch` values.
     pub seqused_kv: Option<&'a [i32]>,
+    /// How many queries of each sequence there are: `batch` values.
+    pub seqused_q: Option<&'a [i32]>,
+    /// How many of the filled keys of each sequence come before its first: `batch` values.
+    pub leftpad_kv: Option<&'a [i32]>,
+    /// Which block of the cache, or row of the page table, is each sequence's: `batch` values.
+    pub cache_batch_idx: Option<&'a [i32]>,
     /// Which pages are a sequence's.
     pub page_table: Option<PageTable<'a>>,
     /// ALiBi's slope of each query head.
@@ -50,6 +56,34 @@ impl PageTable<'_> {
     /// Which page holds the keys `index · page size ..` of a sequence.
     pub fn page(&self, sequence: usize, index: usize) -> Option<i32> {
         self.entries.get(sequence.checked_mul(self.row_stride)?.checked_add(index)?).copied()
+    }
+
+    /// How many rows there are, when each has so many entries.
+    pub fn rows(&self, columns: usize) -> usize {
+        match self.entries.len().checked_sub(columns) {
+            None => 0,
+            Some(before) => before.checked_div(self.row_stride).map_or(1, |rows| rows + 1),
+        }
+    }
+
+    /// Where a position of a sequence is whose pages are in this row, in a cache of so many pages of so many tokens.
+    pub(crate) fn place(
+        &self,
+        sequence: usize,
+        row: usize,
+        position: usize,
+        tokens: usize,
+        pages: usize,
+    ) -> Result<KeyPlace, Error> {
+        let index = position / tokens;
+        let Some(page) = self.page(row, index) else {
+            let (got, row_stride) = (self.entries.len(), self.row_stride);
+            return Err(Error::PageTable { got, row_stride, sequence, index });
+        };
+        match usize::try_from(page) {
+            Ok(batch) if batch < pages => Ok(KeyPlace { batch, row: position % tokens }),
+            _ => Err(Error::Page { sequence, index, page, pages }),
+        }
     }
 }
 

@@ -59,6 +59,13 @@ fn write_kinds(f: &mut fmt::Formatter<'_>, kinds: Kinds) -> fmt::Result {
     if lengths.used {
         f.write_str(":used")?;
     }
+    for (suffix, asked) in
+        [("used-q", lengths.used_queries), ("leftpad", lengths.left_padded), ("indexed", lengths.indexed)]
+    {
+        if asked {
+            write!(f, ":{suffix}")?;
+        }
+    }
     if let Some(page) = lengths.page {
         write!(f, ":paged={}", page.tokens())?;
     }
@@ -183,7 +190,7 @@ struct Suffixes<'a> {
 }
 
 /// Every suffix, with an example of its value: what errors suggest from.
-const SUFFIXES: [&str; 18] = [
+const SUFFIXES: [&str; 21] = [
     "causal",
     "causal-br",
     "window=255/0",
@@ -191,6 +198,9 @@ const SUFFIXES: [&str; 18] = [
     "varlen",
     "varlen=q",
     "used",
+    "used-q",
+    "leftpad",
+    "indexed",
     "paged=16",
     "softcap=30",
     "alibi",
@@ -235,6 +245,9 @@ impl<'a> Suffixes<'a> {
                 }
             }
             ("used", None) => lengths.used = true,
+            ("used-q", None) => lengths.used_queries = true,
+            ("leftpad", None) => lengths.left_padded = true,
+            ("indexed", None) => lengths.indexed = true,
             ("paged", Some(tokens)) => {
                 lengths.page = Some(PageSize::new(number(name, tokens)?).map_err(|e| e.to_string())?);
             }

@@ -7,7 +7,7 @@ use crate::modifiers::Modifiers;
 use crate::naive::Naive;
 use crate::options::{CpuKernel, CpuOptions};
 use crate::span::Span;
-use evosdpa_core::{DType, Granularity, PageSize, Problem, SideInputs, TensorView, TensorViewMut};
+use evosdpa_core::{DType, Granularity, PageSize, Precision, Problem, SideInputs, TensorView, TensorViewMut};
 
 /// Computes attention on the CPU.
 ///
@@ -61,6 +61,7 @@ pub fn attention(
         o,
         lse,
         rows_per_head,
+        precise: problem.precision() == Precision::High,
         output: problem.output_float(),
     };
     run_flash(&job, options)

@@ -22,7 +22,9 @@ pub(crate) fn run_flash(job: &Job<'_>, options: &CpuOptions) -> Result<(), Error
     let threads = useful_threads(&job.shape, |sequence| job.span(sequence), options.thread_count()?);
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => run_with::<crate::avx512::Avx512>(job, &tiles, threads),
+        Isa::Avx512Bf16 if job.is_bf16() => run_with::<crate::avx512bf16::Avx512Bf16>(job, &tiles, threads),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 => run_with::<crate::avx512::Avx512>(job, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => run_with::<crate::avx2::Avx2>(job, &tiles, threads),
         #[cfg(target_arch = "aarch64")]
@@ -91,7 +93,9 @@ pub(crate) fn flash_workspace_bytes(shape: &Shape, span: Span, options: &CpuOpti
     let threads = useful_threads(shape, |_| span, options.thread_count()?);
     Ok(match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => workspace_bytes::<crate::avx512::Avx512>(shape, span, &tiles, threads),
+        Isa::Avx512 | Isa::Avx512Bf16 => {
+            workspace_bytes::<crate::avx512bf16::Avx512Bf16>(shape, span, &tiles, threads)
+        }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, span, &tiles, threads),
         #[cfg(target_arch = "aarch64")]

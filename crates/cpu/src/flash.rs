@@ -31,6 +31,8 @@ pub(crate) struct Scratch {
     bias: usize,
     rows: usize,
     row_stride: usize,
+    /// Values of a block as they are given, where pages are to be packed in pairs.
+    together: usize,
     /// Running maximum, its successor, sum, rescale: four vectors' worth per tile.
     state: usize,
     /// Per tile and lane: ALiBi's slope, and the addresses of its rows of bias and mask.
@@ -65,6 +67,7 @@ impl Scratch {
             scores: carver.take(tiles.block_kv * width),
             rows: carver.take(MAX_LANES * row_stride),
             row_stride,
+            together: carver.take(if K::PACKED > 1 { tiles.block_kv * shape.dim_v.div_ceil(2) } else { 0 }),
             state: carver.take(count * 4 * width),
             slopes: carver.take(count * width),
             hidden: carver.take(turned),
@@ -164,7 +167,7 @@ impl Work<'_> {
                         dst: staged.add((row - from) * layout.row_stride),
                         dst_stride: layout.row_stride,
                     };
-                    K::widen_rows(job.q.dtype, &rows);
+                    K::pack_rows(job.q.dtype, &rows);
                     if job.q.scales.is_some() {
                         let mut scales = [1.0; MAX_LANES];
                         for (i, scale) in scales.iter_mut().enumerate().take(count) {
@@ -271,32 +274,28 @@ impl Work<'_> {
                 all_clear &= !wanted.hides;
             }
             let (keys, values) = (scratch.add(layout.keys), scratch.add(layout.values));
-            self.pack_rows::<K, false>(&job.k, job.shape.dim_qk, block, begin, end, keys, layout.key_stride);
+            self.pack_keys::<K>(block, begin, end, keys);
             // Only where some query is masked does it matter whether V is finite.
-            let (dim_v, stride) = (job.shape.dim_v, layout.value_stride);
-            let finite = if all_clear {
-                self.pack_rows::<K, false>(&job.v, dim_v, block, begin, end, values, stride)
-            } else {
-                self.pack_rows::<K, true>(&job.v, dim_v, block, begin, end, values, stride)
-            };
+            let finite = self.pack_values::<K>(block, begin, end, values, !all_clear) || all_clear;
             for (index, tile) in cut.iter().enumerate() {
                 if tile.look.begin < tile.look.end {
                     let ahead = [
                         self.next_rows(&job.k, job.shape.dim_qk, block, index, cut.len()),
                         self.next_rows(&job.v, job.shape.dim_v, block, index, cut.len()),
                     ];
-                    self.run_tile::<K>(index, tile, block, ahead, finite);
+                    self.run_tile::<K>(index, tile, block, end, ahead, finite);
                 }
             }
         }
     }
 
-    /// One tile against the packed rows of a block.
+    /// One tile against the packed rows of a block, which end at `end`.
     unsafe fn run_tile<K: Kernels>(
         &self,
         index: usize,
         tile: &QueryTile,
         block: usize,
+        end: usize,
         ahead: [Ahead; 2],
         finite: bool,
     ) {
@@ -308,7 +307,8 @@ impl Work<'_> {
             let (state, hidden) = (self.state::<K>(index), scratch.add(layout.hidden));
             let step = TileStep {
                 queries: scratch.add(layout.queries + index * layout.queries_per_tile),
-                dim_qk: job.shape.dim_qk,
+                dim_qk: job.shape.dim_qk.div_ceil(K::PACKED),
+                score_scale: job.score_scale(self.unit.sequence, self.unit.kv_head),
                 keys: scratch.add(layout.keys),
                 key_stride: layout.key_stride,
                 values: scratch.add(layout.values),
@@ -316,6 +316,10 @@ impl Work<'_> {
                 output: scratch.add(layout.output + index * layout.output_per_tile),
                 dim_v: job.shape.dim_v,
                 scores: scratch.add(layout.scores),
+                whole_weights: job.precise
+                    || self.span.chunk > 0
+                    || job.modifiers.choose_keys()
+                    || tile.sees_few_keys(&self.span),
                 key_begin: look.begin,
                 key_end: look.end,
                 vector_end: tile.vector_end::<K>(&self.span, block),
@@ -333,7 +337,8 @@ impl Work<'_> {
                 self.modify_scores::<K>(index, tile, block, &step);
             }
             K::softmax(tile.vectors, &step);
-            let exact = !finite && (masked || look.hides);
+            // A pair of values may reach behind what the tile sees.
+            let exact = !finite && (masked || look.hides || look.end < end);
             if exact {
                 K::mark_hidden(tile.vectors, &step, hidden, !look.hides);
             }
@@ -403,38 +408,73 @@ impl Work<'_> {
         turned
     }
 
-    /// Widens rows `begin..end` of a block, page by page where there are pages. With `CHECK`, says whether all are finite.
-    unsafe fn pack_rows<K: Kernels, const CHECK: bool>(
+    /// Packs the keys of rows `begin..end` of a block, page by page where there are pages.
+    unsafe fn pack_keys<K: Kernels>(&self, block: usize, begin: usize, end: usize, packed: *mut f32) {
+        let Work { job, layout, unit, .. } = *self;
+        let mut row = begin;
+        while row < end {
+            let (place, count) = job.key_run(unit.sequence, block + row, end - row);
+            // SAFETY: as `run_unit`.
+            unsafe {
+                let rows = Rows {
+                    src: job.k.row(place.batch, unit.kv_head, place.row),
+                    src_stride: job.k.row_stride,
+                    rows: count,
+                    columns: job.shape.dim_qk,
+                    dst: packed.add(row * layout.key_stride),
+                    dst_stride: layout.key_stride,
+                };
+                K::pack_rows(job.k.dtype, &rows);
+                if let Some(scales) = job.k.row_scales(place.batch, unit.kv_head, place.row) {
+                    K::scale_rows(rows.dst, rows.dst_stride, count, rows.columns, scales.as_ptr());
+                }
+            }
+            row += count;
+        }
+    }
+
+    /// The same for values. When `checked`, says whether all are finite.
+    unsafe fn pack_values<K: Kernels>(
         &self,
-        tensor: &Operand<'_, *const u8>,
-        columns: usize,
         block: usize,
         begin: usize,
         end: usize,
         packed: *mut f32,
-        stride: usize,
+        checked: bool,
     ) -> bool {
-        let Unit { sequence, kv_head, .. } = *self.unit;
+        let Work { job, layout, unit, scratch, .. } = *self;
         let (mut row, mut finite) = (begin, true);
         while row < end {
-            let (place, count) = self.job.key_run(sequence, block + row, end - row);
+            let (place, count) = job.key_run(unit.sequence, block + row, end - row);
             // SAFETY: as `run_unit`.
             unsafe {
-                let rows = Rows {
-                    src: tensor.row(place.batch, kv_head, place.row),
-                    src_stride: tensor.row_stride,
+                let mut rows = Rows {
+                    src: job.v.row(place.batch, unit.kv_head, place.row),
+                    src_stride: job.v.row_stride,
                     rows: count,
-                    columns,
-                    dst: packed.add(row * stride),
-                    dst_stride: stride,
+                    columns: job.shape.dim_v,
+                    dst: packed.add(row / K::PACKED * layout.value_stride),
+                    dst_stride: layout.value_stride,
                 };
-                if CHECK {
-                    finite &= K::widen_rows_checked(tensor.dtype, &rows);
-                } else {
-                    K::widen_rows(tensor.dtype, &rows);
+                if K::PACKED > 1 && job.page.is_some() {
+                    // Pairs of keys may lie in two pages: rows are brought together first.
+                    let together = scratch.add(layout.together).cast::<u8>();
+                    let bytes = rows.columns * job.v.dtype.bytes();
+                    for i in 0..count {
+                        let to = together.add((row - begin + i) * bytes);
+                        rows.src.add(i * job.v.row_bytes()).copy_to_nonoverlapping(to, bytes);
+                    }
+                    row += count;
+                    if row < end {
+                        continue;
+                    }
+                    (rows.src, rows.src_stride, rows.rows) = (together, rows.columns, end - begin);
+                    rows.dst = packed.add(begin / K::PACKED * layout.value_stride);
+                    return K::pack_values(job.v.dtype, checked, &rows);
                 }
-                if let Some(scales) = tensor.row_scales(place.batch, kv_head, place.row) {
-                    finite &= K::scale_rows(rows.dst, stride, count, columns, scales.as_ptr());
+                finite &= K::pack_values(job.v.dtype, checked, &rows);
+                if let Some(scales) = job.v.row_scales(place.batch, unit.kv_head, place.row) {
+                    finite &= K::scale_rows(rows.dst, rows.dst_stride, count, rows.columns, scales.as_ptr());
                 }
             }
             row += count;

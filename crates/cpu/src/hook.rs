@@ -73,8 +73,8 @@ pub(crate) unsafe fn modify<S: Simd, const NR: usize>(t: &TileStep, hook: &TileH
     }
 }
 
-/// Marks with 1 what the band and chunks hide in a tile of `[key][NR·LANES]`. What the boolean mask hides is there already, or
-/// `clear` says that there is none.
+/// Marks with 1 what the band and chunks hide in a tile of `[key][NR·LANES]`, and all of the row behind the last, which may be the last one's
+/// partner in a pair. What the boolean mask hides is there already, or `clear` says that there is none.
 ///
 /// # Safety
 /// The instruction set of `S`; `t` describes valid buffers for tiles of `NR` vectors, of which `hidden` is one.
@@ -94,6 +94,9 @@ pub(crate) unsafe fn mark_hidden<S: Simd, const NR: usize>(t: &TileStep, hidden:
                 }
                 S::store(p, mark);
             }
+        }
+        for v in 0..NR {
+            S::store(hidden.add((t.key_end * NR + v) * S::LANES), S::splat(1.0));
         }
     }
 }
@@ -303,7 +306,9 @@ mod tests {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => crate::avx512::Avx512::modify_row(ys.as_mut_ptr(), xs.len(), &hook),
+                Isa::Avx512 | Isa::Avx512Bf16 => {
+                    crate::avx512::Avx512::modify_row(ys.as_mut_ptr(), xs.len(), &hook)
+                }
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => crate::avx2::Avx2::modify_row(ys.as_mut_ptr(), xs.len(), &hook),
                 #[cfg(target_arch = "aarch64")]

@@ -125,6 +125,8 @@ pub(crate) struct Job<'a> {
     pub(crate) lse: *mut f32,
     /// Rows of O a head.
     pub(crate) rows_per_head: usize,
+    /// Whether weights must not be rounded to 16 bits.
+    pub(crate) precise: bool,
     /// What outputs are rounded to.
     pub(crate) output: Float,
 }
@@ -133,6 +135,11 @@ pub(crate) struct Job<'a> {
 unsafe impl Sync for Job<'_> {}
 
 impl Job<'_> {
+    /// Whether queries, keys and values are all bfloat16.
+    pub(crate) fn is_bf16(&self) -> bool {
+        [self.q.dtype, self.k.dtype, self.v.dtype] == [DType::BF16; 3]
+    }
+
     /// A sequence's lengths and what its queries see.
     pub(crate) fn span(&self, sequence: usize) -> Span {
         Span::new(self.problem, self.sequences.queries(sequence).len(), self.sequences.keys(sequence))

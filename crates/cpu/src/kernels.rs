@@ -29,6 +29,8 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Rows of the smallest step of the register tile: keys are taken from multiples of it, value columns up to the next multiple.
     const STEP: usize;
+    /// Elements of the inner dimension in a lane of packed queries, keys and weights: [`Simd::PACKED`].
+    const PACKED: usize = 1;
     /// Vectors of the register tile: a query tile is at most `VECTORS · LANES` wide.
     const VECTORS: usize;
 
@@ -42,6 +44,22 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     unsafe fn values(vectors: usize, exact: bool, t: &TileStep);
     unsafe fn widen_rows(dtype: DType, a: &Rows);
     unsafe fn widen_rows_checked(dtype: DType, a: &Rows) -> bool;
+    /// Packs rows of queries or keys for the score kernel.
+    unsafe fn pack_rows(dtype: DType, a: &Rows) {
+        // SAFETY: same contract.
+        unsafe { Self::widen_rows(dtype, a) }
+    }
+    /// Packs rows of values for the value kernel. When `checked`, says whether all were finite, otherwise nothing.
+    unsafe fn pack_values(dtype: DType, checked: bool, a: &Rows) -> bool {
+        // SAFETY: same contract.
+        unsafe {
+            if checked {
+                return Self::widen_rows_checked(dtype, a);
+            }
+            Self::widen_rows(dtype, a);
+        }
+        true
+    }
     unsafe fn scale_rows(
         data: *mut f32,
         stride: usize,

@@ -13,6 +13,9 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512bf16;
+mod cache;
 mod decode;
 mod dispatch;
 mod element;
@@ -41,6 +44,7 @@ mod tile;
 mod workspace;
 
 pub use attention::{attention, workspace_bytes};
+pub use cache::{Positions, Rotary, append, check_append, rotate};
 pub use error::Error;
 pub use isa::Isa;
 pub use options::{CpuKernel, CpuOptions, FlashTiles};

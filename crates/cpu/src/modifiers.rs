@@ -32,6 +32,11 @@ impl<'a> Modifiers<'a> {
         self.cap > 0.0 || self.slopes.is_some() || self.bias.is_some()
     }
 
+    /// Whether few of the keys that a band leaves to a row may hold most of its weight.
+    pub(crate) fn choose_keys(&self) -> bool {
+        self.mask.is_some() || self.bias.is_some() || self.slopes.is_some()
+    }
+
     /// Whether distances between queries and keys count.
     pub(crate) fn alibi(&self) -> bool {
         self.slopes.is_some()

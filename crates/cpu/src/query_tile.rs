@@ -10,6 +10,10 @@ use std::ops::Range;
 /// Widest query tile of any instruction set.
 const MAX_TILE_ROWS: usize = MAX_VECTORS * MAX_LANES;
 
+/// A row that sees fewer keys has some weights so large that their rounding to bfloat16 (one part in 512) would move the output by more than
+/// rounding the output does; from here on the errors of many small weights cancel.
+const FEW_KEYS: usize = 512;
+
 /// One query tile of a unit.
 pub(crate) struct QueryTile {
     pub(crate) rows: Range<usize>,
@@ -40,6 +44,15 @@ impl QueryTile {
         }
         let vectors = rows.len().div_ceil(K::LANES);
         QueryTile { rows, vectors, first_query, last_query, lane_query, look: Look::default() }
+    }
+
+    /// Whether a row of the tile sees so few keys that rounding its weights to 16 bits could show in the output. The number of keys in a band
+    /// is smallest for the first or the last query.
+    pub(crate) fn sees_few_keys(&self, span: &Span) -> bool {
+        [self.first_query, self.last_query].iter().any(|&query| {
+            let (begin, end) = span.seen_by_any(query, query);
+            end - begin < FEW_KEYS
+        })
     }
 
     /// The row of a lane.

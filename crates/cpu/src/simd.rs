@@ -31,6 +31,10 @@ pub(crate) trait Simd: Copy + 'static {
     /// Elements in a vector, at most [`MAX_LANES`].
     const LANES: usize;
 
+    /// How many elements of the inner dimension share a lane of the two products: 1, or 2 where operands are pairs of bfloat16 (the
+    /// first in the low half) and [`Simd::dot`] adds both products.
+    const PACKED: usize = 1;
+
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
@@ -55,6 +59,22 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, fused where the instruction set fuses.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The multiply-add of the two products: adds to `c` the products of all `PACKED` elements of each lane.
+    #[inline(always)]
+    unsafe fn dot(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: same contract.
+        unsafe { Self::fma(a, b, c) }
+    }
+    /// Rounds two rows to the pairs of one packed row, and what rounding took from them to another. Only where `PACKED` is 2.
+    #[inline(always)]
+    unsafe fn pack_pair(even: Self::V, _odd: Self::V) -> (Self::V, Self::V) {
+        (even, even)
+    }
+    /// The pairs with only the first element left, and with only the second. Only where `PACKED` is 2.
+    #[inline(always)]
+    unsafe fn halves(pairs: Self::V) -> [Self::V; 2] {
+        [pairs; 2]
+    }
     /// The larger of two; `b` where either is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// 2^x to within an ulp; 0 below 2^-126 (so for -inf), NaN for NaN. Not for x above 127.
@@ -68,6 +88,21 @@ pub(crate) trait Simd: Copy + 'static {
     /// The same for the first-level cache.
     #[inline(always)]
     unsafe fn prefetch_near(_p: *const u8) {}
+
+    /// The sums of each of `LANES` consecutive vectors' lanes, in any order.
+    #[inline(always)]
+    unsafe fn sum_rows(rows: *const f32) -> Self::V {
+        let mut turned = [0.0f32; MAX_LANES * MAX_LANES];
+        // SAFETY: same contract.
+        unsafe {
+            Self::transpose(rows, Self::LANES, turned.as_mut_ptr(), Self::LANES);
+            let mut sum = Self::splat(0.0);
+            for lane in 0..Self::LANES {
+                sum = Self::add(sum, Self::load(turned.as_ptr().add(lane * Self::LANES)));
+            }
+            sum
+        }
+    }
 
     /// Transposes a `LANES`×`LANES` block; strides in elements.
     unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
@@ -118,7 +153,7 @@ mod tests {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                crate::Isa::Avx512 => exp2_avx512(&mut ys),
+                crate::Isa::Avx512 | crate::Isa::Avx512Bf16 => exp2_avx512(&mut ys),
                 #[cfg(target_arch = "x86_64")]
                 crate::Isa::Avx2 => exp2_avx2(&mut ys),
                 #[cfg(target_arch = "aarch64")]

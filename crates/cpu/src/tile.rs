@@ -6,6 +6,10 @@
 //! maxima and sums are plain vectors without any horizontal step, and rescaling is one product per accumulator.
 //!
 //! Scores are in units of log2: the queries were multiplied by `scale · log2(e)` when they were packed.
+//!
+//! Where an instruction set multiplies pairs of bfloat16 ([`Simd::PACKED`] is 2), a lane of packed queries, keys, values and weights holds a pair:
+//! neighbours of the head dimension for the scores, neighbouring keys for the values. Queries then are as they were given, and scores
+//! are multiplied afterwards.
 
 use crate::simd::Simd;
 
@@ -53,20 +57,24 @@ impl TileMask {
 
 /// What the three kernels share about one query tile against one block of keys.
 pub(crate) struct TileStep {
-    /// Packed queries, `[dim_qk][NR·LANES]`.
+    /// Packed queries, `[dim_qk][NR·LANES]`; pairs are counted.
     pub(crate) queries: *const f32,
     pub(crate) dim_qk: usize,
+    /// What scores of pairs are multiplied with.
+    pub(crate) score_scale: f32,
     /// Packed keys of the block, `[key][key_stride]`.
     pub(crate) keys: *const f32,
     pub(crate) key_stride: usize,
-    /// Packed values of the block, `[key][value_stride]`.
+    /// Packed values of the block, `[key][value_stride]`, or `[pair of keys][value_stride]`.
     pub(crate) values: *const f32,
     pub(crate) value_stride: usize,
     /// Output accumulator, `[dim_v rounded up][NR·LANES]`.
     pub(crate) output: *mut f32,
     pub(crate) dim_v: usize,
-    /// Score tile, `[key][NR·LANES]`.
+    /// Score tile, `[key][NR·LANES]`. Weights in pairs lie in the even rows, and what rounding took from them in the odd ones.
     pub(crate) scores: *mut f32,
+    /// Whether what rounding took from weights in pairs is multiplied too.
+    pub(crate) whole_weights: bool,
     /// Key rows of the block to process. `key_begin` is a multiple of `TAIL`; rows up to `key_end` rounded up to `TAIL` are readable.
     pub(crate) key_begin: usize,
     pub(crate) key_end: usize,
@@ -196,7 +204,7 @@ unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usi
                 for r in 0..MR {
                     let k = S::splat(*key[r].add(r % 3 * t.key_stride + c));
                     for v in FIRST..NR {
-                        acc[r][v] = S::fma(k, q[v], acc[r][v]);
+                        acc[r][v] = S::dot(k, q[v], acc[r][v]);
                     }
                 }
             }
@@ -206,6 +214,14 @@ unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usi
             }
             for r in 0..MR {
                 key[r] = key[r / 3 * 3];
+            }
+        }
+        if S::PACKED == 2 {
+            let scale = S::splat(t.score_scale);
+            for r in 0..MR {
+                for v in FIRST..NR {
+                    acc[r][v] = S::mul(acc[r][v], scale);
+                }
             }
         }
         let out = t.scores.add(row * width);
@@ -252,12 +268,13 @@ pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) {
             // A row that has seen no key yet has maximum -inf; a finite shift keeps -inf - shift at -inf, not NaN.
             shift[v] = S::max(S::load(t.new_max.add(v * S::LANES)), S::splat(f32::MIN));
         }
-        weigh_rows::<S, NR, 0>(t, t.key_begin, t.vector_end[0], &shift, &mut sum);
+        let end = packed_ends::<S>(t);
+        weigh_rows::<S, NR, 0>(t, t.key_begin, end[0], &shift, &mut sum);
         if NR > 1 {
-            weigh_rows::<S, NR, 1>(t, t.vector_end[0], t.vector_end[1], &shift, &mut sum);
+            weigh_rows::<S, NR, 1>(t, end[0], end[1], &shift, &mut sum);
         }
         if NR > 2 {
-            weigh_rows::<S, NR, 2>(t, t.vector_end[1], t.vector_end[2], &shift, &mut sum);
+            weigh_rows::<S, NR, 2>(t, end[1], end[2], &shift, &mut sum);
         }
         for v in 0..NR {
             let at = v * S::LANES;
@@ -278,17 +295,37 @@ unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize>(
     shift: &[S::V; NR],
     sum: &mut [S::V; NR],
 ) {
-    for row in begin..end {
+    let width = NR * S::LANES;
+    for row in (begin..end).step_by(S::PACKED) {
         for v in FIRST..NR {
             // SAFETY: in bounds by the contract of `softmax`.
             unsafe {
-                let p = t.scores.add((row * NR + v) * S::LANES);
+                let p = t.scores.add(row * width + v * S::LANES);
                 let weight = S::exp2(S::sub(S::load(p), shift[v]));
-                S::store(p, weight);
                 sum[v] = S::add(sum[v], weight);
+                if S::PACKED == 1 {
+                    S::store(p, weight);
+                    continue;
+                }
+                // The last key may have no partner: its place then holds no score.
+                let mut partner = S::splat(0.0);
+                if row + 1 < t.key_end {
+                    partner = S::exp2(S::sub(S::load(p.add(width)), shift[v]));
+                    sum[v] = S::add(sum[v], partner);
+                }
+                let (pairs, rest) = S::pack_pair(weight, partner);
+                S::store(p, pairs);
+                S::store(p.add(width), rest);
             }
         }
     }
+}
+
+/// Where each vector's keys end, in whole pairs but for the last: scores are computed in even steps, so that the partner of a vector's last key
+/// has one, hidden by the mask.
+#[inline(always)]
+fn packed_ends<S: Simd>(t: &TileStep) -> [usize; MAX_VECTORS] {
+    t.vector_end.map(|end| end.next_multiple_of(S::PACKED).min(t.key_end))
 }
 
 /// `Oᵀ = Oᵀ·rescale + Vᵀ·P`, `MR` value columns at a time, the last ones `TAIL` at a time where that wastes less.
@@ -340,12 +377,13 @@ unsafe fn value_columns<S: Simd, const MR: usize, const NR: usize, const EXACT: 
                 acc[r][v] = S::mul(S::load(out.add(r * width + v * S::LANES)), rescale);
             }
         }
-        add_rows::<S, MR, NR, 0, EXACT>(t, column, t.key_begin, t.vector_end[0], &mut acc);
+        let end = packed_ends::<S>(t);
+        add_rows::<S, MR, NR, 0, EXACT>(t, column, t.key_begin, end[0], &mut acc);
         if NR > 1 {
-            add_rows::<S, MR, NR, 1, EXACT>(t, column, t.vector_end[0], t.vector_end[1], &mut acc);
+            add_rows::<S, MR, NR, 1, EXACT>(t, column, end[0], end[1], &mut acc);
         }
         if NR > 2 {
-            add_rows::<S, MR, NR, 2, EXACT>(t, column, t.vector_end[1], t.vector_end[2], &mut acc);
+            add_rows::<S, MR, NR, 2, EXACT>(t, column, end[1], end[2], &mut acc);
         }
         for r in 0..MR {
             for v in 0..NR {
@@ -364,27 +402,83 @@ unsafe fn add_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize
     end: usize,
     acc: &mut [[S::V; NR]; MR],
 ) {
-    for row in begin..end {
+    // SAFETY: in bounds by the contract of `values`.
+    unsafe {
+        if EXACT {
+            add_seen_rows::<S, MR, NR, FIRST>(t, column, begin, end, acc);
+        } else if S::PACKED == 2 && t.whole_weights {
+            add_all_rows::<S, MR, NR, FIRST, true>(t, column, begin, end, acc);
+        } else {
+            add_all_rows::<S, MR, NR, FIRST, false>(t, column, begin, end, acc);
+        }
+    }
+}
+
+/// [`add_rows`] where no value is NaN or infinite, or every query sees every key. With `WHOLE`, what rounding took from weights in pairs is added too.
+#[inline(always)]
+unsafe fn add_all_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const WHOLE: bool>(
+    t: &TileStep,
+    column: usize,
+    begin: usize,
+    end: usize,
+    acc: &mut [[S::V; NR]; MR],
+) {
+    let width = NR * S::LANES;
+    for row in (begin..end).step_by(S::PACKED) {
         // SAFETY: in bounds by the contract of `values`.
         unsafe {
-            let weight = t.scores.add(row * NR * S::LANES);
-            let value = t.values.add(row * t.value_stride + column);
+            let weight = t.scores.add(row * width);
+            let value = t.values.add(row / S::PACKED * t.value_stride + column);
             // The next columns of this row: K and V of a block together are larger than the first-level cache.
             S::prefetch_near(value.wrapping_add(VALUES_AHEAD).cast());
             let mut p = [S::splat(0.0); NR];
+            let mut rest = [S::splat(0.0); NR];
             for v in FIRST..NR {
                 p[v] = S::load(weight.add(v * S::LANES));
+                if WHOLE {
+                    rest[v] = S::load(weight.add(width + v * S::LANES));
+                }
             }
-            let hidden = t.hidden.add(row * NR * S::LANES);
             for r in 0..MR {
                 let x = S::splat(*value.add(r));
                 for v in FIRST..NR {
-                    let next = S::fma(x, p[v], acc[r][v]);
-                    acc[r][v] = if EXACT {
-                        S::select_between(S::load(hidden.add(v * S::LANES)), 0.0, 0.0, next, acc[r][v])
-                    } else {
-                        next
-                    };
+                    acc[r][v] = S::dot(x, p[v], acc[r][v]);
+                    if WHOLE {
+                        acc[r][v] = S::dot(x, rest[v], acc[r][v]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// [`add_rows`] that leaves out what a query does not see. Sums are in the order of [`add_all_rows`], whose pairs have their second element
+/// added first: what is left out changes nothing else.
+#[inline(always)]
+unsafe fn add_seen_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize>(
+    t: &TileStep,
+    column: usize,
+    begin: usize,
+    end: usize,
+    acc: &mut [[S::V; NR]; MR],
+) {
+    let width = NR * S::LANES;
+    let layers = if S::PACKED == 2 && t.whole_weights { 2 } else { 1 };
+    for row in (begin..end).step_by(S::PACKED) {
+        // SAFETY: in bounds by the contract of `values`.
+        unsafe {
+            let value = t.values.add(row / S::PACKED * t.value_stride + column);
+            for r in 0..MR {
+                let x = S::halves(S::splat(*value.add(r)));
+                for v in FIRST..NR {
+                    for layer in 0..layers {
+                        let p = S::halves(S::load(t.scores.add((row + layer) * width + v * S::LANES)));
+                        for part in (0..S::PACKED).rev() {
+                            let hidden = S::load(t.hidden.add((row + part) * width + v * S::LANES));
+                            let next = S::dot(x[part], p[part], acc[r][v]);
+                            acc[r][v] = S::select_between(hidden, 0.0, 0.0, next, acc[r][v]);
+                        }
+                    }
                 }
             }
         }

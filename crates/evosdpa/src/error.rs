@@ -145,6 +145,15 @@ pub enum Error {
         /// Each kernel with its reason.
         reasons: String,
     },
+    /// What no GPU does yet.
+    #[cfg(feature = "cuda")]
+    #[error("{what} is done on the CPU alone, not on {device}; move the tensors to the CPU")]
+    OnCpuOnly {
+        /// What was asked for.
+        what: &'static str,
+        /// Where.
+        device: Device,
+    },
     /// Host tensors for a plan on a GPU.
     #[cfg(feature = "cuda")]
     #[error(

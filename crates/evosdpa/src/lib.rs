@@ -44,6 +44,8 @@
 compile_error!("evosdpa needs a device to run on: enable the feature `cpu`, `cuda` or both");
 
 mod attention;
+#[cfg(feature = "cpu")]
+pub mod cache;
 #[cfg(feature = "cuda")]
 pub mod choose;
 mod error;
@@ -56,11 +58,11 @@ pub use attention::{Attention, Device, Options};
 pub use error::Error;
 pub use evosdpa_core::{
     Alignment, Broadcast, Chunk, DType, Element, Feature, Features, Granularity, Kinds, Layout, Lengths,
-    Mask, PageSize, PageTable, Precision, Problem, ScaleViews, Scores, Shape, SideInputs, Sizes, Softcap,
-    Tensor, TensorView, TensorViewMut, Types,
+    Mask, NewTokens, PageSize, PageTable, Placement, Precision, Problem, ScaleViews, Scores, Shape,
+    SideInputs, Sizes, Softcap, Tensor, TensorView, TensorViewMut, Types,
 };
 #[cfg(feature = "cpu")]
-pub use evosdpa_cpu::{CpuKernel, FlashTiles, Isa};
+pub use evosdpa_cpu::{CpuKernel, FlashTiles, Isa, Positions, Rotary};
 #[cfg(feature = "cuda")]
 pub use evosdpa_kernels::VariantId;
 #[cfg(feature = "cuda")]

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use evosdpa_core::Problem;
+use evosdpa_core::{DType, Problem};
 use evosdpa_oracle::{
     Case,
     inputs::{Family, Inputs},
@@ -47,6 +47,8 @@ pub struct Request {
     pub budget: Option<Duration>,
     /// Measured peak, to compare with.
     pub peak_gflops: Option<f64>,
+    /// The same for bf16 problems, where it is another.
+    pub bf16_peak_gflops: Option<f64>,
     /// How calls are timed.
     pub timing: Timing,
     /// The most the device can do, where the device itself does not say.
@@ -423,7 +425,9 @@ fn take_in(
         };
         match times.next() {
             Some(Ok(times)) => {
-                row.measured(&times, problem.flops(), problem.bytes(), request.peak_gflops);
+                let of_bf16 = request.bf16_peak_gflops.filter(|_| problem.dtype() == DType::BF16);
+                let peak_gflops = of_bf16.or(request.peak_gflops);
+                row.measured(&times, problem.flops(), problem.bytes(), peak_gflops);
                 if let Some(audits) = audits.filter(|_| !row.samples_us.is_empty()) {
                     let detail = format!("{audits} audits between timed calls found nothing");
                     row.gates.push(GateResult::pass(AUDIT, detail));

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use evosdpa::Isa;
 use evosdpa_core::Problem;
 
 /// Everything about a run's surroundings that its numbers depend on.
@@ -38,6 +39,9 @@ pub struct Environment {
     pub started: String,
     /// Measured peak of fused multiply-adds, GFLOP/s, at this thread count.
     pub fma_peak_gflops: Option<f64>,
+    /// The same for products of bfloat16, where kernels have instructions for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bf16_peak_gflops: Option<f64>,
     /// The best that these threads could do, GFLOP/s, however busy the machine is: no call can be faster.
     #[serde(default)]
     pub fma_ceiling_gflops: Option<f64>,
@@ -58,7 +62,7 @@ impl Environment {
             compiler: env!("EVOSDPA_COMPILER").to_owned(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             cpu: proc_field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
-            isas: evosdpa::Isa::available().iter().map(|isa| isa.name().to_owned()).collect(),
+            isas: Isa::available().iter().map(|isa| isa.name().to_owned()).collect(),
             cores,
             threads: threads.unwrap_or(cores),
             accelerator: None,
@@ -66,6 +70,7 @@ impl Environment {
             memory_bytes: memory_kib("MemTotal").map(|kib| kib * 1024),
             started: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
             fma_peak_gflops: None,
+            bf16_peak_gflops: None,
             fma_ceiling_gflops: None,
             memory_gbps: None,
             torch: None,
@@ -74,9 +79,12 @@ impl Environment {
 
     /// Measures the machine's ceilings, which takes about a second; the peak with the instruction set that kernels are held to,
     /// or with the best.
-    pub fn measure_peaks(&mut self, isa: Option<evosdpa::Isa>) {
-        let isa = isa.unwrap_or_else(evosdpa::Isa::best);
-        self.fma_peak_gflops = Some(evosdpa_cpu::fma_peak_gflops(isa, self.threads));
+    pub fn measure_peaks(&mut self, isa: Option<Isa>) {
+        let isa = isa.unwrap_or_else(Isa::best);
+        let pairs = isa == Isa::Avx512Bf16;
+        self.fma_peak_gflops =
+            Some(evosdpa_cpu::fma_peak_gflops(if pairs { Isa::Avx512 } else { isa }, self.threads));
+        self.bf16_peak_gflops = pairs.then(|| evosdpa_cpu::fma_peak_gflops(isa, self.threads));
         self.fma_ceiling_gflops = Some(evosdpa_cpu::fma_ceiling_gflops(self.threads));
         self.memory_gbps = Some(evosdpa_cpu::memory_bandwidth_gbps(self.threads));
     }

@@ -35,8 +35,8 @@ fn run(sim: &Sim, trial: &Trial) -> Vec<String> {
         let (output, outcome) = simulation.run(&case.inputs, &options).unwrap();
         let label = format!("{} on {} under {}", simulation.label(), spec.label(), schedule.name());
         let judgement = case.judge(&output.o.view(), output.lse.as_deref());
-        if let Some(finding) = outcome.findings.first() {
-            wrong.push(format!("{label}: {} findings, {finding}", outcome.findings.len()));
+        if let Some(finding) = outcome.failures().next() {
+            wrong.push(format!("{label}: {} findings, {finding}", outcome.failures().count()));
         } else if !judgement.passed() {
             wrong.push(format!("{label}: {}", judgement.summary()));
         }

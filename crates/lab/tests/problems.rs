@@ -21,13 +21,17 @@ const HALF: &[DType] = &[DType::F16, DType::BF16];
 const CODES: &[DType] = &DType::EIGHT_BIT;
 
 /// Every field by itself or in the company that its users give it.
-const FIELDS: [Field; 24] = [
+const FIELDS: [Field; 28] = [
     ("b3h4/2s9/33d16:varlen", ANY, Feature::PackedQueries),
     ("b3h4/2s9/33d16:causal-br:varlen=q", ANY, Feature::PackedQueries),
     ("b3h4/2s9/33d16:causal:varlen=kv", ANY, Feature::PackedKeys),
     ("b3h4/2s9/33d16:causal-br:varlen:used", ANY, Feature::UsedLengths),
     ("b3h4/2s9/33d16:used", ANY, Feature::UsedLengths),
     ("b3h4/2s9/33d16:window=9/2:used", ANY, Feature::UsedLengths),
+    ("b3h4/2s9/33d16:causal-br:used-q", ANY, Feature::UsedQueries),
+    ("b3h4/2s9/33d16:window=9/2:varlen:used:used-q", ANY, Feature::UsedQueries),
+    ("b3h4/2s9/33d16:causal-br:used:leftpad", ANY, Feature::LeftPadding),
+    ("b3h4/2s9/33d16:causal-br:used:leftpad:indexed:paged=4", ANY, Feature::CacheIndices),
     ("b3h4/2s9/33d16:paged=1", ANY, Feature::PagedCache),
     ("b3h4/2s9/33d16:causal-br:used:paged=16", ANY, Feature::PagedCache),
     ("b3h4/2s9/300d16:varlen=q:used:paged=256", ANY, Feature::PagedCache),

@@ -24,6 +24,12 @@ pub enum Control {
     OneKeyLess,
     /// Each sequence with room for it has one key more.
     OneKeyMore,
+    /// Each sequence lost its last query.
+    OneQueryLess,
+    /// Each sequence begins one key before its left padding ends.
+    ShiftedPadding,
+    /// Each sequence took the block of its own number.
+    NoIndices,
     /// Two pages, of two sequences where there are two, were taken for each other.
     SwappedPages,
     /// The pages of each sequence were read from the last to the first.
@@ -46,7 +52,7 @@ pub enum Control {
 
 impl Control {
     /// Every control.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::Zeros,
         Self::CopyOfV,
         Self::MeanOfV,
@@ -55,6 +61,9 @@ impl Control {
         Self::ShiftedQueries,
         Self::OneKeyLess,
         Self::OneKeyMore,
+        Self::OneQueryLess,
+        Self::ShiftedPadding,
+        Self::NoIndices,
         Self::SwappedPages,
         Self::ReversedPages,
         Self::NoSoftcap,
@@ -79,6 +88,9 @@ impl Control {
             Self::Zeros | Self::CopyOfV | Self::MeanOfV | Self::PreviousOutput | Self::AnotherMask => true,
             Self::ShiftedQueries => lengths.packed_queries,
             Self::OneKeyLess | Self::OneKeyMore => lengths.packed_keys || lengths.used,
+            Self::OneQueryLess => lengths.used_queries,
+            Self::ShiftedPadding => lengths.left_padded,
+            Self::NoIndices => lengths.indexed && problem.sizes().batch > 1,
             Self::SwappedPages | Self::ReversedPages => lengths.page.is_some(),
             Self::NoSoftcap => scores.softcap.is_some(),
             Self::NoAlibi => scores.alibi,
@@ -114,6 +126,9 @@ impl Control {
             Self::ShiftedQueries => "shifted-queries",
             Self::OneKeyLess => "one-key-less",
             Self::OneKeyMore => "one-key-more",
+            Self::OneQueryLess => "one-query-less",
+            Self::ShiftedPadding => "shifted-padding",
+            Self::NoIndices => "no-indices",
             Self::SwappedPages => "swapped-pages",
             Self::ReversedPages => "reversed-pages",
             Self::NoSoftcap => "no-softcap",

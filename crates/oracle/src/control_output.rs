@@ -1,5 +1,7 @@
 //! What each control puts in place of a kernel's output.
 
+use std::ops::Range;
+
 use evosdpa_core::{Alignment, Kinds, Mask, Problem, Scores, Sequences, SideInputs, Tensor};
 
 use crate::{
@@ -143,6 +145,11 @@ fn alter(problem: &Problem, side: &mut Side, control: Control) -> Problem {
     match control {
         Control::ShiftedQueries => {
             side.cu_seqlens_q = side.cu_seqlens_q.take().map(|cu| moved(cu, -1, sizes.seq_q));
+            if let (Some(cu), Some(used)) = (&side.cu_seqlens_q, &mut side.seqused_q) {
+                used.iter_mut()
+                    .zip(cu.windows(2))
+                    .for_each(|(used, room)| *used = (*used).min(room[1] - room[0]));
+            }
         }
         Control::OneKeyLess | Control::OneKeyMore => {
             let by = if control == Control::OneKeyLess { -1 } else { 1 };
@@ -150,7 +157,8 @@ fn alter(problem: &Problem, side: &mut Side, control: Control) -> Problem {
                 (Some(used), cu) => {
                     for (b, used) in used.iter_mut().enumerate() {
                         let room = cu.as_ref().map_or(sizes.seq_kv as i32, |cu| cu[b + 1] - cu[b]);
-                        *used = (*used + by).clamp(0, room);
+                        let least = side.leftpad_kv.as_ref().map_or(0, |leftpad| leftpad[b]);
+                        *used = (*used + by).clamp(least, room);
                     }
                     // A page that was not needed before is now: any will do, it is not the sequence's.
                     side.page_table.iter_mut().flatten().for_each(|page| *page = (*page).max(0));
@@ -160,14 +168,22 @@ fn alter(problem: &Problem, side: &mut Side, control: Control) -> Problem {
                 }
             }
         }
+        Control::OneQueryLess => {
+            side.seqused_q.iter_mut().flatten().for_each(|used| *used = (*used - 1).max(0));
+        }
+        Control::ShiftedPadding => {
+            side.leftpad_kv.iter_mut().flatten().for_each(|leftpad| *leftpad = (*leftpad - 1).max(0));
+        }
+        Control::NoIndices => {
+            side.cache_batch_idx = Some((0..sizes.batch as i32).collect());
+            // Of another's pages some may be missing: any will do.
+            side.page_table.iter_mut().flatten().for_each(|page| *page = (*page).max(0));
+        }
         Control::SwappedPages => swap_pages(problem, side),
         Control::ReversedPages => {
             let rows = used_pages(problem, side);
             if let Some(table) = &mut side.page_table {
-                table
-                    .chunks_mut(side.page_row_stride)
-                    .zip(rows)
-                    .for_each(|(row, used)| row[..used].reverse());
+                rows.into_iter().for_each(|row| table[row].reverse());
             }
         }
         Control::NoSoftcap => scores.softcap = None,
@@ -202,19 +218,25 @@ fn moved(mut cu: Vec<i32>, by: i32, longest: usize) -> Vec<i32> {
     cu
 }
 
-/// Pages of each sequence that hold keys.
-fn used_pages(problem: &Problem, side: &Side) -> Vec<usize> {
+/// The entries of each sequence's pages that hold keys.
+fn used_pages(problem: &Problem, side: &Side) -> Vec<Range<usize>> {
     let page = problem.lengths().page.map_or(1, |page| page.tokens());
-    let keys = |b: usize| side.seqused_kv.as_ref().map_or(problem.sizes().seq_kv, |used| used[b] as usize);
-    (0..problem.sizes().batch).map(|b| keys(b).div_ceil(page)).collect()
+    let of = |list: &Option<Vec<i32>>, b: usize, otherwise: usize| {
+        list.as_ref().map_or(otherwise, |values| values[b] as usize)
+    };
+    (0..problem.sizes().batch)
+        .map(|b| {
+            let begin = of(&side.cache_batch_idx, b, b) * side.page_row_stride;
+            let filled = of(&side.seqused_kv, b, problem.sizes().seq_kv);
+            begin + of(&side.leftpad_kv, b, 0) / page..begin + filled.div_ceil(page)
+        })
+        .collect()
 }
 
 fn swap_pages(problem: &Problem, side: &mut Side) {
-    let used = used_pages(problem, side);
+    let entries: Vec<usize> = used_pages(problem, side).into_iter().flatten().collect();
     let stride = side.page_row_stride;
     let Some(table) = &mut side.page_table else { return };
-    let entries: Vec<usize> =
-        used.iter().enumerate().flat_map(|(b, &used)| (0..used).map(move |i| b * stride + i)).collect();
     let pair = |apart: bool| {
         let pairs = entries.iter().flat_map(|&i| entries.iter().rev().map(move |&j| (i, j)));
         pairs.into_iter().find(|&(i, j)| table[i] != table[j] && (i / stride != j / stride) == apart)

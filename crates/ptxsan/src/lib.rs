@@ -55,6 +55,7 @@
 pub mod count;
 mod decode;
 pub mod error;
+pub mod finding;
 mod hazard;
 mod machine;
 mod memory;
@@ -66,8 +67,8 @@ pub mod report;
 pub mod tensor;
 
 pub use error::{Error, Result};
-pub use hazard::log::Kind;
+pub use finding::{Finding, Frame, Kind, Severity, Site, Suppressions, Variable};
 pub use machine::{Arg, Device, Launch, ModuleId, Options, Schedule, TensorElement, TensorMap};
 pub use memory::Buffer;
 pub use module::{Edit, Module, SyncPoint};
-pub use report::{Finding, Outcome, Site, SyncWork};
+pub use report::{Outcome, SyncWork};

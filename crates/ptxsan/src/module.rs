@@ -2,6 +2,7 @@
 
 use crate::decode::{self, Info, Kernel};
 use crate::error::{Error, Result};
+use crate::finding::{Frame, one_line};
 use crate::memory::{PAGE_BYTES, window};
 use crate::numeric::approx::Perturb;
 use crate::parse::ast::{Ast, Initial, Instruction, Operand, Space, Statement, Type};
@@ -12,6 +13,8 @@ use std::sync::Arc;
 /// Modules' variables live below all allocations, each module in a range of its own.
 const MODULE_BASE: u64 = 0x0001_0000_0000;
 const MODULE_SPAN: u64 = 0x0000_8000_0000;
+/// Where functions would lie, whose addresses tables may hold.
+const FUNCTION_BASE: u64 = 0x0000_1000_0000;
 /// How many modules one device can hold.
 pub(crate) const MAX_MODULES: u64 = 16;
 /// All variables of a module together may not be larger.
@@ -26,12 +29,15 @@ pub(crate) struct GlobalVariable {
     pub(crate) initial: Vec<u8>,
 }
 
-/// A PTX module, parsed and decoded; every instruction in it is supported.
+/// A PTX module, parsed and decoded. Entries with something in them that is not supported are refused when they are asked for; the
+/// others can be run.
 #[derive(Clone)]
 pub struct Module {
     ast: Arc<Ast>,
     pub(crate) globals: Arc<HashMap<String, GlobalVariable>>,
     kernels: BTreeMap<String, Arc<Kernel>>,
+    /// Entries that cannot be run, and why, in the order of the text.
+    refused: Vec<(String, Error)>,
     perturb: Perturb,
 }
 
@@ -65,7 +71,8 @@ pub struct SyncPoint {
 }
 
 impl Module {
-    /// Reads PTX text. Fails if any entry holds an instruction that is not supported, naming it and its line.
+    /// Reads PTX text. An entry that holds something that is not supported is refused alone (see [`Module::refused`]); if there is no
+    /// other, the module is, naming the instruction and its line.
     pub fn parse(text: &str) -> Result<Module> {
         Self::parse_with(text, Perturb::None)
     }
@@ -77,12 +84,17 @@ impl Module {
 
     fn build(ast: Arc<Ast>, slot: u64, perturb: Perturb) -> Result<Module> {
         let globals = Arc::new(place_globals(&ast, MODULE_BASE + slot * MODULE_SPAN)?);
-        let mut kernels = BTreeMap::new();
+        let (mut kernels, mut refused) = (BTreeMap::new(), Vec::new());
         for entry in ast.functions.iter().filter(|f| f.is_entry && f.body.is_some()) {
-            let kernel = decode::kernel(&ast, &globals, entry, perturb)?;
-            kernels.insert(entry.name.clone(), Arc::new(kernel));
+            match decode::kernel(&ast, &globals, entry, perturb) {
+                Ok(kernel) => drop(kernels.insert(entry.name.clone(), Arc::new(kernel))),
+                Err(error) => refused.push((entry.name.clone(), error)),
+            }
         }
-        Ok(Module { ast, globals, kernels, perturb })
+        match refused.first() {
+            Some((_, error)) if kernels.is_empty() => Err(error.clone()),
+            _ => Ok(Module { ast, globals, kernels, refused, perturb }),
+        }
     }
 
     /// The same module with its variables in the range of `slot`.
@@ -93,6 +105,11 @@ impl Module {
     /// Names of the entries.
     pub fn entries(&self) -> impl Iterator<Item = &str> {
         self.kernels.keys().map(String::as_str)
+    }
+
+    /// Entries that cannot be run, and why.
+    pub fn refused(&self) -> impl Iterator<Item = (&str, &Error)> {
+        self.refused.iter().map(|(name, why)| (name.as_str(), why))
     }
 
     /// The `.target` the module was compiled for.
@@ -116,6 +133,9 @@ impl Module {
     }
 
     pub(crate) fn kernel(&self, entry: &str) -> Result<&Arc<Kernel>> {
+        if let Some((_, why)) = self.refused.iter().find(|(name, _)| name == entry) {
+            return Err(why.clone());
+        }
         self.kernels.get(entry).ok_or_else(|| Error::NoSuchEntry {
             name: entry.to_owned(),
             available: self.entries().collect::<Vec<_>>().join(", "),
@@ -124,31 +144,32 @@ impl Module {
 
     /// Where an instruction stands: file and line to sort by, and the whole as it is written.
     pub(crate) fn place(&self, info: &Info) -> (String, u64, String) {
-        let at = info.location.and_then(|index| self.ast.locations.get(index as usize));
-        match (at, self.describe(info.location)) {
-            (Some(location), Some(source)) => {
-                let line = u64::from(location.inlined_at.map_or(location.line, |(_, line)| line));
-                let file = source.split(':').next().unwrap_or_default().to_owned();
-                (file, line, source)
-            }
+        let stack = self.stack(info.location);
+        match (stack.last(), one_line(&stack)) {
+            (Some(outer), Some(source)) => (outer.file_name().to_owned(), u64::from(outer.line), source),
             _ => (String::new(), u64::from(info.line), format!("PTX line {}", info.line)),
         }
     }
 
-    /// `file:line` of a location, the user's own line when it was inlined from a header.
-    pub(crate) fn describe(&self, location: Option<u32>) -> Option<String> {
-        let location = self.ast.locations.get(location? as usize)?;
-        let name = |index: u64| {
-            let path = self.ast.files.iter().find(|(i, _)| *i == index).map_or("?", |(_, n)| n.as_str());
-            path.rsplit(['/', '\\']).next().unwrap_or(path).to_owned()
+    /// The line of a location, then the line that it was inlined into, and so on; nothing without line information.
+    pub(crate) fn stack(&self, location: Option<u32>) -> Vec<Frame> {
+        let Some(location) = location.and_then(|index| self.ast.locations.get(index as usize)) else {
+            return Vec::new();
         };
-        let inner = format!("{}:{}", name(location.file), location.line);
-        Some(match location.inlined_at {
-            Some((file, line)) if file != location.file || line != location.line => {
-                format!("{}:{line} (inlined from {inner})", name(file))
-            }
-            _ => inner,
-        })
+        let frame = |(index, line): (u64, u32)| {
+            let path = self.ast.files.iter().find(|(i, _)| *i == index).map_or("?", |(_, n)| n.as_str());
+            Frame::new(path.to_owned(), line)
+        };
+        let own = (location.file, location.line);
+        let mut frames: Vec<Frame> =
+            std::iter::once(own).chain(location.callers.iter().copied()).map(frame).collect();
+        frames.dedup();
+        frames
+    }
+
+    /// [`Module::stack`] in one line.
+    pub(crate) fn describe(&self, location: Option<u32>) -> Option<String> {
+        one_line(&self.stack(location))
     }
 
     /// Barriers, waits, commits, fences and warp synchronisations that an entry can reach, in order of the text.
@@ -284,11 +305,16 @@ fn place_globals(ast: &Ast, base: u64) -> Result<HashMap<String, GlobalVariable>
             let bits = match value {
                 Initial::Bits(bits) => *bits,
                 Initial::Address { name, offset, generic } => {
-                    let target = out.get(name.as_str());
-                    let target =
-                        target.ok_or_else(|| Error::parse(v.line, format!("no variable `{name}`")))?;
-                    let window = if *generic { window::base(target.space) } else { 0 };
-                    (target.address + window).wrapping_add_signed(*offset)
+                    let function = ast.functions.iter().position(|f| f.name == *name);
+                    match (out.get(name.as_str()), function) {
+                        (Some(target), _) => {
+                            let window = if *generic { window::base(target.space) } else { 0 };
+                            (target.address + window).wrapping_add_signed(*offset)
+                        }
+                        // Nothing can be called through it, but the table may be there.
+                        (None, Some(function)) => FUNCTION_BASE + 16 * function as u64,
+                        (None, None) => return Err(Error::parse(v.line, format!("no variable `{name}`"))),
+                    }
                 }
             };
             let raw = bits.to_le_bytes();

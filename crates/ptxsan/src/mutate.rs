@@ -114,7 +114,7 @@ pub fn score<E: From<Error>>(
         // Where there is nothing to delete there is nothing to explain.
         let options = Options { schedule, explain: !points.is_empty(), ..Options::default() };
         let (outcome, result) = (scene.run)(module, &options)?;
-        score.unmutated_findings.extend(outcome.findings.iter().map(|f| f.to_string()));
+        score.unmutated_findings.extend(outcome.failures().map(|f| f.to_string()));
         work.push(by_id(&outcome));
         results.push(result);
     }
@@ -157,7 +157,7 @@ fn noticed<E>(
     for ((scene, schedule), right) in pairs(scenes, schedules).zip(results) {
         let (outcome, result) = (scene.run)(mutant, &Options { schedule, ..Options::default() })?;
         let scene = scene.name.clone();
-        if let Some(finding) = outcome.findings.first() {
+        if let Some(finding) = outcome.failures().next() {
             let text = finding.to_string();
             let finding = text.lines().map(str::trim).collect::<Vec<_>>().join("; ");
             return Ok(Some(Fate::Noticed { scene, schedule, finding }));

@@ -3,73 +3,13 @@
 use crate::count::Counters;
 use crate::count::counters::Tally;
 use crate::decode::Kernel;
-use crate::hazard::log::{Entry, Kind, Log};
+use crate::finding::{self, Finding, Kind, Severity, Site, one_line};
+use crate::hazard::log::{Entry, Log};
 use crate::machine::{Launch, Shape};
 use crate::module::{Module, is_sync};
 use serde::Serialize;
+use std::collections::HashSet;
 use std::fmt;
-
-/// A place in the code, and who was there.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Site {
-    /// `file:line` in the CUDA source, when the module has line information.
-    pub source: Option<String>,
-    /// Line in the PTX text.
-    pub ptx_line: u32,
-    /// The instruction, without operands.
-    pub opcode: String,
-    /// Block indices x, y, z.
-    pub block: [u64; 3],
-    /// Thread indices x, y, z.
-    pub thread: [u64; 3],
-}
-
-impl fmt::Display for Site {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [bx, by, bz] = self.block;
-        let [tx, ty, tz] = self.thread;
-        match &self.source {
-            Some(source) => write!(f, "{source}")?,
-            None => write!(f, "PTX")?,
-        }
-        write!(
-            f,
-            " (PTX line {}, {}) by block ({bx},{by},{bz}) thread ({tx},{ty},{tz})",
-            self.ptx_line, self.opcode
-        )
-    }
-}
-
-/// One mistake, reported once per pair of code locations.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Finding {
-    /// What kind of mistake.
-    pub kind: Kind,
-    /// The access or instruction at which it showed.
-    pub site: Site,
-    /// The other access of a race.
-    pub other: Option<Site>,
-    /// Addresses, sizes, and what is missing.
-    pub detail: String,
-    /// How often it was seen.
-    pub count: u64,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: {}", self.kind.title(), self.detail)?;
-        write!(f, "    at {}", self.site)?;
-        if let Some(other) = &self.other {
-            write!(f, "\n   and {other}")?;
-        }
-        if self.count > 1 {
-            write!(f, "\n  seen {} times", self.count)?;
-        }
-        Ok(())
-    }
-}
 
 /// Everything a launch leaves behind beside memory.
 #[derive(Debug, Clone, Serialize)]
@@ -77,9 +17,9 @@ impl fmt::Display for Finding {
 pub struct Outcome {
     /// The entry launched.
     pub entry: String,
-    /// Mistakes, in the order they showed.
+    /// Mistakes, one for each pair of source lines: the worst first, else in the order they showed.
     pub findings: Vec<Finding>,
-    /// Occurrences beyond the distinct findings that are kept.
+    /// Occurrences that are in no finding, because there were too many of different places.
     pub dropped: u64,
     /// What was executed.
     pub counters: Counters,
@@ -118,8 +58,10 @@ impl Outcome {
     ) -> Self {
         let site = |pc: u32, block: u64, thread: u32| {
             let info = &kernel.info[(pc as usize).min(kernel.info.len() - 1)];
+            let stack = module.stack(info.location);
             Site {
-                source: module.describe(info.location),
+                source: one_line(&stack),
+                stack,
                 ptx_line: info.line,
                 opcode: info.opcode.to_string(),
                 block: Shape::coordinates(shape.grid, shape.in_grid(block)),
@@ -128,15 +70,22 @@ impl Outcome {
         };
         let finding = |e: Entry| Finding {
             kind: e.kind,
+            severity: e.severity,
             site: site(e.pc, e.block, e.thread),
             other: e.other.map(|o| site(o.pc, o.block, o.thread)),
-            detail: e.detail,
+            variable: e.words.variable,
+            detail: e.words.detail,
+            advice: e.words.advice,
             count: e.count,
+            schedules: vec![launch.options.schedule],
         };
+        let mut findings = Vec::new();
+        let entries = without_consequences(log.entries);
+        finding::merge(&mut findings, entries.into_iter().map(finding));
         Outcome {
             entry: launch.entry.clone(),
             dropped: log.dropped,
-            findings: log.entries.into_iter().map(finding).collect(),
+            findings,
             counters: Counters::new(module, kernel, tallies),
             output,
             warp_instructions,
@@ -144,15 +93,39 @@ impl Outcome {
         }
     }
 
-    /// Whether nothing was found.
+    /// Whether nothing was found that is worse than benign, and nothing was left out.
     pub fn is_clean(&self) -> bool {
-        self.findings.is_empty()
+        self.failures().next().is_none() && self.dropped == 0
+    }
+
+    /// Findings that are worse than benign.
+    pub fn failures(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().filter(|finding| finding.severity > Severity::Info)
+    }
+
+    /// The severity of the worst finding.
+    pub fn worst(&self) -> Option<Severity> {
+        self.findings.iter().map(|finding| finding.severity).max()
     }
 
     /// Findings of one kind.
     pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(move |f| f.kind == kind)
     }
+}
+
+/// A read that races with the first write may find memory that nothing wrote yet: that is the race, and told as such.
+fn without_consequences(entries: Vec<Entry>) -> Vec<Entry> {
+    let races = [Kind::Race, Kind::AsyncRace, Kind::ProxyRace, Kind::WarpSynchronous, Kind::UnfencedMessage];
+    let racing: HashSet<u32> = entries
+        .iter()
+        .filter(|entry| races.contains(&entry.kind) && entry.severity > Severity::Info)
+        .flat_map(|entry| [Some(entry.pc), entry.other.map(|other| other.pc)])
+        .flatten()
+        .collect();
+    let source = |entry: &Entry| entry.other.map_or(entry.pc, |other| other.pc);
+    let is_told = |entry: &Entry| entry.kind == Kind::UninitialisedMemory && racing.contains(&source(entry));
+    entries.into_iter().filter(|entry| !is_told(entry)).collect()
 }
 
 fn sync_work(kernel: &Kernel, tallies: &[Tally]) -> Vec<SyncWork> {
@@ -172,11 +145,28 @@ impl fmt::Display for Outcome {
         for finding in &self.findings {
             writeln!(f, "{finding}\n")?;
         }
-        match self.findings.len() {
-            0 => writeln!(f, "{}: no findings", self.entry)?,
-            1 => writeln!(f, "{}: 1 finding", self.entry)?,
-            n => writeln!(f, "{}: {n} findings", self.entry)?,
-        }
+        writeln!(f, "{}: {}", self.entry, tally(&self.findings, self.dropped))?;
         write!(f, "{}", self.counters)
     }
+}
+
+/// How many findings there are: `3 findings (1 error, 2 info)`.
+pub fn tally(findings: &[Finding], dropped: u64) -> String {
+    let mut text = match findings.len() {
+        0 => "no findings".to_owned(),
+        1 => "1 finding".to_owned(),
+        n => format!("{n} findings"),
+    };
+    let counted = Severity::ALL.into_iter().rev().filter_map(|severity| {
+        let count = findings.iter().filter(|finding| finding.severity == severity).count();
+        (count > 0).then(|| format!("{count} {severity}"))
+    });
+    let counted: Vec<String> = counted.collect();
+    if !counted.is_empty() {
+        text += &format!(" ({})", counted.join(", "));
+    }
+    if dropped > 0 {
+        text += &format!("; {dropped} more occurrences at further places, too many to list");
+    }
+    text
 }

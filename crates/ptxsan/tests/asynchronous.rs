@@ -110,12 +110,7 @@ fn bulk_data_read_before_its_phase() {
         &body,
         &setup(one_block(32)),
         &[
-            (
-                &ask,
-                "",
-                Kind::AsyncRace,
-                &["after an unordered bulk copy's write", "mbarrier must be waited for"],
-            ),
+            (&ask, "", Kind::AsyncRace, &["bulk copy's write", "mbarrier must be waited for"]),
             // A fresh barrier counts as if the phase before had completed.
             (&ask, &wrong_parity, Kind::AsyncRace, &["bulk copy's write"]),
         ],
@@ -504,7 +499,7 @@ fn asynchronous_stores_report_to_the_receiver() {
         &body,
         &setup((32, 2)),
         &[
-            (&ask, "", Kind::AsyncRace, &["after an unordered bulk copy's write"]),
+            (&ask, "", Kind::AsyncRace, &["bulk copy's write"]),
             ("[%r2], 256", "[%r2], 264", Kind::Deadlock, &["8 bytes missing"]),
         ],
     );

@@ -82,7 +82,7 @@ fn findings_exit_with_one_and_wrong_use_with_two() {
     let output = ptxsan(&line);
     assert_eq!(output.status.code(), Some(1));
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(json["schema"], "ptxsan.run/1");
+    assert_eq!(json["schema"], "ptxsan.run/2");
     let findings = json["rows"][0]["findings"].as_array().unwrap();
     assert!(findings.iter().any(|f| f["kind"] == "race"), "{findings:?}");
     assert_eq!(ptxsan(&["run", &file, "--grid", "1", "--block", "64"]).status.code(), Some(2));

@@ -177,24 +177,31 @@ impl Operand {
         dtype: DType,
     ) -> Result<TensorView<'a>, Error> {
         let (shape, strides, bytes) = self.extent(tensor, dtype)?;
-        let data = match bytes {
-            0 => &[],
-            // SAFETY: by contract the elements are valid, and the bytes end with the last of them.
-            _ => unsafe { std::slice::from_raw_parts(self.address as *const u8, bytes) },
-        };
+        // SAFETY: by contract the elements are valid, and the bytes end with the last of them.
+        let data = unsafe { std::slice::from_raw_parts(self.start(bytes), bytes) };
         Ok(TensorView::new(data, dtype, shape, strides).map_err(evosdpa::Error::from)?)
     }
 
     /// # Safety
     /// The elements are valid to write for `'a`, and nobody else reads or writes between the first and the last.
-    unsafe fn view_mut<'a>(&self, tensor: &'static str, dtype: DType) -> Result<TensorViewMut<'a>, Error> {
+    pub(crate) unsafe fn view_mut<'a>(
+        &self,
+        tensor: &'static str,
+        dtype: DType,
+    ) -> Result<TensorViewMut<'a>, Error> {
         let (shape, strides, bytes) = self.extent(tensor, dtype)?;
-        let data = match bytes {
-            0 => &mut [],
-            // SAFETY: by contract the elements are valid, and the bytes end with the last of them.
-            _ => unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, bytes) },
-        };
+        // SAFETY: by contract the elements are valid, and the bytes end with the last of them.
+        let data = unsafe { std::slice::from_raw_parts_mut(self.start(bytes), bytes) };
         Ok(TensorViewMut::new(data, dtype, shape, strides).map_err(evosdpa::Error::from)?)
+    }
+
+    /// Where the bytes are. Tensors without elements need have no memory, but a slice must not be nowhere.
+    fn start(&self, bytes: usize) -> *mut u8 {
+        if bytes == 0 {
+            std::ptr::NonNull::<u64>::dangling().as_ptr().cast()
+        } else {
+            self.address as *mut u8
+        }
     }
 
     /// Shape, strides, and the bytes from the first element to the end of the last.

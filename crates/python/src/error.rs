@@ -78,6 +78,14 @@ pub enum Error {
         /// How many values.
         len: usize,
     },
+    /// New tokens that lie in the cache they go to.
+    #[error("{new} lies in the memory of {cache}, which it is written to; copy it first")]
+    NewInCache {
+        /// The new tokens.
+        new: &'static str,
+        /// The cache.
+        cache: &'static str,
+    },
     /// A kernel takes the problem, but nothing carries its data to a GPU.
     #[error("no CUDA kernel is given {features}; compute it on the CPU")]
     NotOnGpu {

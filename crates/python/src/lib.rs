@@ -4,6 +4,7 @@
 //! to the library. The Python module around it is compiled with the feature `extension-module` only, which maturin
 //! turns on: without it this crate needs no Python.
 
+mod cache;
 mod call;
 mod error;
 #[cfg(feature = "extension-module")]
@@ -15,6 +16,7 @@ mod side;
 #[cfg(feature = "extension-module")]
 mod straight;
 
+pub use cache::{Angles, Append, Rotate};
 pub use call::{Call, Operand, Place, Visible};
 pub use error::Error;
 pub use side::{List, Side, Table};

@@ -12,7 +12,7 @@ use pyo3::{
 };
 
 use crate::{
-    Call, Error, List, Operand, Place, Side, Table, Visible, exchange,
+    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible, exchange,
     straight::{Outputs, Wanted},
 };
 
@@ -22,7 +22,7 @@ type Four = (i64, i64, i64, i64);
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{forward, run, straight, suggest_packages, use_exchange};
+    use super::{append, forward, rotate, run, straight, suggest_packages, use_exchange};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
@@ -120,10 +120,12 @@ fn beside(named: &Bound<'_, PyDict>) -> PyResult<Side> {
             "cu_seqlens_k" => side.cu_seqlens_kv = list()?,
             "max_seqlen_q" => side.max_seqlen_q = Some(value.extract()?),
             "max_seqlen_k" => side.max_seqlen_kv = Some(value.extract()?),
+            "seqused_q" => side.seqused_q = list()?,
             "seqused_k" => side.seqused_kv = list()?,
+            "leftpad_k" => side.leftpad_kv = list()?,
+            "cache_batch_idx" => side.cache_batch_idx = list()?,
             "page_table" => {
-                let (address, (rows, columns), row_stride) = value.extract()?;
-                side.page_table = Some(Table { address, shape: [rows, columns], row_stride });
+                side.page_table = Some(table(&value)?);
             }
             "bias" => {
                 let (code, bias) = value.extract()?;
@@ -149,6 +151,68 @@ fn beside(named: &Bound<'_, PyDict>) -> PyResult<Side> {
     Ok(side)
 }
 
+fn table(value: &Bound<'_, PyAny>) -> PyResult<Table> {
+    let (address, (rows, columns), row_stride) = value.extract()?;
+    Ok(Table { address, shape: [rows, columns], row_stride })
+}
+
+/// Puts new keys and values into a cache, as [`forward`] takes tensors; the rest by name.
+#[pyfunction]
+fn append(
+    py: Python<'_>,
+    dtype: u8,
+    k_cache: (usize, Four, Four),
+    v_cache: (usize, Four, Four),
+    k: (usize, Four, Four),
+    v: (usize, Four, Four),
+    ordinal: i64,
+    named: &Bound<'_, PyDict>,
+) -> PyResult<()> {
+    let [k_cache, v_cache, k, v] = [k_cache, v_cache, k, v].map(operand);
+    let mut append = Append::new(dtype, [k_cache, v_cache], [k, v]);
+    for (name, value) in named.iter() {
+        let list = || value.extract().map(|(address, len)| List { address, len });
+        match name.extract::<String>()?.as_str() {
+            "cache_seqlens" => append.lengths = list()?,
+            "cu_seqlens_k_new" => append.cu_seqlens = Some(list()?),
+            "page_table" => append.page_table = Some(table(&value)?),
+            "cache_batch_idx" => append.cache_batch_idx = Some(list()?),
+            "rotary" => append.rotary = Some(angles(&value)?),
+            "rotary_seqlens" => append.rotary_first = Some(list()?),
+            other => return Err(PyTypeError::new_err(format!("append takes no {other:?}"))),
+        }
+    }
+    // SAFETY: the Python half describes live tensors, which its caller holds.
+    py.detach(|| unsafe { append.run(ordinal) }).map_err(raised)
+}
+
+/// Turns the tokens of a tensor into another of its shape: those of each sequence from its own position on.
+#[pyfunction]
+fn rotate(
+    py: Python<'_>,
+    dtype: u8,
+    x: (usize, Four, Four),
+    out: (usize, Four, Four),
+    rotary: &Bound<'_, PyAny>,
+    first: (usize, usize),
+    cu_seqlens: Option<(usize, usize)>,
+    advance: bool,
+    ordinal: i64,
+) -> PyResult<()> {
+    let list = |(address, len)| List { address, len };
+    let (x, out, rotary) = (operand(x), operand(out), angles(rotary)?);
+    let rotate =
+        Rotate { dtype, x, out, rotary, first: list(first), cu_seqlens: cu_seqlens.map(list), advance };
+    // SAFETY: the Python half describes live tensors, which its caller holds, and an output it has just made.
+    py.detach(|| unsafe { rotate.run(ordinal) }).map_err(raised)
+}
+
+/// `((type, cosines), (type, sines), interleaved)`.
+fn angles(value: &Bound<'_, PyAny>) -> PyResult<Angles> {
+    let ((cos_type, cos), (sin_type, sin), interleaved) = value.extract()?;
+    Ok(Angles { cos: (cos_type, operand(cos)), sin: (sin_type, operand(sin)), interleaved })
+}
+
 fn precision(high: bool) -> Precision {
     if high { Precision::High } else { Precision::Default }
 }
@@ -166,9 +230,8 @@ pub(crate) fn raised(error: Error) -> PyErr {
             Library::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })
             | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })),
         ) => PyTypeError::new_err(said),
-        Error::Library(Library::Kernels(_) | Library::Unreachable { .. }) | Error::NotOnGpu { .. } => {
-            PyNotImplementedError::new_err(said)
-        }
+        Error::Library(Library::Kernels(_) | Library::OnCpuOnly { .. } | Library::Unreachable { .. })
+        | Error::NotOnGpu { .. } => PyNotImplementedError::new_err(said),
         Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),
         Error::Panic { .. } => PyRuntimeError::new_err(said),
         _ => PyValueError::new_err(said),

@@ -20,8 +20,14 @@ pub struct Side {
     pub max_seqlen_q: Option<i64>,
     /// The most keys a sequence has, where they are packed.
     pub max_seqlen_kv: Option<i64>,
+    /// How many queries of each sequence there are: 32-bit integers.
+    pub seqused_q: Option<List>,
     /// How many keys of each sequence are filled: 32-bit integers.
     pub seqused_kv: Option<List>,
+    /// How many of them come before its first: 32-bit integers.
+    pub leftpad_kv: Option<List>,
+    /// Which block of the cache, or row of the page table, is a sequence's: 32-bit integers.
+    pub cache_batch_idx: Option<List>,
     /// Which pages are a sequence's: 32-bit integers.
     pub page_table: Option<Table>,
     /// A dense bias with the code of its type.
@@ -77,6 +83,9 @@ impl Side {
             packed_queries: self.cu_seqlens_q.is_some(),
             packed_keys: self.cu_seqlens_kv.is_some(),
             used: self.seqused_kv.is_some(),
+            used_queries: self.seqused_q.is_some(),
+            left_padded: self.leftpad_kv.is_some(),
+            indexed: self.cache_batch_idx.is_some(),
             page,
         };
         let scores = Scores {
@@ -123,8 +132,9 @@ impl Side {
 
     /// Whether there is anything that lies in memory.
     pub(crate) fn has_data(&self) -> bool {
-        let lists = [self.cu_seqlens_q, self.cu_seqlens_kv, self.seqused_kv, self.alibi_slopes, self.sinks];
-        lists.into_iter().chain(self.scales).any(|list| list.is_some())
+        let lengths = [self.cu_seqlens_q, self.cu_seqlens_kv, self.seqused_q, self.seqused_kv];
+        let others = [self.leftpad_kv, self.cache_batch_idx, self.alibi_slopes, self.sinks];
+        lengths.into_iter().chain(others).chain(self.scales).any(|list| list.is_some())
             || self.page_table.is_some()
             || self.bias.is_some()
             || self.mask.is_some()
@@ -142,7 +152,10 @@ impl Side {
             Ok(SideInputs {
                 cu_seqlens_q: integers("cu_seqlens_q", self.cu_seqlens_q)?,
                 cu_seqlens_kv: integers("cu_seqlens_k", self.cu_seqlens_kv)?,
+                seqused_q: integers("seqused_q", self.seqused_q)?,
                 seqused_kv: integers("seqused_k", self.seqused_kv)?,
+                leftpad_kv: integers("leftpad_k", self.leftpad_kv)?,
+                cache_batch_idx: integers("cache_batch_idx", self.cache_batch_idx)?,
                 page_table: self.page_table.map(|table| table.read(problem)).transpose()?,
                 alibi_slopes: floats("alibi_slopes", self.alibi_slopes)?,
                 bias: match self.bias {
@@ -164,7 +177,7 @@ impl Side {
 impl List {
     /// # Safety
     /// The values are valid to read for `'a`, and any bits are a `T`.
-    unsafe fn read<'a, T>(&self, name: &'static str) -> Result<&'a [T], Error> {
+    pub(crate) unsafe fn read<'a, T>(&self, name: &'static str) -> Result<&'a [T], Error> {
         // SAFETY: by contract.
         unsafe { slice(name, self.address, self.len) }
     }
@@ -174,16 +187,29 @@ impl Table {
     /// # Safety
     /// The values are valid to read for `'a`.
     unsafe fn read<'a>(&self, problem: &Problem) -> Result<PageTable<'a>, Error> {
-        let [rows, columns] = [size("page table", self.shape[0])?, size("page table", self.shape[1])?];
-        let batch = problem.sizes().batch;
-        if rows != batch {
+        let (rows, batch) = (self.rows()?, problem.sizes().batch);
+        if rows != batch && !problem.lengths().indexed {
             return Err(Error::TableRows { rows, batch });
         }
+        // SAFETY: by contract.
+        Ok(unsafe { self.entries() }?.0)
+    }
+
+    fn rows(&self) -> Result<usize, Error> {
+        size("page table", self.shape[0])
+    }
+
+    /// The table, and how many entries a row has.
+    ///
+    /// # Safety
+    /// The values are valid to read for `'a`.
+    pub(crate) unsafe fn entries<'a>(&self) -> Result<(PageTable<'a>, usize), Error> {
+        let (rows, columns) = (self.rows()?, size("page table", self.shape[1])?);
         let row_stride = size("row stride of the page table", self.row_stride)?;
         let len = rows.saturating_sub(1).saturating_mul(row_stride).saturating_add(columns);
         // SAFETY: by contract the last row ends with its last column.
         let entries = unsafe { slice("page table", self.address, len) }?;
-        Ok(PageTable { entries, row_stride })
+        Ok((PageTable { entries, row_stride }, columns))
     }
 }
 

@@ -55,7 +55,7 @@ def test_bench_returns_the_document(tmp_path):
         evosdpa.bench("tiny", nonsense=1)
 
 
-@pytest.mark.parametrize("name", ["evosdpa", "evosdpa._api", "evosdpa._patch", "evosdpa._bench"])
+@pytest.mark.parametrize("name", ["evosdpa", "evosdpa._api", "evosdpa._flash", "evosdpa._patch", "evosdpa._bench"])
 def test_examples_in_docstrings(name):
     pytest.importorskip("torch") if name == "evosdpa._patch" else None
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.IGNORE_EXCEPTION_DETAIL)

@@ -86,6 +86,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         seed: args.seed,
         budget,
         peak_gflops: environment.fma_peak_gflops,
+        bf16_peak_gflops: environment.bf16_peak_gflops,
         timing: args.timing,
         margin: args.margin,
         epoch: Instant::now(),
@@ -247,7 +248,10 @@ fn write_page(
     record: &Run,
     no_torch: Option<&String>,
 ) -> std::fmt::Result {
-    let peak = env.fma_peak_gflops.map_or(String::new(), |peak| format!(", peak {peak:.0} GFLOP/s"));
+    let mut peak = env.fma_peak_gflops.map_or(String::new(), |peak| format!(", peak {peak:.0} GFLOP/s"));
+    if let Some(of_bf16) = env.bf16_peak_gflops {
+        let _ = write!(peak, " ({of_bf16:.0} in bf16)");
+    }
     let memory = env.memory_gbps.map_or(String::new(), |gbps| format!(", memory {gbps:.0} GB/s"));
     let machine = env.accelerator.clone().unwrap_or_else(|| format!("{} · {} threads", env.cpu, env.threads));
     writeln!(out, "{machine}{peak}{memory}")?;

@@ -18,9 +18,10 @@ use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::{Device, Program};
 use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target, VariantId};
 use evosdpa_lab::{
-    device::{Device as _, DeviceId, SCHEDULES, Sim},
+    device::{Device as _, DeviceId, Sim},
     gate::{
-        GateResult, Verdict, correctness,
+        GateResult, Verdict,
+        hazards::{self, Policy, Suppressions},
         sanitizer::{Checked, Tool},
     },
     machine::Environment,
@@ -100,7 +101,7 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Status> {
     let rows = if device(&args) == DeviceId::Sim {
         let sim = Sim::open(registry.clone())?;
         environment.accelerator = sim.accelerator();
-        under_ptxsan(&sim, &work)?
+        under_ptxsan(&sim, &work, policy(&args)?)?
     } else {
         let DeviceId::Cuda(ordinal) = device(&args) else {
             return Err(refused_device(device(&args), &["cuda", "cuda:N", "sim"]));
@@ -119,8 +120,21 @@ pub(crate) fn run(args: Sanitize) -> anyhow::Result<Status> {
     Ok(Status::of_gates(&verdicts, verdicts.iter().any(|verdict| verdict.is_pass())))
 }
 
-/// Each kernel on each problem, as often as there are orders of warps to try.
-fn under_ptxsan(sim: &Sim, work: &[Work<'_>]) -> anyhow::Result<Vec<SanitizeRow>> {
+/// What of the simulator's findings fails.
+fn policy(args: &Sanitize) -> anyhow::Result<Policy> {
+    let suppressions = match &args.suppressions {
+        None => Suppressions::default(),
+        Some(path) => {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            Suppressions::parse(&text).with_context(|| path.display().to_string())?
+        }
+    };
+    Ok(Policy { fail_on: args.fail_on.0, suppressions })
+}
+
+/// Each kernel on each problem, in every order of warps.
+fn under_ptxsan(sim: &Sim, work: &[Work<'_>], mut policy: Policy) -> anyhow::Result<Vec<SanitizeRow>> {
     let bar = progress::bar(work.len() as u64);
     let mut rows = Vec::new();
     for work in work {
@@ -129,8 +143,8 @@ fn under_ptxsan(sim: &Sim, work: &[Work<'_>]) -> anyhow::Result<Vec<SanitizeRow>
         }
         progress::say(&bar, work.name.clone());
         let problem = Problem::new(work.shape, work.dtype.name().parse::<DType>()?)?.with_lse(true);
-        let inputs = [Inputs::with_poisoned_gaps(&problem, Family::Normal, 0, 8)];
-        let result = correctness::launch(sim, &work.name, &problem, &inputs, SCHEDULES)?;
+        let inputs = Inputs::with_poisoned_gaps(&problem, Family::Normal, 0, 8);
+        let result = hazards::run(sim, &work.name, &problem, &inputs, &mut policy)?;
         rows.push(work.row(PTXSAN, result.gate(PTXSAN)));
         bar.inc(1);
     }

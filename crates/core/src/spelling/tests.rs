@@ -19,6 +19,7 @@ fn text_prints_back_the_same() {
         "b4h32/8s1/8192d128:varlen=q:used:paged=1",
         "small:causal-br:varlen",
         "small:varlen=kv:used",
+        "b4h2s5/9d8:used:used-q:leftpad:indexed:paged=4",
         "small:softcap=30",
         "small:softcap=0.5:alibi:bias:mask=bh:chunk=64:sinks",
         "small:bias=h:mask=k",
@@ -104,6 +105,7 @@ proptest! {
     #[test]
     fn any_kinds_print_and_read_back(
         lengths in (any::<bool>(), any::<bool>(), any::<bool>(), proptest::option::of(1usize..=256)),
+        rooms in (any::<bool>(), any::<bool>(), any::<bool>()),
         scores in (proptest::option::of(1e-3f32..1e9), any::<bool>(), any::<bool>()),
         bias in proptest::option::of((any::<bool>(), any::<bool>(), any::<bool>())),
         mask in proptest::option::of((any::<bool>(), any::<bool>(), any::<bool>())),
@@ -118,6 +120,9 @@ proptest! {
                 packed_queries,
                 packed_keys: packed_keys && page.is_none(),
                 used,
+                used_queries: rooms.0,
+                left_padded: rooms.1,
+                indexed: rooms.2 && !(packed_keys && page.is_none()),
                 page: page.map(|tokens| PageSize::new(tokens).unwrap()),
             },
             scores: Scores {

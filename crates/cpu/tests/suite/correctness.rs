@@ -52,6 +52,9 @@ fn named_shapes_of_every_kind() {
         "b1h16/1s9/260d33:window=40/0",
         "b1h1s1/2500d64:window=1300/0",
         "b1h12/1s1/400d128",
+        "b1h1s70/601d64",
+        "b1h1s620d40/72:causal",
+        "b1h1s40/1100d33:window=530/0",
     ];
     for (seed, shape) in shapes.iter().enumerate() {
         for dtype in DType::ALL {
@@ -101,7 +104,7 @@ fn types_of_their_own() {
 fn every_input_family() {
     for family in Family::ALL {
         for dtype in DType::ALL {
-            for shape in ["b1h2s130d64", "b1h1s100/150d40:causal-br", "b1h4/1s1/333d64"] {
+            for shape in ["b1h2s130d64", "b1h1s100/150d40:causal-br", "b1h4/1s1/333d64", "b1h1s40/600d64"] {
                 check(&Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap(), family, 11);
             }
         }

@@ -1,6 +1,7 @@
 //! Everything that a problem can say beyond equal lengths, one dtype and a mask, on every kernel and instruction set.
 
 use crate::correctness::{check, masks};
+use crate::promises::set;
 use crate::running::{elements, run, run_gapped, ways};
 use evosdpa_core::{
     Alignment, DType, Granularity, Kinds, Layout, Lengths, Mask, PageSize, PageTable, Problem, Scores, Shape,
@@ -31,6 +32,8 @@ fn kinds_one_by_one_and_together() {
         "b2h4/2s1/2500d64:used:paged=16",
         "b3h2s80/300d40:causal-br:used:paged=7",
         "b2h2s90/700d64:varlen=q:used:paged=256",
+        "b3h2s80/200d40:causal-br:used:used-q:leftpad:indexed:paged=5",
+        "b3h8/2s1/700d64:used:leftpad:indexed",
         "b1h2s120/200d64:softcap=30",
         "b2h4/1s1/300d64:softcap=2",
         "b1h2s100/150d40:causal-br:softcap=0.5",
@@ -49,6 +52,9 @@ fn kinds_one_by_one_and_together() {
         "b2h4/2s90/100d64:causal-br:sinks",
         "b1h8/2s1/3000d64:sinks",
         "b3h2s30/20d24:causal-br:sinks",
+        "b2h2s60/1300d64:used:paged=7:sinks",
+        "b1h2s60/1300d64:mask=h:alibi",
+        "b1h2s60/1300d40:causal-br:chunk=700:softcap=10",
         "b2h4/2s40/90d64:causal-br:varlen:softcap=20:alibi:bias:mask=bh:chunk=29:sinks",
         "b3h4/2s2/200d64:window=90/0:used:paged=16:softcap=9:alibi:bias=k:mask=bk:sinks",
     ];
@@ -87,9 +93,12 @@ fn broadcasts() -> impl Strategy<Value = Option<Broadcast>> {
 }
 
 prop_compose! {
-    fn lengths()(packed_queries: bool, keys in 0usize..4, used: bool, page in prop_oneof![1usize..40, 1usize..257]) -> Lengths {
-        let page = (keys == 3).then(|| PageSize::new(page).unwrap());
-        Lengths { packed_queries, packed_keys: keys == 2, used, page }
+    fn lengths()(
+        packed_queries: bool, keys in 0usize..4, used: bool, page in prop_oneof![1usize..40, 1usize..257],
+        used_queries in prop::bool::weighted(0.25), left_padded in prop::bool::weighted(0.25), indexed in prop::bool::weighted(0.25),
+    ) -> Lengths {
+        let (packed_keys, page) = (keys == 2, (keys == 3).then(|| PageSize::new(page).unwrap()));
+        Lengths { packed_queries, packed_keys, used, used_queries, left_padded, indexed: indexed && !packed_keys, page }
     }
 }
 
@@ -259,30 +268,37 @@ fn a_sequence_does_not_depend_on_its_batch_or_its_pages() {
 /// What a boolean mask or a chunk hides has no influence, whatever it holds.
 #[test]
 fn masked_keys_have_no_influence_whatever_they_hold() {
-    for shape in
-        ["b1h2s70/90d24:mask=h", "b1h2s70/90d24:mask=k", "b1h4/2s1/90d24:mask=k", "b1h2s70/90d24:chunk=30"]
-    {
-        let problem = problem(shape, DType::F32);
-        let clean = Inputs::generate(&problem, Family::Normal, 2);
-        // Drawn masks hide key 4 from everybody. A chunk of 30 hides it from queries from position 30 on, 10 queries later.
-        let key = 4;
-        let hidden_from = if shape.contains("chunk") { 10 } else { 0 };
-        for poison in [f32::NAN, f32::INFINITY] {
+    // Drawn masks hide key 4 from everybody. The chunk's key is the first that queries of the chunk before do not see, in the middle of a
+    // pair of keys.
+    for (shape, key) in [
+        ("b1h2s70/90d24:mask=h", 4),
+        ("b1h2s70/90d24:mask=k", 4),
+        ("b1h4/2s1/90d24:mask=k", 4),
+        ("b1h2s70/90d24:chunk=30", 4),
+        ("b1h2s150/150d24:chunk=49", 49),
+    ] {
+        for (dtype, poison) in [(DType::F32, f32::NAN), (DType::F32, f32::INFINITY), (DType::BF16, f32::NAN)]
+        {
+            let problem = problem(shape, dtype);
+            let clean = Inputs::generate(&problem, Family::Normal, 2);
             let mut dirty = clean.clone();
             for head in 0..2 {
-                for tensor in [&mut dirty.k, &mut dirty.v] {
-                    let [_, head_stride, row_stride, _] = tensor.view().strides();
-                    tensor.view_mut().elements_mut::<f32>().unwrap()
-                        [head * head_stride + key * row_stride + 3] = poison;
-                }
+                set(&mut dirty.k, [0, head, key, 3], poison);
+                set(&mut dirty.v, [0, head, key, 3], poison);
             }
             for (kernel, options) in ways() {
                 let (want, got) =
                     (run(&problem, &clean, kernel, &options), run(&problem, &dirty, kernel, &options));
                 let rows = |(o, _): &(Tensor, Vec<f32>)| elements(&problem, o);
+                let Sizes { seq_q, seq_kv, .. } = problem.sizes();
                 for (row, (want, got)) in rows(&want).chunks(24).zip(rows(&got).chunks(24)).enumerate() {
-                    let hidden = row % problem.sizes().seq_q >= hidden_from;
-                    assert_eq!(want == got, hidden, "{shape} {kernel:?} {options:?} row {row} {poison}");
+                    let hidden = problem.scores().mask.is_some()
+                        || !problem.visible(row % seq_q, seq_q, seq_kv).contains(&key);
+                    assert_eq!(
+                        want == got,
+                        hidden,
+                        "{shape} {dtype} {kernel:?} {options:?} row {row} {poison}"
+                    );
                 }
             }
         }

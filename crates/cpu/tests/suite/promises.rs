@@ -60,17 +60,26 @@ fn rows_without_a_key_are_zero() {
 }
 
 /// Changes one element of a tensor of f32.
-fn set(tensor: &mut Tensor, index: [usize; 4], value: f32) {
+pub(crate) fn set(tensor: &mut Tensor, index: [usize; 4], value: f32) {
     let strides = tensor.view().strides();
     let at: usize = index.iter().zip(strides).map(|(i, stride)| i * stride).sum();
-    tensor.view_mut().elements_mut::<f32>().unwrap()[at] = value;
+    let mut view = tensor.view_mut();
+    if let Some(elements) = view.elements_mut::<half::bf16>() {
+        elements[at] = half::bf16::from_f32(value);
+    } else {
+        view.elements_mut::<f32>().unwrap()[at] = value;
+    }
 }
 
 #[test]
 fn hidden_keys_have_no_influence_whatever_they_hold() {
     // The tile path with its diagonal in the middle of a tile, and the decode path with two queries.
-    for (shape, seq, key) in [("b1h1s100d40:causal", 100, 37), ("b1h1s2/70d40:causal-br", 2, 69)] {
-        let problem = problem(shape, DType::F32);
+    let cases =
+        [("b1h1s100d40:causal", 100, 37), ("b1h1s100d40:causal", 100, 36), ("b1h1s2/70d40:causal-br", 2, 69)];
+    for ((shape, seq, key), dtype) in
+        cases.into_iter().flat_map(|case| [(case, DType::F32), (case, DType::BF16)])
+    {
+        let problem = problem(shape, dtype);
         let clean = Inputs::generate(&problem, Family::Normal, 2);
         for poison in [f32::NAN, f32::INFINITY] {
             let mut dirty = clean.clone();
@@ -97,8 +106,13 @@ fn hidden_keys_have_no_influence_whatever_they_hold() {
 
 #[test]
 fn a_visible_nan_score_makes_the_whole_row_nan() {
-    for shape in ["b1h1s60d32", "b1h1s1/300d32"] {
-        let problem = problem(shape, DType::F32);
+    for (shape, dtype) in [
+        ("b1h1s60d32", DType::F32),
+        ("b1h1s60d32", DType::BF16),
+        ("b1h1s60/700d32", DType::BF16),
+        ("b1h1s1/300d32", DType::F32),
+    ] {
+        let problem = problem(shape, dtype);
         let mut inputs = Inputs::generate(&problem, Family::Normal, 3);
         set(&mut inputs.q, [0, 0, problem.sizes().seq_q - 1, 0], f32::NAN);
         for (kernel, options) in ways() {

@@ -81,6 +81,7 @@ impl Sim {
     /// Whether the simulator understands every instruction of a variant.
     pub fn understands(&self, variant: &Variant) -> Result<(), Error> {
         let module = Module::parse(self.builder.ptx(variant)?.ptx())?;
+        module.parameters(&variant.entry)?;
         ptxsan::Device::new().load(&module)?;
         Ok(())
     }
@@ -164,7 +165,7 @@ impl Loaded for LoadedSim<'_> {
         if !outcome.is_clean() {
             return Err(Error::Findings {
                 kernel: format!("{} under schedule {}", self.simulation.label(), schedule.name()),
-                findings: outcome.findings.iter().map(ToString::to_string).collect(),
+                findings: outcome.failures().map(ToString::to_string).collect(),
             });
         }
         Ok(output)

@@ -33,16 +33,16 @@ impl CaseResult {
         GateResult { gate: name.to_owned(), verdict: self.verdict, detail: self.detail }
     }
 
-    fn unavailable(why: String) -> Self {
+    pub(super) fn unavailable(why: String) -> Self {
         Self::without_output(Verdict::Unavailable(why.clone()), why)
     }
 
-    fn without_output(verdict: Verdict, detail: String) -> Self {
+    pub(super) fn without_output(verdict: Verdict, detail: String) -> Self {
         Self { verdict, detail, max_error: None, machine_fault: false }
     }
 
     /// What an error comes to: the kernel's failure, or the reason why nothing could be said. A caller's error stays one.
-    fn of_error(error: Error) -> Result<Self, Error> {
+    pub(super) fn of_error(error: Error) -> Result<Self, Error> {
         let why = error.to_string();
         match error.kind() {
             ErrorKind::Kernel => Ok(Self::without_output(Verdict::Fail(why.clone()), why)),

@@ -1,6 +1,7 @@
 //! Gates: what turns an artifact or an output into a verdict.
 
 pub mod correctness;
+pub mod hazards;
 pub mod mutants;
 pub mod resources;
 pub mod sanitizer;

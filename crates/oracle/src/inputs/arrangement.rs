@@ -81,17 +81,30 @@ impl fmt::Display for Arrangement {
 /// The sequence and the position that a place in a tensor belongs to.
 type Owner = Option<(usize, usize)>;
 
+/// What one sequence has.
+struct Room {
+    queries: usize,
+    /// Keys before its first, and the end of its last.
+    leftpad: usize,
+    filled: usize,
+    /// The block of the cache, or the row of the page table.
+    block: usize,
+}
+
 /// Lengths and pages, and whose each place is.
 pub(super) struct Places {
     pub(super) cu_seqlens_q: Option<Vec<i32>>,
     pub(super) cu_seqlens_kv: Option<Vec<i32>>,
+    pub(super) seqused_q: Option<Vec<i32>>,
     pub(super) seqused_kv: Option<Vec<i32>>,
+    pub(super) leftpad_kv: Option<Vec<i32>>,
+    pub(super) cache_batch_idx: Option<Vec<i32>>,
     pub(super) page_table: Option<Vec<i32>>,
     /// Whose the rows of Q are, by first and third index; `None` when they are where they seem to be.
     queries: Option<Vec<Owner>>,
     /// Whose the rows of K and V are.
     keys: Option<Vec<Owner>>,
-    /// Queries and keys of each sequence.
+    /// Queries and keys of each sequence, padding not among them.
     lengths: Vec<(usize, usize)>,
     shared: bool,
 }
@@ -102,50 +115,62 @@ impl Places {
         let family = arrangement.lengths;
         let batch = sizes.batch;
         let keys_are_data = kinds.packed_keys || kinds.used;
-        let lengths: Vec<(usize, usize)> = (0..batch)
+        let shared = kinds.page.is_some() && arrangement.pages == PageOrder::SharedPrefix;
+        let rooms: Vec<Room> = (0..batch)
             .map(|b| {
-                let queries = if kinds.packed_queries {
+                let queries = if kinds.packed_queries || kinds.used_queries {
                     family.length(b, batch, sizes.seq_q, false)
                 } else {
                     sizes.seq_q
                 };
-                let keys =
+                let filled =
                     if keys_are_data { family.length(b, batch, sizes.seq_kv, true) } else { sizes.seq_kv };
-                (queries, keys)
+                // Who shares keys must agree where they begin.
+                let padding = if shared { 2 } else { (3 * b + 2) % 7 };
+                let leftpad = if kinds.left_padded { padding.min(filled) } else { 0 };
+                let block = if kinds.indexed { (b + 1) % batch } else { b };
+                Room { queries, leftpad, filled, block }
             })
             .collect();
-        let cu_seqlens_q = kinds.packed_queries.then(|| cumulative(lengths.iter().map(|l| l.0)));
         // Where packed sequences are only partly used, they have some room.
-        let room = |keys: usize| if kinds.used { (keys + 3).min(sizes.seq_kv) } else { keys };
-        let cu_seqlens_kv = kinds.packed_keys.then(|| cumulative(lengths.iter().map(|l| room(l.1))));
-        let seqused_kv = kinds.used.then(|| lengths.iter().map(|l| l.1 as i32).collect());
+        let query_room =
+            |r: &Room| if kinds.used_queries { (r.queries + 2).min(sizes.seq_q) } else { r.queries };
+        let key_room = |r: &Room| if kinds.used { (r.filled + 3).min(sizes.seq_kv) } else { r.filled };
+        let each = |asked: bool, value: fn(&Room) -> usize| {
+            asked.then(|| rooms.iter().map(|room| value(room) as i32).collect::<Vec<_>>())
+        };
         let page = kinds.page.map(|page| page.tokens());
-        let page_table =
-            page.map(|page| page_table(problem, arrangement.pages, seed, page, lengths.iter().map(|l| l.1)));
-        let shared = page.is_some() && arrangement.pages == PageOrder::SharedPrefix;
         let mut places = Self {
-            cu_seqlens_q,
-            cu_seqlens_kv,
-            seqused_kv,
-            page_table,
+            cu_seqlens_q: kinds.packed_queries.then(|| cumulative(rooms.iter().map(query_room))),
+            cu_seqlens_kv: kinds.packed_keys.then(|| cumulative(rooms.iter().map(key_room))),
+            seqused_q: each(kinds.used_queries, |room| room.queries),
+            seqused_kv: each(kinds.used, |room| room.filled),
+            leftpad_kv: each(kinds.left_padded, |room| room.leftpad),
+            cache_batch_idx: each(kinds.indexed, |room| room.block),
+            page_table: page.map(|page| page_table(problem, arrangement.pages, seed, page, &rooms)),
             queries: None,
             keys: None,
-            lengths,
+            lengths: rooms.iter().map(|room| (room.queries, room.filled - room.leftpad)).collect(),
             shared,
         };
-        if kinds.packed_queries {
-            let [.., tokens, _] = problem.q_shape();
-            let cu = places.cu_seqlens_q.as_deref().unwrap_or_default();
-            let owners = owners(tokens, &places.lengths, |l| l.0, |b, i| cu[b] as usize + i);
-            places.queries = Some(owners);
+        if kinds.packed_queries || kinds.used_queries {
+            let [blocks, _, rows, _] = problem.q_shape();
+            let cu = places.cu_seqlens_q.as_deref();
+            let place = |b: usize, i: usize| cu.map_or(b * rows, |cu| cu[b] as usize) + i;
+            places.queries = Some(owners(blocks * rows, &places.lengths, |l| l.0, place));
         }
-        if keys_are_data || page.is_some() {
+        if keys_are_data || page.is_some() || kinds.left_padded || kinds.indexed {
             let [blocks, _, rows, _] = problem.k_shape();
             let entries = problem.pages_per_sequence();
-            let place = |b: usize, j: usize| match (&places.page_table, page, &places.cu_seqlens_kv) {
-                (Some(table), Some(page), _) => table[b * entries + j / page] as usize * rows + j % page,
-                (_, _, Some(cu)) => cu[b] as usize + j,
-                _ => b * rows + j,
+            let place = |b: usize, j: usize| {
+                let (block, j) = (rooms[b].block, rooms[b].leftpad + j);
+                match (&places.page_table, page, &places.cu_seqlens_kv) {
+                    (Some(table), Some(page), _) => {
+                        table[block * entries + j / page] as usize * rows + j % page
+                    }
+                    (_, _, Some(cu)) => cu[b] as usize + j,
+                    _ => block * rows + j,
+                }
             };
             places.keys = Some(owners(blocks * rows, &places.lengths, |l| l.1, place));
         }
@@ -219,15 +244,8 @@ fn owners(
 }
 
 /// `[batch, pages of the longest]`; −1 where a sequence has no page.
-fn page_table(
-    problem: &Problem,
-    order: PageOrder,
-    seed: u64,
-    page: usize,
-    keys: impl Iterator<Item = usize>,
-) -> Vec<i32> {
+fn page_table(problem: &Problem, order: PageOrder, seed: u64, page: usize, rooms: &[Room]) -> Vec<i32> {
     let (entries, pages) = (problem.pages_per_sequence(), problem.k_shape()[0]);
-    let keys: Vec<usize> = keys.collect();
     let mut places: Vec<i32> = (0..pages as i32).collect();
     match order {
         PageOrder::InOrder | PageOrder::SharedPrefix => {}
@@ -238,13 +256,14 @@ fn page_table(
             }
         }
     }
-    let full_in_all = keys.iter().filter(|&&keys| keys > 0).map(|keys| keys / page).min().unwrap_or(0);
+    let filled = rooms.iter().map(|room| room.filled);
+    let full_in_all = filled.filter(|&filled| filled > 0).map(|filled| filled / page).min().unwrap_or(0);
     let shared = if order == PageOrder::SharedPrefix { full_in_all.div_ceil(2) } else { 0 };
     let mut table = vec![-1; problem.sizes().batch * entries];
-    for (sequence, keys) in keys.into_iter().enumerate() {
-        for i in 0..keys.div_ceil(page) {
+    for (sequence, room) in rooms.iter().enumerate() {
+        for i in 0..room.filled.div_ceil(page) {
             let owner = if i < shared { 0 } else { sequence };
-            table[sequence * entries + i] = places[owner * entries + i];
+            table[room.block * entries + i] = places[owner * entries + i];
         }
     }
     table

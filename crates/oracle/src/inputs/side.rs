@@ -14,6 +14,12 @@ pub struct Side {
     pub cu_seqlens_kv: Option<Vec<i32>>,
     /// How many keys of each sequence are filled.
     pub seqused_kv: Option<Vec<i32>>,
+    /// How many queries of each sequence there are.
+    pub seqused_q: Option<Vec<i32>>,
+    /// How many of its filled keys come before each sequence's first.
+    pub leftpad_kv: Option<Vec<i32>>,
+    /// Which block of the cache, or row of the page table, is each sequence's.
+    pub cache_batch_idx: Option<Vec<i32>>,
     /// The pages of each sequence, `[batch, pages of the longest]`.
     pub page_table: Option<Vec<i32>>,
     /// Entries in a row of the page table.
@@ -59,6 +65,9 @@ impl Side {
             cu_seqlens_q: places.cu_seqlens_q.clone(),
             cu_seqlens_kv: places.cu_seqlens_kv.clone(),
             seqused_kv: places.seqused_kv.clone(),
+            seqused_q: places.seqused_q.clone(),
+            leftpad_kv: places.leftpad_kv.clone(),
+            cache_batch_idx: places.cache_batch_idx.clone(),
             page_table: places.page_table.clone(),
             page_row_stride: problem.pages_per_sequence(),
             // The slopes of the paper: a geometric row that ends at 2^-8 (Press, Smith and Lewis, 2021).
@@ -78,6 +87,9 @@ impl Side {
             cu_seqlens_q: self.cu_seqlens_q.as_deref(),
             cu_seqlens_kv: self.cu_seqlens_kv.as_deref(),
             seqused_kv: self.seqused_kv.as_deref(),
+            seqused_q: self.seqused_q.as_deref(),
+            leftpad_kv: self.leftpad_kv.as_deref(),
+            cache_batch_idx: self.cache_batch_idx.as_deref(),
             page_table: self
                 .page_table
                 .as_deref()

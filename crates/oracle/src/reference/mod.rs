@@ -82,7 +82,8 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Whether a row belongs to a sequence. Behind packed queries there may be some that belong to none: nobody writes them.
+    /// Whether a row belongs to a sequence. Behind packed queries, and behind those that a sequence uses, there may be some that belong to none: nobody writes
+    /// them.
     pub fn is_owned(&self, row: usize) -> bool {
         self.owned.as_ref().is_none_or(|owned| owned[row])
     }
@@ -116,7 +117,7 @@ pub fn solve_rows(question: &Question<'_>, sample: Sample) -> Reference {
         score_size: solved.score_size,
         dim_v: question.problem.sizes().dim_v,
         sample,
-        owned: question.problem.lengths().packed_queries.then(|| owned_rows(question)),
+        owned: has_unowned_rows(&question.problem).then(|| owned_rows(question)),
     }
 }
 
@@ -189,6 +190,11 @@ fn segments(question: &Question<'_>) -> Vec<Segment> {
     } else {
         (0..sequences.count()).flat_map(|b| (0..heads).map(move |h| segment(b, h))).collect()
     }
+}
+
+/// Whether some rows of the output may belong to no sequence.
+fn has_unowned_rows(problem: &Problem) -> bool {
+    problem.lengths().packed_queries || problem.lengths().used_queries
 }
 
 fn owned_rows(question: &Question<'_>) -> Vec<bool> {

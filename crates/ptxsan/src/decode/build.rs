@@ -1,11 +1,16 @@
 //! Walks the functions an entry needs and emits their code.
 
-use super::flow::{BANKS, Graph, allow_undefined_halves, keep_wanted_writes};
+use super::dataflow::{Flow, FlowKind};
+use super::flow::{BANKS, Graph, keep_wanted_writes};
 use super::lanes::Args;
+use super::mangled::source_name;
 use super::modifier;
 use super::opcode::Opcode;
 use super::scope::{Scopes, Symbol};
-use super::{ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, Special, Watch};
+use super::{
+    ALWAYS, Bank, Info, Inst, Kernel, Op, Param, Register, SharedVariable, Special, Watch, provenance,
+    updates,
+};
 use crate::count::Class;
 use crate::error::{Error, Result};
 use crate::module::GlobalVariable;
@@ -45,12 +50,18 @@ pub(super) struct Builder<'m> {
     pub(super) calls: Vec<(usize, String)>,
     pub(super) branch_targets: HashMap<(u32, String), Vec<String>>,
     pub(super) communicates: bool,
+    pub(super) polls: bool,
+    shared_variables: Vec<SharedVariable>,
     pub(super) perturb: Perturb,
     pub(super) has_agents: bool,
     /// Registers of 32 bits that a `wgmma` uses.
     pub(super) watched: HashSet<u32>,
-    /// All that each instruction reads and writes, until it is known which of it is watched.
-    touched: Vec<Watch>,
+    /// How validity flows through the instruction being decoded, where its name does not say.
+    pub(super) flow: Option<FlowKind>,
+    flows: Vec<Flow>,
+    /// The shared variable whose address the instruction being decoded takes.
+    pub(super) mention: Option<u16>,
+    extents: Vec<provenance::Extent>,
     code: Vec<Inst>,
     info: Vec<Info>,
     labels: HashMap<(u32, String), u32>,
@@ -72,6 +83,9 @@ pub(crate) fn kernel(
     perturb: Perturb,
 ) -> Result<Kernel> {
     let needed = reachable(ast, entry)?;
+    if let Some(error) = needed.iter().find_map(|function| function.refusal.as_ref()) {
+        return Err(error.clone());
+    }
     let mut builder = Builder {
         ast,
         globals,
@@ -86,10 +100,15 @@ pub(crate) fn kernel(
         calls: Vec::new(),
         branch_targets: HashMap::new(),
         communicates: false,
+        polls: false,
+        shared_variables: Vec::new(),
         perturb,
         has_agents: false,
         watched: HashSet::new(),
-        touched: Vec::new(),
+        flow: None,
+        flows: Vec::new(),
+        mention: None,
+        extents: Vec::new(),
         code: Vec::new(),
         info: Vec::new(),
         labels: HashMap::new(),
@@ -144,10 +163,14 @@ pub(crate) fn kernel(
         shared_bytes,
         local_bytes: builder.local_bytes,
         communicates: builder.communicates,
+        polls: builder.polls,
+        shared_variables: builder.shared_variables,
+        extents: builder.extents,
         max_threads: entry.max_threads,
         has_agents: builder.has_agents || entry.cluster.is_some(),
         cluster: entry.cluster,
         registers: starting_registers(entry),
+        flows: builder.flows,
         code: builder.code,
         info: builder.info,
     })
@@ -240,6 +263,7 @@ impl Builder<'_> {
                 at = align_up(at, v.align);
                 self.scopes
                     .define(&v.name, Symbol::Memory { space: Space::Shared, address: at, bytes: v.bytes });
+                self.add_shared(&v.name, at, Some(v.bytes));
                 at += v.bytes;
             }
         }
@@ -250,6 +274,7 @@ impl Builder<'_> {
                 {
                     at = align_up(at, v.align);
                     self.shared.insert((function.name.clone(), v.name.clone()), at);
+                    self.add_shared(&v.name, at, Some(v.bytes));
                     at = at.saturating_add(v.bytes);
                 }
             }
@@ -258,9 +283,24 @@ impl Builder<'_> {
             at = align_up(at, dynamic_align);
             for v in self.ast.variables.iter().filter(|v| v.is_dynamic && v.space == Space::Shared) {
                 self.scopes.define(&v.name, Symbol::Memory { space: Space::Shared, address: at, bytes: 0 });
+                if used.contains(v.name.as_str()) && self.shared_variables.iter().all(|v| v.bytes.is_some()) {
+                    self.add_shared(&v.name, at, None);
+                }
             }
         }
         Ok(at)
+    }
+
+    fn add_shared(&mut self, name: &str, address: u64, bytes: Option<u64>) {
+        let name = source_name(name).to_owned();
+        self.shared_variables.push(SharedVariable { name, address, bytes });
+    }
+
+    /// The number of the shared variable at an address.
+    pub(super) fn shared_variable(&self, space: Space, address: u64) -> Option<u16> {
+        let at =
+            self.shared_variables.iter().rposition(|v| space == Space::Shared && v.address == address)?;
+        u16::try_from(at).ok()
     }
 
     fn place_params(&mut self, entry: &Function) -> Result<(Vec<Param>, u64)> {
@@ -328,7 +368,10 @@ impl Builder<'_> {
         let graph = Graph::new(&self.code, start, end);
         graph.join_branches(&mut self.code);
         let counts = BANKS.map(|b| self.scopes.counts[b as usize]);
-        allow_undefined_halves(&mut self.code[start..end], &self.info[start..end]);
+        updates::mark(&mut self.code[start..end]);
+        let opcodes: Vec<&str> = self.info[start..end].iter().map(|info| &*info.opcode).collect();
+        let (code, flows) = (&mut self.code[start..end], &self.flows[start..end]);
+        provenance::mark(code, flows, &opcodes, &self.shared_variables, &mut self.extents);
         graph.prove_written(&mut self.code, counts);
         debug_assert!(graph.block_count() > 0);
         while self.scopes.chain().len() > 1 {
@@ -381,6 +424,7 @@ impl Builder<'_> {
         self.location = instruction.location;
         self.opcode.clone_from(&instruction.opcode);
         self.is_step = false;
+        self.mention = None;
         self.reads.clear();
         self.writes.clear();
         self.guard = (ALWAYS, false);
@@ -431,11 +475,10 @@ impl Builder<'_> {
             tensor_ops,
             is_step: self.is_step,
         });
-        let of_32 = |list: &[Register]| -> Box<[u32]> {
-            list.iter().filter(|r| r.bank == Bank::B32).map(|r| r.index).collect()
-        };
         let is_move = self.opcode.starts_with("mov.") && self.reads.len() == 1 && self.writes.len() == 1;
-        self.touched.push(Watch { reads: of_32(&self.reads), writes: of_32(&self.writes), is_move });
+        let kind = self.flow.take().unwrap_or_else(|| FlowKind::of(&self.opcode));
+        let (reads, writes) = (self.reads.clone().into(), self.writes.clone().into());
+        self.flows.push(Flow { kind, reads, writes, is_move, mention: self.mention.take() });
         self.code.push(Inst {
             watch: None,
             guard: self.guard.0,
@@ -449,17 +492,17 @@ impl Builder<'_> {
 
     /// Marks the instructions that touch registers of a `wgmma`.
     fn watch(&mut self) {
-        for (inst, all) in self.code.iter_mut().zip(std::mem::take(&mut self.touched)) {
+        for (inst, all) in self.code.iter_mut().zip(&self.flows) {
             let is_wgmma =
                 matches!(&inst.op, Op::Collective(c) if matches!(c.kind, super::CollectiveKind::Wgmma(_)));
-            let kept = |list: &[u32]| -> Box<[u32]> {
-                list.iter().filter(|r| self.watched.contains(r)).copied().collect()
+            let kept = |list: &[Register]| -> Box<[u32]> {
+                let of_32 = list.iter().filter(|r| r.bank == Bank::B32).map(|r| r.index);
+                of_32.filter(|index| self.watched.contains(index)).collect()
             };
             let (reads, writes) = (kept(&all.reads), kept(&all.writes));
             let is_touched = !reads.is_empty() || !writes.is_empty();
             if is_touched && !is_wgmma {
-                let is_move = all.is_move && all.reads.len() == 1;
-                inst.watch = Some(Box::new(Watch { reads, writes, is_move }));
+                inst.watch = Some(Box::new(Watch { reads, writes, is_move: all.is_move }));
             }
         }
     }

@@ -12,6 +12,8 @@ use super::{
 use crate::error::Result;
 use crate::parse::ast::{Operand, Space, Type};
 
+const INDIRECT: &str = "calls through function pointers (virtual functions too) are not simulated; call the function by its name";
+
 impl Builder<'_> {
     /// Decodes control flow and synchronisation; `false` when the instruction is neither.
     pub(super) fn control(&mut self, op: &Opcode<'_>, operands: &[Operand]) -> Result<bool> {
@@ -94,12 +96,12 @@ impl Builder<'_> {
                 Operand::List(items) => lists[1] = items,
                 Operand::Name(n) if name.is_none() => name = Some(n.clone()),
                 // The prototype of an indirect call.
-                _ => return Err(self.unsupported("indirect calls")),
+                _ => return Err(self.unsupported(INDIRECT)),
             }
         }
         let name = name.ok_or_else(|| self.bad("needs a function".into()))?;
         if let Some(Symbol::Register(_)) = self.find(&name) {
-            return Err(self.unsupported("indirect calls"));
+            return Err(self.unsupported(INDIRECT));
         }
         let results = self.param_places(lists[0])?;
         let arguments = self.param_places(lists[1])?;

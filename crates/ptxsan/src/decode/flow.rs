@@ -1,6 +1,6 @@
 //! Where the lanes of a divergent branch meet again, and which registers may be read before they are written.
 
-use super::{ALWAYS, Bank, Info, Inst, NEVER, Op, Register};
+use super::{ALWAYS, Bank, Inst, NEVER, Op, Register};
 use std::collections::HashSet;
 
 /// Successors of an instruction inside its function. `None` stands for the function's end.
@@ -225,19 +225,6 @@ fn mark_written(inst: &Inst, known: &mut [u64], slot: impl Fn(&Register) -> usiz
     if inst.guard == ALWAYS {
         for r in &inst.writes {
             known[slot(r) / 64] |= 1 << (slot(r) % 64);
-        }
-    }
-}
-
-/// A register that no instruction writes, put into a pair by `mov`, is how compilers write a half that nobody looks at
-/// (LLVM's `undef`): it is not asked about there, and still is anywhere else.
-pub(super) fn allow_undefined_halves(code: &mut [Inst], info: &[Info]) {
-    let written: HashSet<(Bank, u32)> =
-        code.iter().flat_map(|inst| inst.writes.iter().map(|r| (r.bank, r.index))).collect();
-    for (inst, info) in code.iter_mut().zip(info) {
-        if info.opcode.starts_with("mov.b") && inst.reads.len() > 1 {
-            inst.reads =
-                inst.reads.iter().filter(|r| written.contains(&(r.bank, r.index))).copied().collect();
         }
     }
 }

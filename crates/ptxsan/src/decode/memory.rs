@@ -46,12 +46,18 @@ impl Builder<'_> {
         let order = self.order(op);
         self.communicates |=
             order.strong.is_some() && matches!(address.space, Space::Global | Space::Generic);
+        self.polls |= order.strong.is_some() && !order.acquires;
         self.check_widths(kind, &registers)?;
-        let (bytes, is_signed) = (kind.bytes(), kind.is_signed());
-        self.emit(
-            Op::Load(Transfer { address, bytes, is_signed, registers: registers.into(), order }),
-            Args::default(),
-        );
+        let transfer = Transfer {
+            address,
+            bytes: kind.bytes(),
+            is_signed: kind.is_signed(),
+            registers: registers.into(),
+            order,
+            non_coherent: op.has("nc"),
+            is_update: false,
+        };
+        self.emit(Op::Load(transfer), Args::default());
         Ok(())
     }
 
@@ -68,8 +74,15 @@ impl Builder<'_> {
         let order = self.order(op);
         self.communicates |=
             order.strong.is_some() && matches!(address.space, Space::Global | Space::Generic);
-        let bytes = kind.bytes();
-        let transfer = Transfer { address, bytes, is_signed: false, registers: registers.into(), order };
+        let transfer = Transfer {
+            address,
+            bytes: kind.bytes(),
+            is_signed: false,
+            registers: registers.into(),
+            order,
+            non_coherent: false,
+            is_update: false,
+        };
         self.emit(Op::Store(transfer), Args::default());
         Ok(())
     }

@@ -5,20 +5,25 @@ mod asynchronous;
 mod build;
 mod control;
 mod convert;
+mod dataflow;
 mod float;
 mod flow;
 mod integer;
 pub(crate) mod lanes;
+mod mangled;
 mod matrix;
 mod memory;
 mod modifier;
 mod opcode;
 mod operands;
+mod provenance;
 mod scope;
 mod simple;
 mod special;
+mod updates;
 
 pub(crate) use build::kernel;
+pub(crate) use dataflow::{Flow, FlowKind};
 pub(crate) use memory::apply as memory_apply;
 pub(crate) use special::Special;
 
@@ -36,6 +41,8 @@ pub(crate) const ALWAYS: u32 = u32::MAX;
 pub(crate) struct Kernel {
     pub(crate) code: Vec<Inst>,
     pub(crate) info: Vec<Info>,
+    /// How validity flows through each instruction.
+    pub(crate) flows: Vec<Flow>,
     pub(crate) b32_count: usize,
     pub(crate) b64_count: usize,
     pub(crate) pred_count: usize,
@@ -49,6 +56,12 @@ pub(crate) struct Kernel {
     pub(crate) local_bytes: u64,
     /// Whether blocks may talk to each other through global memory, so that they must run together.
     pub(crate) communicates: bool,
+    /// Whether there are strong loads that do not acquire: threads may wait for each other by them.
+    pub(crate) polls: bool,
+    /// Shared variables by ascending address; the dynamic part, which the launch sizes, last.
+    pub(crate) shared_variables: Vec<SharedVariable>,
+    /// What accesses to shared memory may touch: see [`Address::extent`].
+    pub(crate) extents: Vec<provenance::Extent>,
     pub(crate) max_threads: Option<u32>,
     /// Uses mbarriers, bulk copies, `wgmma`, clusters or programmatic launches.
     pub(crate) has_agents: bool,
@@ -56,6 +69,16 @@ pub(crate) struct Kernel {
     pub(crate) cluster: Option<[u32; 3]>,
     /// Registers that a thread starts with, where `setmaxnreg` has an effect.
     pub(crate) registers: Option<u32>,
+}
+
+/// A variable in shared memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SharedVariable {
+    /// As the source has it.
+    pub(crate) name: String,
+    pub(crate) address: u64,
+    /// `None`: as large as the launch makes it.
+    pub(crate) bytes: Option<u64>,
 }
 
 /// One kernel parameter.
@@ -128,6 +151,10 @@ pub(crate) struct Address {
     pub(crate) space: Space,
     pub(crate) base: Base,
     pub(crate) offset: i64,
+    /// The shared variable that it names.
+    pub(crate) variable: Option<u16>,
+    /// 1 + index in [`Kernel::extents`] of the shared variables that it was made from; 0: not known.
+    pub(crate) extent: u32,
 }
 
 /// What an address starts from.
@@ -169,6 +196,10 @@ pub(crate) struct Transfer {
     /// One register per element.
     pub(crate) registers: Box<[Register]>,
     pub(crate) order: Order,
+    /// `.nc`: a load of what nobody may write.
+    pub(crate) non_coherent: bool,
+    /// A store of a value that was made from one loaded from the same place.
+    pub(crate) is_update: bool,
 }
 
 /// An atomic or a reduction.

@@ -78,9 +78,15 @@ impl Builder<'_> {
                     self.reads.push(register);
                     Ok(register)
                 }
-                Some(Symbol::Memory { address, .. }) => Ok(self.constant(wanted, bits, address)),
+                Some(Symbol::Memory { space, address, .. }) => {
+                    self.mention = self.shared_variable(space, address);
+                    Ok(self.constant(wanted, bits, address))
+                }
                 None => match self.special(name, None)? {
                     Some(register) => Ok(register),
+                    None if self.ast.functions.iter().any(|f| f.name == *name) => Err(self.unsupported(&format!(
+                        "it takes the address of function `{name}`: calls through function pointers are not simulated"
+                    ))),
                     None if name == "WARP_SZ" => Ok(self.constant(wanted, bits, 32)),
                     None => Err(self.bad(format!("unknown name `{name}`"))),
                 },
@@ -90,7 +96,8 @@ impl Builder<'_> {
                 None => Err(self.unsupported(&format!("`{name}.{part}`"))),
             },
             Operand::Offset(name, offset) => match self.find(name) {
-                Some(Symbol::Memory { address, .. }) => {
+                Some(Symbol::Memory { space, address, .. }) => {
+                    self.mention = self.shared_variable(space, address);
                     Ok(self.constant(wanted, bits, address.wrapping_add_signed(*offset)))
                 }
                 _ => Err(self.bad(format!("`{name}` is not a variable"))),
@@ -171,7 +178,8 @@ impl Builder<'_> {
         let in_function = !self.in_entry;
         match &**base {
             Operand::Int(value) => {
-                Ok(Address { space, base: Base::Absolute, offset: offset.wrapping_add(*value as i64) })
+                let offset = offset.wrapping_add(*value as i64);
+                Ok(Address { space, base: Base::Absolute, offset, variable: None, extent: 0 })
             }
             Operand::Name(name) => match self.find(name) {
                 Some(Symbol::Register(register)) => {
@@ -182,7 +190,7 @@ impl Builder<'_> {
                         Bank::Pred => return Err(self.bad(format!("`{name}` cannot be an address"))),
                     };
                     let space = if space == Space::Param && in_function { Space::Local } else { space };
-                    Ok(Address { space, base, offset: *offset })
+                    Ok(Address { space, base, offset: *offset, variable: None, extent: 0 })
                 }
                 Some(Symbol::Memory { space: home, address, .. }) => {
                     let base_address =
@@ -190,7 +198,8 @@ impl Builder<'_> {
                     // Parameters of a call live in local memory, whatever the instruction calls them.
                     let space = if space == Space::Param { home } else { space };
                     let offset = offset.wrapping_add(base_address as i64);
-                    Ok(Address { space, base: Base::Absolute, offset })
+                    let variable = self.shared_variable(home, address);
+                    Ok(Address { space, base: Base::Absolute, offset, variable, extent: 0 })
                 }
                 None => Err(self.bad(format!("unknown name `{name}`"))),
             },

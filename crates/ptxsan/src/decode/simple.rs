@@ -4,7 +4,7 @@ use super::build::Builder;
 use super::lanes::{self, Args, Plan};
 use super::opcode::Opcode;
 use super::scope::Symbol;
-use super::{Bank, Op, Register, convert, float, integer};
+use super::{Bank, FlowKind, Op, Register, convert, float, integer};
 use crate::error::Result;
 use crate::memory::window;
 use crate::parse::ast::{Operand, Space, Type};
@@ -78,9 +78,12 @@ impl Builder<'_> {
     fn unpack(&mut self, kind: Type, parts: &[Operand], whole: &Operand) -> Result<()> {
         let (part, width) = self.part_type(kind, parts.len())?;
         let a = self.source_register(whole, kind)?;
+        let reads = self.reads.clone();
         for (i, operand) in parts.iter().enumerate() {
             let d = self.destination(operand, part)?.index;
             let shift = width * i as u32;
+            self.reads.clone_from(&reads);
+            self.flow = Some(FlowKind::Unpack { from: shift / 8, bytes: width / 8 });
             let mask = if width == 32 { u64::from(u32::MAX) } else { (1u64 << width) - 1 };
             let alu = match a.bank {
                 Bank::B64 => lanes::b32_from_b64(move |x| (x >> shift & mask) as u32),
@@ -108,6 +111,7 @@ impl Builder<'_> {
         let d = self.destination(whole, kind)?;
         let (a, b) = (numbers[0], numbers[1]);
         let args = Args { d: d.index, a, b, c: 0 };
+        self.flow = Some(FlowKind::Pack { bytes: width / 8, parts: numbers.clone().into() });
         let alu: lanes::Alu = match (d.bank, numbers.len()) {
             (Bank::B64, 2) => lanes::b32_wide2(|a, b| u64::from(b) << 32 | u64::from(a)),
             (Bank::B32, 2) => lanes::b32_2(move |a, b| b << width | (a & ((1 << width) - 1))),

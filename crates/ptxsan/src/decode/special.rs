@@ -27,6 +27,8 @@ pub(crate) enum Special {
     ClusterRank,
     ClusterSize,
     IsCluster,
+    /// Of the system: 1 and 2 are the halves of the address of a cooperative launch's workspace.
+    EnvReg(u8),
 }
 
 impl Special {
@@ -64,6 +66,10 @@ impl Special {
             ("%cluster_ctarank", _) => Special::ClusterRank,
             ("%cluster_nctarank", _) => Special::ClusterSize,
             ("%is_explicit_cluster", _) => Special::IsCluster,
+            (name, _) if name.starts_with("%envreg") => {
+                let number = name["%envreg".len()..].parse().ok().filter(|number| *number < 32)?;
+                Special::EnvReg(number)
+            }
             _ => return None,
         })
     }

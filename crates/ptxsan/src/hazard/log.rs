@@ -1,111 +1,36 @@
 //! What went wrong, once per pair of code locations, with counts.
 
-use serde::Serialize;
+use crate::finding::{Kind, Severity, Variable};
 use std::collections::HashMap;
 
 /// Distinct findings kept; beyond it only the count grows.
 const MAX_FINDINGS: usize = 1000;
 
-/// What kind of mistake was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Kind {
-    /// Two accesses to the same bytes, one a write, that nothing orders.
-    Race,
-    /// An access that is not ordered with an asynchronous copy.
-    AsyncRace,
-    /// Accesses through the generic and the async proxy that no proxy fence orders.
-    ProxyRace,
-    /// A register of a `wgmma` in flight, or one that no `wgmma.fence` covers; warps of a warpgroup apart.
-    Wgmma,
-    /// An mbarrier that is not there, with a wrong count of arrivals or bytes, or used against its rules.
-    Mbarrier,
-    /// A bulk copy with a wrong address, size or tensor map.
-    BulkCopy,
-    /// Shared memory of a block of the cluster that may not have started, or has exited.
-    ClusterLifetime,
-    /// `setmaxnreg` against its rules.
-    Registers,
-    /// Global memory before `griddepcontrol.wait`: the launch before may still use it.
-    LaunchOrder,
-    /// An access outside every allocation.
-    OutOfBounds,
-    /// An access to memory that was freed.
-    UseAfterFree,
-    /// An address that is not a multiple of the access size.
-    Misaligned,
-    /// Memory read that nothing wrote.
-    UninitialisedMemory,
-    /// A register read that nothing wrote.
-    UninitialisedRegister,
-    /// A write to read-only memory.
-    ReadOnlyWrite,
-    /// A matrix instruction on memory it cannot reach, such as a local array.
-    WrongSpace,
-    /// A barrier that not all lanes of a warp reached together.
-    BarrierDivergence,
-    /// A barrier used with different thread counts at once.
-    BarrierCount,
-    /// A barrier number or count outside the limits.
-    BarrierMisuse,
-    /// A `.sync` instruction whose mask misses an executing lane, or names a lane that does not come.
-    SyncMask,
-    /// A shuffle that reads a lane outside the ones taking part.
-    ShuffleInactive,
-    /// Nobody can go on.
-    Deadlock,
-    /// The instruction budget is spent.
-    Budget,
-    /// A device-side assertion failed.
-    Assertion,
-    /// A trap was executed.
-    Trap,
-}
-
-impl Kind {
-    /// A short name for people.
-    pub fn title(self) -> &'static str {
-        match self {
-            Kind::Race => "data race",
-            Kind::AsyncRace => "race with an asynchronous copy",
-            Kind::ProxyRace => "race between proxies",
-            Kind::Wgmma => "wgmma hazard",
-            Kind::Mbarrier => "mbarrier misuse",
-            Kind::BulkCopy => "bulk copy misuse",
-            Kind::ClusterLifetime => "shared memory of a block that may not be there",
-            Kind::Registers => "register reallocation",
-            Kind::LaunchOrder => "race with the launch before",
-            Kind::OutOfBounds => "out-of-bounds access",
-            Kind::UseAfterFree => "use of freed memory",
-            Kind::Misaligned => "misaligned access",
-            Kind::UninitialisedMemory => "read of memory never written",
-            Kind::UninitialisedRegister => "read of a register never written",
-            Kind::ReadOnlyWrite => "write to read-only memory",
-            Kind::WrongSpace => "matrix instruction on the wrong kind of memory",
-            Kind::BarrierDivergence => "barrier in divergent code",
-            Kind::BarrierCount => "barrier with mismatched counts",
-            Kind::BarrierMisuse => "barrier misuse",
-            Kind::SyncMask => "warp synchronisation mask",
-            Kind::ShuffleInactive => "shuffle from an inactive lane",
-            Kind::Deadlock => "deadlock",
-            Kind::Budget => "instruction budget spent",
-            Kind::Assertion => "assertion failed",
-            Kind::Trap => "trap",
-        }
-    }
-}
-
 /// A finding in machine terms; made readable when the launch ends.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
+    pub(crate) severity: Severity,
     pub(crate) pc: u32,
     pub(crate) other: Option<Other>,
     pub(crate) block: u64,
     pub(crate) thread: u32,
-    pub(crate) detail: String,
+    pub(crate) words: Words,
     pub(crate) count: u64,
+}
+
+/// What is said of a finding beside its places.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Words {
+    pub(crate) detail: String,
+    pub(crate) advice: Option<String>,
+    pub(crate) variable: Option<Variable>,
+}
+
+impl From<String> for Words {
+    fn from(detail: String) -> Self {
+        Words { detail, ..Words::default() }
+    }
 }
 
 /// The other access of a race.
@@ -116,45 +41,62 @@ pub(crate) struct Other {
     pub(crate) thread: u32,
 }
 
+/// What makes two occurrences the same entry.
+type Key = (Kind, Severity, u32, Option<u32>);
+
 /// Findings, deduplicated.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Log {
-    index: HashMap<(Kind, u32, Option<u32>), usize>,
+    index: HashMap<Key, usize>,
     pub(crate) entries: Vec<Entry>,
     pub(crate) dropped: u64,
 }
 
 impl Log {
-    /// Adds one occurrence; `detail` is only made for the first.
-    pub(crate) fn add(
+    /// Adds one occurrence; what is said of it is only made for the first.
+    pub(crate) fn add<W: Into<Words>>(
         &mut self,
         kind: Kind,
         pc: u32,
         other: Option<Other>,
         (block, thread): (u32, u32),
-        detail: impl FnOnce() -> String,
+        words: impl FnOnce() -> W,
     ) {
-        self.add_at(kind, pc, other, (u64::from(block), thread), detail);
+        self.add_at(kind, kind.severity(), pc, other, (u64::from(block), thread), words);
     }
 
-    /// As [`Log::add`], the block counted from the start of the grid.
-    pub(crate) fn add_at(
+    /// As [`Log::add`], with a severity of its own, the block counted from the start of the grid.
+    pub(crate) fn add_at<W: Into<Words>>(
         &mut self,
         kind: Kind,
+        severity: Severity,
         pc: u32,
         other: Option<Other>,
         (block, thread): (u64, u32),
-        detail: impl FnOnce() -> String,
+        words: impl FnOnce() -> W,
     ) {
-        let key = (kind, pc, other.map(|o| o.pc));
+        let key = (kind, severity, pc, other.map(|o| o.pc));
         if let Some(&i) = self.index.get(&key) {
             self.entries[i].count += 1;
         } else if self.entries.len() >= MAX_FINDINGS {
             self.dropped += 1;
         } else {
             self.index.insert(key, self.entries.len());
-            self.entries.push(Entry { kind, pc, other, block, thread, detail: detail(), count: 1 });
+            let words = words().into();
+            self.entries.push(Entry { kind, severity, pc, other, block, thread, words, count: 1 });
         }
+    }
+
+    /// Bytes of an output that nothing wrote: of the launch as a whole, each output for itself.
+    pub(crate) fn add_unwritten(&mut self, variable: Variable, count: u64) {
+        let kind = Kind::UnwrittenOutput;
+        let Variable { name, offset_bytes, size_bytes, .. } = &variable;
+        let detail = format!(
+            "{count} of {size_bytes} bytes of `{name}` are as unwritten as before the launch, the first at offset {offset_bytes}"
+        );
+        let words = Words { detail, advice: None, variable: Some(variable) };
+        let severity = kind.severity();
+        self.entries.push(Entry { kind, severity, pc: 0, other: None, block: 0, thread: 0, words, count });
     }
 
     /// Takes over another log's findings, whose blocks are counted from `first_block`.
@@ -164,7 +106,7 @@ impl Log {
             if let Some(o) = &mut entry.other {
                 o.block += first_block;
             }
-            let key = (entry.kind, entry.pc, entry.other.map(|o| o.pc));
+            let key = (entry.kind, entry.severity, entry.pc, entry.other.map(|o| o.pc));
             if let Some(&i) = self.index.get(&key) {
                 self.entries[i].count += entry.count;
             } else if self.entries.len() >= MAX_FINDINGS {

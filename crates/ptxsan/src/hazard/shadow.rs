@@ -2,37 +2,73 @@
 //!
 //! (Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI 2009: the last write
 //! as one epoch; reads as one epoch, or several when they were not ordered among themselves.)
+//!
+//! Strong accesses (volatile, relaxed, atomic) do not race with each other, so a strong write does not stand for the accesses
+//! before it as a plain one does: it is remembered beside them, as reads are, until a plain write that conflicts with all of them.
 
 use super::clock::{Clock, Numbering, Proxy, Who};
 
 /// Cells are kept in chunks of this many bytes, each with a cell size of its own.
 const CHUNK_BYTES: usize = 256;
 const CHUNK_SHIFT: u32 = CHUNK_BYTES.trailing_zeros();
-/// Instruction numbers carry these marks in their upper bits.
+/// Instruction numbers carry these marks in their upper bits: a strong access, one whose scope is its block,
 pub(crate) const STRONG: u32 = 1 << 31;
 pub(crate) const BLOCK_SCOPE: u32 = 1 << 30;
-const PC_MASK: u32 = BLOCK_SCOPE - 1;
-/// Readers of one cell that are remembered apart; beyond it the oldest is forgotten.
-const MAX_READERS: usize = 64;
+/// a strong one that wrote,
+const WROTE: u32 = 1 << 29;
+/// a read-modify-write, a load that goes through the read-only cache, a store of what was made from a load of the same place.
+pub(crate) const ATOMIC: u32 = 1 << 28;
+pub(crate) const NON_COHERENT: u32 = 1 << 27;
+pub(crate) const UPDATE: u32 = 1 << 26;
+const PC_MASK: u32 = UPDATE - 1;
+/// A list of accesses as long as this is looked through for those that need not be remembered.
+const PRUNE_AT: usize = 16;
 
-/// Readers: lanes of one warp (or their agents) at one time in one instruction.
+/// Reads and strong writes: lanes of one warp (or their agents) at one time in one instruction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Readers {
+struct Access {
     base: u32,
     mask: u32,
     time: u32,
     pc: u32,
 }
 
+impl Access {
+    fn wrote(&self) -> bool {
+        self.pc & WROTE != 0
+    }
+
+    /// Whether whoever conflicts with this access conflicts with `later` as well, if that comes after it.
+    #[inline]
+    fn is_covered_by(&self, later: u32) -> bool {
+        let (old, new) = (self.pc, later);
+        let writes = old & WROTE == 0 || new & WROTE != 0;
+        let is_as_weak =
+            new & STRONG == 0 || old & STRONG != 0 && (new & BLOCK_SCOPE != 0 || old & BLOCK_SCOPE == 0);
+        writes && is_as_weak && (old & NON_COHERENT == 0 || new & NON_COHERENT != 0)
+    }
+}
+
+/// Accesses of one cell beyond the first, by ascending `base`.
+#[derive(Debug, Clone, Default)]
+struct List {
+    items: Vec<Access>,
+    /// Whether one of them wrote.
+    wrote: bool,
+    prune_at: usize,
+}
+
 /// What is known of a cell.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
+    /// The last plain write.
     writer: u32,
     /// 0: never written.
     write_time: u32,
     write_pc: u32,
-    readers: Readers,
-    /// 1 + index of further readers.
+    /// A read or a strong write since.
+    first: Access,
+    /// 1 + index of further ones.
     more: u32,
 }
 
@@ -43,12 +79,79 @@ struct Chunk {
     cells: Vec<Cell>,
 }
 
+/// Lists that are in use, and those that were given up and keep their memory for the next cell.
+#[derive(Default)]
+struct Lists {
+    all: Vec<List>,
+    free: Vec<u32>,
+}
+
+impl Lists {
+    fn of(&self, more: u32) -> Option<&List> {
+        more.checked_sub(1).map(|index| &self.all[index as usize])
+    }
+
+    fn start(&mut self, list: &List) -> u32 {
+        match self.free.pop() {
+            Some(index) => {
+                self.all[index as usize].clone_from(list);
+                index + 1
+            }
+            None => {
+                self.all.push(list.clone());
+                self.all.len() as u32
+            }
+        }
+    }
+
+    fn give_up(&mut self, more: &mut u32) {
+        if let Some(index) = more.checked_sub(1) {
+            self.all[index as usize].items.clear();
+            self.free.push(index);
+            *more = 0;
+        }
+    }
+}
+
+impl List {
+    fn one(access: Access) -> Self {
+        List { items: vec![access], wrote: access.wrote(), prune_at: PRUNE_AT }
+    }
+
+    /// Adds an access; those that it covers are forgotten, nothing else ever is.
+    fn remember(&mut self, mine: Access, by: &Accessor<'_>) {
+        let mut at = self.items.partition_point(|a| a.base < mine.base);
+        while let Some(old) = self.items.get_mut(at).filter(|a| a.base == mine.base) {
+            if old.time == mine.time && old.pc == mine.pc {
+                old.mask |= mine.mask;
+                return;
+            }
+            if old.is_covered_by(mine.pc) {
+                old.mask &= !mine.mask;
+                if old.mask == 0 {
+                    self.items.remove(at);
+                    continue;
+                }
+            }
+            at += 1;
+        }
+        if self.items.len() >= self.prune_at {
+            if by.passes_on() {
+                self.items.retain(|old| !(old.is_covered_by(mine.pc) && by.all_ordered(old)));
+            }
+            self.prune_at = PRUNE_AT.max(2 * self.items.len());
+            at = self.items.partition_point(|a| a.base <= mine.base);
+        }
+        self.items.insert(at, mine);
+        self.wrote |= mine.wrote();
+    }
+}
+
 /// The cells of a region of memory.
 #[derive(Default)]
 pub(crate) struct Shadow {
     chunks: Vec<Option<Box<Chunk>>>,
-    lists: Vec<Vec<Readers>>,
-    free: Vec<u32>,
+    lists: Lists,
 }
 
 /// Who accesses, and what they know.
@@ -59,7 +162,7 @@ pub(crate) struct Accessor<'a> {
     /// The lanes that access; more than one only if all know the same.
     pub(crate) mask: u32,
     pub(crate) time: u32,
-    /// Instruction with [`STRONG`] and [`BLOCK_SCOPE`].
+    /// Instruction with its marks: [`STRONG`] and the others.
     pub(crate) pc: u32,
     pub(crate) known: &'a Clock,
     /// The one lane of `mask` and up to which group its copies are waited for; `None` for several lanes.
@@ -77,12 +180,31 @@ pub(crate) struct Accessor<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Conflict {
     pub(crate) who: u32,
+    pub(crate) time: u32,
     pub(crate) pc: u32,
     pub(crate) is_write: bool,
     /// The other access is by another lane in the same instruction of the same warp.
     pub(crate) same_instruction: bool,
     /// They are ordered, but not across proxies.
     pub(crate) only_proxy: bool,
+    /// Both are strong: no race by the letter, but of a shape that is often a mistake.
+    pub(crate) both_strong: bool,
+    /// Both are parts of a load and a store of the same place.
+    pub(crate) is_update: bool,
+    /// Ordered or not: the other read through the read-only cache what is written now.
+    pub(crate) non_coherent: bool,
+}
+
+/// The worst conflict of an access; and if that is with a write, one with a read as well.
+pub(crate) type Found = [Option<Conflict>; 2];
+
+/// Keeps the worse of two.
+fn worse(a: Option<Conflict>, b: Option<Conflict>) -> Option<Conflict> {
+    match (a, b) {
+        (Some(x), Some(y)) if x.both_strong && !y.both_strong => Some(y),
+        (Some(x), _) => Some(x),
+        (None, other) => other,
+    }
 }
 
 impl Accessor<'_> {
@@ -123,14 +245,14 @@ impl Accessor<'_> {
     }
 
     #[inline]
-    fn all_ordered(&self, readers: &Readers) -> bool {
+    fn all_ordered(&self, readers: &Access) -> bool {
         if self.known.knows_all(self.numbering, readers.base, readers.mask, readers.time) {
             return true;
         }
         self.first_unordered(readers).is_none()
     }
 
-    fn first_unordered(&self, readers: &Readers) -> Option<u32> {
+    fn first_unordered(&self, readers: &Access) -> Option<u32> {
         let mut rest = readers.mask;
         while rest != 0 {
             let who = readers.base + rest.trailing_zeros();
@@ -151,38 +273,34 @@ impl Shadow {
     pub(crate) fn new(bytes: usize) -> Self {
         let mut chunks = Vec::new();
         chunks.resize_with(bytes.div_ceil(CHUNK_BYTES), || None);
-        Shadow { chunks, lists: Vec::new(), free: Vec::new() }
+        Shadow { chunks, lists: Lists::default() }
     }
 
     /// Records an access to `bytes` (a power of two up to 16) at `offset`, a multiple of them.
     #[inline]
-    pub(crate) fn access(
-        &mut self,
-        offset: usize,
-        bytes: u32,
-        write: bool,
-        by: &Accessor<'_>,
-    ) -> Option<Conflict> {
+    pub(crate) fn access(&mut self, offset: usize, bytes: u32, write: bool, by: &Accessor<'_>) -> Found {
         let size = bytes.trailing_zeros();
         let slot = offset >> CHUNK_SHIFT;
         let inside = (offset & (CHUNK_BYTES - 1)) as u32;
-        let chunk = self.chunks.get_mut(slot)?;
+        let mut found = [None; 2];
+        let Some(chunk) = self.chunks.get_mut(slot) else { return found };
         let chunk = chunk.get_or_insert_with(|| {
             Box::new(Chunk { shift: size, cells: vec![Cell::default(); CHUNK_BYTES >> size] })
         });
         if chunk.shift > size {
-            refine(chunk, size, &mut self.lists, &mut self.free);
+            refine(chunk, size, &mut self.lists);
         }
         let first = inside >> chunk.shift;
         let last = (inside + bytes - 1) >> chunk.shift;
-        let mut found = None;
         for cell in &mut chunk.cells[first as usize..=last as usize] {
             let conflict = if write {
-                write_cell(cell, by, &mut self.lists, &mut self.free)
+                write_cell(cell, by, &mut self.lists)
             } else {
-                read_cell(cell, by, &mut self.lists, &mut self.free)
+                [read_cell(cell, by, &mut self.lists), None]
             };
-            found = found.or(conflict);
+            if conflict[0].is_some() {
+                found = [worse(found[0], conflict[0]), worse(found[1], conflict[1])];
+            }
         }
         found
     }
@@ -197,12 +315,10 @@ impl Shadow {
             if cell.write_time != 0 {
                 found.push((cell.writer, cell.write_time));
             }
-            if write {
-                let more = cell.more.checked_sub(1).map(|list| &self.lists[list as usize]);
-                for readers in more.into_iter().flatten().chain([&cell.readers]) {
-                    let lanes = (0..32).filter(|lane| readers.mask >> lane & 1 == 1);
-                    found.extend(lanes.map(|lane| (readers.base + lane, readers.time)));
-                }
+            let more = self.lists.of(cell.more).map_or(&[][..], |list| &list.items);
+            for access in more.iter().chain([&cell.first]).filter(|access| write || access.wrote()) {
+                let lanes = (0..32).filter(|lane| access.mask >> lane & 1 == 1);
+                found.extend(lanes.map(|lane| (access.base + lane, access.time)));
             }
         }
         found
@@ -214,9 +330,9 @@ impl Shadow {
             |(i, chunk)| {
                 chunk.cells.iter().enumerate().filter_map(move |(k, cell)| {
                     let write = (cell.write_time != 0).then_some((cell.writer, cell.write_pc & PC_MASK));
-                    let read = (cell.readers.mask != 0).then_some((
-                        cell.readers.base + cell.readers.mask.trailing_zeros(),
-                        cell.readers.pc & PC_MASK,
+                    let read = (cell.first.mask != 0).then_some((
+                        cell.first.base + cell.first.mask.trailing_zeros(),
+                        cell.first.pc & PC_MASK,
                     ));
                     (write.is_some() || read.is_some()).then_some(Touched {
                         offset: (i * CHUNK_BYTES + (k << chunk.shift)) as u32,
@@ -240,15 +356,16 @@ pub(crate) struct Touched {
 }
 
 /// Splits a chunk's cells: each part inherits the whole cell's history.
-fn refine(chunk: &mut Chunk, shift: u32, lists: &mut Vec<Vec<Readers>>, free: &mut Vec<u32>) {
+fn refine(chunk: &mut Chunk, shift: u32, lists: &mut Lists) {
     let parts = 1usize << (chunk.shift - shift);
     let mut cells = Vec::with_capacity(chunk.cells.len() * parts);
     for cell in &chunk.cells {
         for part in 0..parts {
             let mut copy = *cell;
-            if part > 0 && cell.more != 0 {
-                let list = lists[cell.more as usize - 1].clone();
-                copy.more = new_list(lists, free, &list);
+            if part > 0
+                && let Some(list) = lists.of(cell.more).cloned()
+            {
+                copy.more = lists.start(&list);
             }
             cells.push(copy);
         }
@@ -257,116 +374,145 @@ fn refine(chunk: &mut Chunk, shift: u32, lists: &mut Vec<Vec<Readers>>, free: &m
     chunk.shift = shift;
 }
 
-/// Lists that were given up keep their memory for the next cell.
-fn new_list(lists: &mut Vec<Vec<Readers>>, free: &mut Vec<u32>, items: &[Readers]) -> u32 {
-    match free.pop() {
-        Some(index) => {
-            lists[index as usize].extend_from_slice(items);
-            index + 1
-        }
-        None => {
-            lists.push(items.to_vec());
-            lists.len() as u32
-        }
-    }
-}
-
 #[inline(always)]
 fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> {
-    if cell.write_time == 0
-        || by.ordered(cell.writer, cell.write_time)
-        || by.both_strong(cell.writer, cell.write_pc)
-    {
+    if cell.write_time == 0 || by.ordered(cell.writer, cell.write_time) {
         return None;
     }
     let lane = cell.writer.wrapping_sub(by.base);
     let same_instruction = lane < 32 && cell.write_pc == by.pc && cell.write_time == by.time;
-    let only_proxy = by.happens_after(cell.writer, cell.write_time);
     Some(Conflict {
         who: cell.writer,
+        time: cell.write_time,
         pc: cell.write_pc & PC_MASK,
         is_write: true,
         same_instruction,
-        only_proxy,
+        only_proxy: by.happens_after(cell.writer, cell.write_time),
+        both_strong: false,
+        is_update: false,
+        non_coherent: false,
     })
 }
 
-#[inline]
-fn read_cell(
-    cell: &mut Cell,
-    by: &Accessor<'_>,
-    lists: &mut Vec<Vec<Readers>>,
-    free: &mut Vec<u32>,
-) -> Option<Conflict> {
-    let conflict = against_write(cell, by);
-    let readers = &mut cell.readers;
-    if readers.base == by.base && readers.time == by.time && readers.pc == by.pc && readers.mask != 0 {
-        readers.mask |= by.mask;
-        return conflict;
+/// The conflict with an earlier read or strong write, if there is one.
+fn against_access(old: &Access, by: &Accessor<'_>, write: bool) -> Option<Conflict> {
+    if old.mask == 0 || !write && !old.wrote() {
+        return None;
     }
-    let mine = Readers { base: by.base, mask: by.mask, time: by.time, pc: by.pc };
-    if readers.mask == 0 || by.passes_on() && by.all_ordered(readers) {
-        // A write that is not ordered after the old reads is not ordered after this one either.
-        *readers = mine;
-        return conflict;
+    let conflict = |who: u32| Conflict {
+        who,
+        time: old.time,
+        pc: old.pc & PC_MASK,
+        is_write: old.wrote(),
+        same_instruction: false,
+        only_proxy: by.happens_after(who, old.time),
+        both_strong: false,
+        is_update: false,
+        non_coherent: false,
+    };
+    let is_known = || by.known.knows_all(by.numbering, old.base, old.mask, old.time);
+    let unordered = if !by.fences_reads && is_known() { None } else { by.first_unordered(old) };
+    let Some(who) = unordered else {
+        if !write || old.pc & NON_COHERENT == 0 {
+            return None;
+        }
+        let who = old.base + old.mask.trailing_zeros();
+        return Some(Conflict { non_coherent: true, only_proxy: false, ..conflict(who) });
+    };
+    if !by.both_strong(who, old.pc) {
+        return Some(conflict(who));
     }
-    if cell.more == 0 {
-        cell.more = new_list(lists, free, &[mine]);
-        return conflict;
-    }
-    let list = &mut lists[cell.more as usize - 1];
-    match list.iter_mut().find(|r| r.base == by.base && r.time == by.time && r.pc == by.pc) {
-        Some(r) => r.mask |= by.mask,
-        None => {
-            if by.passes_on() {
-                list.retain(|r| !by.all_ordered(r));
+    let is_plain = |pc: u32| pc & ATOMIC == 0;
+    let is_update = write && old.wrote() && (old.pc | by.pc) & UPDATE != 0;
+    let same_warp = old.base == by.base && is_plain(old.pc) && is_plain(by.pc);
+    let is_read = !write && is_plain(by.pc);
+    (is_update || same_warp || is_read).then(|| Conflict { both_strong: true, is_update, ..conflict(who) })
+}
+
+/// The worst conflict with the accesses since the last plain write.
+fn against_accesses(cell: &Cell, by: &Accessor<'_>, lists: &Lists, write: bool) -> Option<Conflict> {
+    let mut found = against_access(&cell.first, by, write);
+    if let Some(list) = lists.of(cell.more).filter(|list| write || list.wrote) {
+        for old in &list.items {
+            if found.is_some_and(|found| !found.both_strong) {
+                break;
             }
-            if list.len() >= MAX_READERS {
-                list.remove(0);
-            }
-            list.push(mine);
+            found = worse(found, against_access(old, by, write));
         }
     }
+    found
+}
+
+/// Remembers a read or a strong write.
+#[inline]
+fn remember(cell: &mut Cell, mine: Access, by: &Accessor<'_>, lists: &mut Lists) {
+    let first = &mut cell.first;
+    if first.base == by.base && first.time == by.time && first.pc == mine.pc && first.mask != 0 {
+        first.mask |= by.mask;
+        return;
+    }
+    if first.mask == 0 {
+        *first = mine;
+        return;
+    }
+    if first.is_covered_by(mine.pc) {
+        if first.base == mine.base {
+            first.mask &= !mine.mask;
+        }
+        // A write that is not ordered after the old reads is not ordered after this one either.
+        if first.mask == 0 || by.passes_on() && by.all_ordered(first) {
+            *first = mine;
+            return;
+        }
+    }
+    match cell.more.checked_sub(1) {
+        None => cell.more = lists.start(&List::one(mine)),
+        Some(index) => lists.all[index as usize].remember(mine, by),
+    }
+}
+
+#[inline]
+fn read_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Option<Conflict> {
+    let mut conflict = against_write(cell, by);
+    if conflict.is_none() && by.pc & NON_COHERENT != 0 && cell.write_time != 0 {
+        conflict = Some(Conflict {
+            who: cell.writer,
+            time: cell.write_time,
+            pc: cell.write_pc & PC_MASK,
+            is_write: true,
+            same_instruction: false,
+            only_proxy: false,
+            both_strong: false,
+            is_update: false,
+            non_coherent: true,
+        });
+    }
+    if conflict.is_none() && (cell.first.wrote() || cell.more != 0) {
+        conflict = against_accesses(cell, by, lists, false);
+    }
+    let mine = Access { base: by.base, mask: by.mask, time: by.time, pc: by.pc };
+    remember(cell, mine, by, lists);
     conflict
 }
 
 #[inline]
-fn write_cell(
-    cell: &mut Cell,
-    by: &Accessor<'_>,
-    lists: &mut [Vec<Readers>],
-    free: &mut Vec<u32>,
-) -> Option<Conflict> {
-    let mut conflict = against_write(cell, by);
-    let check = |readers: &Readers| -> Option<Conflict> {
-        let is_known = || by.known.knows_all(by.numbering, readers.base, readers.mask, readers.time);
-        if readers.mask == 0 || !by.fences_reads && is_known() {
-            return None;
-        }
-        let who = by.first_unordered(readers)?;
-        if by.both_strong(who, readers.pc) {
-            return None;
-        }
-        let only_proxy = by.happens_after(who, readers.time);
-        Some(Conflict { who, pc: readers.pc & PC_MASK, is_write: false, same_instruction: false, only_proxy })
-    };
-    if conflict.is_none() {
-        conflict = check(&cell.readers);
+fn write_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Found {
+    let with_write = against_write(cell, by);
+    let with_access = against_accesses(cell, by, lists, true);
+    if by.pc & STRONG != 0 {
+        let mine = Access { base: by.base, mask: by.mask, time: by.time, pc: by.pc | WROTE };
+        remember(cell, mine, by, lists);
+    } else {
+        lists.give_up(&mut cell.more);
+        cell.first.mask = 0;
+        cell.writer = by.base + by.mask.trailing_zeros();
+        cell.write_time = by.time;
+        cell.write_pc = by.pc;
     }
-    if cell.more != 0 {
-        let index = cell.more - 1;
-        if conflict.is_none() {
-            conflict = lists[index as usize].iter().find_map(check);
-        }
-        lists[index as usize].clear();
-        free.push(index);
-        cell.more = 0;
+    match with_write {
+        Some(_) => [with_write, with_access],
+        None => [with_access, None],
     }
-    cell.readers.mask = 0;
-    cell.writer = by.base + by.mask.trailing_zeros();
-    cell.write_time = by.time;
-    cell.write_pc = by.pc;
-    conflict
 }
 
 #[cfg(test)]
@@ -391,20 +537,24 @@ mod tests {
         }
     }
 
+    fn one(shadow: &mut Shadow, at: usize, bytes: u32, write: bool, by: &Accessor<'_>) -> Option<Conflict> {
+        shadow.access(at, bytes, write, by)[0]
+    }
+
     #[test]
     fn unordered_write_then_read_conflicts_and_ordered_does_not() {
         let numbering = Numbering::new(64, false);
         let fresh = Clock::new(numbering, 0, 64);
         let mut shadow = Shadow::new(1024);
-        assert_eq!(shadow.access(16, 4, true, &by(&fresh, 0, 1, 7)), None);
-        assert_eq!(shadow.access(16, 4, false, &by(&fresh, 0, 1, 8)), None, "own write");
-        let conflict = shadow.access(16, 4, false, &by(&fresh, 40, 1, 9)).unwrap();
+        assert_eq!(one(&mut shadow, 16, 4, true, &by(&fresh, 0, 1, 7)), None);
+        assert_eq!(one(&mut shadow, 16, 4, false, &by(&fresh, 0, 1, 8)), None, "own write");
+        let conflict = one(&mut shadow, 16, 4, false, &by(&fresh, 40, 1, 9)).unwrap();
         assert_eq!((conflict.who, conflict.pc, conflict.is_write), (0, 7, true));
         let mut informed = fresh.clone();
         informed.raise(0, 1);
         informed.raise(40, 1);
         informed.settle();
-        assert_eq!(shadow.access(16, 4, true, &by(&informed, 41, 1, 10)), None);
+        assert_eq!(one(&mut shadow, 16, 4, true, &by(&informed, 41, 1, 10)), None);
     }
 
     #[test]
@@ -412,12 +562,12 @@ mod tests {
         let numbering = Numbering::new(64, false);
         let fresh = Clock::new(numbering, 0, 64);
         let mut shadow = Shadow::new(1024);
-        assert_eq!(shadow.access(0, 4, false, &by(&fresh, 1, 1, 7)), None);
-        assert_eq!(shadow.access(0, 4, false, &by(&fresh, 33, 1, 8)), None);
+        assert_eq!(one(&mut shadow, 0, 4, false, &by(&fresh, 1, 1, 7)), None);
+        assert_eq!(one(&mut shadow, 0, 4, false, &by(&fresh, 33, 1, 8)), None);
         let mut knows_first = fresh.clone();
         knows_first.raise(1, 1);
         knows_first.settle();
-        let conflict = shadow.access(0, 4, true, &by(&knows_first, 2, 1, 9)).unwrap();
+        let conflict = one(&mut shadow, 0, 4, true, &by(&knows_first, 2, 1, 9)).unwrap();
         assert_eq!((conflict.who, conflict.pc, conflict.is_write), (33, 8, false));
     }
 
@@ -426,10 +576,53 @@ mod tests {
         let numbering = Numbering::new(64, false);
         let fresh = Clock::new(numbering, 0, 64);
         let mut shadow = Shadow::new(1024);
-        assert_eq!(shadow.access(0, 16, true, &by(&fresh, 0, 1, 7)), None);
-        assert_eq!(shadow.access(18, 2, true, &by(&fresh, 1, 1, 8)), None);
-        assert_eq!(shadow.access(16, 2, true, &by(&fresh, 2, 1, 8)), None);
-        assert!(shadow.access(14, 2, false, &by(&fresh, 3, 1, 9)).is_some());
-        assert!(shadow.access(16, 4, false, &by(&fresh, 1, 1, 9)).is_some());
+        assert_eq!(one(&mut shadow, 0, 16, true, &by(&fresh, 0, 1, 7)), None);
+        assert_eq!(one(&mut shadow, 18, 2, true, &by(&fresh, 1, 1, 8)), None);
+        assert_eq!(one(&mut shadow, 16, 2, true, &by(&fresh, 2, 1, 8)), None);
+        assert!(one(&mut shadow, 14, 2, false, &by(&fresh, 3, 1, 9)).is_some());
+        assert!(one(&mut shadow, 16, 4, false, &by(&fresh, 1, 1, 9)).is_some());
+    }
+
+    #[test]
+    fn a_thousand_readers_are_all_remembered() {
+        let numbering = Numbering::new(1024, false);
+        let fresh = Clock::new(numbering, 0, 1024);
+        let as_reader = |lane: u32| Accessor {
+            numbering,
+            agents_base: lane / 32 * 32 + 1024,
+            ..by(&fresh, lane, 1, lane)
+        };
+        let mut shadow = Shadow::new(256);
+        for lane in 0..1024 {
+            assert_eq!(one(&mut shadow, 0, 4, false, &as_reader(lane)), None);
+        }
+        // The writer knows of all readers but one.
+        for unknown in [0, 1, 500, 1022] {
+            let mut knows = fresh.clone();
+            (0..1024).filter(|lane| *lane != unknown).for_each(|lane| knows.raise(lane, 1));
+            knows.settle();
+            let writer = Accessor { known: &knows, pc: 2000 | STRONG, ..as_reader(1023) };
+            let conflict = one(&mut shadow, 0, 4, true, &writer).unwrap();
+            assert_eq!((conflict.who, conflict.is_write), (unknown, false));
+        }
+    }
+
+    #[test]
+    fn an_atomic_does_not_hide_what_came_before_it() {
+        let numbering = Numbering::new(64, false);
+        let fresh = Clock::new(numbering, 0, 64);
+        for write in [true, false] {
+            let mut shadow = Shadow::new(256);
+            assert_eq!(one(&mut shadow, 0, 4, write, &by(&fresh, 0, 1, 7)), None);
+            assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, 0, 1, 8 | STRONG | ATOMIC)), None);
+            let conflict = one(&mut shadow, 0, 4, true, &by(&fresh, 40, 1, 9 | STRONG | ATOMIC)).unwrap();
+            assert_eq!((conflict.who, conflict.pc, conflict.is_write), (0, 7, write));
+        }
+        // Atomics alone do not conflict; a plain read behind one of them does with the other.
+        let mut shadow = Shadow::new(256);
+        assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, 0, 1, 8 | STRONG | ATOMIC)), None);
+        assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, 40, 1, 8 | STRONG | ATOMIC)), None);
+        let conflict = one(&mut shadow, 0, 4, false, &by(&fresh, 40, 1, 9)).unwrap();
+        assert_eq!((conflict.who, conflict.is_write, conflict.both_strong), (0, true, false));
     }
 }

@@ -4,7 +4,7 @@
 //! the same place learns it at the reader's next fence (or, with `.acquire`, at once). Without the fence on
 //! either side nothing is learnt, and the data behind the flag races.
 
-use super::clock::Clock;
+use super::clock::{Clock, Numbering};
 use crate::decode::Scope;
 use crate::parse::ast::Space;
 use std::collections::HashMap;
@@ -24,13 +24,51 @@ pub(crate) struct Place {
 /// What was published at a place: by which block, how far it reaches, and what is learnt.
 type Published = Vec<(u32, Scope, Rc<Clock>)>;
 
+/// What a strong write tells whoever reads it, fence or not: who wrote, and what they had done and known before.
+#[derive(Debug, Clone)]
+pub(crate) struct Said {
+    pub(crate) who: u32,
+    pub(crate) time: u32,
+    pub(crate) known: Rc<Clock>,
+}
+
+impl Said {
+    /// Whether an access came before the write.
+    pub(crate) fn covers(&self, numbering: Numbering, who: u32, time: u32) -> bool {
+        self.who == who && self.time >= time || self.known.knows(numbering, who, time)
+    }
+}
+
 /// All places that strong operations touched.
 #[derive(Default)]
 pub(crate) struct SyncPlaces {
     places: HashMap<Place, Published>,
+    /// The last strong write, in kernels that poll.
+    said: HashMap<Place, Said>,
 }
 
 impl SyncPlaces {
+    pub(crate) fn say(&mut self, place: Place, said: Said) {
+        if self.said.len() < MAX_PLACES || self.said.contains_key(&place) {
+            self.said.insert(place, said);
+        }
+    }
+
+    pub(crate) fn said(&self, place: &Place) -> Option<&Said> {
+        self.said.get(place)
+    }
+
+    /// Whether what is stored there was stored behind a fence.
+    pub(crate) fn is_released(&self, place: &Place) -> bool {
+        self.places.contains_key(place)
+    }
+
+    /// How far an access was released, anywhere.
+    pub(crate) fn release_of(&self, numbering: Numbering, who: u32, time: u32) -> Option<Scope> {
+        let all = self.places.values().flatten();
+        all.filter(|(_, _, clock)| clock.knows(numbering, who, time)).map(|(_, scope, _)| *scope).max()
+    }
+
     /// A plain strong store: a new value, published with what the writer releases, if anything.
     pub(crate) fn store(&mut self, place: Place, released: Option<(u32, Scope, Rc<Clock>)>) {
         match released {

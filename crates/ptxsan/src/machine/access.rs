@@ -5,7 +5,7 @@ use super::warp::Warp;
 use crate::decode::lanes::blend;
 use crate::decode::{Address, Atomic, Bank, Base, Order, Register, Scope, Transfer};
 use crate::hazard::clock::Proxy;
-use crate::hazard::shadow::{BLOCK_SCOPE, STRONG};
+use crate::hazard::shadow::{ATOMIC, BLOCK_SCOPE, NON_COHERENT, STRONG, UPDATE};
 use crate::memory::{PAGE_BYTES, window};
 use crate::parse::ast::Space;
 
@@ -30,6 +30,12 @@ pub(super) struct Request {
     pub(super) direction: Direction,
     pub(super) order: Order,
     pub(super) by: By,
+    /// Bytes that nothing wrote are only moved: whoever uses them is told of it, not who reads them.
+    pub(super) moves: bool,
+    /// 1 + index of the shared variables that the address was made from.
+    pub(super) extent: u32,
+    /// Marks that the instruction number carries beside those of its order.
+    pub(super) marks: u32,
 }
 
 /// Who makes an access.
@@ -53,12 +59,22 @@ pub(super) struct Agent {
 
 impl Request {
     pub(super) fn new(pc: u32, bytes: u32, direction: Direction, order: Order) -> Self {
-        Request { pc, bytes, direction, order, by: By::Lanes }
+        Request { pc, bytes, direction, order, by: By::Lanes, moves: false, extent: 0, marks: 0 }
     }
 
     /// An ordinary read by the lanes themselves.
     pub(super) fn read(pc: u32, bytes: u32) -> Self {
         Request::new(pc, bytes, Direction::Read, Order::WEAK)
+    }
+
+    /// The same, of bytes that are followed where they go.
+    pub(super) fn moving(self) -> Self {
+        Request { moves: true, ..self }
+    }
+
+    /// The same, within the variables that an address was made from.
+    pub(super) fn within(self, address: &Address) -> Self {
+        Request { extent: address.extent, ..self }
     }
 
     /// An ordinary write by the lanes themselves.
@@ -76,12 +92,17 @@ impl Request {
         Request { by: By::Agent(agent), ..self }
     }
 
+    fn marked(self, mark: u32, is_meant: bool) -> Self {
+        Request { marks: if is_meant { self.marks | mark } else { self.marks }, ..self }
+    }
+
     pub(super) fn marked_pc(&self) -> u32 {
-        match self.order.strong {
-            Some(Scope::Cta) => self.pc | STRONG | BLOCK_SCOPE,
-            Some(Scope::Device) => self.pc | STRONG,
-            None => self.pc,
-        }
+        let order = match self.order.strong {
+            Some(Scope::Cta) => STRONG | BLOCK_SCOPE,
+            Some(Scope::Device) => STRONG,
+            None => 0,
+        };
+        self.pc | self.marks | order
     }
 }
 
@@ -122,12 +143,22 @@ impl Warp {
 
     pub(super) fn load(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, t: &Transfer) {
         let bytes = t.bytes * t.registers.len() as u32;
-        let request = Request::new(pc, bytes, Direction::Read, t.order);
         let (addresses, spaces) = self.located(&t.address, mask);
         for (space, lanes) in spaces {
-            let good = self.check(cx, space, &addresses, lanes, &request);
+            let is_marked = t.non_coherent && space == Space::Global;
+            let request = Request::new(pc, bytes, Direction::Read, t.order)
+                .marked(NON_COHERENT, is_marked)
+                .within(&t.address);
+            let good = self.check(cx, space, &addresses, lanes, &request.moving());
+            let unwritten = self.unwritten;
             for (i, register) in t.registers.iter().enumerate() {
                 self.load_register(cx, space, &addresses, good, lanes, t, i as u32, *register);
+                if unwritten != 0 {
+                    let first = i as u64 * u64::from(t.bytes);
+                    for_lanes(unwritten, |lane| {
+                        self.load_validity(cx, pc, (space, addresses[lane] + first), t, *register, lane);
+                    });
+                }
             }
             if t.order.strong.is_some() {
                 self.after_strong_read(cx, space, &addresses, good, t.order, pc);
@@ -196,25 +227,46 @@ impl Warp {
     pub(super) fn store(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, t: &Transfer) {
         let width = t.bytes as usize;
         let bytes = width * t.registers.len();
-        let request = Request::new(pc, bytes as u32, Direction::Write, t.order);
+        let request = Request::new(pc, bytes as u32, Direction::Write, t.order)
+            .marked(UPDATE, t.is_update)
+            .within(&t.address);
         let (addresses, spaces) = self.located(&t.address, mask);
+        self.before_strong_write(cx, t.order);
         for (space, lanes) in spaces {
             let good = self.check_bounds(cx, space, &addresses, lanes, &request);
-            self.order_each(cx, space, &addresses, good, &request, |warp, cx, lane, conflict| {
+            self.order_each(cx, space, &addresses, good, &request, |warp, cx, lanes, found| {
+                let lane = lanes.trailing_zeros() as usize;
                 let mut data: Bytes = [0; MAX_BYTES];
                 for (part, register) in data.chunks_exact_mut(width).zip(&t.registers) {
                     part.copy_from_slice(&warp.lane(*register, lane).to_le_bytes()[..width]);
                 }
                 let (data, at) = (&data[..bytes], addresses[lane]);
-                if let Some(conflict) = conflict {
-                    // Lanes that store the same value to one place in one instruction agree, whoever is last.
-                    let agrees =
-                        conflict.same_instruction && warp.bytes(cx, space, at, request.bytes, lane) == data;
-                    if !agrees {
-                        warp.report_race(cx, space, at, 1 << lane, &request, conflict);
+                if let Some(conflict) = found[0] {
+                    // Threads that store the same value to one place agree, whoever is last; one that reads does not.
+                    let agrees = conflict.is_write
+                        && !conflict.is_update
+                        && warp.bytes(cx, space, at, request.bytes, lane) == data;
+                    if !(agrees && conflict.both_strong) {
+                        warp.report_race(cx, space, at, lanes, &request, conflict, agrees);
+                    }
+                    if let Some(reader) = found[1].filter(|_| agrees) {
+                        warp.report_race(cx, space, at, lanes, &request, reader, false);
                     }
                 }
                 warp.put(cx, space, at, data, lane);
+                if warp.validity.is_tracking() {
+                    for (i, register) in t.registers.iter().enumerate() {
+                        warp.store_validity(
+                            cx,
+                            pc,
+                            (space, at + (i * width) as u64),
+                            register,
+                            0,
+                            t.bytes,
+                            lane,
+                        );
+                    }
+                }
             });
             if t.order.strong.is_some() {
                 self.after_strong_write(cx, space, &addresses, good, t.order, false);
@@ -245,9 +297,10 @@ impl Warp {
         lanes: u32,
         request: &Request,
     ) {
-        self.order_each(cx, space, addresses, lanes, request, |warp, cx, lane, conflict| {
-            if let Some(conflict) = conflict {
-                warp.report_race(cx, space, addresses[lane], 1 << lane, request, conflict);
+        self.order_each(cx, space, addresses, lanes, request, |warp, cx, lanes, found| {
+            if let Some(conflict) = found[0] {
+                let at = addresses[lanes.trailing_zeros() as usize & 31];
+                warp.report_race(cx, space, at, lanes, request, conflict, false);
             }
         });
     }
@@ -318,14 +371,17 @@ impl Warp {
     }
 
     pub(super) fn atomic(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, a: &Atomic) {
-        let request = Request::new(pc, a.bytes, Direction::Write, a.order);
+        let request =
+            Request::new(pc, a.bytes, Direction::Write, a.order).marked(ATOMIC, true).within(&a.address);
         let (addresses, spaces) = self.located(&a.address, mask);
+        self.before_strong_write(cx, a.order);
         for (space, lanes) in spaces {
             let good = self.check_bounds(cx, space, &addresses, lanes, &request);
             for_lanes(good, |lane| {
                 let (at, one) = (addresses[lane], 1 << lane);
                 self.check_order(cx, space, &addresses, one, &request);
                 let old = little_endian(self.bytes(cx, space, at, a.bytes, lane));
+                self.check_updated(cx, pc, space, at, a.bytes, lane);
                 let first = self.lane(a.a, lane);
                 let second = a.b.map_or(0, |b| self.lane(b, lane));
                 let new = (a.apply)(old, first, second);

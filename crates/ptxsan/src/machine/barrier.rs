@@ -3,8 +3,8 @@
 use super::run::{Context, Flow, for_lanes};
 use super::warp::{State, Warp};
 use crate::decode::{Bank, BarrierKind, BarrierOp, Reduction};
+use crate::finding::Kind;
 use crate::hazard::clock::{Clock, Numbering, join_distinct};
-use crate::hazard::log::Kind;
 use std::rc::Rc;
 
 /// Barriers a block has.

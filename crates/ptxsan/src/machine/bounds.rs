@@ -4,8 +4,9 @@ use super::access::{By, Direction, Request, space_name};
 use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::count::counters::{sectors, wavefronts};
-use crate::hazard::log::Kind;
-use crate::memory::PAGE_BYTES;
+use crate::finding::Kind;
+use crate::hazard::log::Words;
+use crate::memory::{PAGE_BYTES, window};
 use crate::parse::ast::Space;
 
 /// Whether an access that is wrong in this way cannot be made. Reading what nothing wrote can.
@@ -29,6 +30,7 @@ impl Warp {
             mask = self.there(cx, addresses, mask, request);
         }
         let mut good = mask;
+        self.unwritten = 0;
         if !in_shared(cx, space, addresses, mask, request) {
             let (base, shared, params) = (cx.view.base(), cx.shared.data.len(), cx.params.len());
             let local = cx.kernel.local_bytes;
@@ -36,6 +38,10 @@ impl Warp {
                 let at = addresses[lane];
                 if let Some(kind) = self.fault(cx, space, at, lane, request) {
                     good &= !(u32::from(is_fatal(kind)) << lane);
+                    if !is_fatal(kind) && request.moves {
+                        self.unwritten |= 1 << lane;
+                        return;
+                    }
                     // The same mistake is made again and again: words are only found for the first time.
                     cx.report(kind, request.pc, self.index, 1 << lane, || {
                         let limit = match space {
@@ -48,6 +54,9 @@ impl Warp {
                     });
                 }
             });
+        }
+        if space == Space::Shared && request.extent != 0 {
+            good = self.check_extent(cx, addresses, good, request);
         }
         if space == Space::Shared {
             self.spare_mbarriers(cx, addresses, good, request);
@@ -75,6 +84,50 @@ impl Warp {
             }
         });
         there
+    }
+
+    /// The lanes whose access stays within the variables that its address was made from.
+    fn check_extent(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        addresses: &[u64; 32],
+        mask: u32,
+        request: &Request,
+    ) -> u32 {
+        let kernel = cx.kernel;
+        let extent = &kernel.extents[request.extent as usize - 1];
+        let bytes = u64::from(request.bytes);
+        let mut good = mask;
+        for_lanes(mask, |lane| {
+            let at = u64::from(window::offset(addresses[lane] as u32));
+            if extent.iter().any(|(from, to)| at >= *from && at + bytes <= *to) {
+                return;
+            }
+            good &= !(1 << lane);
+            let meant =
+                kernel.shared_variables.iter().find(|v| extent.iter().any(|(from, _)| *from == v.address));
+            let hit = cx.variable(Space::Shared, at);
+            let thread = self.index * 32 + lane as u32;
+            cx.log.add(Kind::OutOfBounds, request.pc, None, (cx.block, thread), || {
+                let verb = if request.direction == Direction::Write { "write" } else { "read" };
+                let aim = meant.map_or_else(String::new, |v| {
+                    let (end, size) = v.bytes.map_or((u64::MAX, 0), |bytes| (v.address + bytes, bytes));
+                    if at < v.address {
+                        return format!(", {} bytes before `{}`", v.address - at, v.name);
+                    }
+                    format!(", {} bytes past the end of `{}` ({size} bytes)", at.saturating_sub(end), v.name)
+                });
+                let into = hit.as_ref().map_or_else(String::new, |v| format!(", in `{}`", v.name));
+                Words {
+                    detail: format!("{verb} of {bytes} bytes at shared {at:#x}{aim}{into}"),
+                    advice: Some(
+                        "the address was made from one shared variable and lies outside it".to_owned(),
+                    ),
+                    variable: hit,
+                }
+            });
+        });
+        good
     }
 
     /// Bytes of an mbarrier are its own.
@@ -137,14 +190,14 @@ impl Warp {
         match space {
             Space::Shared => match cx.shared_at(at) {
                 Some((memory, start)) if start + bytes as usize <= memory.data.len() => {
-                    unwritten(is_write, &mut memory.written[start..start + bytes as usize])
+                    unwritten(request, &mut memory.written[start..start + bytes as usize])
                 }
                 _ => Some(Kind::OutOfBounds),
             },
             Space::Local if past(cx.kernel.local_bytes) => Some(Kind::OutOfBounds),
             Space::Local => {
                 let start = lane * cx.kernel.local_bytes as usize + start;
-                unwritten(is_write, &mut self.local_written[start..start + bytes as usize])
+                unwritten(request, &mut self.local_written[start..start + bytes as usize])
             }
             Space::Param if past(cx.params.len() as u64) => Some(Kind::OutOfBounds),
             Space::Param => is_write.then_some(Kind::ReadOnlyWrite),
@@ -156,7 +209,7 @@ impl Warp {
                         if is_write && page.is_read_only {
                             return Some(Kind::ReadOnlyWrite);
                         }
-                        unwritten(is_write, &mut page.written[within..within + bytes as usize])
+                        unwritten(request, &mut page.written[within..within + bytes as usize])
                     }
                     _ => Some(Kind::OutOfBounds),
                 }
@@ -215,12 +268,14 @@ fn in_shared(
     request.direction == Direction::Write || (0..32).all(|lane| mask >> lane & 1 == 0 || is_written(lane))
 }
 
-/// A read of bytes that nothing wrote; said once for each byte.
-fn unwritten(is_write: bool, flags: &mut [u8]) -> Option<Kind> {
-    if is_write || all_set(flags) {
+/// A read of bytes that nothing wrote; where it is the reader that is told, once for each byte.
+fn unwritten(request: &Request, flags: &mut [u8]) -> Option<Kind> {
+    if request.direction == Direction::Write || all_set(flags) {
         return None;
     }
-    flags.fill(1);
+    if !request.moves {
+        flags.fill(1);
+    }
     Some(Kind::UninitialisedMemory)
 }
 

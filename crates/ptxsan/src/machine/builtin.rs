@@ -3,7 +3,7 @@
 use super::run::{Context, Flow, for_lanes};
 use super::warp::Warp;
 use crate::decode::{Builtin, ParamCopy};
-use crate::hazard::log::Kind;
+use crate::finding::Kind;
 use crate::memory::{PAGE_BYTES, window};
 use crate::parse::ast::Space;
 

@@ -5,8 +5,8 @@ use super::run::{Context, Flow, for_lanes};
 use super::warp::{Parked, State, Warp};
 use crate::decode::lanes::blend;
 use crate::decode::{Collective, CollectiveKind, Register, Shuffle};
+use crate::finding::Kind;
 use crate::hazard::clock::{Clock, join_distinct};
-use crate::hazard::log::Kind;
 use std::rc::Rc;
 
 impl Warp {
@@ -212,6 +212,7 @@ impl Warp {
         let amounts = self.regs.b32[b.index as usize];
         let controls = self.regs.b32[c.index as usize];
         let mut out = values;
+        let mut sources = [0u8; 32];
         let (mut valid, mut stray) = (0u32, 0u32);
         for_lanes(lanes, |lane| {
             let l = lane as u32;
@@ -233,6 +234,7 @@ impl Warp {
             if lanes >> from & 1 == 0 {
                 stray |= 1 << lane;
             }
+            sources[lane] = from as u8;
             out[lane] = values[from as usize];
         });
         if stray != 0 {
@@ -240,6 +242,7 @@ impl Warp {
                 format!("lanes {stray:#010x} read lanes that do not take part ({lanes:#010x} do)")
             });
         }
+        self.move_lanes(d, a, lanes, &sources);
         blend(&mut self.regs.b32[d.index as usize], &out, lanes);
         if let Some(p) = p {
             crate::decode::lanes::blend_bits(&mut self.regs.pred[p.index as usize], valid, lanes);

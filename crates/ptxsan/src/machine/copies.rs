@@ -11,7 +11,7 @@ impl Warp {
         let to = self.addresses(&copy.to);
         let from = self.addresses(&copy.from);
         let bytes = copy.bytes;
-        let write = Request::write(pc, bytes).by_agents();
+        let write = Request::write(pc, bytes).by_agents().within(&copy.to);
         let mut wanted = [bytes; 32];
         for_lanes(mask, |lane| {
             if let Some(register) = copy.source_bytes {
@@ -29,7 +29,7 @@ impl Warp {
             let lanes =
                 (0..32).filter(|l| good >> l & 1 == 1 && wanted[*l] == size).fold(0, |m, l| m | 1 << l);
             if lanes != 0 {
-                let read = Request::read(pc, size).by_agents();
+                let read = Request::read(pc, size).by_agents().moving();
                 // A source of fewer bytes than the copy must still be aligned to the copy.
                 readable |= self.check(cx, Space::Global, &from, lanes, &read);
             }
@@ -69,7 +69,7 @@ impl Warp {
         bytes: u32,
         lane: usize,
     ) -> u32 {
-        let read = Request::read(pc, 1).by_agents();
+        let read = Request::read(pc, 1).by_agents().moving();
         for i in 0..bytes {
             let mut addresses = [0; 32];
             addresses[lane] = from + u64::from(i);
@@ -93,6 +93,15 @@ impl Warp {
             &data[..flight.bytes as usize],
             flight.lane as usize,
         );
+        // What nothing wrote is not valid where it arrives either.
+        let lane = flight.lane as usize;
+        let mut flags = [1u8; MAX_BYTES];
+        if flight.source_bytes > 0 {
+            let source = self.flags(cx, (Space::Global, flight.from), flight.source_bytes, lane);
+            flags[..source.len()].copy_from_slice(source);
+        }
+        let target = self.flags(cx, (Space::Shared, u64::from(flight.to)), flight.bytes, lane);
+        target.copy_from_slice(&flags[..target.len()]);
     }
 
     /// Lands the flights that `which` names, oldest first.

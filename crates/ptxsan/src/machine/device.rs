@@ -3,7 +3,7 @@
 use super::fold::Fold;
 use super::launch::{Launch, Shape};
 use super::world::{Setting, World};
-use crate::decode::Kernel;
+use crate::decode::{Kernel, Special};
 use crate::error::{Error, Result};
 use crate::hazard::clock::Numbering;
 use crate::memory::{Buffer, DeviceMemory};
@@ -16,6 +16,8 @@ use rayon::prelude::*;
 const MAX_BLOCK_BYTES: u64 = 2 << 30;
 /// Blocks whose results are held before they are folded in.
 const BATCH: u64 = 64;
+/// What cooperative groups keep for a grid: a size and a counter.
+const WORKSPACE_BYTES: usize = 64;
 
 /// A module loaded on a [`Device`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,6 +28,8 @@ pub struct ModuleId(usize);
 pub struct Device {
     memory: DeviceMemory,
     modules: Vec<Module>,
+    /// Where the grids of cooperative launches synchronise.
+    workspace: Option<Buffer>,
 }
 
 impl Device {
@@ -77,6 +81,11 @@ impl Device {
         self.memory.set_read_only(buffer, is_read_only)
     }
 
+    /// Makes bytes of a buffer that are still unwritten after a launch a finding.
+    pub fn expect_written(&mut self, buffer: Buffer, is_output: bool) -> Result<()> {
+        self.memory.set_output(buffer, is_output)
+    }
+
     /// Frees a buffer; using it afterwards is an error here and a finding in a kernel.
     pub fn free(&mut self, buffer: Buffer) -> Result<()> {
         self.memory.free(buffer)
@@ -93,7 +102,10 @@ impl Device {
         let module = self.modules.get(module.0).cloned();
         let module = module.ok_or_else(|| Error::Memory("no such module on this device".into()))?;
         let kernel = module.kernel(&launch.entry)?.clone();
-        let shape = check(&kernel, launch)?;
+        let mut shape = check(&kernel, launch)?;
+        if launch.cooperative {
+            shape.workspace = self.fresh_workspace()?;
+        }
         let params = pack_params(&kernel, launch)?;
         let numbering = Numbering::new(shape.threads(), kernel.has_agents);
         let blocks = shape.blocks();
@@ -107,8 +119,15 @@ impl Device {
             let memory = &self.memory;
             let setting = Setting { module: &module, kernel: &kernel, options, params: &params, memory };
             let per_block = block_bytes(&kernel, &shape).max(1);
-            let fitting =
-                (MAX_BLOCK_BYTES / per_block).clamp(1, u64::from(options.resident_blocks.max(1))) as u32;
+            let fitting = MAX_BLOCK_BYTES / per_block;
+            if launch.cooperative && blocks > fitting {
+                let reason = format!(
+                    "{blocks} blocks of a cooperative launch; at most {fitting} run at the same time"
+                );
+                return Err(refuse(launch, reason));
+            }
+            let at_once = if launch.cooperative { count } else { options.resident_blocks.max(1) };
+            let fitting = fitting.clamp(1, u64::from(at_once)) as u32;
             let remains = World::new(setting, shape_at(0), options.instruction_budget).run(count, fitting);
             fold.add(remains, &mut self.memory);
         } else {
@@ -143,6 +162,11 @@ impl Device {
                 }
             }
         }
+        if !fold.is_stopped {
+            for (variable, count) in self.memory.unwritten_outputs() {
+                fold.log.add_unwritten(variable, count);
+            }
+        }
         Ok(Outcome::new(
             &module,
             &kernel,
@@ -153,6 +177,19 @@ impl Device {
             fold.output,
             fold.instructions,
         ))
+    }
+}
+
+impl Device {
+    /// The address of a workspace as a launch finds it.
+    fn fresh_workspace(&mut self) -> Result<u64> {
+        let workspace = match self.workspace {
+            Some(workspace) => workspace,
+            None => self.memory.allocate("grid workspace", WORKSPACE_BYTES)?,
+        };
+        self.workspace = Some(workspace);
+        self.memory.write(workspace, 0, &[0; WORKSPACE_BYTES])?;
+        Ok(workspace.address())
     }
 }
 
@@ -202,12 +239,19 @@ fn check(kernel: &Kernel, launch: &Launch) -> Result<Shape> {
         ));
     }
     let cluster = check_cluster(kernel, launch)?;
+    let wants_grid = kernel.specials.iter().any(|(special, _)| matches!(special, Special::EnvReg(1 | 2)));
+    if wants_grid && !launch.cooperative {
+        let reason = "it synchronises its grid (%envreg1, %envreg2): launch it cooperatively, with `Launch::cooperative` or \
+                      --cooperative";
+        return Err(refuse(launch, reason.to_owned()));
+    }
     let shape = Shape {
         grid: launch.grid,
         block: launch.block,
         cluster,
         is_cluster: kernel.cluster.is_some() || launch.cluster != [1; 3],
         shared_bytes: launch.shared_bytes,
+        workspace: 0,
         first_block: 0,
     };
     let bytes = block_bytes(kernel, &shape);

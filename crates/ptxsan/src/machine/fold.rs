@@ -6,8 +6,9 @@
 use super::world::Remains;
 use crate::count::counters::Tally;
 use crate::decode::Kernel;
+use crate::finding::{Kind, Severity};
 use crate::hazard::clock::Numbering;
-use crate::hazard::log::{Kind, Log, Other};
+use crate::hazard::log::{Log, Other, Words};
 use crate::memory::view::{PageMap, write_back};
 use crate::memory::{DeviceMemory, PAGE_BYTES};
 
@@ -20,6 +21,11 @@ struct First {
     thread: u32,
     pc: u32,
 }
+
+const SAME_VALUE: &str =
+    "both blocks store the same value, so the result does not depend on the order; let one of them store it";
+const UNORDERED_BLOCKS: &str = "nothing orders the two blocks: give each its own bytes, or order them by an atomic with a fence \
+                                (__threadfence) on both sides";
 
 const NOBODY: First = First { world: 0, block: 0, thread: 0, pc: u32::MAX };
 
@@ -128,16 +134,22 @@ impl Fold {
                 let address = page.number * PAGE_BYTES as u64 + u64::from(cell.offset);
                 let verb = |write: bool| if write { "write" } else { "read" };
                 let is_write = write.is_some_and(|w| w.pc == mine.pc);
-                let detail = format!(
-                    "{} of {} bytes at global {address:#x}{} and a {} by another block; nothing orders the two \
-                     blocks: give each its own bytes, or order them by an atomic with a fence (__threadfence)",
-                    verb(is_write),
-                    cell.bytes,
-                    memory.locate(address),
-                    verb(other_wrote),
-                );
+                let range = cell.offset as usize..(cell.offset + cell.bytes) as usize;
+                let agrees = is_write && other_wrote && memory.holds(address, &page.data[range]);
+                let severity = if agrees { Severity::Info } else { Severity::Error };
                 let other = Other { pc: other.pc, block: other.block, thread: other.thread };
-                self.log.add_at(Kind::Race, mine.pc, Some(other), (mine.block, mine.thread), || detail);
+                let at = (mine.block, mine.thread);
+                self.log.add_at(Kind::Race, severity, mine.pc, Some(other), at, || Words {
+                    detail: format!(
+                        "{} of {} bytes at global {address:#x}{} and a {} by another block",
+                        verb(is_write),
+                        cell.bytes,
+                        memory.locate(address),
+                        verb(other_wrote),
+                    ),
+                    advice: Some(if agrees { SAME_VALUE } else { UNORDERED_BLOCKS }.to_owned()),
+                    variable: memory.variable(address),
+                });
             }
         }
     }

@@ -42,7 +42,7 @@ impl Arg {
 }
 
 /// In which order warps run and when asynchronous copies land.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Schedule {
@@ -105,6 +105,8 @@ pub struct Launch {
     pub cluster: [u32; 3],
     /// Dynamic shared memory.
     pub shared_bytes: u32,
+    /// All blocks run at the same time, and may synchronise as a grid.
+    pub cooperative: bool,
     /// The arguments, in order.
     pub args: Vec<Arg>,
     /// See [`Options`].
@@ -169,6 +171,7 @@ impl Launch {
             block,
             cluster: [1; 3],
             shared_bytes,
+            cooperative: false,
             args,
             options: Options::default(),
         }
@@ -191,6 +194,8 @@ pub(crate) struct Shape {
     /// Whether the launch asked for clusters.
     pub(crate) is_cluster: bool,
     pub(crate) shared_bytes: u32,
+    /// Where the grid of a cooperative launch synchronises; 0 for others.
+    pub(crate) workspace: u64,
     /// Linear number of the first block of this world; with clusters, counted cluster by cluster.
     pub(crate) first_block: u64,
 }

@@ -5,7 +5,7 @@ use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::decode::lanes::blend;
 use crate::decode::{Address, Bank, CollectiveKind, FragmentAccess, MatrixMultiply, Register};
-use crate::hazard::log::Kind;
+use crate::finding::Kind;
 use crate::parse::ast::Space;
 use crate::tensor::{Lanes, transfer};
 
@@ -22,6 +22,11 @@ impl Warp {
                 let source = self.regs.b32[*a as usize];
                 let out = transfer::transpose(&source);
                 blend(&mut self.regs.b32[*d as usize], &out, lanes);
+                if self.validity.is_tracking() {
+                    let words = transfer::transpose(&self.invalid_words(*a));
+                    let [a, d] = [*a, *d].map(|index| Register { bank: Bank::B32, index, bits: 32 });
+                    self.transpose_validity(a, d, lanes, &words);
+                }
             }
             CollectiveKind::Multiply(multiply) => self.multiply(cx, lanes, multiply),
             CollectiveKind::FragmentLoad(access) => self.load_fragment(cx, pc, lanes, access),
@@ -71,6 +76,7 @@ impl Warp {
             return;
         };
         let (b, c) = rest.split_at(of_b);
+        self.multiply_validity(m, lanes);
         if m.contraction.execute(a, b, c, &mut d, cx.options.accumulate).is_ok() {
             self.set_words(&m.d, &d, lanes);
         }
@@ -131,10 +137,18 @@ impl Warp {
         let Some((space, start, stride)) = self.matrix_start(cx, pc, lanes, access) else { return };
         let bytes = access.fragment.element_bits() / 8;
         let mut words = vec![[0u32; 32]; access.fragment.registers()];
+        self.clear_validity(&access.registers, lanes);
+        let mut invalid = vec![[0u32; 32]; words.len()];
         for (first, count, addresses) in Self::parts(access, start, stride) {
             let size = (count * bytes) as u32;
-            let request = Request::read(pc, size);
+            let request = Request::read(pc, size).moving().within(&access.address);
             let good = self.check(cx, space, &addresses, lanes, &request);
+            for_lanes(self.unwritten, |lane| {
+                let (register, shift) = access.fragment.position(first);
+                let bytes = self.unwritten_bytes(cx, (space, addresses[lane]), size, lane);
+                let ones = (0..8).fold(0u64, |all, k| all | u64::from(bytes >> k & 1) * (0xff << (8 * k)));
+                invalid[register][lane] |= (ones << shift) as u32;
+            });
             let (register, shift) = access.fragment.position(first);
             for_lanes(good, |lane| {
                 let value = little_endian(self.bytes(cx, space, addresses[lane], size, lane));
@@ -150,6 +164,9 @@ impl Warp {
             words[i] = words[i % distinct.max(1)];
         }
         self.set_words(&access.registers, &words, lanes);
+        for (register, invalid) in access.registers.iter().zip(&invalid).filter(|(_, w)| **w != [0; 32]) {
+            self.mark_words(pc, (space, start), *register, lanes, invalid);
+        }
     }
 
     fn store_fragment(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, access: &FragmentAccess) {
@@ -158,7 +175,7 @@ impl Warp {
         let words = self.words(&access.registers);
         for (first, count, addresses) in Self::parts(access, start, stride) {
             let size = (count * bytes) as u32;
-            let request = Request::write(pc, size);
+            let request = Request::write(pc, size).within(&access.address);
             let good = self.check(cx, space, &addresses, lanes, &request);
             let (register, shift) = access.fragment.position(first);
             for_lanes(good, |lane| {
@@ -167,6 +184,11 @@ impl Warp {
                     value |= u64::from(words[register + 1][lane]) << 32;
                 }
                 self.put(cx, space, addresses[lane], &value.to_le_bytes()[..size as usize], lane);
+                if let Some(register) = access.registers.get(register).filter(|_| self.validity.is_tracking())
+                {
+                    let place = (space, addresses[lane]);
+                    self.store_validity(cx, pc, place, register, shift / 8, size.min(4), lane);
+                }
             });
         }
     }
@@ -193,9 +215,10 @@ impl Warp {
     ) {
         let rows = self.rows(address);
         let naming = (((1u64 << (8 * registers.len())) - 1) as u32) & lanes;
-        let request = Request::read(pc, 16);
+        let request = Request::read(pc, 16).moving().within(address);
         // Bounds are the naming lane's, the reads are those of the lanes that receive the row.
         let good = self.check_bounds(cx, Space::Shared, &rows, naming, &request);
+        let unwritten = self.unwritten;
         let receivers = |lane: usize| if transposed { lanes } else { (0xf << (4 * (lane % 8))) & lanes };
         let named = (0..32).filter(|lane| good >> lane & 1 == 1);
         self.order_together(cx, named.map(|lane| (rows[lane], receivers(lane))), &request);
@@ -213,6 +236,41 @@ impl Warp {
             }
             let tile = if transposed { transfer::transpose(&tile) } else { tile };
             blend(&mut self.regs.b32[*register as usize], &tile, lanes);
+            let register = Register { bank: Bank::B32, index: *register, bits: 32 };
+            self.clear_validity(&[register], lanes);
+            if unwritten >> (8 * m) & 0xff != 0 {
+                self.load_matrix_validity(cx, pc, lanes, register, &rows, m, transposed);
+            }
+        }
+    }
+
+    /// What nothing wrote of matrix `m` of an `ldmatrix`, brought to the lanes as its words are.
+    fn load_matrix_validity(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lanes: u32,
+        register: Register,
+        rows: &[u64; 32],
+        m: usize,
+        transposed: bool,
+    ) {
+        let mut invalid = [0u32; 32];
+        for r in 0..8 {
+            let place = (Space::Shared, rows[8 * m + r]);
+            let flags = self.flags(cx, place, 16, 8 * m + r);
+            for (word, flags) in invalid[4 * r..4 * r + 4].iter_mut().zip(flags.chunks_exact(4)) {
+                let byte = |(k, flag): (usize, &u8)| u32::from(*flag == 0) * (0xff << (8 * k));
+                *word = flags.iter().enumerate().map(byte).sum();
+            }
+        }
+        let invalid = if transposed { transfer::transpose(&invalid) } else { invalid };
+        self.mark_words(pc, (Space::Shared, rows[8 * m]), register, lanes, &invalid);
+    }
+
+    fn clear_validity(&mut self, registers: &[Register], lanes: u32) {
+        if self.validity.is_tracking() {
+            registers.iter().for_each(|register| self.validity.clear(register, lanes));
         }
     }
 
@@ -227,7 +285,7 @@ impl Warp {
     ) {
         let rows = self.rows(address);
         let naming = (((1u64 << (8 * registers.len())) - 1) as u32) & lanes;
-        let request = Request::write(pc, 16);
+        let request = Request::write(pc, 16).within(address);
         let good = self.check_bounds(cx, Space::Shared, &rows, naming, &request);
         let part = Request::write(pc, 4);
         for (m, register) in registers.iter().enumerate() {
@@ -239,6 +297,16 @@ impl Warp {
             for_lanes(good >> (8 * m) & 0xff, |row| holders |= 0xf << (4 * row));
             self.check_order(cx, Space::Shared, &at, holders, &part);
             for_lanes(holders, |lane| self.put(cx, Space::Shared, at[lane], &tile[lane].to_le_bytes(), lane));
+            if self.validity.is_tracking() {
+                let invalid = self.invalid_words(*register);
+                let invalid = if transposed { transfer::transpose(&invalid) } else { invalid };
+                for_lanes(holders, |lane| {
+                    for (k, flag) in self.flags(cx, (Space::Shared, at[lane]), 4, lane).iter_mut().enumerate()
+                    {
+                        *flag &= u8::from(invalid[lane] >> (8 * k) & 0xff == 0);
+                    }
+                });
+            }
         }
     }
 }

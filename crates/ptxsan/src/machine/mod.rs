@@ -1,6 +1,7 @@
 //! The machine: a device with memory and modules, and launches on it.
 
 mod access;
+mod advice;
 mod asynchronous;
 mod barrier;
 mod bounds;
@@ -16,6 +17,7 @@ mod race;
 mod random;
 mod run;
 mod sync_trace;
+mod validity;
 mod warp;
 mod world;
 

@@ -4,7 +4,8 @@ use super::run::{Context, for_lanes};
 use super::warp::{Fenced, Warp};
 use crate::decode::{Order, Scope};
 use crate::hazard::clock::{Clock, Proxy};
-use crate::hazard::sync::Place;
+use crate::hazard::shadow::Conflict;
+use crate::hazard::sync::{Place, Said};
 use crate::parse::ast::Space;
 use std::rc::Rc;
 
@@ -34,6 +35,7 @@ impl Warp {
             return;
         }
         self.fenced.resize(32, None);
+        self.acquired |= self.polled & mask;
         for_lanes(mask, |lane| {
             if let Some(Some(seen)) = self.seen.get_mut(lane).map(Option::take) {
                 let mut known = (*self.known[lane]).clone();
@@ -47,7 +49,7 @@ impl Warp {
         self.advance();
     }
 
-    fn place(cx: &Context<'_, '_>, space: Space, address: u64) -> Place {
+    pub(super) fn place(cx: &Context<'_, '_>, space: Space, address: u64) -> Place {
         if space != Space::Shared {
             return Place { space, block: 0, address };
         }
@@ -69,8 +71,17 @@ impl Warp {
         if !matches!(space, Space::Global | Space::Shared) {
             return;
         }
+        if order.acquires {
+            self.acquired |= mask;
+        } else {
+            self.polled |= mask;
+        }
         for_lanes(mask, |lane| {
             let place = Self::place(cx, space, addresses[lane]);
+            if let Some(said) = cx.places.said(&place) {
+                self.heard.resize_with(32, Default::default);
+                self.heard[lane].insert(place, said.clone());
+            }
             if order.acquires {
                 let mut known = (*self.known[lane]).clone();
                 if cx.places.learn(place, cx.block, scope, &mut known) {
@@ -88,6 +99,19 @@ impl Warp {
                 }
             }
         });
+    }
+
+    /// Before a strong write: its time, if others may poll it, is later than all that came before it.
+    pub(super) fn before_strong_write(&mut self, cx: &Context<'_, '_>, order: Order) {
+        if cx.kernel.polls && order.strong.is_some() && cx.options.check_races {
+            self.advance();
+        }
+    }
+
+    /// Whether a lane has read, without a fence, what was stored after the other access of a conflict.
+    pub(super) fn heard_of(&self, cx: &Context<'_, '_>, lane: usize, conflict: &Conflict) -> bool {
+        let heard = self.heard.get(lane).into_iter().flat_map(|heard| heard.values());
+        heard.into_iter().any(|said| said.covers(cx.numbering, conflict.who, conflict.time))
     }
 
     /// A strong write publishes what was fenced before it, or everything if it releases.
@@ -112,6 +136,11 @@ impl Warp {
                 fenced.map(|f| (cx.block, f.scope.min(scope), Rc::clone(&f.clock)))
             };
             let place = Self::place(cx, space, addresses[lane]);
+            if cx.kernel.polls {
+                let who = cx.numbering.warp(cx.block, self.index) + lane as u32;
+                let known = Rc::clone(&self.known[lane]);
+                cx.places.say(place, Said { who, time: self.time - 1, known });
+            }
             if is_update {
                 cx.places.update(place, released);
             } else {

@@ -3,9 +3,10 @@
 use super::access::{By, Direction, Request, space_name};
 use super::run::{Context, for_lanes};
 use super::warp::Warp;
+use crate::finding::{Kind, Severity};
 use crate::hazard::clock::Who;
-use crate::hazard::log::{Kind, Other};
-use crate::hazard::shadow::{Accessor, Conflict};
+use crate::hazard::log::{Other, Words};
+use crate::hazard::shadow::{Accessor, Conflict, Found};
 use crate::memory::PAGE_BYTES;
 use crate::parse::ast::Space;
 use std::rc::Rc;
@@ -14,8 +15,7 @@ use std::rc::Rc;
 const PART_BYTES: u32 = 16;
 
 impl Warp {
-    /// Orders the access of each lane; `then` gets each lane, or the first of several that read the same, with what it
-    /// conflicts with.
+    /// Orders the access of each lane; `then` gets each lane, or several that read the same, with what they conflict with.
     pub(super) fn order_each(
         &mut self,
         cx: &mut Context<'_, '_>,
@@ -23,10 +23,10 @@ impl Warp {
         addresses: &[u64; 32],
         lanes: u32,
         request: &Request,
-        mut then: impl FnMut(&mut Self, &mut Context<'_, '_>, usize, Option<Conflict>),
+        mut then: impl FnMut(&mut Self, &mut Context<'_, '_>, u32, Found),
     ) {
         if !cx.options.check_races || !matches!(space, Space::Shared | Space::Global) {
-            for_lanes(lanes, |lane| then(self, cx, lane, None));
+            for_lanes(lanes, |lane| then(self, cx, 1 << lane, [None; 2]));
             return;
         }
         let is_shared_read = request.direction == Direction::Read && matches!(request.by, By::Lanes);
@@ -56,14 +56,15 @@ impl Warp {
                         by.alone = None;
                     }
                 }
+                let together = by.mask;
                 match request.by {
                     By::Lanes => {}
                     By::Copies => by.time = self.open_group[lane],
                     // One lane stands for the agent, whose identity has no lanes.
                     By::Agent(_) => by.mask = 1,
                 }
-                let conflict = self.record(cx, space, addresses[lane], request, &by);
-                then(self, cx, lane, conflict);
+                let found = self.record(cx, space, addresses[lane], request, &by);
+                then(self, cx, together, found);
             }
         }
     }
@@ -87,8 +88,9 @@ impl Warp {
                 by.mask = lanes & alike;
                 let one = by.mask.trailing_zeros();
                 by.alone = by.mask.is_power_of_two().then(|| (one, self.waited_group[one as usize]));
-                if let Some(conflict) = self.record(cx, Space::Shared, address, request, &by) {
-                    self.report_race(cx, Space::Shared, address, by.mask, request, conflict);
+                let [found, _] = self.record(cx, Space::Shared, address, request, &by);
+                if let Some(conflict) = found {
+                    self.report_race(cx, Space::Shared, address, by.mask, request, conflict, false);
                 }
             }
         }
@@ -130,10 +132,10 @@ impl Warp {
         address: u64,
         request: &Request,
         by: &Accessor<'_>,
-    ) -> Option<Conflict> {
+    ) -> Found {
         let is_write = request.direction == Direction::Write;
         let step = request.bytes.min(PART_BYTES);
-        let mut conflict = None;
+        let mut all = [None; 2];
         for part in (0..request.bytes).step_by(step as usize) {
             let at = address + u64::from(part);
             if self.sync_trace.is_some() {
@@ -142,20 +144,23 @@ impl Warp {
             let found = match space {
                 Space::Shared => match cx.shared_at(at) {
                     Some((memory, at)) => memory.shadow.access(at, step, is_write, by),
-                    None => None,
+                    None => [None; 2],
                 },
                 _ => match cx.view.page(at) {
                     Some(page) => {
                         cx.view.at(page).shadow.access(at as usize % PAGE_BYTES, step, is_write, by)
                     }
-                    None => None,
+                    None => [None; 2],
                 },
             };
-            conflict = conflict.or(found);
+            if found[0].is_some() {
+                all = [all[0].or(found[0]), all[1].or(found[1])];
+            }
         }
-        conflict
+        all
     }
 
+    /// Says that an access of `lanes` is not ordered with an earlier one. `agrees`: both store the same value.
     pub(super) fn report_race(
         &mut self,
         cx: &mut Context<'_, '_>,
@@ -164,34 +169,101 @@ impl Warp {
         lanes: u32,
         request: &Request,
         conflict: Conflict,
+        agrees: bool,
     ) {
         let numbering = cx.numbering;
-        let other = Other {
+        let lane = self.unordered_lane(cx, lanes, request, &conflict);
+        let Some(kind) = self.race_kind(cx, space, address, lane, request, &conflict) else { return };
+        let mut other = Other {
             pc: conflict.pc,
             block: u64::from(numbering.block_of(conflict.who)),
             thread: numbering.thread_of(conflict.who),
         };
-        let other = match numbering.who(conflict.who) {
-            Who::Mbarrier(slot) => {
-                let block = numbering.block_of(conflict.who);
-                let peer = cx.peers.get(&block).map(|peer| &peer.mbarriers);
-                let barriers = if block == cx.block { Some(&*cx.mbarriers) } else { peer };
-                Other { thread: barriers.map_or(0, |all| all.issuer(slot)), ..other }
+        if let Who::Mbarrier(slot) = numbering.who(conflict.who) {
+            let block = numbering.block_of(conflict.who);
+            let peer = cx.peers.get(&block).map(|peer| &peer.mbarriers);
+            let barriers = if block == cx.block { Some(&*cx.mbarriers) } else { peer };
+            other.thread = barriers.map_or(0, |all| all.issuer(slot));
+        }
+        let severity = if agrees { Severity::Info } else { kind.severity() };
+        let thread = self.index * 32 + lane as u32;
+        let at = (u64::from(cx.block), thread);
+        // The log is taken out: what is said is made only once, and may look at everything else.
+        let mut log = std::mem::take(cx.log);
+        log.add_at(kind, severity, request.pc, Some(other), at, || {
+            let detail = self.race_detail(cx, space, address, request, &conflict);
+            let advice = self.advice(cx, kind, lane, request, &conflict, &other, agrees);
+            Words { detail, advice: Some(advice), variable: cx.variable(space, address) }
+        });
+        *cx.log = log;
+    }
+
+    /// Of lanes that made one access together, one that is really not ordered with the other side.
+    fn unordered_lane(
+        &self,
+        cx: &Context<'_, '_>,
+        lanes: u32,
+        request: &Request,
+        conflict: &Conflict,
+    ) -> usize {
+        let own = conflict.who.wrapping_sub(cx.numbering.warp(cx.block, self.index));
+        let copies = conflict.who.wrapping_sub(cx.numbering.agents(cx.block, self.index));
+        let mut others = lanes;
+        if matches!(request.by, By::Lanes) {
+            if own < 32 {
+                others &= !(1 << own);
+            } else if copies < 32 && self.waited_group[copies as usize] >= conflict.time {
+                others &= !(1 << copies);
             }
-            _ => other,
-        };
-        let is_by_agent = !matches!(request.by, By::Lanes);
-        let with_agent = is_by_agent || numbering.is_agent(conflict.who);
-        let kind = match () {
+        }
+        let lane = if others == 0 { lanes } else { others };
+        lane.trailing_zeros() as usize & 31
+    }
+
+    /// What kind of finding a conflict is; `None`: two strong accesses that are as they should be.
+    fn race_kind(
+        &self,
+        cx: &Context<'_, '_>,
+        space: Space,
+        address: u64,
+        lane: usize,
+        request: &Request,
+        conflict: &Conflict,
+    ) -> Option<Kind> {
+        let with_agent = !matches!(request.by, By::Lanes) || cx.numbering.is_agent(conflict.who);
+        if conflict.both_strong {
+            let same_warp =
+                conflict.who.wrapping_sub(cx.numbering.warp(cx.block, self.index)) < 32 && conflict.is_write;
+            return match () {
+                () if conflict.is_update => Some(Kind::LostUpdate),
+                // A flag that was stored behind a fence is there to synchronise.
+                () if same_warp && !cx.places.is_released(&Self::place(cx, space, address)) => {
+                    Some(Kind::WarpSynchronous)
+                }
+                () if self.heard_of(cx, lane, conflict) => Some(Kind::UnfencedMessage),
+                () => None,
+            };
+        }
+        Some(match () {
+            () if conflict.non_coherent => Kind::NonCoherentLoad,
             () if conflict.only_proxy => Kind::ProxyRace,
             () if with_agent => Kind::AsyncRace,
             () => Kind::Race,
-        };
-        let thread = self.index * 32 + lanes.trailing_zeros();
+        })
+    }
+
+    fn race_detail(
+        &self,
+        cx: &Context<'_, '_>,
+        space: Space,
+        address: u64,
+        request: &Request,
+        conflict: &Conflict,
+    ) -> String {
+        let numbering = cx.numbering;
         let verb = |write: bool| if write { "write" } else { "read" };
         let mine = verb(request.direction == Direction::Write);
         let theirs = verb(conflict.is_write);
-        let advice = self.advice(cx, request, &conflict, &other, thread);
         let mine_by = match request.by {
             By::Lanes => "",
             By::Copies => "asynchronous ",
@@ -199,65 +271,13 @@ impl Warp {
         };
         let their_by = agent_name(numbering.who(conflict.who));
         let (space_name, bytes) = (space_name(space), request.bytes);
-        let base = cx.view.base();
-        let detail = || {
-            let place = if space == Space::Global { base.locate(address) } else { String::new() };
-            let relation = if conflict.only_proxy { "a" } else { "an unordered" };
-            format!(
-                "{mine_by}{mine} of {bytes} bytes at {space_name} {address:#x}{place} after {relation} {their_by}{theirs}; {advice}"
-            )
-        };
-        cx.log.add(kind, request.pc, Some(other), (cx.block, thread), detail);
-    }
-
-    /// What is missing.
-    fn advice(
-        &self,
-        cx: &Context<'_, '_>,
-        request: &Request,
-        conflict: &Conflict,
-        other: &Other,
-        thread: u32,
-    ) -> &'static str {
-        let is_near = other.block == u64::from(cx.block);
-        if conflict.same_instruction && matches!(request.by, By::Lanes) {
-            return "two lanes write different values in one instruction: which one stays is undefined";
-        }
-        if conflict.only_proxy {
-            return "ordered, but not across proxies: fence.proxy.async must come between, mostly by who wrote, before the barrier";
-        }
-        match cx.numbering.who(conflict.who) {
-            Who::Copies if is_near && other.thread == thread => {
-                "the copy is still in flight: cp.async.wait_group must come first"
-            }
-            Who::Copies => {
-                "the copy is not published: its thread must cp.async.wait_group, and a barrier must follow"
-            }
-            Who::Mbarrier(_) => {
-                "the copy is in flight: its mbarrier must be waited for, in the phase it reports to"
-            }
-            Who::BulkReads => {
-                "the bulk store may not have read its source: its thread must cp.async.bulk.wait_group.read, and a barrier must follow"
-            }
-            Who::BulkWrites => {
-                "the bulk store may not have written: its thread must cp.async.bulk.wait_group, and a barrier must follow"
-            }
-            Who::Wgmma => {
-                "the products may not have read it: wgmma.wait_group must come first, and a barrier must follow"
-            }
-            Who::Lane if !is_near => {
-                "nothing orders the two blocks: a fence (__threadfence) on both sides of a flag or atomic is missing"
-            }
-            Who::Lane if !matches!(request.by, By::Lanes) => {
-                "nothing orders it before the asynchronous access: a barrier before its issue is missing"
-            }
-            Who::Lane if other.thread / 32 == thread / 32 => {
-                "nothing orders the two lanes: __syncwarp() or a barrier between the accesses is missing"
-            }
-            Who::Lane => {
-                "nothing orders the two warps: __syncthreads() or a named barrier between the accesses is missing"
-            }
-        }
+        let place = cx.variable(space, address);
+        let place = place.map_or_else(String::new, |v| format!(" ({}+{})", v.name, v.offset_bytes));
+        let is_ordered = conflict.only_proxy || conflict.non_coherent;
+        let relation = if is_ordered { "a" } else { "an unordered" };
+        format!(
+            "{mine_by}{mine} of {bytes} bytes at {space_name} {address:#x}{place} after {relation} {their_by}{theirs}"
+        )
     }
 }
 

@@ -9,13 +9,15 @@ use super::launch::{Options, Schedule, Shape};
 use super::random::Random;
 use super::warp::{NO_MEETING, State, Warp};
 use crate::count::counters::Tally;
-use crate::decode::{ALWAYS, Bank, Inst, Kernel, Op};
+use crate::decode::{ALWAYS, Bank, Inst, Kernel, Op, SharedVariable};
+use crate::finding::{Kind, Variable};
 use crate::hazard::clock::Numbering;
-use crate::hazard::log::{Kind, Log};
+use crate::hazard::log::Log;
 use crate::hazard::sync::SyncPlaces;
 use crate::memory::shared::SharedMemory;
 use crate::memory::view::View;
 use crate::memory::window;
+use crate::parse::ast::Space;
 use std::collections::HashMap;
 
 /// After so many instructions without meeting, lanes that wait for others go on alone: the others may be
@@ -118,6 +120,22 @@ impl Context<'_, '_> {
         block != self.block && self.peers.get(&block).is_none_or(|peer| peer.has_exited)
     }
 
+    /// The variable or buffer that an address of shared or global memory lies in.
+    pub(super) fn variable(&self, space: Space, address: u64) -> Option<Variable> {
+        match space {
+            Space::Shared => {
+                let at = u64::from(window::offset(address as u32));
+                let all = &self.kernel.shared_variables;
+                let dynamic = u64::from(self.shape.shared_bytes);
+                let size = |v: &SharedVariable| v.bytes.unwrap_or(dynamic);
+                let found = all.iter().find(|v| (v.address..v.address + size(v)).contains(&at))?;
+                Some(Variable::new(found.name.clone(), "shared", at - found.address, size(found)))
+            }
+            Space::Global => self.view.base().variable(address),
+            _ => None,
+        }
+    }
+
     pub(super) fn report(
         &mut self,
         kind: Kind,
@@ -170,7 +188,10 @@ impl Warp {
             tally.executed += 1;
             tally.lanes += u64::from(mask.count_ones());
             if !inst.reads.is_empty() {
-                self.check_registers(cx, inst, pc, group_mask(inst, mask, self.groups[at].mask));
+                self.check_registers(inst, pc, group_mask(inst, mask, self.groups[at].mask));
+            }
+            if self.validity.is_tracking() {
+                self.track(cx, pc, inst, mask, self.groups[at].mask);
             }
             if let Some(watch) = &inst.watch
                 && mask != 0
@@ -220,19 +241,12 @@ impl Warp {
         }
     }
 
-    fn check_registers(&mut self, cx: &mut Context<'_, '_>, inst: &Inst, pc: u32, mask: u32) {
+    /// Registers that no instruction has written are followed from where they are first read.
+    fn check_registers(&mut self, inst: &Inst, pc: u32, mask: u32) {
         for register in &inst.reads {
             let missing = mask & !self.initialised(register.bank, register.index);
             if missing != 0 {
-                let bank = match register.bank {
-                    Bank::Pred => "predicate",
-                    Bank::B32 => "register",
-                    Bank::B64 => "64-bit register",
-                };
-                cx.report(Kind::UninitialisedRegister, pc, self.index, missing, || {
-                    format!("a {bank} that no instruction has written is read")
-                });
-                // Once is enough.
+                self.mark_register(pc, *register, missing);
                 self.initialised[register.bank as usize][register.index as usize] |= missing;
             }
         }

@@ -3,9 +3,12 @@
 use crate::decode::lanes::Regs;
 use crate::decode::{Bank, Kernel, Special};
 use crate::hazard::clock::{Clock, Numbering};
+use crate::hazard::sync::{Place, Said};
 use crate::machine::asynchronous::wgmma::Products;
 use crate::machine::launch::Shape;
 use crate::machine::sync_trace::SyncTrace;
+use crate::machine::validity::Validity;
+use std::collections::HashMap;
 use std::rc::Rc;
 
 /// No meeting point.
@@ -88,6 +91,10 @@ pub(super) struct Warp {
     pub(super) regs: Regs,
     /// Per bank, which lanes wrote each register; only kept for registers that are asked about.
     pub(super) initialised: [Vec<u32>; 3],
+    /// Values in registers that nothing made.
+    pub(super) validity: Validity,
+    /// Lanes whose last checked read met bytes that nothing wrote.
+    pub(super) unwritten: u32,
     pub(super) groups: Vec<Group>,
     pub(super) meetings: Vec<Meeting>,
     /// Lanes that have not exited.
@@ -100,6 +107,11 @@ pub(super) struct Warp {
     pub(super) fenced: Vec<Option<Fenced>>,
     /// What strong reads saw, to be learnt at the next fence.
     pub(super) seen: Vec<Option<Clock>>,
+    /// What strong reads saw, fence or not, by place.
+    pub(super) heard: Vec<HashMap<Place, Said>>,
+    /// Lanes that made a strong read, and those that fenced after one.
+    pub(super) polled: u32,
+    pub(super) acquired: u32,
     /// The number of the open group of copies, and up to which group they are waited for.
     pub(super) open_group: [u32; 32],
     pub(super) waited_group: [u32; 32],
@@ -163,6 +175,8 @@ impl Warp {
             index,
             regs,
             initialised: [vec![0; kernel.pred_count], vec![0; kernel.b32_count], vec![0; kernel.b64_count]],
+            validity: Validity::default(),
+            unwritten: 0,
             groups: vec![group],
             meetings: Vec::new(),
             live,
@@ -172,6 +186,9 @@ impl Warp {
             known: std::array::from_fn(|_| Rc::clone(known)),
             fenced: Vec::new(),
             seen: Vec::new(),
+            heard: Vec::new(),
+            polled: 0,
+            acquired: 0,
             open_group: [1; 32],
             waited_group: [0; 32],
             flights: Vec::new(),
@@ -330,6 +347,9 @@ fn special_values(
         Special::ClusterRank => [rank; 32],
         Special::ClusterSize => [shape.cluster_size(); 32],
         Special::IsCluster => [u32::from(shape.is_cluster); 32],
+        Special::EnvReg(1) => [(shape.workspace >> 32) as u32; 32],
+        Special::EnvReg(2) => [shape.workspace as u32; 32],
+        Special::EnvReg(_) => [0; 32],
         Special::LaneMaskEq => std::array::from_fn(|l| 1 << l),
         Special::LaneMaskLt => std::array::from_fn(|l| (1u32 << l) - 1),
         Special::LaneMaskLe => std::array::from_fn(|l| (((1u64 << l) << 1) - 1) as u32),

@@ -2,11 +2,14 @@
 
 use super::PAGE_BYTES;
 use crate::error::{Error, Result};
+use crate::finding::Variable;
 
 /// The most one device may hold: hostile input must not allocate without bound.
 const MAX_DEVICE_BYTES: u64 = 16 << 30;
 /// Where the first allocation goes; address 0 stays invalid.
 const FIRST_ADDRESS: u64 = 0x0010_0000_0000;
+/// Nothing lies for so far behind an allocation: an index that is wrong, but not absurd, does not hit the next one.
+const RED_ZONE_BYTES: u64 = 256 << 20;
 
 /// A handle to device memory: an address to pass to kernels, and a length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,6 +45,8 @@ pub(crate) struct Allocation {
     pub(crate) written: Vec<u8>,
     pub(crate) is_freed: bool,
     pub(crate) is_read_only: bool,
+    /// A launch must leave every byte of it written.
+    pub(crate) is_output: bool,
 }
 
 impl Allocation {
@@ -91,11 +96,18 @@ impl DeviceMemory {
     ) -> Result<()> {
         let bytes = self.checked(data.len())?;
         self.total_bytes += bytes as u64;
-        let end = (address + bytes as u64).next_multiple_of(PAGE_BYTES as u64) + PAGE_BYTES as u64;
+        let end = (address + bytes as u64).next_multiple_of(PAGE_BYTES as u64) + RED_ZONE_BYTES;
         self.next = self.next.max(if address >= FIRST_ADDRESS { end } else { 0 });
         let at = self.allocations.partition_point(|a| a.address < address);
-        let allocation =
-            Allocation { name: name.to_owned(), address, data, written, is_freed: false, is_read_only };
+        let allocation = Allocation {
+            name: name.to_owned(),
+            address,
+            data,
+            written,
+            is_freed: false,
+            is_read_only,
+            is_output: false,
+        };
         self.allocations.insert(at, allocation);
         Ok(())
     }
@@ -104,6 +116,14 @@ impl DeviceMemory {
     pub(crate) fn nearest(&self, address: u64) -> Option<(usize, &Allocation)> {
         let after = self.allocations.partition_point(|a| a.address <= address);
         after.checked_sub(1).map(|i| (i, &self.allocations[i]))
+    }
+
+    /// Whether these bytes stand at an address.
+    pub(crate) fn holds(&self, address: u64, bytes: &[u8]) -> bool {
+        self.nearest(address).is_some_and(|(_, a)| {
+            let start = (address - a.address) as usize;
+            a.data.get(start..start + bytes.len()) == Some(bytes)
+        })
     }
 
     pub(crate) fn by_index_mut(&mut self, index: usize) -> &mut Allocation {
@@ -146,21 +166,40 @@ impl DeviceMemory {
         Ok(())
     }
 
+    pub(crate) fn set_output(&mut self, buffer: Buffer, is_output: bool) -> Result<()> {
+        self.range(buffer, 0, 0)?.0.is_output = is_output;
+        Ok(())
+    }
+
+    /// Outputs with bytes that nothing wrote: the first of them, and how many there are.
+    pub(crate) fn unwritten_outputs(&self) -> impl Iterator<Item = (Variable, u64)> + '_ {
+        self.allocations.iter().filter(|a| a.is_output && !a.is_freed).filter_map(|a| {
+            let first = a.written.iter().position(|flag| *flag == 0)?;
+            let count = a.written.iter().filter(|flag| **flag == 0).count() as u64;
+            Some((Variable::new(a.name.clone(), "global", first as u64, a.data.len() as u64), count))
+        })
+    }
+
     pub(crate) fn free(&mut self, buffer: Buffer) -> Result<()> {
         self.range(buffer, 0, 0)?.0.is_freed = true;
         Ok(())
     }
 
+    /// The buffer that an address lies in.
+    pub(crate) fn variable(&self, address: u64) -> Option<Variable> {
+        let (_, a) = self.nearest(address).filter(|(_, a)| address < a.end())?;
+        Some(Variable::new(a.name.clone(), "global", address - a.address, a.data.len() as u64))
+    }
+
     /// ` (name+offset)` of a valid address.
     pub(crate) fn locate(&self, address: u64) -> String {
-        match self.nearest(address) {
-            Some((_, a)) if address < a.end() => format!(" ({}+{})", a.name, address - a.address),
-            _ => String::new(),
-        }
+        self.variable(address).map_or_else(String::new, |v| format!(" ({}+{})", v.name, v.offset_bytes))
     }
 
     /// Says in words where an address lies.
     pub(crate) fn describe(&self, address: u64, bytes: u64) -> String {
+        let next = self.allocations.iter().find(|a| a.address > address);
+        let before = next.map_or(u64::MAX, |a| a.address - address);
         match self.nearest(address) {
             Some((_, a)) if a.is_freed && address < a.end() => {
                 format!("inside `{}` ({} bytes), which was freed", a.name, a.data.len())
@@ -169,12 +208,11 @@ impl DeviceMemory {
                 let past = address + bytes - a.end().min(address + bytes);
                 format!("{past} of {bytes} bytes past the end of `{}` ({} bytes)", a.name, a.data.len())
             }
-            Some((_, a)) if address - a.end() < 1 << 30 => {
+            Some((_, a)) if address - a.end() < 1 << 30 && address - a.end() <= before => {
                 format!("{} bytes past the end of `{}` ({} bytes)", address - a.end(), a.name, a.data.len())
             }
-            _ => match self.allocations.iter().find(|a| a.address > address && a.address - address < 1 << 30)
-            {
-                Some(a) => format!("{} bytes before `{}`", a.address - address, a.name),
+            _ => match next.filter(|_| before < 1 << 30) {
+                Some(a) => format!("{before} bytes before `{}`", a.name),
                 None => "near no allocation".into(),
             },
         }

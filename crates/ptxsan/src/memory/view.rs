@@ -131,7 +131,7 @@ pub(crate) fn write_back(page: &Page, memory: &mut DeviceMemory) {
     for i in 0..page.valid as usize {
         if page.dirty[i] != 0 {
             allocation.data[start + i] = page.data[i];
-            allocation.written[start + i] = 1;
+            allocation.written[start + i] = page.written[i];
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a PTX module says, before anything is resolved.
 
+use crate::error::Error;
 use serde::Serialize;
 
 /// A parsed module.
@@ -14,11 +15,12 @@ pub(crate) struct Ast {
 }
 
 /// Where an instruction comes from in the CUDA source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Location {
     pub(crate) file: u64,
     pub(crate) line: u32,
-    pub(crate) inlined_at: Option<(u64, u32)>,
+    /// File and line that it was inlined into, and where that was, outwards.
+    pub(crate) callers: Vec<(u64, u32)>,
 }
 
 /// A state space.
@@ -143,6 +145,8 @@ pub(crate) struct Function {
     pub(crate) params: Vec<Variable>,
     /// Absent for a declaration.
     pub(crate) body: Option<Vec<Statement>>,
+    /// Why the body could not be read; it is empty then.
+    pub(crate) refusal: Option<Error>,
     /// `.maxntid` or `.reqntid`, as written.
     pub(crate) max_threads: Option<u32>,
     /// `.minnctapersm`.

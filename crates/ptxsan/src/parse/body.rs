@@ -9,6 +9,14 @@ use std::collections::HashMap;
 
 /// Scopes inside scopes; compilers need two or three.
 const MAX_DEPTH: u32 = 64;
+/// Frames of an inline stack that are kept.
+const MAX_STACK: usize = 64;
+
+/// Instructions whose operands are textures or surfaces.
+fn is_texture(opcode: &str) -> bool {
+    let name = opcode.split('.').next().unwrap_or(opcode);
+    matches!(name, "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq")
+}
 
 /// Reads one body. Braces are flattened into scope marks, so nesting cannot exhaust the stack.
 pub(super) struct Body<'c, 'a> {
@@ -17,7 +25,7 @@ pub(super) struct Body<'c, 'a> {
     next_instruction: &'c mut u32,
     location: Option<u32>,
     known: HashMap<Location, u32>,
-    /// For `inlined_at`: where a location was itself inlined, so that the chain ends in the user's file.
+    /// Where a location was itself inlined: `inlined_at` names one step, the chain goes on to the kernel's own line.
     inlined: HashMap<(u64, u32), (u64, u32)>,
     out: Vec<Statement>,
 }
@@ -128,7 +136,7 @@ impl<'c, 'a> Body<'c, 'a> {
         let file = self.cursor.int("a file number")?;
         let line = self.cursor.int("a line number")? as u32;
         self.cursor.int("a column")?;
-        let mut inlined_at = None;
+        let mut callers = Vec::new();
         if self.cursor.eat(',') {
             self.cursor.word("`function_name`")?;
             self.cursor.word("a label")?;
@@ -140,15 +148,15 @@ impl<'c, 'a> Body<'c, 'a> {
             let outer = (self.cursor.int("a file number")?, self.cursor.int("a line number")? as u32);
             self.cursor.int("a column")?;
             self.inlined.insert((file, line), outer);
-            inlined_at = Some(self.outermost(outer));
+            callers = self.chain(outer);
         }
         if line == 0 {
             // The compiler has no line for what follows: keep the last one it had.
             return Ok(());
         }
-        let location = Location { file, line, inlined_at };
+        let location = Location { file, line, callers };
         let next = self.ast.locations.len() as u32;
-        let index = *self.known.entry(location).or_insert(next);
+        let index = *self.known.entry(location.clone()).or_insert(next);
         if index == next {
             self.ast.locations.push(location);
         }
@@ -156,14 +164,16 @@ impl<'c, 'a> Body<'c, 'a> {
         Ok(())
     }
 
-    fn outermost(&self, mut at: (u64, u32)) -> (u64, u32) {
-        for _ in 0..32 {
-            match self.inlined.get(&at) {
-                Some(&outer) if outer != at => at = outer,
-                _ => break,
-            }
+    /// A place and all that it was inlined into.
+    fn chain(&self, at: (u64, u32)) -> Vec<(u64, u32)> {
+        let mut chain = vec![at];
+        while chain.len() < MAX_STACK
+            && let Some(outer) = self.inlined.get(&chain[chain.len() - 1])
+            && !chain.contains(outer)
+        {
+            chain.push(*outer);
         }
-        at
+        chain
     }
 
     fn instruction(&mut self) -> Result<()> {
@@ -179,6 +189,11 @@ impl<'c, 'a> Body<'c, 'a> {
             self.cursor.next();
             opcode.push('.');
             opcode.push_str(part);
+        }
+        if is_texture(&opcode) {
+            let reason =
+                "textures and surfaces are not simulated; read the data through a pointer instead".to_owned();
+            return Err(Error::Unsupported { line, instruction: opcode, reason });
         }
         let mut operands = Vec::new();
         while !self.cursor.eat(';') {

@@ -13,7 +13,7 @@ use lexer::{Lexeme, Token};
 /// A cursor over tokens with the small steps every rule needs.
 pub(crate) struct Cursor<'a> {
     lexemes: Vec<Lexeme<'a>>,
-    at: usize,
+    pub(crate) at: usize,
 }
 
 impl<'a> Cursor<'a> {

@@ -206,7 +206,10 @@ fn variable_head(cursor: &mut Cursor<'_>) -> Result<Head> {
                 }
             }
             Token::Dot(word) => {
-                let element = Type::named(word).filter(|t| *t != Type::Pred);
+                // What a texture is called by is a handle; only who uses it is refused.
+                let is_handle = matches!(word, "texref" | "samplerref" | "surfref");
+                let named = if is_handle { Some(Type::B64) } else { Type::named(word) };
+                let element = named.filter(|t| *t != Type::Pred);
                 let element = element.ok_or_else(|| cursor.unexpected("a type"))?;
                 cursor.next();
                 if matches!(cursor.peek(), Token::Dot("ptr")) {
@@ -360,9 +363,47 @@ fn function(
             _ => break,
         }
     }
-    let body =
-        if cursor.eat(';') { None } else { Some(Body::new(cursor, ast, next_instruction).statements()?) };
-    Ok(Function { name, is_entry, results, params, body, max_threads, blocks_per_sm, max_registers, cluster })
+    let mut refusal = None;
+    let body = if cursor.eat(';') {
+        None
+    } else {
+        let start = cursor.at;
+        let statements = Body::new(cursor, ast, next_instruction).statements();
+        Some(statements.or_else(|error| {
+            // One function that cannot be read does not take the others with it.
+            cursor.at = start;
+            skip_body(cursor).map_err(|_| error.clone())?;
+            refusal = Some(error);
+            Ok(Vec::new())
+        })?)
+    };
+    Ok(Function {
+        name,
+        is_entry,
+        results,
+        params,
+        body,
+        refusal,
+        max_threads,
+        blocks_per_sm,
+        max_registers,
+        cluster,
+    })
+}
+
+/// Passes over `{ … }`.
+fn skip_body(cursor: &mut Cursor<'_>) -> Result<()> {
+    cursor.expect('{')?;
+    let mut depth = 1u32;
+    while depth > 0 {
+        match cursor.next() {
+            Token::Punct('{') => depth += 1,
+            Token::Punct('}') => depth -= 1,
+            Token::End => return Err(cursor.unexpected("`}`")),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn parameters(cursor: &mut Cursor<'_>) -> Result<Vec<Variable>> {

@@ -8,6 +8,7 @@
 
 * :func:`sdpa` has the meaning of ``torch.nn.functional.scaled_dot_product_attention``.
 * :func:`flash_attn_func` has FlashAttention's layout and its bottom-right causal mask.
+* :func:`flash_attn_varlen_func` takes packed sequences, :func:`flash_attn_with_kvcache` a cache, contiguous or in pages.
 * :func:`patch` makes a PyTorch program use the first without changing its code.
 * ``import evosdpa.transformers`` makes ``attn_implementation="evosdpa"`` known to transformers.
 * :func:`bench` and ``python -m evosdpa`` reach the commands of the ``evosdpa`` program.
@@ -20,9 +21,18 @@ from __future__ import annotations
 from . import _binding
 from ._api import flash_attn_func, sdpa
 from ._bench import bench
+from ._flash import flash_attn_varlen_func, flash_attn_with_kvcache
 from ._native import __version__
 from ._patch import patch
 
 _binding.bind_if_installed()
 
-__all__ = ["__version__", "bench", "flash_attn_func", "patch", "sdpa"]
+__all__ = [
+    "__version__",
+    "bench",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "patch",
+    "sdpa",
+]

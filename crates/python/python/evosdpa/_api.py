@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _arrays, _binding, _window, _words
+from . import _arrays, _binding, _flash, _window, _words
 
 
 def sdpa(
@@ -65,13 +65,23 @@ def flash_attn_func(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
+    qv: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
     window_size: tuple[int, int] = (-1, -1),
-    dropout_p: float = 0.0,
+    attention_chunk: int = 0,
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
     deterministic: bool = False,
+    sm_margin: int = 0,
     return_attn_probs: bool = False,
+    return_softmax_lse: bool = False,
     return_lse: bool = False,
+    dropout_p: float = 0.0,
+    alibi_slopes: Any = None,
+    s_aux: Any = None,
     precision: str = "default",
     fallback: bool = False,
 ) -> Any:
@@ -83,32 +93,34 @@ def flash_attn_func(
 
     Everything after ``v`` is given by name: the versions of FlashAttention differ in the order.
 
-    With ``return_lse=True`` the result is ``(out, lse)``, where ``lse`` is the log-sum-exp of each row's scores, float32
-    ``[batch, heads, queries]``; with ``return_attn_probs=True`` it is ``(out, lse, None)``, since no probabilities are kept.
+    With ``return_softmax_lse``, ``return_attn_probs`` or ``return_lse`` the result is ``(out, lse)``, where ``lse`` is the
+    log-sum-exp of each row's scores, float32 ``[batch, heads, queries]``.
 
-    Results never vary from run to run, whatever ``deterministic`` says. ``precision`` is as for :func:`sdpa`. Dropout, softcap, ALiBi and gradients raise
-    ``NotImplementedError``, or are left to torch with ``fallback=True``.
+    ``softcap``, ``attention_chunk``, ``alibi_slopes``, ``s_aux`` (sink logits) and the scales of float8 tensors are as for
+    :func:`flash_attn_varlen_func`, and so are the arguments that change no result. ``precision`` is as for :func:`sdpa`.
+    Dropout and gradients raise ``NotImplementedError``, or are left to torch with ``fallback=True``.
 
     >>> import numpy, evosdpa
     >>> q = numpy.zeros((1, 2, 1, 8), numpy.float32)  # two queries …
     >>> k = numpy.zeros((1, 4, 1, 8), numpy.float32)  # … at the end of four keys
-    >>> out, lse = evosdpa.flash_attn_func(q, k, k, causal=True, return_lse=True)
+    >>> out, lse = evosdpa.flash_attn_func(q, k, k, causal=True, return_softmax_lse=True)
     >>> numpy.exp(lse).round(3).tolist()  # they see three and four keys
     [[[3.0, 4.0]]]
     """
-    del deterministic  # every kernel is
+    del num_splits, pack_gqa, deterministic, sm_margin  # no result depends on them
     high = precision != "default" and _words.is_high(precision)
     torch_side = _binding.torch_side
-    with_lse = return_lse or return_attn_probs
+    with_lse = return_lse or return_attn_probs or return_softmax_lse
+    window = _window.flash_window(causal, window_size)
+    plain = not softcap and not attention_chunk and alibi_slopes is None and s_aux is None and qv is None
     side, done = _arrays, None
     if torch_side is not None and isinstance(q, torch_side.Tensor):
         side = torch_side
-        if dropout_p == 0.0 and not softcap and alibi_slopes is None:
-            window = _window.flash_window(causal, window_size)
+        if plain and dropout_p == 0.0:
             done = torch_side.straight(q, k, v, softmax_scale, window, True, True, with_lse, high)
-    out, lse = done or side.flash_attention(
-        q, k, v, softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, with_lse, high, fallback
-    )
-    if return_attn_probs:
-        return out, lse, None
-    return (out, lse) if return_lse else out
+    if not plain or (done is None and _flash.has_codes(q, k)):
+        extras = {"softcap": softcap, "chunk": attention_chunk, "alibi_slopes": alibi_slopes, "sinks": s_aux}
+        descale = (q_descale, k_descale, v_descale)
+        done = _flash.dense(q, k, v, softmax_scale, window, dropout_p, qv, extras, descale, with_lse, high, fallback)
+    out, lse = done or side.flash_attention(q, k, v, softmax_scale, causal, window_size, dropout_p, with_lse, high, fallback)
+    return (out, lse) if with_lse else out

@@ -46,20 +46,16 @@ def flash_attention(
     causal: bool,
     window_size: tuple[int, int],
     dropout_p: float,
-    softcap: float,
-    alibi_slopes: Any,
     with_lse: bool,
     high: bool,
     fallback: bool,
 ) -> tuple[Any, Any]:
-    rest = (softmax_scale, causal, window_size, dropout_p, softcap, alibi_slopes, with_lse, high, fallback)
+    rest = (softmax_scale, causal, window_size, dropout_p, with_lse, high, fallback)
     if not _are_arrays(q, k, v):
         out, lse = _through_dlpack(q, k, v, lambda side, *tensors: side.flash_attention(*tensors, *rest))
         return out, lse
     q, k, v = _native_order(q, k, v)
     refusal = _refusal(q, dropout_p)
-    refusal = refusal or (_words.extra("softcap") if softcap else None)
-    refusal = refusal or (_words.extra("alibi_slopes") if alibi_slopes is not None else None)
     if refusal is not None:
         if fallback and (side := _binding.torch_side) is not None:
             tensors = [side.torch.as_tensor(array) for array in (q, k, v)]
@@ -99,8 +95,8 @@ def forward(
     native = held = None
     if side:
         native, held = _side.described(side, _fact, "cpu")
-    no_keys = out.size == 0 or (k.shape[2] == 0 and not side)
-    if no_keys or (native and "cu_seqlens_q" in native):
+    no_keys = _side.sees_nothing(native, out.size, k.shape[2])
+    if no_keys or _side.leaves_gaps(native):
         # Nobody sees a key, or tokens belong to no sequence.
         out.fill(0)
         if lse is not None:

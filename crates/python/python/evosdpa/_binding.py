@@ -21,9 +21,10 @@ def bind_if_installed() -> None:
     if os.environ.get("EVOSDPA_TORCH") == "0" or (_is_command_line() and "torch" not in sys.modules):
         return
     if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
-        from . import _torch
+        from . import _cache_torch, _torch
 
         torch_side = _torch
+        del _cache_torch  # registers its operators
         if "transformers" in sys.modules:
             from . import transformers  # noqa: F401  (registers)
 

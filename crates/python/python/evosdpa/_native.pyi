@@ -3,6 +3,8 @@ from typing import Any
 
 _Operand = tuple[int, tuple[int, ...], tuple[int, ...]]
 
+_Rotary = tuple[tuple[int, _Operand], tuple[int, _Operand], bool]
+
 __version__: str
 
 HEAD_DIM_MAX: int
@@ -20,6 +22,26 @@ def forward(
     high: bool,
     ordinal: int,
     queue: int,
+    side: dict[str, Any] | None = None,
+) -> None: ...
+def append(
+    dtype: int,
+    k_cache: _Operand,
+    v_cache: _Operand,
+    k: _Operand,
+    v: _Operand,
+    ordinal: int,
+    named: dict[str, Any],
+) -> None: ...
+def rotate(
+    dtype: int,
+    x: _Operand,
+    out: _Operand,
+    rotary: _Rotary,
+    first: tuple[int, int],
+    cu_seqlens: tuple[int, int] | None,
+    advance: bool,
+    ordinal: int,
 ) -> None: ...
 def straight(
     q: Any,

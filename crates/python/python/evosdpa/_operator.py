@@ -11,7 +11,7 @@ from . import _native, _side, _window, _words
 
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 # With the codes of 8-bit types, which need scales.
-_ALL_CODES = {getattr(torch, name): code for name, code in _side.CODES.items()}
+ALL_CODES = {getattr(torch, name): code for name, code in _side.CODES.items()}
 _threads = torch.get_num_threads
 # Builds of torch without CUDA have no such function, and no such tensors either.
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -34,13 +34,13 @@ def compute(
     lse = _lse(q) if with_lse else None
     native = held = None
     if side:
-        native, held = _side.described(side, _described, str(q.device))
+        native, held = _side.described(side, described, str(q.device))
         if k.dtype != q.dtype:
-            native["kv_dtype"] = _ALL_CODES[k.dtype]
+            native["kv_dtype"] = ALL_CODES[k.dtype]
         if dtype != q.dtype:
             native["o_dtype"] = CODES[dtype]
-    no_keys = out.numel() == 0 or (k.size(2) == 0 and not side)
-    if no_keys or (native and "cu_seqlens_q" in native):
+    no_keys = _side.sees_nothing(native, out.numel(), k.size(2))
+    if no_keys or _side.leaves_gaps(native):
         # Nobody sees a key, or tokens belong to no sequence.
         out.zero_()
         if lse is not None:
@@ -57,7 +57,7 @@ def compute(
     ordinal = q.get_device()
     queue = _current_stream(ordinal) if q.is_cuda else _threads()
     lse_address = 0 if lse is None else lse.data_ptr()
-    _native.forward(_ALL_CODES[q.dtype], *operands, lse_address, scale, window, high, ordinal, queue, native)
+    _native.forward(ALL_CODES[q.dtype], *operands, lse_address, scale, window, high, ordinal, queue, native)
     del held  # had to live until here
     return out, lse
 
@@ -96,7 +96,7 @@ def shard_on_demand() -> None:
     _sharded = True
 
 
-def _described(tensor: Tensor) -> _side.Described:
+def described(tensor: Tensor) -> _side.Described:
     name = str(tensor.dtype).removeprefix("torch.")
     return _side.Described(tensor, name, str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
 
@@ -181,7 +181,10 @@ _SIDE = {
     "cu_seqlens_k": "Tensor?",
     "max_seqlen_q": "SymInt?",
     "max_seqlen_k": "SymInt?",
+    "seqused_q": "Tensor?",
     "seqused_k": "Tensor?",
+    "leftpad_k": "Tensor?",
+    "cache_batch_idx": "Tensor?",
     "page_table": "Tensor?",
     "bias": "Tensor?",
     "mask": "Tensor?",

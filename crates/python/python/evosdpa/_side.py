@@ -5,7 +5,9 @@ A :data:`Side` holds tensors or arrays and numbers; what is ``None`` is not ther
 =============================  ===========================================================================================
 ``cu_seqlens_q``, ``…_k``      where each sequence begins among packed tokens, int32 ``[batch + 1]``
 ``max_seqlen_q``, ``…_k``      the longest sequence of packed ones, a number
-``seqused_k``                  filled keys of each sequence, int32 ``[batch]``
+``seqused_q``, ``…_k``         queries and filled keys of each sequence, in room for more, int32 ``[batch]``
+``leftpad_k``                  filled keys before each sequence's first, int32 ``[batch]``
+``cache_batch_idx``            the block of the cache, or the row of the page table, of each sequence, int32 ``[batch]``
 ``page_table``                 pages of each sequence, int32 ``[batch, pages]``
 ``bias``                       added to scores: float ``[batch or 1, heads or 1, queries or 1, keys]``
 ``mask``                       bool or uint8 of the same form; False hides a key
@@ -28,13 +30,20 @@ CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "uint8":
 _LISTS = {
     "cu_seqlens_q": "int32",
     "cu_seqlens_k": "int32",
+    "seqused_q": "int32",
     "seqused_k": "int32",
+    "leftpad_k": "int32",
+    "cache_batch_idx": "int32",
+    "cache_seqlens": "int32",
+    "cu_seqlens_k_new": "int32",
+    "rotary_seqlens": "int32",
     "alibi_slopes": "float32",
     "sinks": "float32",
     "q_scales": "float32",
     "k_scales": "float32",
     "v_scales": "float32",
 }
+_FLOATS = ("float32", "float16", "bfloat16")
 _NUMBERS = ("max_seqlen_q", "max_seqlen_k", "scales_per", "softcap", "chunk")
 
 
@@ -77,8 +86,11 @@ def described(side: Side, describe: Callable[[Any], Described], device: str) -> 
             _check(name, fact, ("bool", "uint8"), 4)
             native[name] = (fact.address, fact.shape, fact.strides)
         elif name == "bias":
-            _check(name, fact, ("float32", "float16", "bfloat16"), 4)
+            _check(name, fact, _FLOATS, 4)
             native[name] = (CODES[fact.dtype], (fact.address, fact.shape, fact.strides))
+        elif name in ("rotary_cos", "rotary_sin"):
+            _check(name, fact, _FLOATS, 2)
+            native[name] = (CODES[fact.dtype], (fact.address, (1, 1, *fact.shape), (0, 0, *fact.strides)))
         else:
             raise TypeError(f"there is no side input named {name!r}")
     return native, held
@@ -91,3 +103,24 @@ def _check(name: str, fact: Described, dtypes: tuple[str, ...], dimensions: int)
         raise ValueError(f"{name} has shape {list(fact.shape)}, but must have {dimensions} dimension{'s'[: dimensions > 1]}")
     if fact.strides[-1] != 1 and fact.shape[-1] > 1:
         raise ValueError(f"{name} has strides {list(fact.strides)}, but its last dimension must be contiguous; copy it first")
+
+
+def with_rotary(native: Side, interleaved: bool) -> Side:
+    """The same with cosines and sines as one entry."""
+    cos, sin = native.pop("rotary_cos", None), native.pop("rotary_sin", None)
+    if cos is not None and sin is not None:
+        native["rotary"] = (cos, sin, interleaved)
+    return native
+
+
+def sees_nothing(native: Side | None, elements: int, keys: int) -> bool:
+    """Whether shapes alone say that no query sees a key."""
+    if elements == 0 or native is None:
+        return elements == 0 or keys == 0
+    no_sequence = native.get("cu_seqlens_q", (0, 2))[1] == 1
+    return no_sequence or (keys == 0 and not {"cu_seqlens_k", "sinks"} & native.keys())
+
+
+def leaves_gaps(native: Side | None) -> bool:
+    """Whether some rows of the output may belong to no sequence, so that nobody writes them."""
+    return native is not None and ("cu_seqlens_q" in native or "seqused_q" in native)

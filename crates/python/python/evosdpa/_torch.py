@@ -77,20 +77,16 @@ def flash_attention(
     causal: bool,
     window_size: tuple[int, int],
     dropout_p: float,
-    softcap: float,
-    alibi_slopes: Tensor | None,
     with_lse: bool,
     high: bool,
     fallback: bool,
 ) -> tuple[Tensor, Tensor | None]:
     window = _window.flash_window(causal, window_size)
     refusal = refusal_of(q, k, v, dropout_p)
-    refusal = refusal or (_words.extra("softcap") if softcap else None)
-    refusal = refusal or (_words.extra("alibi_slopes") if alibi_slopes is not None else None)
     if fallback and (refusal is not None or not _have_one_form(q, k, v)):
         from ._plain import attention
 
-        return attention(q, k, v, softmax_scale, window, dropout_p, softcap, alibi_slopes, with_lse)
+        return attention(q, k, v, softmax_scale, window, dropout_p, with_lse)
     if refusal is not None:
         raise NotImplementedError(refusal)
     check(q, k, v)

@@ -61,16 +61,17 @@ def dimensions(count: int) -> str:
     return f"tensors have {count} dimensions; use 4 (batch, heads, sequence, head dimension) or 3, {FALLBACK}"
 
 
-def extra(name: str) -> str:
-    return f"{name} is not supported by evosdpa; leave it out, {FALLBACK}"
-
-
 def heads(heads_q: int, heads_kv: int) -> str:
     return f"{heads_q} query heads and {heads_kv} key/value heads; pass enable_gqa=True to share them"
 
 
 def mask_twice() -> str:
     return "attn_mask and is_causal are both given; use one of them"
+
+
+def without_fallback(words: str) -> str:
+    """The same for functions that have no fallback."""
+    return words.removesuffix(f", {FALLBACK}")
 
 
 def is_high(precision: str) -> bool:

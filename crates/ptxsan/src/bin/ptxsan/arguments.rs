@@ -189,6 +189,7 @@ impl Bound {
                     .try_fold(bytes, |a: u64, n| a.checked_mul(*n))
                     .context("the shape is too large")?;
                 let buffer = device.allocate(path, usize::try_from(count)?)?;
+                device.expect_written(buffer, true)?;
                 let dtype = npyz::DType::Plain(descr.parse().map_err(|_| anyhow::anyhow!("type"))?);
                 self.outputs.push(Output { buffer, path: path.into(), dtype, shape });
                 Arg::Buffer(buffer)

@@ -1,6 +1,6 @@
 //! `ptxsan`: run a PTX file on the CPU and report what it does wrong.
 //!
-//! Exit status: 0 nothing found, 1 findings, 2 wrong use.
+//! Exit status: 0 nothing found that fails (see `--fail-on`), 1 findings, 2 wrong use.
 
 mod arguments;
 
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use arguments::{Bound, parse_extent};
 use clap::{Args, Parser, Subcommand};
 use ptxsan::mutate::Scene;
-use ptxsan::{Device, Launch, Module, Options, Outcome, Schedule};
+use ptxsan::{Device, Launch, Module, Options, Outcome, Schedule, Severity, Suppressions, finding, report};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -53,6 +53,9 @@ struct RunArgs {
     /// Blocks of a cluster, as X or X,Y or X,Y,Z.
     #[arg(long, value_parser = parse_extent, default_value = "1")]
     cluster: [u32; 3],
+    /// Launch cooperatively: all blocks at once, which may synchronise as a grid.
+    #[arg(long)]
+    cooperative: bool,
     /// Dynamic shared memory in bytes.
     #[arg(long, default_value_t = 0)]
     shared: u32,
@@ -82,9 +85,28 @@ struct RunArgs {
     /// Ask for a proxy fence where a bulk copy overwrites what threads have read.
     #[arg(long)]
     strict_proxies: bool,
+    /// From which severity on a finding fails: info, warning, error, or never.
+    #[arg(long, default_value = "warning", value_parser = parse_fail_on)]
+    fail_on: FailOn,
+    /// A file of findings that are known and accepted: lines of KIND WHERE, such as `race kernel.cu:12` or `* tile*`.
+    #[arg(long, value_name = "FILE")]
+    suppressions: Option<PathBuf>,
     /// Print one JSON document instead of text.
     #[arg(long)]
     json: bool,
+}
+
+/// The mildest severity that fails; none: nothing does.
+#[derive(Clone, Copy)]
+struct FailOn(Option<Severity>);
+
+fn parse_fail_on(text: &str) -> std::result::Result<FailOn, String> {
+    match text {
+        "never" => Ok(FailOn(None)),
+        _ => {
+            text.parse().map(|severity| FailOn(Some(severity))).map_err(|error| format!("{error}, and never"))
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -139,6 +161,9 @@ fn entries(file: &PathBuf) -> Result<bool> {
         let (sizes, shared) = (sizes.join(", "), module.static_shared_bytes(entry)?);
         text += &format!("{entry}({sizes}), {shared} bytes of shared memory\n");
     }
+    for (entry, why) in module.refused() {
+        text += &format!("{entry}: cannot be run: {why}\n");
+    }
     say(&text)?;
     Ok(true)
 }
@@ -169,6 +194,7 @@ impl RunArgs {
         let entry = self.entry(module)?;
         let mut launch = Launch::new(&entry, self.grid, self.block, self.shared, bound.args.clone());
         launch.cluster = self.cluster;
+        launch.cooperative = self.cooperative;
         launch.options = options.clone();
         launch.options.seed = self.seed;
         launch.options.programmatic = self.programmatic;
@@ -184,14 +210,27 @@ impl RunArgs {
     }
 }
 
+impl RunArgs {
+    fn suppressions(&self) -> Result<Suppressions> {
+        let Some(path) = &self.suppressions else { return Ok(Suppressions::default()) };
+        let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        Suppressions::parse(&text).with_context(|| path.display().to_string())
+    }
+}
+
 fn run(args: &RunArgs) -> Result<bool> {
     let module = load(&args.file)?;
-    let mut rows = Vec::new();
-    let mut is_clean = true;
+    let entry = args.entry(&module)?;
+    let mut suppressions = args.suppressions()?;
+    let (mut rows, mut findings) = (Vec::new(), Vec::new());
+    let (mut dropped, mut suppressed) = (0, 0);
+    let mut counters = String::new();
     for &schedule in &args.schedule.0 {
         let options = Options { schedule, ..Options::default() };
-        let (outcome, _) = args.launch(&module, &options, true)?;
-        is_clean &= outcome.is_clean();
+        let (mut outcome, _) = args.launch(&module, &options, true)?;
+        suppressed += suppressions.apply(&entry, &mut outcome.findings);
+        finding::merge(&mut findings, outcome.findings.iter().cloned());
+        dropped += outcome.dropped;
         if args.json {
             let mut row = serde_json::to_value(&outcome)?;
             row["schedule"] = serde_json::to_value(schedule)?;
@@ -199,13 +238,38 @@ fn run(args: &RunArgs) -> Result<bool> {
             rows.push(row);
         } else {
             let name = schedule.name();
-            say(&format!("{}{outcome}  schedule {name}, seed {}\n", outcome.output, args.seed))?;
+            say(&outcome.output)?;
+            counters += &format!("{}  schedule {name}, seed {}\n", outcome.counters, args.seed);
         }
     }
+    let unused: Vec<String> =
+        suppressions.unused().map(|(line, rule)| format!("line {line}: {rule}")).collect();
     if args.json {
-        say(&format!("{}\n", serde_json::json!({ "schema": "ptxsan.run/1", "rows": rows })))?;
+        let document = serde_json::json!({
+            "schema": "ptxsan.run/2",
+            "entry": entry,
+            "findings": findings,
+            "suppressed": suppressed,
+            "unused_suppressions": unused,
+            "rows": rows,
+        });
+        say(&format!("{document}\n"))?;
+    } else {
+        for finding in &findings {
+            say(&format!("{finding}\n\n"))?;
+        }
+        say(&format!("{entry}: {}\n", report::tally(&findings, dropped)))?;
+        if suppressed > 0 {
+            say(&format!("  {suppressed} suppressed\n"))?;
+        }
+        for rule in unused {
+            say(&format!("  suppression not used: {rule}\n"))?;
+        }
+        say(&counters)?;
     }
-    Ok(is_clean)
+    // What could not be listed may be of any severity.
+    let fails = |severity: Severity| args.fail_on.0.is_some_and(|least| severity >= least);
+    Ok(!(findings.iter().any(|finding| fails(finding.severity)) || dropped > 0 && fails(Severity::Error)))
 }
 
 fn mutate(args: &RunArgs) -> Result<bool> {

@@ -1,8 +1,8 @@
 //! Clusters: their barrier, whether another block is there, and the registers that warps of a block give and take.
 
 use crate::decode::ClusterBarrier;
+use crate::finding::Kind;
 use crate::hazard::clock::{Clock, Numbering};
-use crate::hazard::log::Kind;
 use crate::machine::run::{Context, Flow, Stir, for_lanes};
 use crate::machine::warp::{Parked, State, Warp};
 use std::rc::Rc;

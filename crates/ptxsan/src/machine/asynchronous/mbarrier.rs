@@ -1,8 +1,8 @@
 //! mbarriers: phases, pending arrivals and bytes, and what is learnt from a phase that has completed.
 
 use crate::decode::{Address, Arrival, MbarrierOp, Phase, Register};
+use crate::finding::Kind;
 use crate::hazard::clock::{Clock, MBARRIERS, Numbering};
-use crate::hazard::log::Kind;
 use crate::machine::run::{Context, Flow, Stir, for_lanes};
 use crate::machine::warp::{Parked, State, Warp};
 use crate::memory::window;

@@ -21,7 +21,7 @@ impl Warp {
         for_lanes(mask, |lane| {
             let (target, barrier) = (cx.barrier_at(to[lane]), cx.barrier_at(barriers[lane]));
             if target.block != barrier.block || cx.shape.cluster_size() < 2 {
-                cx.report(crate::hazard::log::Kind::BulkCopy, pc, self.index, 1 << lane, || {
+                cx.report(crate::finding::Kind::BulkCopy, pc, self.index, 1 << lane, || {
                     "data and mbarrier must lie in one block of a cluster of at least two".into()
                 });
                 return;

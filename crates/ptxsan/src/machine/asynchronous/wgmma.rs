@@ -5,8 +5,9 @@
 //! the edges of loops and the assembler removes, take the place of the original.
 
 use crate::decode::{CollectiveKind, Kernel, LeftOperand, Op, Watch, Wgmma};
+use crate::finding::Kind;
 use crate::hazard::clock::{Proxy, join_distinct};
-use crate::hazard::log::{Kind, Other};
+use crate::hazard::log::Other;
 use crate::machine::access::{Agent, Request};
 use crate::machine::run::{Context, Stir, for_lanes};
 use crate::machine::warp::Warp;
@@ -142,7 +143,7 @@ impl Warp {
             } else if products.is_left_in_flight(&role) {
                 let other = Other { pc: role.left_pc, block: u64::from(cx.block), thread: self.index * 32 };
                 cx.log.add(Kind::Wgmma, pc, Some(other), (cx.block, self.index * 32 + mask.trailing_zeros().min(31)), || {
-                    "a register of A is overwritten while its wgmma is in flight: wgmma.wait_group must come first".into()
+                    "a register of A is overwritten while its wgmma is in flight: wgmma.wait_group must come first".to_owned()
                 });
             }
             let role = products.role(register);
@@ -311,7 +312,7 @@ impl Warp {
         } else if let Some(other) = order.get(at).copied().filter(|other| *other != pc) {
             let other = Other { pc: other, block: u64::from(cx.block), thread: self.index / 4 * 128 };
             cx.log.add(Kind::Wgmma, pc, Some(other), (cx.block, self.index * 32), || {
-                "the warps of a warpgroup execute different wgmma instructions".into()
+                "the warps of a warpgroup execute different wgmma instructions".to_owned()
             });
         }
     }

@@ -1,0 +1,115 @@
+//! What would order two accesses that are not: said of what is really missing.
+
+use super::access::{By, Request};
+use super::run::Context;
+use super::warp::Warp;
+use crate::decode::Scope;
+use crate::finding::Kind;
+use crate::hazard::clock::Who;
+use crate::hazard::log::Other;
+use crate::hazard::shadow::Conflict;
+
+impl Warp {
+    /// What is missing between an access of `lane` and the one it conflicts with.
+    pub(super) fn advice(
+        &self,
+        cx: &Context<'_, '_>,
+        kind: Kind,
+        lane: usize,
+        request: &Request,
+        conflict: &Conflict,
+        other: &Other,
+        agrees: bool,
+    ) -> String {
+        let is_near = other.block == u64::from(cx.block);
+        let thread = self.index * 32 + lane as u32;
+        let text = match kind {
+            _ if agrees => {
+                "both store the same value, so the result does not depend on the order; let one thread store it"
+            }
+            Kind::LostUpdate => {
+                "another thread may store between this thread's load and its store, and one of the two updates is lost: \
+                 an atomic (atomicAdd and the like) is missing"
+            }
+            Kind::WarpSynchronous => {
+                "lanes of a warp do not run in step since Volta, and volatile does not order them: __syncwarp() between the \
+                 accesses is missing"
+            }
+            Kind::NonCoherentLoad => {
+                "ld.global.nc (__ldg, const __restrict__) may only read what nobody writes during the launch: the buffers \
+                 overlap, or the pointer must not be __restrict__"
+            }
+            _ if conflict.same_instruction && matches!(request.by, By::Lanes) => {
+                "two lanes write different values in one instruction: which one stays is undefined"
+            }
+            Kind::ProxyRace => {
+                "ordered, but not across proxies: fence.proxy.async must come between, mostly by who wrote, before the barrier"
+            }
+            _ => match cx.numbering.who(conflict.who) {
+                Who::Copies if is_near && other.thread == thread => {
+                    "the copy is still in flight: cp.async.wait_group must come first"
+                }
+                Who::Copies => {
+                    "the copy is not published: its thread must cp.async.wait_group, and a barrier must follow"
+                }
+                Who::Mbarrier(_) => {
+                    "the copy is in flight: its mbarrier must be waited for, in the phase it reports to"
+                }
+                Who::BulkReads => {
+                    "the bulk store may not have read its source: its thread must cp.async.bulk.wait_group.read, and a \
+                     barrier must follow"
+                }
+                Who::BulkWrites => {
+                    "the bulk store may not have written: its thread must cp.async.bulk.wait_group, and a barrier must follow"
+                }
+                Who::Wgmma => {
+                    "the products may not have read it: wgmma.wait_group must come first, and a barrier must follow"
+                }
+                Who::Lane if !matches!(request.by, By::Lanes) => {
+                    "nothing orders it before the asynchronous access: a barrier before its issue is missing"
+                }
+                Who::Lane => return self.missing_order(cx, lane, conflict, other),
+            },
+        };
+        text.to_owned()
+    }
+
+    /// Between two threads: which side of a flag lacks its fence; where there is no flag, a barrier.
+    fn missing_order(&self, cx: &Context<'_, '_>, lane: usize, conflict: &Conflict, other: &Other) -> String {
+        let is_near = other.block == u64::from(cx.block);
+        let fence = if is_near { "__threadfence_block()" } else { "__threadfence()" };
+        let flag = "the flag or atomic that passes it on";
+        let released = cx.places.release_of(cx.numbering, conflict.who, conflict.time);
+        let seen = self.seen.get(lane).and_then(Option::as_ref);
+        let has_seen = seen.is_some_and(|seen| seen.knows(cx.numbering, conflict.who, conflict.time));
+        let acquires = self.acquired >> lane & 1 == 1;
+        let has_heard = self.heard_of(cx, lane, conflict);
+        match released {
+            Some(Scope::Cta) if !is_near => format!(
+                "the other side's fence reaches no further than its block (__threadfence_block, .cta), and this is another \
+                 block: {fence} is needed"
+            ),
+            Some(_) if has_seen => format!(
+                "the other side has its fence; on this side one is missing: {fence} between the read of {flag} and this access"
+            ),
+            Some(_) => format!(
+                "the other side has a fence and releases it, but this thread has not read what it was released through: read \
+                 {flag}, then {fence}, then this"
+            ),
+            None if acquires && (!is_near || has_heard) => format!(
+                "this side has its fence; on the other side one is missing: {fence} between its access and its store to {flag}"
+            ),
+            None if !is_near || has_heard => format!(
+                "nothing orders the two {}: a fence ({fence}) is missing on both sides of a flag or atomic",
+                if is_near { "threads" } else { "blocks" }
+            ),
+            None if other.thread / 32 == self.index => {
+                "nothing orders the two lanes: __syncwarp() or a barrier between the accesses is missing".to_owned()
+            }
+            None => {
+                "nothing orders the two warps: __syncthreads() or a named barrier between the accesses is missing"
+                    .to_owned()
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+"""Caches of NumPy arrays: appending and rotary embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from . import _arrays, _native, _side, _window, _words
+
+
+def attend(
+    q: Any, k: Any, v: Any, scale: float | None, window: _window.Window, with_lse: bool, high: bool, side: _side.Side
+) -> tuple[Any, Any]:
+    """Attention of ``[batch, heads, sequence, head dimension]`` views of arrays."""
+    _arrays._check_dimensions(q, k, v)
+    refusal = _arrays._refusal(q, 0.0)
+    if refusal is not None:
+        raise NotImplementedError(_words.without_fallback(refusal))
+    return _arrays.forward(q, k, v, scale, window, with_lse, high, side)
+
+
+def append(k_cache: Any, v_cache: Any, k: Any, v: Any, rotary_interleaved: bool, **named: Any) -> None:
+    """Puts new keys and values, ``[…, tokens, heads, dim]``, into a cache of the same layout."""
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
+        if x.dtype != k_cache.dtype:
+            raise TypeError(f"{name} holds {x.dtype}, but k_cache holds {k_cache.dtype}; convert it")
+        if "cache" in name and not x.flags.writeable:
+            raise ValueError(f"{name} is read-only, but new tokens are written to it")
+    native, held = _side.described(named, _arrays._fact, "cpu")
+    operands = [_arrays._described((x if x.ndim == 4 else x[None]).swapaxes(1, 2)) for x in (k_cache, v_cache, k, v)]
+    _native.append(_arrays._CODES[k_cache.dtype.name], *operands, -1, _side.with_rotary(native, rotary_interleaved))
+    del held  # had to live until here
+
+
+def rotate(x: Any, rotary_cos: Any, rotary_sin: Any, first: Any, cu_seqlens: Any, advance: bool, interleaved: bool) -> Any:
+    """Turns ``[batch, tokens, heads, dim]`` or packed ``[tokens, heads, dim]`` by the angles of each token's position."""
+    out = x.copy(order="C")
+    side = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": first, "cu_seqlens_q": cu_seqlens}
+    native, held = _side.described(side, _arrays._fact, "cpu")
+    angles = _side.with_rotary(native, interleaved)["rotary"]
+    operands = [_arrays._described((array if array.ndim == 4 else array[None]).swapaxes(1, 2)) for array in (x, out)]
+    lists = native["rotary_seqlens"], native.get("cu_seqlens_q")
+    _native.rotate(_arrays._CODES[x.dtype.name], *operands, angles, *lists, advance, -1)
+    del held  # had to live until here
+    return out
+
+
+def full_int32(count: int, value: int, like: Any) -> Any:
+    return numpy.full(count, value, numpy.int32)
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, numpy.ndarray)
+
+
+def facts(array: Any) -> tuple[str, str]:
+    """Type and device by name."""
+    return array.dtype.name, "cpu"
+
+
+def ones(count: int, like: Any) -> Any:
+    return numpy.ones(count, numpy.float32)
+
+
+def float32(x: Any) -> Any:
+    return x.astype("float32", copy=False)
+
+
+def repeated(x: Any, times: int) -> Any:
+    """Each element of a matrix so many times in its row, contiguous and flat."""
+    return x.repeat(times, axis=1).reshape(-1)

@@ -1,0 +1,133 @@
+"""Caches of torch tensors: appending, rotary embedding, and the operators that compilers see."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _native, _side, _torch, _window, _words
+from ._operator import ALL_CODES, check, described
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, with_lse: bool, high: bool, side: _side.Side
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of ``[batch, heads, sequence, head dimension]`` views of tensors whose heads come last but one."""
+    tensors = (q, k, v)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise NotImplementedError(_words.without_fallback(_words.autograd()))
+    check(q, k, v, True)
+    for name, x in zip("qkv", tensors):
+        if x.dtype not in ALL_CODES:
+            raise NotImplementedError(f"{name} holds {x.dtype}; no kernel reads it: use float32, float16, bfloat16 or float8_e4m3fn")
+    return _torch._attend(q, k, v, scale, window, True, with_lse, high, {name: value for name, value in side.items() if value is not None})
+
+
+def append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, rotary_interleaved: bool, **named: Tensor | None) -> None:
+    """Puts new keys and values, ``[…, tokens, heads, dim]``, into a cache of the same layout."""
+    torch.ops.evosdpa.append(k_cache, v_cache, k, v, rotary_interleaved, **named)
+
+
+def rotate(
+    x: Tensor, rotary_cos: Tensor, rotary_sin: Tensor, first: Tensor, cu_seqlens: Tensor | None, advance: bool, interleaved: bool
+) -> Tensor:
+    """Turns ``[batch, tokens, heads, dim]`` or packed ``[tokens, heads, dim]`` by the angles of each token's position."""
+    turned: Tensor = torch.ops.evosdpa.rotate(x, rotary_cos, rotary_sin, first, cu_seqlens, advance, interleaved)
+    return turned
+
+
+def full_int32(count: int, value: int, like: Tensor) -> Tensor:
+    return torch.full((count,), value, dtype=torch.int32, device=like.device)
+
+
+def is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def facts(tensor: Tensor) -> tuple[str, str]:
+    """Type and device by name."""
+    return str(tensor.dtype).removeprefix("torch."), str(tensor.device)
+
+
+def ones(count: int, like: Tensor) -> Tensor:
+    return torch.ones(count, dtype=torch.float32, device=like.device)
+
+
+def float32(x: Tensor) -> Tensor:
+    return x.to(torch.float32)
+
+
+def repeated(x: Tensor, times: int) -> Tensor:
+    """Each element of a matrix so many times in its row, contiguous and flat."""
+    return x.repeat_interleave(times, dim=1).reshape(-1).contiguous()
+
+
+def _append_op(k_cache, v_cache, k, v, rotary_interleaved, cache_seqlens, *rest):  # type: ignore[no-untyped-def]
+    names = ("cu_seqlens_k_new", "page_table", "cache_batch_idx", "rotary_cos", "rotary_sin", "rotary_seqlens")
+    side = {"cache_seqlens": cache_seqlens, **dict(zip(names, rest))}
+    _check_cache(k_cache, v_cache, k, v)
+    native, held = _side.described(side, described, str(k_cache.device))
+    operands = [_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (k_cache, v_cache, k, v)]
+    code, ordinal = ALL_CODES[k_cache.dtype], k_cache.get_device()
+    _native.append(code, *operands, ordinal, _side.with_rotary(native, rotary_interleaved))
+    del held  # had to live until here
+
+
+def _check_cache(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
+        if x.dim() not in ((4,) if "cache" in name else (3, 4)):
+            raise ValueError(f"{name} has shape {list(x.shape)}; use four dimensions (three for packed new tokens)")
+        if x.dtype != k_cache.dtype:
+            raise TypeError(f"{name} holds {x.dtype}, but k_cache holds {k_cache.dtype}; convert it")
+        if x.device != k_cache.device:
+            raise ValueError(f"{name} is on {x.device}, but k_cache is on {k_cache.device}; move it there")
+    if k_cache.dtype not in ALL_CODES:
+        raise NotImplementedError(f"k_cache holds {k_cache.dtype}; use float32, float16, bfloat16 or float8_e4m3fn")
+
+
+def _operand(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """``[batch, tokens, heads, dim]`` with heads and tokens in the native side's order."""
+    x = x.transpose(1, 2)
+    return x.data_ptr(), tuple(x.shape), x.stride()
+
+
+def _rotate_op(x, rotary_cos, rotary_sin, first, cu_seqlens, advance, interleaved):  # type: ignore[no-untyped-def]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if cu_seqlens is not None:
+        # Tokens that belong to no sequence stay as they are.
+        out.copy_(x)
+    side = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": first, "cu_seqlens_q": cu_seqlens}
+    native, held = _side.described(side, described, str(x.device))
+    angles = _side.with_rotary(native, interleaved)["rotary"]
+    operands = [_operand(tensor if tensor.dim() == 4 else tensor.unsqueeze(0)) for tensor in (x, out)]
+    lists = native["rotary_seqlens"], native.get("cu_seqlens_q")
+    _native.rotate(ALL_CODES[x.dtype], *operands, angles, *lists, advance, x.get_device())
+    del held  # had to live until here
+    return out
+
+
+def _no_backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+    raise NotImplementedError(_words.without_fallback(_words.autograd()))
+
+
+# The library object must live as long as the operators.
+_LIBRARY = torch.library.Library("evosdpa", "FRAGMENT")
+_LIBRARY.define(
+    "append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, bool rotary_interleaved, Tensor cache_seqlens, "
+    "Tensor? cu_seqlens_k_new=None, Tensor? page_table=None, Tensor? cache_batch_idx=None, Tensor? rotary_cos=None, "
+    "Tensor? rotary_sin=None, Tensor? rotary_seqlens=None) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_LIBRARY.define(
+    "rotate(Tensor x, Tensor rotary_cos, Tensor rotary_sin, Tensor first, Tensor? cu_seqlens, bool advance, "
+    "bool interleaved) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("append", _append_op, _key)
+    _LIBRARY.impl("rotate", _rotate_op, _key)
+torch.library.register_fake("evosdpa::append", lambda *given: None, lib=_LIBRARY)
+torch.library.register_fake(
+    "evosdpa::rotate", lambda x, *given: torch.empty(x.shape, dtype=x.dtype, device=x.device), lib=_LIBRARY
+)
+torch.library.register_autograd("evosdpa::rotate", _no_backward, lib=_LIBRARY)

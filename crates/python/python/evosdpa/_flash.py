@@ -1,0 +1,406 @@
+"""FlashAttention's functions for packed sequences and caches."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from . import _arrays, _binding, _side, _window, _words
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+    return_softmax_lse: bool = False,
+    page_table: Any = None,
+    block_table: Any = None,
+    dropout_p: float = 0.0,
+    alibi_slopes: Any = None,
+    s_aux: Any = None,
+    precision: str = "default",
+) -> Any:
+    """Attention of packed sequences, with the meaning of FlashAttention's ``flash_attn_varlen_func``.
+
+    Tensors are ``[tokens, heads, head dimension]``, all sequences one behind the other; ``cu_seqlens_q`` and
+    ``cu_seqlens_k`` (int32, one more than there are sequences) say where each begins. ``seqused_q`` and ``seqused_k`` say
+    how many of a sequence's tokens count. ``causal`` and ``window_size`` are aligned bottom-right, sequence by sequence. A
+    query that sees no key, and a token that belongs to no sequence, gives zeros.
+
+    With ``page_table`` (or ``block_table``), keys and values are ``[pages, page size, heads, head dimension]``, and
+    ``seqused_k`` or ``cu_seqlens_k`` says how many each sequence has.
+
+    With ``return_softmax_lse`` or ``return_attn_probs`` the result is ``(out, lse)``, ``lse`` float32 ``[heads, tokens]``.
+
+    ``q_descale`` and the like, ``[batch, key/value heads]``, are read for float8 tensors alone. ``s_aux`` are sink logits, one
+    a head. ``num_splits``, ``pack_gqa``, ``deterministic`` and ``sm_margin`` change no result, and nothing else either: a
+    result never depends on how work is divided. Everything after ``max_seqlen_k`` is given by name: the versions of
+    FlashAttention differ in the order.
+
+    >>> import numpy, evosdpa
+    >>> x = numpy.arange(5, dtype=numpy.float32).reshape(5, 1, 1)
+    >>> cu_seqlens = numpy.array([0, 2, 5], numpy.int32)  # two sequences, of two and three tokens
+    >>> evosdpa.flash_attn_varlen_func(0 * x, 0 * x, x, cu_seqlens, cu_seqlens, 3, 3)[:, 0, 0].tolist()
+    [0.5, 0.5, 3.0, 3.0, 3.0]
+    """
+    lib = _library(q)
+    _refuse(qv, dropout_p)
+    table = _one_of(page_table=page_table, block_table=block_table)
+    _expect(lib, q, 3, q=q, **({} if table is not None else {"k": k, "v": v}))
+    batch = _count("cu_seqlens_q", cu_seqlens_q) - 1
+    _integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _integers(lib, q, batch, seqused_q=seqused_q, seqused_k=seqused_k)
+    side: _side.Side = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "max_seqlen_q": _longest(cu_seqlens_q, max_seqlen_q),
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+    }
+    if table is not None:
+        _table(lib, q, table)
+        if seqused_k is None and cu_seqlens_k is not None:
+            side["seqused_k"] = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        side["page_table"] = table
+    elif cu_seqlens_k is None:
+        raise ValueError("cu_seqlens_k is missing: packed keys need it, or a page_table")
+    else:
+        side |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": _longest(cu_seqlens_k, max_seqlen_k)}
+    side |= _scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
+    side |= _scales(lib, q, k, v, batch, q_descale, k_descale, v_descale)
+    with_lse = return_softmax_lse or return_attn_probs
+    window = _window.flash_window(causal, window_size)
+    q, k, v = q[None], *((k, v) if table is not None else (k[None], v[None]))
+    tensors = (x.swapaxes(1, 2) for x in (q, k, v))
+    out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, _high(precision), side)
+    out = out.swapaxes(1, 2)[0]
+    return (out, lse[0]) if with_lse else out
+
+
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    *,
+    qv: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    page_table: Any = None,
+    block_table: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k_new: Any = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Any = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+    alibi_slopes: Any = None,
+    s_aux: Any = None,
+    precision: str = "default",
+) -> Any:
+    """Attention over a cache, with the meaning of FlashAttention's ``flash_attn_with_kvcache``.
+
+    ``q`` is ``[batch, queries, heads, head dimension]``, or packed with ``cu_seqlens_q`` and ``max_seqlen_q``; the caches are
+    ``[batch, room, heads, dim]``, or ``[pages, page size, heads, dim]`` with a ``page_table`` (``block_table``).
+    ``cache_seqlens``, a number or int32 ``[batch]``, says how many tokens each sequence holds; ``cache_leftpad`` how many of
+    them come before its first key; ``cache_batch_idx`` which block of the cache, or row of the page table, is its own.
+
+    New ``k`` and ``v`` (``[batch, new, heads, dim]``, or packed with ``cu_seqlens_k_new``) are written into the cache *in
+    place* behind them first, and attended like all others. With ``rotary_cos`` and ``rotary_sin`` (``[positions, rotary
+    dimension / 2]``) new keys and the queries are turned first, from position ``cache_seqlens`` (or ``rotary_seqlens``) on;
+    without ``causal`` or a window all queries are at the first position.
+
+    With ``return_softmax_lse`` the result is ``(out, lse)``, ``lse`` float32 ``[batch, heads, queries]`` or ``[heads, tokens]``.
+
+    A full cache, a page that is not there, and two new tokens at one place raise ``ValueError`` before anything is written.
+    ``scheduler_metadata``, ``num_splits``, ``pack_gqa`` and ``sm_margin`` change no result, and nothing else either.
+
+    >>> import numpy, evosdpa
+    >>> cache = numpy.zeros((1, 4, 1, 1), numpy.float32)
+    >>> for step in range(3):
+    ...     new = numpy.full((1, 1, 1, 1), step, numpy.float32)
+    ...     out = evosdpa.flash_attn_with_kvcache(0 * new, 0 * cache, cache, 0 * new, new, cache_seqlens=step)
+    >>> cache.ravel().tolist(), float(out[0, 0, 0, 0])
+    ([0.0, 1.0, 2.0, 0.0], 1.0)
+    """
+    lib = _library(q)
+    _refuse(qv, 0.0)
+    table = _one_of(page_table=page_table, block_table=block_table)
+    _expect(lib, q, 3 if cu_seqlens_q is not None else 4, q=q)
+    _expect(lib, q, 4, k_cache=k_cache, v_cache=v_cache)
+    batch = q.shape[0] if cu_seqlens_q is None else _count("cu_seqlens_q", cu_seqlens_q) - 1
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = lib.full_int32(batch, cache_seqlens, k_cache)
+    _integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new)
+    lists = {"cache_seqlens": cache_seqlens, "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad}
+    _integers(lib, q, batch, **lists, rotary_seqlens=rotary_seqlens)
+    if table is not None:
+        _table(lib, q, table)
+    _check_rotary(k, rotary_cos, rotary_sin)
+    window = _window.flash_window(causal, window_size)
+    filled = cache_seqlens
+    if k is not None:
+        rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": rotary_seqlens}
+        filled = _append(lib, k_cache, v_cache, k, v, cache_seqlens, cu_seqlens_k_new, table, cache_batch_idx, rotary, rotary_interleaved)
+        if rotary_cos is not None:
+            first = cache_seqlens if rotary_seqlens is None else rotary_seqlens
+            advance = window[:2] != (-1, -1)
+            q = lib.rotate(q, rotary_cos, rotary_sin, first, cu_seqlens_q, advance, rotary_interleaved)
+    elif v is not None or cu_seqlens_k_new is not None:
+        raise ValueError("new values come with new keys: k is missing")
+    side: _side.Side = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "max_seqlen_q": None if cu_seqlens_q is None else _longest(cu_seqlens_q, max_seqlen_q),
+        "seqused_k": filled,
+        "leftpad_k": cache_leftpad,
+        "cache_batch_idx": cache_batch_idx,
+        "page_table": table,
+    }
+    side |= _scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
+    side |= _scales(lib, q, k_cache, v_cache, batch, q_descale, k_descale, v_descale)
+    packed = cu_seqlens_q is not None
+    tensors = (x.swapaxes(1, 2) for x in (q[None] if packed else q, k_cache, v_cache))
+    out, lse = lib.attend(*tensors, softmax_scale, window, return_softmax_lse, _high(precision), side)
+    out = out.swapaxes(1, 2)
+    if packed:
+        out, lse = out[0], None if lse is None else lse[0]
+    return (out, lse) if return_softmax_lse else out
+
+
+def dense(
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None,
+    window: _window.Window,
+    dropout_p: float,
+    qv: Any,
+    extras: dict[str, Any],
+    descale: tuple[Any, Any, Any],
+    with_lse: bool,
+    high: bool,
+    fallback: bool,
+) -> tuple[Any, Any]:
+    """The part of ``flash_attn_func`` that changes scores or reads 8-bit codes."""
+    lib = _library(q)
+    _expect(lib, q, 4, q=q, k=k, v=v)
+    try:
+        _refuse(qv, dropout_p)
+        side = _scores(lib, q, extras["softcap"], extras["chunk"], extras["alibi_slopes"], extras["sinks"])
+        side |= _scales(lib, q, k, v, q.shape[0], *descale)
+        tensors = (x.swapaxes(1, 2) for x in (q, k, v))
+        out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, high, side)
+        return out.swapaxes(1, 2), lse
+    except NotImplementedError:
+        torch_side = _binding.torch_side
+        if not fallback or torch_side is None or qv is not None or has_codes(q, k):
+            raise
+        from . import _plain
+
+        tensor = torch_side.torch.as_tensor
+        given = {name: tensor(extra) if hasattr(extra, "shape") else extra for name, extra in extras.items()}
+        out, lse = _plain.attention(*map(tensor, (q, k, v)), softmax_scale, window, dropout_p, with_lse, **given)
+        if isinstance(q, torch_side.Tensor):
+            return out, lse
+        return out.numpy(), None if lse is None else lse.numpy()
+
+
+def has_codes(q: Any, k: Any) -> bool:
+    """Whether one of them holds 8-bit codes."""
+    return any(str(getattr(x, "dtype", "")).startswith("torch.float8") for x in (q, k))
+
+
+def _append(
+    lib: ModuleType,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    cache_seqlens: Any,
+    cu_seqlens_k_new: Any,
+    table: Any,
+    cache_batch_idx: Any,
+    rotary: dict[str, Any],
+    interleaved: bool,
+) -> Any:
+    """Writes new tokens; returns how many each sequence holds then."""
+    if v is None:
+        raise ValueError("new keys come with new values: v is missing")
+    if cache_seqlens is None:
+        raise ValueError("cache_seqlens is missing: it says where new keys and values go")
+    _expect(lib, k_cache, 4 if cu_seqlens_k_new is None else 3, k=k, v=v)
+    lib.append(
+        k_cache,
+        v_cache,
+        k,
+        v,
+        interleaved,
+        cache_seqlens=cache_seqlens,
+        cu_seqlens_k_new=cu_seqlens_k_new,
+        page_table=table,
+        cache_batch_idx=cache_batch_idx,
+        **rotary,
+    )
+    new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1]
+    return cache_seqlens + new
+
+
+def _library(q: Any) -> ModuleType:
+    """The module that knows tensors of this kind."""
+    torch_side = _binding.torch_side
+    if torch_side is not None and isinstance(q, torch_side.Tensor):
+        from . import _cache_torch
+
+        return _cache_torch
+    if not _arrays._are_arrays(q):
+        raise TypeError(f"q is a {type(q).__name__}; give torch tensors or NumPy arrays")
+    from . import _cache_arrays
+
+    return _cache_arrays
+
+
+def _refuse(qv: Any, dropout_p: float) -> None:
+    if qv is not None:
+        raise NotImplementedError("qv is given: evosdpa has no second query; concatenate it with q, and v with k")
+    if dropout_p != 0.0:
+        raise NotImplementedError(_words.without_fallback(_words.dropout(dropout_p)))
+
+
+def _one_of(**named: Any) -> Any:
+    given = {name: value for name, value in named.items() if value is not None}
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are both given; they are the same")
+    return next(iter(given.values()), None)
+
+
+def _expect(lib: ModuleType, like: Any, dimensions: int, **named: Any) -> None:
+    for name, value in named.items():
+        if not lib.is_tensor(value):
+            raise TypeError(f"{name} is a {type(value).__name__}; give a {type(like).__name__}, as q is")
+        if value.ndim != dimensions:
+            layout = "tokens, heads, head dimension"
+            layout = layout if dimensions == 3 else f"batch or pages, {layout}"
+            raise ValueError(f"{name} has shape {list(value.shape)}, but must have {dimensions} dimensions ({layout})")
+
+
+def _integers(lib: ModuleType, q: Any, count: int, **named: Any) -> None:
+    """What a list of lengths or indices must be."""
+    for name, value in named.items():
+        if value is None:
+            continue
+        _int32(lib, q, name, value)
+        if tuple(value.shape) != (count,):
+            raise ValueError(f"{name} has shape {list(value.shape)}, but must be [{count}] for these sequences")
+
+
+def _table(lib: ModuleType, q: Any, table: Any) -> None:
+    _int32(lib, q, "page_table", table)
+    if table.ndim != 2:
+        raise ValueError(f"page_table has shape {list(table.shape)}, but must be [batch, pages of a sequence]")
+
+
+def _int32(lib: ModuleType, q: Any, name: str, value: Any) -> None:
+    if not hasattr(value, "dtype"):
+        raise TypeError(f"{name} is a {type(value).__name__}; give int32 values of the same kind as q")
+    dtype, device = lib.facts(value)
+    if dtype != "int32":
+        raise TypeError(f"{name} holds {dtype}, but must hold int32; convert it")
+    here = lib.facts(q)[1]
+    if device != here:
+        raise ValueError(f"{name} is on {device}, but q is on {here}; move it there")
+
+
+def _count(name: str, value: Any) -> int:
+    """The length of a list that says how many sequences there are."""
+    if not hasattr(value, "shape") or len(value.shape) != 1 or value.shape[0] < 1:
+        shown = list(value.shape) if hasattr(value, "shape") else type(value).__name__
+        raise ValueError(f"{name} must be a list of int32, one more than there are sequences, not {shown}")
+    return int(value.shape[0])
+
+
+def _longest(cu_seqlens: Any, given: Any) -> int:
+    """The length of the longest sequence: as given, or counted."""
+    if given is None:
+        given = (cu_seqlens[1:] - cu_seqlens[:-1]).max() if cu_seqlens.shape[0] > 1 else 1
+    return max(int(given), 1)
+
+
+def _check_rotary(k: Any, rotary_cos: Any, rotary_sin: Any) -> None:
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise ValueError("rotary_cos and rotary_sin come together")
+    if rotary_cos is not None and k is None:
+        raise ValueError("rotary_cos and rotary_sin are applied to new keys and the queries: k is missing")
+
+
+def _scores(lib: ModuleType, q: Any, softcap: float, chunk: int, alibi_slopes: Any, s_aux: Any) -> _side.Side:
+    side: _side.Side = {}
+    if softcap:
+        side["softcap"] = float(softcap)
+    if chunk:
+        side["chunk"] = int(chunk)
+    if alibi_slopes is not None:
+        if alibi_slopes.ndim == 2 and alibi_slopes.shape[0] == 1:
+            alibi_slopes = alibi_slopes[0]
+        if alibi_slopes.ndim != 1:
+            raise NotImplementedError(f"alibi_slopes has shape {list(alibi_slopes.shape)}: evosdpa has slopes a head, not a sequence")
+        side["alibi_slopes"] = alibi_slopes
+    if s_aux is not None:
+        side["sinks"] = lib.float32(s_aux)
+    return side
+
+
+def _scales(lib: ModuleType, q: Any, k: Any, v: Any, batch: int, q_descale: Any, k_descale: Any, v_descale: Any) -> _side.Side:
+    """Scales of 8-bit tensors, ``[batch, key/value heads]``, 1 where none are given; the queries' by their own heads."""
+    side: _side.Side = {}
+    heads, heads_kv = q.shape[-2], k.shape[-2]
+    for name, tensor, given in (("q", q, q_descale), ("k", k, k_descale), ("v", v, v_descale)):
+        if not lib.facts(tensor)[0].startswith("float8"):
+            continue
+        times = heads // heads_kv if name == "q" else 1
+        if given is None:
+            side[f"{name}_scales"] = lib.ones(batch * heads_kv * times, tensor)
+            continue
+        if tuple(given.shape) != (batch, heads_kv):
+            raise ValueError(f"{name}_descale has shape {list(given.shape)}, but must be [{batch}, {heads_kv}] (batch, key/value heads)")
+        side[f"{name}_scales"] = lib.repeated(given, times)
+    return side
+
+
+def _high(precision: str) -> bool:
+    return precision != "default" and _words.is_high(precision)

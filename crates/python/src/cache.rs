@@ -1,0 +1,149 @@
+//! New tokens for a cache and rotary embedding, as Python describes them.
+
+use evosdpa::{Device, NewTokens, Placement, Positions, Rotary, cache};
+
+use crate::{Error, List, Operand, Table, call};
+
+/// New keys and values for a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Append {
+    dtype: u8,
+    caches: [Operand; 2],
+    new: [Operand; 2],
+    /// Tokens that each sequence holds: 32-bit integers.
+    pub lengths: List,
+    /// Where each sequence's new tokens begin among packed ones.
+    pub cu_seqlens: Option<List>,
+    /// Which pages are a sequence's.
+    pub page_table: Option<Table>,
+    /// Which block of the cache, or row of the page table, is a sequence's.
+    pub cache_batch_idx: Option<List>,
+    /// How keys are turned.
+    pub rotary: Option<Angles>,
+    /// The position of each sequence's first new key, where it is not the one in the cache.
+    pub rotary_first: Option<List>,
+}
+
+/// The angles of rotary embedding: cosines and sines with the codes of their types.
+#[derive(Clone, Copy, Debug)]
+pub struct Angles {
+    /// `[1, 1, positions, columns]`.
+    pub cos: (u8, Operand),
+    /// The same.
+    pub sin: (u8, Operand),
+    /// Whether pairs are neighbours.
+    pub interleaved: bool,
+}
+
+/// A tensor to be turned.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotate {
+    /// The code of its type.
+    pub dtype: u8,
+    /// The tensor.
+    pub x: Operand,
+    /// Where it goes.
+    pub out: Operand,
+    /// The angles.
+    pub rotary: Angles,
+    /// The position of each sequence's first token.
+    pub first: List,
+    /// Where each sequence begins among packed tokens.
+    pub cu_seqlens: Option<List>,
+    /// Whether positions go up.
+    pub advance: bool,
+}
+
+impl Append {
+    /// Of keys and values, in this order.
+    pub fn new(dtype: u8, caches: [Operand; 2], new: [Operand; 2]) -> Self {
+        let lengths = List { address: 0, len: 0 };
+        let (page_table, rotary) = (None, None);
+        let (cu_seqlens, cache_batch_idx, rotary_first) = (None, None, None);
+        Self { dtype, caches, new, lengths, cu_seqlens, page_table, cache_batch_idx, rotary, rotary_first }
+    }
+
+    /// Writes them, or refuses before anything is written.
+    ///
+    /// # Safety
+    /// Every element that an operand's shape and strides reach must be valid memory of its type, the caches' to write and
+    /// nobody else's for the time of the call.
+    pub unsafe fn run(&self, ordinal: i64) -> Result<(), Error> {
+        let (device, dtype) = (device(ordinal), call::dtype(self.dtype)?);
+        if device != Device::Cpu {
+            let what = "appending to a cache";
+            return Err(evosdpa::Error::OnCpuOnly { what, device }.into());
+        }
+        let mut shapes = [[0; 4]; 2];
+        for (i, name) in ["k_cache", "v_cache"].into_iter().enumerate() {
+            let (shape, _, bytes) = self.caches[i].extent(name, dtype)?;
+            shapes[i] = shape;
+            for (new, new_name) in self.new.iter().zip(["k", "v"]) {
+                let (_, _, new_bytes) = new.extent(new_name, dtype)?;
+                let (cache, new) = (self.caches[i].address, new.address);
+                if bytes > 0 && new_bytes > 0 && cache < new + new_bytes && new < cache + bytes {
+                    return Err(Error::NewInCache { new: new_name, cache: name });
+                }
+            }
+        }
+        // SAFETY: by contract; the caches' views do not live at the same time, since one may lie between the other's rows.
+        unsafe {
+            let integers = |name, list: Option<List>| list.map(|list| list.read::<i32>(name)).transpose();
+            let tokens = NewTokens {
+                lengths: self.lengths.read("cache_seqlens")?,
+                cu_seqlens: integers("cu_seqlens_k_new", self.cu_seqlens)?,
+                pages: self.page_table.map(|table| table.entries()).transpose()?,
+                cache_batch_idx: integers("cache_batch_idx", self.cache_batch_idx)?,
+            };
+            let (k, v) = (self.new[0].view("k", dtype)?, self.new[1].view("v", dtype)?);
+            let first = integers("rotary_seqlens", self.rotary_first)?;
+            let rotary = self.rotary.map(|angles| angles.views()).transpose()?.map(|angles| (angles, first));
+            let placement = Placement::new(&tokens, shapes[0], k.shape()).map_err(evosdpa::Error::from)?;
+            cache::check(shapes[1], dtype, v, &placement, None)?;
+            // Strides that a view refuses.
+            self.caches[1].view_mut("v_cache", dtype).map(|_| ())?;
+            let mut k_cache = self.caches[0].view_mut("k_cache", dtype)?;
+            cache::append_tensor(device, &mut k_cache, k, &placement, rotary)?;
+            let mut v_cache = self.caches[1].view_mut("v_cache", dtype)?;
+            Ok(cache::append_tensor(device, &mut v_cache, v, &placement, None)?)
+        }
+    }
+}
+
+impl Rotate {
+    /// Turns the tensor, or refuses before anything is written.
+    ///
+    /// # Safety
+    /// As [`Append::run`], for the output.
+    pub unsafe fn run(&self, ordinal: i64) -> Result<(), Error> {
+        let dtype = call::dtype(self.dtype)?;
+        // SAFETY: by contract.
+        unsafe {
+            let cu_seqlens = self.cu_seqlens.map(|cu| cu.read::<i32>("cu_seqlens_q")).transpose()?;
+            let first = self.first.read("rotary positions")?;
+            let positions = Positions { first, cu_seqlens, advance: self.advance };
+            let (x, out) = (self.x.view("q", dtype)?, self.out.view_mut("q", dtype)?);
+            Ok(cache::rotate(device(ordinal), x, out, self.rotary.views()?, positions)?)
+        }
+    }
+}
+
+impl Angles {
+    /// # Safety
+    /// The elements are valid to read for `'a`.
+    unsafe fn views<'a>(&self) -> Result<Rotary<'a>, Error> {
+        // SAFETY: by contract.
+        unsafe {
+            Ok(Rotary {
+                cos: self.cos.1.view("rotary_cos", call::dtype(self.cos.0)?)?,
+                sin: self.sin.1.view("rotary_sin", call::dtype(self.sin.0)?)?,
+                interleaved: self.interleaved,
+            })
+        }
+    }
+}
+
+/// -1 is the CPU.
+fn device(ordinal: i64) -> Device {
+    usize::try_from(ordinal).map_or(Device::Cpu, Device::Cuda)
+}

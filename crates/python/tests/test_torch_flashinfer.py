@@ -1,0 +1,151 @@
+"""FlashInfer's wrappers against plain torch."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import reference
+from evosdpa import flashinfer
+
+INT = torch.int32
+HEADS, HEADS_KV, DIM, PAGE = 4, 2, 16, 4
+QUERIES, KEYS = [3, 1, 5], [9, 4, 6]
+
+
+def integers(values):
+    return torch.tensor(values, dtype=INT)
+
+
+def cache(layout):
+    """Sequences of KEYS tokens in shuffled pages: the cache, its description, and each one's keys and values."""
+    pages = [-(-length // PAGE) for length in KEYS]
+    indices = torch.randperm(sum(pages) + 2)[: sum(pages)]
+    shape = (sum(pages) + 2, 2, PAGE, HEADS_KV, DIM)
+    both = torch.full(shape, torch.nan)
+    tokens = []
+    for b, (length, start) in enumerate(zip(KEYS, [0, *itertools.accumulate(pages)])):
+        token = torch.randn(length, 2, HEADS_KV, DIM)
+        for i in range(length):
+            both[indices[start + i // PAGE], :, i % PAGE] = token[i]
+        tokens.append((token[:, 0], token[:, 1]))
+    described = (
+        integers([0, *itertools.accumulate(pages)]),
+        indices.to(INT),
+        integers([(length - 1) % PAGE + 1 for length in KEYS]),
+    )
+    return both if layout == "NHD" else both.transpose(2, 3).contiguous(), described, tokens
+
+
+def check(out, lse, wanted):
+    torch.testing.assert_close(out.double(), wanted[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.double() * math.log(2.0), wanted[1].T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("pair", [False, True])
+def test_decode(layout, pair):
+    both, described, tokens = cache(layout)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(8, dtype=torch.uint8), layout)
+    wrapper.plan(*described, HEADS, HEADS_KV, DIM, PAGE, window_left=5, logits_soft_cap=2.0, q_data_type=torch.float32)
+    q, sinks = torch.randn(3, HEADS, DIM), torch.randn(HEADS)
+    given = torch.empty(3, HEADS, DIM)
+    kv = (both[:, 0], both[:, 1]) if pair else both
+    out, lse = wrapper.run(q, kv, k_scale=0.5, v_scale=3.0, sinks=sinks, return_lse=True, out=given)
+    assert out is given
+    for b, (k, v) in enumerate(tokens):
+        wanted = reference.attention(q[b : b + 1], k, 3 * v, window=(5, -1), scale=0.5 * DIM**-0.5, softcap=2.0, sinks=sinks)
+        check(out[b : b + 1], lse[b : b + 1], wanted)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_prefill(layout, causal):
+    both, described, tokens = cache(layout)
+    q = torch.randn(sum(QUERIES), HEADS, DIM)
+    indptr = integers([0, *itertools.accumulate(QUERIES)])
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(None, layout)
+    paged.plan(indptr, *described, HEADS, HEADS_KV, DIM, PAGE, causal=causal, sm_scale=0.3)
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper()
+    ragged.plan(indptr, integers([0, *itertools.accumulate(KEYS)]), HEADS, HEADS_KV, DIM, causal=causal, sm_scale=0.3)
+    out, lse = paged.run(q, both, return_lse=True)
+    k, v = (torch.cat(parts) for parts in zip(*tokens))
+    torch.testing.assert_close(ragged.run(q, k, v), out)
+    wanted = reference.varlen(q, k, v, QUERIES, KEYS, causal=causal, scale=0.3)
+    assert out.shape == q.shape and lse.shape == (sum(QUERIES), HEADS)
+    check(out, lse, wanted)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_masks(packed):
+    both, described, tokens = cache("NHD")
+    q = torch.randn(sum(QUERIES), HEADS, DIM)
+    masks = [torch.rand(rows, columns) < 0.6 for rows, columns in zip(QUERIES, KEYS)]
+    flat = torch.cat([mask.reshape(-1) for mask in masks])
+    if packed:
+        bits = [torch.nn.functional.pad(mask.reshape(-1), (0, -mask.numel() % 8)).reshape(-1, 8) for mask in masks]
+        flat = (torch.cat(bits) * 2 ** torch.arange(8)).sum(1).to(torch.uint8)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper()
+    # A mask takes the place of causal.
+    arguments = {"packed_custom_mask" if packed else "custom_mask": flat, "causal": True}
+    wrapper.plan(integers([0, *itertools.accumulate(QUERIES)]), *described, HEADS, HEADS_KV, DIM, PAGE, **arguments)
+    out = wrapper.run(q, both)
+    for part, mask, (k, v), rows in zip(out.split(QUERIES), masks, tokens, q.split(QUERIES)):
+        scores = torch.einsum("qhd,khd->hqk", rows, k.repeat_interleave(2, 1)) * DIM**-0.5
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).nan_to_num(0.0)
+        torch.testing.assert_close(part, torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(2, 1)))
+
+
+def test_eight_bit_caches():
+    both, described, tokens = cache("NHD")
+    codes = both.nan_to_num(0.0).to(torch.float8_e4m3fn)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*described, HEADS, HEADS_KV, DIM, PAGE, q_data_type="bfloat16", kv_data_type=torch.float8_e4m3fn)
+    q = torch.randn(3, HEADS, DIM, dtype=torch.bfloat16)
+    out = wrapper.run(q, codes, k_scale=2.0, v_scale=0.5)
+    for b, (k, v) in enumerate(tokens):
+        k, v = (x.to(torch.float8_e4m3fn).float() for x in (k, v))
+        wanted, _ = reference.attention(q[b : b + 1], 2 * k, 0.5 * v)
+        torch.testing.assert_close(out[b : b + 1].double(), wanted, rtol=2.0**-6, atol=1e-3)
+
+
+def test_single():
+    q, k, v = torch.randn(5, HEADS, DIM), torch.randn(9, HEADS_KV, DIM), torch.randn(9, HEADS_KV, DIM)
+    out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True, window_left=3, return_lse=True)
+    check(out, lse, reference.attention(q, k, v, causal=True, window=(3, -1)))
+    heads_first = k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()
+    one = flashinfer.single_decode_with_kv_cache(q[0], *heads_first, kv_layout="HND")
+    torch.testing.assert_close(one.double(), reference.attention(q[:1], k, v)[0][0], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_wrong_is_named():
+    both, (indptr, indices, last), _ = cache("NHD")
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    sizes = (HEADS, HEADS_KV, DIM, PAGE)
+    with pytest.raises(RuntimeError, match="plan"):
+        wrapper.run(torch.randn(3, HEADS, DIM), both)
+    for error, words, given, more in [
+        (TypeError, "indptr holds torch.int64", (indptr.long(), indices, last), {}),
+        (ValueError, "not go back", (indptr.flip(0), indices, last), {}),
+        (ValueError, "there are 2 indices", (indptr, indices[:2], last), {}),
+        (ValueError, "2 values for 3", (indptr, indices, last[:2]), {}),
+        (ValueError, "last_page_len of sequence 1 is 5", (indptr, indices, integers([1, 5, 2])), {}),
+        (ValueError, "last_page_len of sequence 0 is 0", (indptr, indices, integers([0, 4, 2])), {}),
+        (NotImplementedError, "ROPE_LLAMA", (indptr, indices, last), {"pos_encoding_mode": "ROPE_LLAMA"}),
+        (NotImplementedError, "o_data_type", (indptr, indices, last), {"o_data_type": "float32", "q_data_type": "float16"}),
+    ]:
+        with pytest.raises(error, match=words):
+            wrapper.plan(*given, *sizes, **more)
+    with pytest.raises(NotImplementedError, match="use_cuda_graph"):
+        flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, "NHD", True)
+    with pytest.raises(ValueError, match="NDH"):
+        flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, "NDH")
+    wrapper.plan(indptr, indices, last, *sizes, q_data_type=torch.float16)
+    with pytest.raises(TypeError, match="planned with torch.float16"):
+        wrapper.run(torch.randn(3, HEADS, DIM), both)
+    wrapper.plan(indptr, indices + 8, last, *sizes)
+    with pytest.raises(ValueError, match="pages"):
+        wrapper.run(torch.randn(3, HEADS, DIM), both)
+    with pytest.raises(ValueError, match="planned with"):
+        wrapper.run(torch.randn(3, 2, DIM), both)

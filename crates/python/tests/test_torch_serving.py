@@ -1,0 +1,352 @@
+"""Packed sequences and caches against plain torch."""
+
+import itertools
+import pathlib
+import re
+
+import pytest
+import torch
+
+import evosdpa
+import reference
+
+INT = torch.int32
+ROUNDING = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7}
+
+
+def cumulative(lengths):
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=INT)
+
+
+def close(ours, wanted):
+    torch.testing.assert_close(ours.double(), wanted, rtol=2 * ROUNDING.get(ours.dtype, 2.0**-20), atol=1e-3 if ours.dtype == torch.bfloat16 else 1e-5)
+
+
+ARGUMENTS = [
+    ({}, {}),
+    ({"causal": True}, {"causal": True}),
+    ({"window_size": (3, 1)}, {"window": (3, 1)}),
+    ({"causal": True, "window_size": [5, 5], "softmax_scale": 0.3}, {"causal": True, "window": (5, 5), "scale": 0.3}),
+    ({"softcap": 1.5, "causal": True}, {"softcap": 1.5, "causal": True}),
+    ({"attention_chunk": 4, "causal": True}, {"chunk": 4, "causal": True}),
+    ({"alibi_slopes": torch.tensor([0.5, 0.1, 0.7, 0.02])}, {"slopes": torch.tensor([0.5, 0.1, 0.7, 0.02])}),
+    ({"s_aux": torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.bfloat16)}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ours,theirs", ARGUMENTS)
+def test_varlen(ours, theirs, dtype):
+    lengths_q, lengths_k = [3, 0, 7, 1, 12], [5, 4, 7, 0, 9]
+    q, k, v = torch.randn(23, 4, 16, dtype=dtype), torch.randn(25, 2, 16, dtype=dtype), torch.randn(25, 2, 24, dtype=dtype)
+    cu = cumulative(lengths_q), cumulative(lengths_k), 12, 9
+    out, lse = evosdpa.flash_attn_varlen_func(q, k, v, *cu, **ours, return_softmax_lse=True)
+    wanted, wanted_lse = reference.varlen(q, k, v, lengths_q, lengths_k, **theirs)
+    assert out.shape == (23, 4, 24) and out.dtype == dtype and out.is_contiguous() and lse.shape == (4, 23)
+    close(out, wanted)
+    close(lse, wanted_lse)
+    assert torch.equal(evosdpa.flash_attn_varlen_func(q, k, v, *cu, **ours), out)
+
+
+@pytest.mark.parametrize("ours,theirs", ARGUMENTS)
+def test_equal_lengths(ours, theirs):
+    q, k, v = torch.randn(2, 5, 4, 16), torch.randn(2, 9, 2, 16), torch.randn(2, 9, 2, 24)
+    out, lse = evosdpa.flash_attn_func(q, k, v, **ours, return_softmax_lse=True)
+    learning = q.clone().requires_grad_()
+    plain, plain_lse = evosdpa.flash_attn_func(learning, k, v, **ours, return_attn_probs=True, fallback=True)
+    assert plain.requires_grad and out.is_contiguous()
+    for b in range(2):
+        wanted, wanted_lse = reference.attention(q[b], k[b], v[b], **theirs)
+        for mine, lses in ((out, lse), (plain.detach(), plain_lse.detach())):
+            close(mine[b], wanted)
+            close(lses[b], wanted_lse)
+
+
+def test_varlen_with_unused_tails():
+    lengths_q, lengths_k, used_q, used_k = [4, 6, 5], [8, 3, 9], [2, 6, 0], [8, 1, 5]
+    q, k, v = (torch.randn(n, h, 8) for n, h in ((17, 2), (20, 2), (20, 2)))
+    for b, (start, room) in enumerate(zip([0, 8, 11], lengths_k)):
+        k[start + used_k[b] : start + room] = torch.nan
+        v[start + used_k[b] : start + room] = torch.nan
+    q[2:4] = q[15:] = torch.nan
+    used = {"seqused_q": torch.tensor(used_q, dtype=INT), "seqused_k": torch.tensor(used_k, dtype=INT)}
+    cu = cumulative(lengths_q), cumulative(lengths_k)
+    out, lse = evosdpa.flash_attn_varlen_func(q, k, v, *cu, 6, 9, **used, causal=True, return_attn_probs=True)
+    wanted, wanted_lse = reference.varlen(q, k, v, lengths_q, lengths_k, used_q, used_k, causal=True)
+    close(out, wanted)
+    close(lse, wanted_lse)
+
+
+def test_varlen_corner_cases():
+    q = torch.randn(4, 2, 8)
+    none = torch.zeros(0, 2, 8)
+    # No keys at all, no sequences at all, nothing at all.
+    out, lse = evosdpa.flash_attn_varlen_func(q, none, none, cumulative([1, 3]), cumulative([0, 0]), 3, 0, return_softmax_lse=True)
+    assert (out == 0).all() and (lse == -torch.inf).all()
+    assert (evosdpa.flash_attn_varlen_func(q, q, q, cumulative([]), cumulative([]), 0, 0) == 0).all()
+    assert evosdpa.flash_attn_varlen_func(none, none, none, cumulative([0]), cumulative([0]), 0, 0).shape == (0, 2, 8)
+    # The longest lengths may be left out.
+    cu = cumulative([1, 3])
+    assert torch.equal(evosdpa.flash_attn_varlen_func(q, q, q, cu, cu), evosdpa.flash_attn_varlen_func(q, q, q, cu, cu, 3, 3))
+    # Strided tensors, as a fused projection gives them.
+    packed = torch.randn(4, 3, 2, 8)
+    fused = evosdpa.flash_attn_varlen_func(*packed.unbind(1), cu, cu, 3, 3)
+    assert torch.equal(fused, evosdpa.flash_attn_varlen_func(*(x.contiguous() for x in packed.unbind(1)), cu, cu, 3, 3))
+
+
+class Cache:
+    """A cache of random tokens, in pages or not, with garbage wherever no sequence has a token."""
+
+    def __init__(self, rows, room, heads, dim, dim_v, page, dtype):
+        self.page = page
+        self.table = None
+        if page:
+            count = -(-room // page)
+            order = torch.randperm(rows * count + 3)[: rows * count]
+            self.table = order.reshape(rows, count).to(INT)
+            shape = (rows * count + 3, page, heads)
+        else:
+            shape = (rows, room, heads)
+        self.k, self.v = (torch.full((*shape, d), torch.nan, dtype=dtype) for d in (dim, dim_v))
+
+    def place(self, row, position):
+        if self.page:
+            return int(self.table[row, position // self.page]), position % self.page
+        return row, position
+
+    def put(self, row, start, k, v):
+        for i in range(k.size(0)):
+            place = self.place(row, start + i)
+            self.k[place], self.v[place] = k[i], v[i]
+
+    def read(self, row, start, end):
+        places = [self.place(row, i) for i in range(start, end)]
+        pick = lambda x: torch.stack([x[place] for place in places]) if places else x[0, :0]
+        return pick(self.k), pick(self.v)
+
+
+@pytest.mark.parametrize("page", [0, 1, 4, 16])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("new", [None, "same", "packed"])
+@pytest.mark.parametrize("extras", [False, True])
+def test_kvcache(page, packed, new, extras):
+    """Append, rotary, left padding, batch indices, packed queries, in every combination that matters."""
+    torch.manual_seed(page + 31 * packed)
+    batch, rows, room, heads, heads_kv, dim, dim_v = 3, 5, 24, 4, 2, 16, 16
+    for causal, interleaved, half in [(True, True, 8), (False, False, 4), (True, False, 8), (True, True, 0)]:
+        dtype = torch.float32 if half else torch.bfloat16
+        cache = Cache(rows, room, heads_kv, dim, dim_v, page, dtype)
+        held = [7, 0, 13]
+        index = [4, 0, 2] if extras else [0, 1, 2]
+        pad = [2, 0, 5] if extras else [0, 0, 0]
+        for b in range(batch):
+            count = held[b]
+            cache.put(index[b], pad[b], *(torch.randn(count - pad[b], heads_kv, d, dtype=dtype) for d in (dim, dim_v)))
+        lengths_q = [3, 2, 1] if packed else [2] * batch
+        q = torch.randn(sum(lengths_q), heads, dim, dtype=dtype)
+        lengths_new = [0] * batch if new is None else [2, 5, 0] if new == "packed" else [4] * batch
+        k, v = (torch.randn(sum(lengths_new), heads_kv, d, dtype=dtype) for d in (dim, dim_v))
+        angles = torch.rand(40, max(half, 1)) * 6.28
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        rotary_first = [1, 9, 3] if extras and interleaved else held
+        arguments = {"cache_seqlens": torch.tensor(held, dtype=INT), "causal": causal, "return_softmax_lse": True}
+        if page:
+            arguments["page_table" if extras else "block_table"] = cache.table if extras else cache.table[:batch]
+        if extras:
+            arguments |= {"cache_batch_idx": torch.tensor(index, dtype=INT), "cache_leftpad": torch.tensor(pad, dtype=INT)}
+        if packed:
+            arguments |= {"cu_seqlens_q": cumulative(lengths_q), "max_seqlen_q": 3}
+        if new is not None:
+            shape = (batch, 4, heads_kv) if new == "same" else (len(k), heads_kv)
+            arguments |= {"k": k.reshape(*shape, dim), "v": v.reshape(*shape, dim_v)}
+            if new == "packed":
+                arguments["cu_seqlens_k_new"] = cumulative(lengths_new)
+            if half:
+                arguments |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": interleaved}
+                if rotary_first is not held:
+                    arguments["rotary_seqlens"] = torch.tensor(rotary_first, dtype=INT)
+        # A contiguous cache has as many rows as there are sequences, unless they are indexed.
+        caches = (cache.k, cache.v) if extras or page else (cache.k[:batch], cache.v[:batch])
+        before = [x.clone() for x in caches]
+        out, lse = evosdpa.flash_attn_with_kvcache(q if packed else q.reshape(batch, 2, heads, dim), *caches, **arguments)
+        after = [x.clone() for x in caches]
+        # What it should have been, from what was there before.
+        cache.k[: before[0].size(0)], cache.v[: before[1].size(0)] = before
+        start_q = start_new = 0
+        for b in range(batch):
+            rows_q, rows_new = slice(start_q, start_q + lengths_q[b]), slice(start_new, start_new + lengths_new[b])
+            start_q, start_new = rows_q.stop, rows_new.stop
+            one_q, one_k = q[rows_q], k[rows_new]
+            if half and new is not None:
+                first = rotary_first[b]
+                one_k = reference.rotated(one_k, cos, sin, first + torch.arange(lengths_new[b]), interleaved)
+                step = torch.arange(lengths_q[b]) if causal else torch.zeros(lengths_q[b], dtype=torch.int64)
+                one_q = reference.rotated(one_q, cos, sin, first + step, interleaved)
+            cache.put(index[b], held[b], one_k, v[rows_new])
+            keys = cache.read(index[b], pad[b], held[b] + lengths_new[b])
+            wanted, wanted_lse = reference.attention(one_q, *keys, causal=causal)
+            mine = (out[rows_q], lse[:, rows_q]) if packed else (out[b], lse[b])
+            close(mine[0], wanted)
+            close(mine[1], wanted_lse)
+        for ours, theirs in zip(after, (cache.k, cache.v)):
+            torch.testing.assert_close(ours, theirs[: ours.size(0)], rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_kvcache_without_lengths_and_with_a_number():
+    q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 9, 2, 8), torch.randn(2, 9, 2, 8)
+    whole = evosdpa.flash_attn_with_kvcache(q, k, v, causal=True)
+    torch.testing.assert_close(whole, evosdpa.flash_attn_with_kvcache(q, k, v, cache_seqlens=9, causal=True))
+    some, lse = evosdpa.flash_attn_with_kvcache(q, k, v, cache_seqlens=5, window_size=(2, -1), return_softmax_lse=True)
+    for b in range(2):
+        wanted, wanted_lse = reference.attention(q[b], k[b, :5], v[b, :5], window=(2, -1))
+        close(some[b], wanted)
+        close(lse[b], wanted_lse)
+
+
+@pytest.mark.parametrize("query", [torch.bfloat16, torch.float8_e4m3fn])
+def test_eight_bit_caches(query):
+    cache_k, cache_v = (torch.randn(2, 8, 2, 16).to(torch.float8_e4m3fn) for _ in range(2))
+    q = torch.randn(2, 1, 4, 16).to(query)
+    descale = {name: torch.rand(2, 2) + 0.5 for name in ("q_descale", "k_descale", "v_descale")}
+    out = evosdpa.flash_attn_with_kvcache(q, cache_k, cache_v, cache_seqlens=6, **descale)
+    plain = evosdpa.flash_attn_with_kvcache(q, cache_k, cache_v, cache_seqlens=6)
+    assert out.dtype == torch.bfloat16
+    for b in range(2):
+        scale = {name: tensor[b][None, :, None] for name, tensor in descale.items()}
+        one_q = q[b].float()
+        wanted, _ = reference.attention(one_q, cache_k[b, :6].float(), cache_v[b, :6].float())
+        close(plain[b], wanted)
+        if query == torch.float8_e4m3fn:
+            one_q = one_q * scale["q_descale"].repeat_interleave(2, dim=1)
+        keys, values = cache_k[b, :6].float() * scale["k_descale"], cache_v[b, :6].float() * scale["v_descale"]
+        close(out[b], reference.attention(one_q, keys, values)[0])
+    new = torch.randn(2, 1, 2, 16).to(torch.float8_e4m3fn)
+    evosdpa.flash_attn_with_kvcache(q, cache_k, cache_v, new, new, cache_seqlens=6)
+    assert torch.equal(cache_k[:, 6].view(torch.uint8), new[:, 0].view(torch.uint8))
+
+
+def test_what_is_wrong_is_named():
+    q, cache = torch.randn(2, 1, 2, 8), torch.randn(2, 4, 2, 8)
+    new = torch.randn(2, 1, 2, 8)
+    pages = torch.randn(3, 2, 2, 8)
+    table = torch.tensor([[0, 1], [2, 0]], dtype=INT)
+    held = torch.tensor([3, 1], dtype=INT)
+    cos = torch.ones(9, 4)
+    call = evosdpa.flash_attn_with_kvcache
+    before = cache.clone(), pages.clone()
+    for error, words, arguments in [
+        (NotImplementedError, "qv is given", {"qv": q}),
+        (ValueError, "page_table and block_table", {"page_table": table, "block_table": table}),
+        (TypeError, "cache_seqlens holds int64", {"cache_seqlens": held.long()}),
+        (TypeError, "cache_seqlens is a list", {"cache_seqlens": [3, 1]}),
+        (ValueError, r"cache_seqlens has shape \[3\]", {"cache_seqlens": torch.ones(3, dtype=INT)}),
+        (ValueError, "uses 5 keys", {"cache_seqlens": 5}),
+        (ValueError, "uses -1 keys", {"cache_seqlens": -1}),
+        (ValueError, "meta", {"cache_seqlens": held.to("meta")}),
+        (TypeError, "cache_leftpad holds float32", {"cache_leftpad": torch.zeros(2)}),
+        (ValueError, "left padding of 4", {"cache_seqlens": held, "cache_leftpad": torch.tensor([4, 0], dtype=INT)}),
+        (ValueError, "index 2 of a cache with 2", {"cache_batch_idx": torch.tensor([0, 2], dtype=INT)}),
+        (ValueError, "index -1", {"cache_batch_idx": torch.tensor([0, -1], dtype=INT)}),
+        (ValueError, "v is missing", {"k": new, "cache_seqlens": held}),
+        (ValueError, "k is missing", {"v": new, "cache_seqlens": held}),
+        (ValueError, "cache_seqlens is missing", {"k": new, "v": new}),
+        (ValueError, "holds 4 tokens and gets 1 more", {"k": new, "v": new, "cache_seqlens": 4}),
+        (ValueError, "-2", {"k": new, "v": new, "cache_seqlens": -2}),
+        (ValueError, "sequences 1 and 0", {"k": new, "v": new, "cache_seqlens": 1, "cache_batch_idx": torch.zeros(2, dtype=INT)}),
+        (TypeError, "k holds torch.float16", {"k": new.half(), "v": new.half(), "cache_seqlens": held}),
+        (ValueError, "k has shape", {"k": new[:, 0], "v": new, "cache_seqlens": held}),
+        (ValueError, "lies in the memory of k_cache", {"k": cache[:, 3:], "v": new, "cache_seqlens": held}),
+        (ValueError, "come together", {"k": new, "v": new, "cache_seqlens": held, "rotary_cos": cos}),
+        (ValueError, "k is missing", {"rotary_cos": cos, "rotary_sin": cos}),
+        (ValueError, "position 3", {"k": new, "v": new, "cache_seqlens": held, "rotary_cos": cos[:3], "rotary_sin": cos[:3]}),
+        (ValueError, "5 columns", {"k": new, "v": new, "cache_seqlens": held, "rotary_cos": torch.ones(9, 5), "rotary_sin": torch.ones(9, 5)}),
+        (NotImplementedError, "slopes a head", {"alibi_slopes": torch.zeros(2, 2)}),
+        (ValueError, "window_size is", {"window_size": (-2, 0)}),
+    ]:
+        with pytest.raises(error, match=words):
+            call(q, cache, cache.clone(), **arguments)
+    for error, words, arguments in [
+        (ValueError, "at 3, but there are 3 pages", {"page_table": table + 1, "cache_seqlens": 2}),
+        (TypeError, "page_table holds int64", {"page_table": table.long()}),
+        (ValueError, r"page_table has shape \[2\]", {"page_table": table[0]}),
+        (ValueError, "1 rows, but there are 2", {"page_table": table[:1]}),
+        (ValueError, "uses 5 keys", {"page_table": table, "cache_seqlens": 5}),
+        # The second sequence writes into a page that the first one reads.
+        (ValueError, "sequences 1 and 0", {"page_table": table, "k": new, "v": new, "cache_seqlens": torch.tensor([1, 2], dtype=INT)}),
+    ]:
+        with pytest.raises(error, match=words):
+            call(q, pages, pages.clone(), **arguments)
+    assert torch.equal(cache, before[0]) and torch.equal(pages, before[1])
+    with pytest.raises(NotImplementedError, match="torch.no_grad"):
+        call(q.clone().requires_grad_(), cache, cache)
+    with pytest.raises(NotImplementedError, match="float64"):
+        call(q.double(), cache.double(), cache.double())
+    packed, cu = torch.randn(4, 2, 8), cumulative([1, 3])
+    for error, words, arguments in [
+        (NotImplementedError, "dropout_p is 0.1", {"dropout_p": 0.1}),
+        (ValueError, "at most 2 tokens", {"max_seqlen_q": 2}),
+        (ValueError, "cu_seqlens_k is missing", {"cu_seqlens_k": None}),
+        (TypeError, "cu_seqlens_k holds int64", {"cu_seqlens_k": cu.long()}),
+        (ValueError, r"cu_seqlens_k has shape \[2\]", {"cu_seqlens_k": cu[:2]}),
+        (ValueError, "uses 4 queries", {"seqused_q": torch.tensor([1, 4], dtype=INT)}),
+    ]:
+        given = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 3, "max_seqlen_k": 3} | arguments
+        with pytest.raises(error, match=words):
+            evosdpa.flash_attn_varlen_func(packed, packed, packed, **given)
+
+
+def test_numpy_has_the_same_functions():
+    q, cache, new = torch.randn(2, 1, 4, 8), torch.randn(2, 6, 2, 8), torch.randn(2, 1, 2, 8)
+    arrays = [x.numpy().copy() for x in (q, cache, cache, new, new)]
+    angles = torch.rand(6, 4)
+    theirs = evosdpa.flash_attn_with_kvcache(q, cache, cache.clone(), new, new, cache_seqlens=4, causal=True, rotary_cos=angles.cos(), rotary_sin=angles.sin())
+    rotary = {"rotary_cos": angles.cos().numpy(), "rotary_sin": angles.sin().numpy()}
+    ours = evosdpa.flash_attn_with_kvcache(*arrays, cache_seqlens=4, causal=True, **rotary)
+    assert torch.equal(torch.from_numpy(ours), theirs) and torch.equal(torch.from_numpy(arrays[1]), cache)
+    arrays[1].setflags(write=False)
+    with pytest.raises(ValueError, match="read-only"):
+        evosdpa.flash_attn_with_kvcache(*arrays, cache_seqlens=4)
+
+
+def test_opcheck():
+    q, k_cache, v_cache = torch.randn(3, 2, 4, 8), torch.randn(4, 4, 2, 8), torch.randn(4, 4, 2, 8)
+    new, held = torch.randn(3, 1, 2, 8), torch.tensor([1, 0, 2], dtype=INT)
+    index, angles = torch.tensor([3, 0, 1], dtype=INT), torch.rand(6, 4)
+    ops = torch.ops.evosdpa
+    torch.library.opcheck(ops.append.default, (k_cache, v_cache, new, new, True, held, None, None, index, angles, angles))
+    torch.library.opcheck(ops.rotate.default, (q, angles, angles, held, None, True, False))
+    side = {"seqused_k": held + 1, "leftpad_k": held, "cache_batch_idx": index}
+    heads_first = (x.transpose(1, 2) for x in (q, k_cache, v_cache))
+    torch.library.opcheck(ops.forward.default, (*heads_first, None, -1, 0, True, True, True), side)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_without_a_graph_break(dynamic):
+    def step(q, k_cache, v_cache, k, v, held, table, cos, sin):
+        out = evosdpa.flash_attn_with_kvcache(
+            2 * q, k_cache, v_cache, k + 1, v, cache_seqlens=held, page_table=table, rotary_cos=cos, rotary_sin=sin, causal=True
+        )
+        packed = evosdpa.flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), held, held, 2, 2, softcap=3.0)
+        return out.flatten(2) + 1, packed
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for new in (1, 3):
+        q, k, v = torch.randn(3, new, 4, 8), torch.randn(3, new, 2, 8), torch.randn(3, new, 2, 8)
+        # As lengths of the cache, and as cumulative ones: [0, 1, 2].
+        held = torch.arange(3, dtype=INT)
+        table = torch.randperm(9).to(INT).reshape(3, 3)
+        angles = torch.rand(9, 4)
+        caches = [torch.randn(9, 2, 2, 8) for _ in range(2)]
+        copies = [x.clone() for x in caches]
+        with torch.no_grad():
+            wanted = step(q, *copies, k, v, held, table, angles.cos(), angles.sin()) if new else None
+            ours = compiled(q, *caches, k, v, held, table, angles.cos(), angles.sin())
+        for mine, theirs in zip((*ours, *caches), (*wanted, *copies)):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_the_page_of_the_documentation_runs():
+    text = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    exec(compile("\n".join(blocks), "serving.md", "exec"), {})
