@@ -161,20 +161,6 @@ impl Simd for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
-    unsafe fn sum_rows(rows: *const f32) -> __m256 {
-        // SAFETY: trait contract.
-        unsafe {
-            let row = |i: usize| _mm256_loadu_ps(rows.add(8 * i));
-            // Four rows: within 128 bits the sum of each.
-            let four = |i: usize| {
-                let (a, b) = (_mm256_hadd_ps(row(i), row(i + 1)), _mm256_hadd_ps(row(i + 2), row(i + 3)));
-                _mm256_hadd_ps(a, b)
-            };
-            let (a, b) = (four(0), four(4));
-            _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
-        }
-    }
-    #[inline(always)]
     unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
         // SAFETY: trait contract.
         unsafe {

@@ -156,24 +156,6 @@ impl Simd for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
-    unsafe fn sum_rows(rows: *const f32) -> __m512 {
-        // SAFETY: trait contract.
-        unsafe {
-            let row = |i: usize| _mm512_loadu_ps(rows.add(16 * i));
-            // Two rows: within 128 bits the sums of lanes 0 and 2 and of lanes 1 and 3, of the one and the other.
-            let two = |a, b| _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-            // Four rows: within 128 bits the sum of each.
-            let four = |i: usize| {
-                let (a, b) = (two(row(i), row(i + 1)), two(row(i + 2), row(i + 3)));
-                _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b))
-            };
-            // Then neighbouring 128 bits, and once more.
-            let fold =
-                |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
-            fold(fold(four(0), four(4)), fold(four(8), four(12)))
-        }
-    }
-    #[inline(always)]
     unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
         // SAFETY: trait contract.
         unsafe {

@@ -59,7 +59,6 @@ impl Simd for Avx512Bf16 {
         select_between(index: __m512, lo: f32, hi: f32, inside: __m512, outside: __m512) -> __m512;
         prefetch(p: *const u8);
         prefetch_near(p: *const u8);
-        sum_rows(rows: *const f32) -> __m512;
         transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
     }
 

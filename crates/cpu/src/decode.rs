@@ -32,21 +32,6 @@ impl KeyRows {
             if self.list.is_null() { self.first.add(index * self.stride) } else { *self.list.add(index) }
         }
     }
-
-    /// Brings a listed row nearer, if there is one of this number.
-    ///
-    /// # Safety
-    /// The instruction set of `S`; the list has `keys` rows.
-    #[inline(always)]
-    unsafe fn fetch<S: Simd>(&self, index: usize, keys: usize, bytes: usize) {
-        if self.list.is_null() || index >= keys {
-            return;
-        }
-        for byte in (0..bytes).step_by(64) {
-            // SAFETY: by contract; a prefetch reads nothing.
-            unsafe { S::prefetch_near((*self.list.add(index)).wrapping_add(byte)) };
-        }
-    }
 }
 
 /// `RB` query rows against `keys` rows of K.
@@ -61,81 +46,56 @@ pub(crate) struct DecodeScores {
     pub(crate) scores: *mut f32,
 }
 
-/// Keys whose products are summed side by side, so that queries are loaded once for all of them; a divisor of every vector.
-const KEYS_AT_ONCE: usize = 4;
-
-/// How many keys ahead listed rows are fetched: no hardware follows a list.
-const LISTED_AHEAD: usize = 12;
-
 /// Dot products of every query row with every key; scores past `keys` up to a whole vector become -inf.
 ///
 /// # Safety
 /// The instruction set of `S`; all of `a` valid; `keys <= DECODE_BLOCK`.
 #[inline(always)]
 pub(crate) unsafe fn scores<S: Simd, E: Element, const RB: usize>(a: &DecodeScores) {
-    // Partial sums of LANES keys, one vector per key, for each query row; then added up.
+    let whole = a.dim / S::LANES * S::LANES;
+    let tail = a.dim - whole;
+    // Partial sums of LANES keys, one vector per key, for each query row; then transposed and added up.
     let mut partial = [[0.0f32; MAX_LANES * MAX_LANES]; RB];
+    let mut turned = [0.0f32; MAX_LANES * MAX_LANES];
+    let mut base = 0;
     // SAFETY: in bounds by this function's contract.
     unsafe {
-        for base in (0..a.keys).step_by(S::LANES) {
+        while base < a.keys {
             let count = (a.keys - base).min(S::LANES);
-            for first in (0..count).step_by(KEYS_AT_ONCE) {
-                score_keys::<S, E, RB>(a, base + first, &mut partial, first);
+            for j in 0..count {
+                let key = a.key.row(base + j).cast::<E>();
+                let mut acc = [S::splat(0.0); RB];
+                let mut column = 0;
+                while column < whole {
+                    let k = E::load::<S>(key.add(column));
+                    for r in 0..RB {
+                        acc[r] = S::fma(k, S::load(a.queries.add(r * a.query_stride + column)), acc[r]);
+                    }
+                    column += S::LANES;
+                }
+                if tail > 0 {
+                    let k = E::load_first::<S>(key.add(column), tail);
+                    for r in 0..RB {
+                        acc[r] = S::fma(k, S::load(a.queries.add(r * a.query_stride + column)), acc[r]);
+                    }
+                }
+                for r in 0..RB {
+                    S::store(partial[r].as_mut_ptr().add(j * S::LANES), acc[r]);
+                }
             }
             for r in 0..RB {
+                S::transpose(partial[r].as_ptr(), S::LANES, turned.as_mut_ptr(), S::LANES);
+                let mut sum = S::splat(0.0);
+                for lane in 0..S::LANES {
+                    sum = S::add(sum, S::load(turned.as_ptr().add(lane * S::LANES)));
+                }
                 let out = a.scores.add(r * DECODE_BLOCK + base);
-                S::store(out, S::sum_rows(partial[r].as_ptr()));
+                S::store(out, sum);
                 for j in count..S::LANES {
                     *out.add(j) = f32::NEG_INFINITY;
                 }
             }
-        }
-    }
-}
-
-/// Partial sums of [`KEYS_AT_ONCE`] keys from `key` on, into rows `at ..` of `partial`. Keys past the last repeat it.
-#[inline(always)]
-unsafe fn score_keys<S: Simd, E: Element, const RB: usize>(
-    a: &DecodeScores,
-    key: usize,
-    partial: &mut [[f32; MAX_LANES * MAX_LANES]; RB],
-    at: usize,
-) {
-    let whole = a.dim / S::LANES * S::LANES;
-    // SAFETY: in bounds by the contract of `scores`.
-    unsafe {
-        let mut rows = [std::ptr::null::<E>(); KEYS_AT_ONCE];
-        for i in 0..KEYS_AT_ONCE {
-            rows[i] = a.key.row((key + i).min(a.keys - 1)).cast::<E>();
-            a.key.fetch::<S>(key + i + LISTED_AHEAD, a.keys, a.dim * size_of::<E>());
-        }
-        let mut acc = [[S::splat(0.0); RB]; KEYS_AT_ONCE];
-        let mut column = 0;
-        while column < whole {
-            let mut k = [S::splat(0.0); KEYS_AT_ONCE];
-            for i in 0..KEYS_AT_ONCE {
-                k[i] = E::load::<S>(rows[i].add(column));
-            }
-            for r in 0..RB {
-                let q = S::load(a.queries.add(r * a.query_stride + column));
-                for i in 0..KEYS_AT_ONCE {
-                    acc[i][r] = S::fma(k[i], q, acc[i][r]);
-                }
-            }
-            column += S::LANES;
-        }
-        if column < a.dim {
-            for i in 0..KEYS_AT_ONCE {
-                let k = E::load_first::<S>(rows[i].add(column), a.dim - column);
-                for r in 0..RB {
-                    acc[i][r] = S::fma(k, S::load(a.queries.add(r * a.query_stride + column)), acc[i][r]);
-                }
-            }
-        }
-        for i in 0..KEYS_AT_ONCE {
-            for r in 0..RB {
-                S::store(partial[r].as_mut_ptr().add((at + i) * S::LANES), acc[i][r]);
-            }
+            base += S::LANES;
         }
     }
 }
@@ -233,7 +193,6 @@ unsafe fn value_columns<S: Simd, E: Element, const RB: usize, const C: usize>(
         }
         for j in 0..a.keys {
             let value = a.value.row(j).cast::<E>().add(column);
-            a.value.fetch::<S>(j + LISTED_AHEAD, a.keys, C * S::LANES * size_of::<E>());
             let mut weight = [S::splat(0.0); RB];
             for r in 0..RB {
                 weight[r] = S::splat(*a.weights.add(r * DECODE_BLOCK + j));

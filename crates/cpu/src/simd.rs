@@ -89,21 +89,6 @@ pub(crate) trait Simd: Copy + 'static {
     #[inline(always)]
     unsafe fn prefetch_near(_p: *const u8) {}
 
-    /// The sums of each of `LANES` consecutive vectors' lanes, in any order.
-    #[inline(always)]
-    unsafe fn sum_rows(rows: *const f32) -> Self::V {
-        let mut turned = [0.0f32; MAX_LANES * MAX_LANES];
-        // SAFETY: same contract.
-        unsafe {
-            Self::transpose(rows, Self::LANES, turned.as_mut_ptr(), Self::LANES);
-            let mut sum = Self::splat(0.0);
-            for lane in 0..Self::LANES {
-                sum = Self::add(sum, Self::load(turned.as_ptr().add(lane * Self::LANES)));
-            }
-            sum
-        }
-    }
-
     /// Transposes a `LANES`×`LANES` block; strides in elements.
     unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
 }

@@ -37,8 +37,8 @@
 //! # Ok::<(), ptxsan::Error>(())
 //! ```
 //!
-//! A [`Module`] is text that was read and decoded whole: an instruction outside the supported set is an error
-//! then, never later. A [`Device`] holds memory; [`Device::launch`] runs a [`Launch`] to its end and gives an
+//! A [`Module`] is text that was read and decoded whole: an entry with an instruction outside the supported set is refused
+//! by name, and the others can be launched. A [`Device`] holds memory; [`Device::launch`] runs a [`Launch`] to its end and gives an
 //! [`Outcome`]: findings, exact counters, and what the kernel printed. What a *kernel* does wrong is a
 //! [`Finding`]; an [`Error`] means that the launch itself made no sense.
 //!

@@ -128,6 +128,8 @@ fn what_is_no_race_by_the_letter_is_a_warning() {
     }
     clean("lost_update_ok", 2, 64, &[4]);
     clean("one_counts_ok", 2, 64, &[4]);
+    clean("early_end_ok", 2, 64, &[4, 256]);
+    clean("counters_ok", 2, 64, &[4, 4, 512]);
     clean("warp_reduce_ok", 1, 32, &[4]);
     clean("volatile_message_ok", 2, 32, &[4, 4, 4]);
 }

@@ -48,6 +48,7 @@ fn what_nobody_wrote_is_reported_where_it_matters() {
     }
     // Where it decides, addresses, or is computed with and leaves, it is reported, with where it comes from.
     let output = "mul.wide.u32 %rd4, %r1, 4;\nadd.s64 %rd5, %rd1, %rd4;";
+    let load = "ld.global.u32 %r2, [%rd1+48];";
     for (used, line) in [
         ("setp.eq.u32 %p1, %r2, 7;\n@%p1 bra END;\nmov.u32 %r3, 1;\nEND:", "a branch"),
         ("cvt.u64.u32 %rd2, %r2;\nadd.s64 %rd3, %rd1, %rd2;\nld.global.u32 %r3, [%rd3];", "an address"),
@@ -67,7 +68,7 @@ fn what_nobody_wrote_is_reported_where_it_matters() {
         assert_eq!(kinds(&outcome), [Kind::UninitialisedMemory], "{used}");
         let finding = &outcome.findings[0];
         assert!(finding.detail.contains(line), "{used}: {finding}");
-        assert!(finding.detail.contains("(buffer+0)") || finding.detail.contains("local 0x"), "{finding}");
+        assert!(finding.detail.contains("(buffer+48)") || finding.detail.contains("local 0x"), "{finding}");
         assert!(finding.other.as_ref().unwrap().opcode.starts_with("ld."), "{finding}");
         let zeros = |device: &mut Device, buffer: Buffer| device.write(buffer, 0, &[0; 64]).unwrap();
         assert!(launch(&kernel(&body), zeros).is_clean(), "{used}");

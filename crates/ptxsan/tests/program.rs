@@ -90,6 +90,60 @@ fn findings_exit_with_one_and_wrong_use_with_two() {
     assert_eq!(ptxsan(&["entries", &file]).status.code(), Some(0));
 }
 
+#[test]
+fn severities_decide_what_fails_and_suppressions_what_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = fixture("findings.ptx");
+    let run = |entry: &str, grid: &str, more: &[&str]| {
+        let line = ["run", &file, "--entry", entry, "--grid", grid, "--block", "32", "--schedule", "all"];
+        ptxsan(&[&line[..], more, &["--json", "--args", "zeros:4"]].concat())
+    };
+    let code = |entry: &str, more: &[&str]| run(entry, "2", more).status.code();
+    assert_eq!(code("same_value", &[]), Some(0));
+    assert_eq!(code("same_value", &["--fail-on", "info"]), Some(1));
+    assert_eq!(code("lost_update", &[]), Some(1));
+    assert_eq!(code("lost_update", &["--fail-on", "error"]), Some(0));
+    assert_eq!(code("other_value", &["--fail-on", "error"]), Some(1));
+    assert_eq!(code("other_value", &["--fail-on", "never"]), Some(0));
+    assert_eq!(code("other_value", &["--fail-on", "fatal"]), Some(2));
+
+    // One finding for all schedules, with how often and under which.
+    let json: serde_json::Value = serde_json::from_slice(&run("other_value", "2", &[]).stdout).unwrap();
+    let [finding] = &json["findings"].as_array().unwrap()[..] else { panic!("{json}") };
+    assert_eq!((&finding["severity"], &finding["kind"]), (&"error".into(), &"race".into()));
+    assert_eq!(finding["schedules"].as_array().unwrap().len(), 6, "{finding}");
+    assert_eq!(finding["variable"]["name"], "arg0", "{finding}");
+    assert_eq!(json["rows"].as_array().unwrap().len(), 6);
+
+    let known = folder.path().join("known.txt");
+    let known = |text: &str| {
+        std::fs::write(&known, text).unwrap();
+        known.display().to_string()
+    };
+    let output = run("other_value", "2", &["--suppressions", &known("race findings.cu:*\ntrap nowhere\n")]);
+    assert_eq!(output.status.code(), Some(0));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((json["findings"].as_array().unwrap().len(), &json["suppressed"]), (0, &6.into()));
+    assert_eq!(json["unused_suppressions"], serde_json::json!(["line 2: trap nowhere"]));
+    let output = run("other_value", "2", &["--suppressions", &known("racy *")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("line 1: no kind `racy`"));
+}
+
+#[test]
+fn what_cannot_be_run_is_listed_and_grids_synchronise() {
+    let file = fixture("refusals.ptx");
+    let listed = ptxsan(&["entries", &file]);
+    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(text.contains("textured: cannot be run: line"), "{text}");
+    let line = ["run", &file, "--entry", "grid_sync", "--grid", "3", "--block", "32"];
+    let args = ["--args", "fresh:384", "fresh:384"];
+    assert_eq!(ptxsan(&[&line[..], &["--cooperative"], &args].concat()).status.code(), Some(0));
+    let refused = ptxsan(&[&line[..], &args].concat());
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--cooperative"));
+}
+
 /// `vector_add` of `a`, `b` into `c`, three elements.
 fn vector_add(a: &str, b: &str, c: &str) -> Output {
     let file = fixture("basics.ptx");

@@ -368,7 +368,8 @@ impl Builder<'_> {
         let graph = Graph::new(&self.code, start, end);
         graph.join_branches(&mut self.code);
         let counts = BANKS.map(|b| self.scopes.counts[b as usize]);
-        updates::mark(&mut self.code[start..end]);
+        let numbers = self.constants.iter().map(|((bank, _), index)| (*bank, *index)).collect();
+        updates::mark(&mut self.code[start..end], &numbers);
         let opcodes: Vec<&str> = self.info[start..end].iter().map(|info| &*info.opcode).collect();
         let (code, flows) = (&mut self.code[start..end], &self.flows[start..end]);
         provenance::mark(code, flows, &opcodes, &self.shared_variables, &mut self.extents);

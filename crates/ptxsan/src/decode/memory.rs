@@ -56,6 +56,7 @@ impl Builder<'_> {
             order,
             non_coherent: op.has("nc"),
             is_update: false,
+            is_constant: false,
         };
         self.emit(Op::Load(transfer), Args::default());
         Ok(())
@@ -82,6 +83,7 @@ impl Builder<'_> {
             order,
             non_coherent: false,
             is_update: false,
+            is_constant: false,
         };
         self.emit(Op::Store(transfer), Args::default());
         Ok(())

@@ -200,6 +200,8 @@ pub(crate) struct Transfer {
     pub(crate) non_coherent: bool,
     /// A store of a value that was made from one loaded from the same place.
     pub(crate) is_update: bool,
+    /// A store of a number that is written in the code: a flag, no data.
+    pub(crate) is_constant: bool,
 }
 
 /// An atomic or a reduction.

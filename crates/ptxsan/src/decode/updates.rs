@@ -1,10 +1,12 @@
-//! Which stores put back what was loaded from the same place and changed: the updates that an atomic would make whole.
+//! Which stores put back what was loaded from the same place and changed, the updates that an atomic would make whole; and which
+//! store a number, as flags are set.
 
 use super::{Address, Bank, Inst, Op, Register};
 use std::collections::{HashMap, HashSet};
 
-/// Marks strong stores whose value comes from a strong load of the same address. Called before reads are thinned out.
-pub(super) fn mark(code: &mut [Inst]) {
+/// Marks strong stores by where their value comes from. `numbers`: registers that hold one. Called
+/// before reads are thinned out.
+pub(super) fn mark(code: &mut [Inst], numbers: &HashSet<(Bank, u32)>) {
     let is_strong_store = |inst: &Inst| matches!(&inst.op, Op::Store(t) if t.order.strong.is_some());
     if !code.iter().any(is_strong_store) {
         return;
@@ -15,13 +17,31 @@ pub(super) fn mark(code: &mut [Inst]) {
             writers.entry((register.bank, register.index)).or_default().push(pc);
         }
     }
-    let updates: Vec<usize> =
-        (0..code.len()).filter(|pc| is_strong_store(&code[*pc]) && is_update(code, &writers, *pc)).collect();
-    for pc in updates {
+    let stores: Vec<usize> = (0..code.len()).filter(|pc| is_strong_store(&code[*pc])).collect();
+    for pc in stores {
+        let (update, constant) = (is_update(code, &writers, pc), is_constant(code, &writers, numbers, pc));
         if let Op::Store(transfer) = &mut code[pc].op {
-            transfer.is_update = true;
+            (transfer.is_update, transfer.is_constant) = (update, constant);
         }
     }
+}
+
+/// Whether a store's value is a number that is written in the code.
+fn is_constant(
+    code: &[Inst],
+    writers: &HashMap<(Bank, u32), Vec<usize>>,
+    numbers: &HashSet<(Bank, u32)>,
+    pc: usize,
+) -> bool {
+    let Op::Store(store) = &code[pc].op else { return false };
+    store.registers.iter().all(|register| {
+        let key = (register.bank, register.index);
+        let is_number = |at: &usize| {
+            let inst = &code[*at];
+            matches!(inst.op, Op::Alu(_)) && inst.reads.is_empty() && numbers.contains(&(key.0, inst.args.a))
+        };
+        numbers.contains(&key) || writers.get(&key).is_some_and(|made| made.iter().all(is_number))
+    })
 }
 
 fn is_update(code: &[Inst], writers: &HashMap<(Bank, u32), Vec<usize>>, pc: usize) -> bool {

@@ -47,7 +47,7 @@ pub fn merge(into: &mut Vec<Finding>, more: impl IntoIterator<Item = Finding>) {
                 let known = &mut into[at];
                 let count = known.count.saturating_add(finding.count);
                 let mut schedules = std::mem::take(&mut known.schedules);
-                schedules.extend(finding.schedules.drain(..));
+                schedules.append(&mut finding.schedules);
                 schedules.sort_unstable();
                 schedules.dedup();
                 if finding.severity > known.severity {

@@ -96,7 +96,7 @@ impl Log {
         );
         let words = Words { detail, advice: None, variable: Some(variable) };
         let severity = kind.severity();
-        self.entries.push(Entry { kind, severity, pc: 0, other: None, block: 0, thread: 0, words, count });
+        self.entries.push(Entry { kind, severity, pc: 0, other: None, block: 0, thread: 0, words, count: 1 });
     }
 
     /// Takes over another log's findings, whose blocks are counted from `first_block`.

@@ -38,6 +38,11 @@ impl Access {
         self.pc & WROTE != 0
     }
 
+    /// An atomic that no other atomic races with.
+    fn is_far_atomic(&self) -> bool {
+        self.pc & (STRONG | ATOMIC | BLOCK_SCOPE) == STRONG | ATOMIC
+    }
+
     /// Whether whoever conflicts with this access conflicts with `later` as well, if that comes after it.
     #[inline]
     fn is_covered_by(&self, later: u32) -> bool {
@@ -53,8 +58,9 @@ impl Access {
 #[derive(Debug, Clone, Default)]
 struct List {
     items: Vec<Access>,
-    /// Whether one of them wrote.
+    /// Whether one of them wrote, and whether all are atomics of the whole device.
     wrote: bool,
+    all_atomic: bool,
     prune_at: usize,
 }
 
@@ -115,7 +121,8 @@ impl Lists {
 
 impl List {
     fn one(access: Access) -> Self {
-        List { items: vec![access], wrote: access.wrote(), prune_at: PRUNE_AT }
+        let (wrote, all_atomic) = (access.wrote(), access.is_far_atomic());
+        List { items: vec![access], wrote, all_atomic, prune_at: PRUNE_AT }
     }
 
     /// Adds an access; those that it covers are forgotten, nothing else ever is.
@@ -144,6 +151,7 @@ impl List {
         }
         self.items.insert(at, mine);
         self.wrote |= mine.wrote();
+        self.all_atomic &= mine.is_far_atomic();
     }
 }
 
@@ -238,10 +246,11 @@ impl Accessor<'_> {
     }
 
     /// Strong operations do not race with each other, if each one's scope reaches the other.
-    fn both_strong(&self, who: u32, pc: u32) -> bool {
-        let both = self.pc & pc & STRONG != 0;
-        let near = self.numbering.block_of(who) == self.numbering.block_of(self.base);
-        both && (near || (self.pc | pc) & BLOCK_SCOPE == 0)
+    #[inline]
+    fn both_strong(&self, old: &Access) -> bool {
+        let both = self.pc & old.pc & STRONG != 0;
+        let near = || self.numbering.block_of(old.base) == self.numbering.block_of(self.base);
+        both && ((self.pc | old.pc) & BLOCK_SCOPE == 0 || near())
     }
 
     #[inline]
@@ -399,6 +408,17 @@ fn against_access(old: &Access, by: &Accessor<'_>, write: bool) -> Option<Confli
     if old.mask == 0 || !write && !old.wrote() {
         return None;
     }
+    let both_strong = by.both_strong(old);
+    let is_update = write && old.wrote() && (old.pc | by.pc) & UPDATE != 0;
+    if both_strong && !is_update {
+        // The usual case by far is two atomics, or a flag that is stored and polled.
+        let is_plain = |pc: u32| pc & ATOMIC == 0;
+        let same_warp = old.wrote() && old.base == by.base && is_plain(old.pc) && is_plain(by.pc);
+        let is_read = !write && is_plain(by.pc);
+        if !same_warp && !is_read {
+            return None;
+        }
+    }
     let conflict = |who: u32| Conflict {
         who,
         time: old.time,
@@ -419,20 +439,15 @@ fn against_access(old: &Access, by: &Accessor<'_>, write: bool) -> Option<Confli
         let who = old.base + old.mask.trailing_zeros();
         return Some(Conflict { non_coherent: true, only_proxy: false, ..conflict(who) });
     };
-    if !by.both_strong(who, old.pc) {
-        return Some(conflict(who));
-    }
-    let is_plain = |pc: u32| pc & ATOMIC == 0;
-    let is_update = write && old.wrote() && (old.pc | by.pc) & UPDATE != 0;
-    let same_warp = old.base == by.base && is_plain(old.pc) && is_plain(by.pc);
-    let is_read = !write && is_plain(by.pc);
-    (is_update || same_warp || is_read).then(|| Conflict { both_strong: true, is_update, ..conflict(who) })
+    Some(Conflict { both_strong, is_update: both_strong && is_update, ..conflict(who) })
 }
 
 /// The worst conflict with the accesses since the last plain write.
 fn against_accesses(cell: &Cell, by: &Accessor<'_>, lists: &Lists, write: bool) -> Option<Conflict> {
     let mut found = against_access(&cell.first, by, write);
-    if let Some(list) = lists.of(cell.more).filter(|list| write || list.wrote) {
+    let is_atomic = by.pc & (STRONG | ATOMIC | BLOCK_SCOPE) == STRONG | ATOMIC;
+    let matters = |list: &&List| (write || list.wrote) && !(is_atomic && list.all_atomic);
+    if let Some(list) = lists.of(cell.more).filter(matters) {
         for old in &list.items {
             if found.is_some_and(|found| !found.both_strong) {
                 break;
@@ -516,113 +531,4 @@ fn write_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Found {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn by(known: &Clock, lane: u32, time: u32, pc: u32) -> Accessor<'_> {
-        let numbering = Numbering::new(64, false);
-        let base = lane / 32 * 32;
-        Accessor {
-            numbering,
-            base,
-            mask: 1 << (lane % 32),
-            time,
-            pc,
-            known,
-            alone: Some((lane % 32, 0)),
-            lanes_base: base,
-            agents_base: base + 64,
-            proxy: None,
-            fences_reads: false,
-        }
-    }
-
-    fn one(shadow: &mut Shadow, at: usize, bytes: u32, write: bool, by: &Accessor<'_>) -> Option<Conflict> {
-        shadow.access(at, bytes, write, by)[0]
-    }
-
-    #[test]
-    fn unordered_write_then_read_conflicts_and_ordered_does_not() {
-        let numbering = Numbering::new(64, false);
-        let fresh = Clock::new(numbering, 0, 64);
-        let mut shadow = Shadow::new(1024);
-        assert_eq!(one(&mut shadow, 16, 4, true, &by(&fresh, 0, 1, 7)), None);
-        assert_eq!(one(&mut shadow, 16, 4, false, &by(&fresh, 0, 1, 8)), None, "own write");
-        let conflict = one(&mut shadow, 16, 4, false, &by(&fresh, 40, 1, 9)).unwrap();
-        assert_eq!((conflict.who, conflict.pc, conflict.is_write), (0, 7, true));
-        let mut informed = fresh.clone();
-        informed.raise(0, 1);
-        informed.raise(40, 1);
-        informed.settle();
-        assert_eq!(one(&mut shadow, 16, 4, true, &by(&informed, 41, 1, 10)), None);
-    }
-
-    #[test]
-    fn all_unordered_readers_are_remembered() {
-        let numbering = Numbering::new(64, false);
-        let fresh = Clock::new(numbering, 0, 64);
-        let mut shadow = Shadow::new(1024);
-        assert_eq!(one(&mut shadow, 0, 4, false, &by(&fresh, 1, 1, 7)), None);
-        assert_eq!(one(&mut shadow, 0, 4, false, &by(&fresh, 33, 1, 8)), None);
-        let mut knows_first = fresh.clone();
-        knows_first.raise(1, 1);
-        knows_first.settle();
-        let conflict = one(&mut shadow, 0, 4, true, &by(&knows_first, 2, 1, 9)).unwrap();
-        assert_eq!((conflict.who, conflict.pc, conflict.is_write), (33, 8, false));
-    }
-
-    #[test]
-    fn halves_of_a_word_are_apart_and_history_survives_refinement() {
-        let numbering = Numbering::new(64, false);
-        let fresh = Clock::new(numbering, 0, 64);
-        let mut shadow = Shadow::new(1024);
-        assert_eq!(one(&mut shadow, 0, 16, true, &by(&fresh, 0, 1, 7)), None);
-        assert_eq!(one(&mut shadow, 18, 2, true, &by(&fresh, 1, 1, 8)), None);
-        assert_eq!(one(&mut shadow, 16, 2, true, &by(&fresh, 2, 1, 8)), None);
-        assert!(one(&mut shadow, 14, 2, false, &by(&fresh, 3, 1, 9)).is_some());
-        assert!(one(&mut shadow, 16, 4, false, &by(&fresh, 1, 1, 9)).is_some());
-    }
-
-    #[test]
-    fn a_thousand_readers_are_all_remembered() {
-        let numbering = Numbering::new(1024, false);
-        let fresh = Clock::new(numbering, 0, 1024);
-        let as_reader = |lane: u32| Accessor {
-            numbering,
-            agents_base: lane / 32 * 32 + 1024,
-            ..by(&fresh, lane, 1, lane)
-        };
-        let mut shadow = Shadow::new(256);
-        for lane in 0..1024 {
-            assert_eq!(one(&mut shadow, 0, 4, false, &as_reader(lane)), None);
-        }
-        // The writer knows of all readers but one.
-        for unknown in [0, 1, 500, 1022] {
-            let mut knows = fresh.clone();
-            (0..1024).filter(|lane| *lane != unknown).for_each(|lane| knows.raise(lane, 1));
-            knows.settle();
-            let writer = Accessor { known: &knows, pc: 2000 | STRONG, ..as_reader(1023) };
-            let conflict = one(&mut shadow, 0, 4, true, &writer).unwrap();
-            assert_eq!((conflict.who, conflict.is_write), (unknown, false));
-        }
-    }
-
-    #[test]
-    fn an_atomic_does_not_hide_what_came_before_it() {
-        let numbering = Numbering::new(64, false);
-        let fresh = Clock::new(numbering, 0, 64);
-        for write in [true, false] {
-            let mut shadow = Shadow::new(256);
-            assert_eq!(one(&mut shadow, 0, 4, write, &by(&fresh, 0, 1, 7)), None);
-            assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, 0, 1, 8 | STRONG | ATOMIC)), None);
-            let conflict = one(&mut shadow, 0, 4, true, &by(&fresh, 40, 1, 9 | STRONG | ATOMIC)).unwrap();
-            assert_eq!((conflict.who, conflict.pc, conflict.is_write), (0, 7, write));
-        }
-        // Atomics alone do not conflict; a plain read behind one of them does with the other.
-        let mut shadow = Shadow::new(256);
-        assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, 0, 1, 8 | STRONG | ATOMIC)), None);
-        assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, 40, 1, 8 | STRONG | ATOMIC)), None);
-        let conflict = one(&mut shadow, 0, 4, false, &by(&fresh, 40, 1, 9)).unwrap();
-        assert_eq!((conflict.who, conflict.is_write, conflict.both_strong), (0, true, false));
-    }
-}
+mod tests;

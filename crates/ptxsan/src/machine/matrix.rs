@@ -2,6 +2,7 @@
 
 use super::access::{Request, little_endian, space_name};
 use super::run::{Context, for_lanes};
+use super::validity::STORED_INVALID;
 use super::warp::Warp;
 use crate::decode::lanes::blend;
 use crate::decode::{Address, Bank, CollectiveKind, FragmentAccess, MatrixMultiply, Register};
@@ -146,7 +147,7 @@ impl Warp {
             for_lanes(self.unwritten, |lane| {
                 let (register, shift) = access.fragment.position(first);
                 let bytes = self.unwritten_bytes(cx, (space, addresses[lane]), size, lane);
-                let ones = (0..8).fold(0u64, |all, k| all | u64::from(bytes >> k & 1) * (0xff << (8 * k)));
+                let ones = (0..8).fold(0u64, |all, k| all | (u64::from(bytes >> k & 1) * (0xff << (8 * k))));
                 invalid[register][lane] |= (ones << shift) as u32;
             });
             let (register, shift) = access.fragment.position(first);
@@ -238,13 +239,14 @@ impl Warp {
             blend(&mut self.regs.b32[*register as usize], &tile, lanes);
             let register = Register { bank: Bank::B32, index: *register, bits: 32 };
             self.clear_validity(&[register], lanes);
-            if unwritten >> (8 * m) & 0xff != 0 {
-                self.load_matrix_validity(cx, pc, lanes, register, &rows, m, transposed);
+            let spoilt = unwritten & 0xff << (8 * m);
+            if spoilt != 0 {
+                self.load_matrix_validity(cx, pc, lanes, register, &rows, spoilt, transposed);
             }
         }
     }
 
-    /// What nothing wrote of matrix `m` of an `ldmatrix`, brought to the lanes as its words are.
+    /// What nothing wrote of a matrix of an `ldmatrix`, brought to the lanes as its words are; `spoilt`: the lanes that name such rows.
     fn load_matrix_validity(
         &mut self,
         cx: &mut Context<'_, '_>,
@@ -252,20 +254,21 @@ impl Warp {
         lanes: u32,
         register: Register,
         rows: &[u64; 32],
-        m: usize,
+        spoilt: u32,
         transposed: bool,
     ) {
         let mut invalid = [0u32; 32];
-        for r in 0..8 {
-            let place = (Space::Shared, rows[8 * m + r]);
-            let flags = self.flags(cx, place, 16, 8 * m + r);
+        for_lanes(spoilt, |lane| {
+            let r = lane % 8;
+            let flags = self.flags(cx, (Space::Shared, rows[lane]), 16, lane);
             for (word, flags) in invalid[4 * r..4 * r + 4].iter_mut().zip(flags.chunks_exact(4)) {
-                let byte = |(k, flag): (usize, &u8)| u32::from(*flag == 0) * (0xff << (8 * k));
+                let byte = |(k, flag): (usize, &u8)| u32::from(*flag != 1) * (0xff << (8 * k));
                 *word = flags.iter().enumerate().map(byte).sum();
             }
-        }
+        });
         let invalid = if transposed { transfer::transpose(&invalid) } else { invalid };
-        self.mark_words(pc, (Space::Shared, rows[8 * m]), register, lanes, &invalid);
+        let first = rows[spoilt.trailing_zeros() as usize & 31];
+        self.mark_words(pc, (Space::Shared, first), register, lanes, &invalid);
     }
 
     fn clear_validity(&mut self, registers: &[Register], lanes: u32) {
@@ -303,7 +306,9 @@ impl Warp {
                 for_lanes(holders, |lane| {
                     for (k, flag) in self.flags(cx, (Space::Shared, at[lane]), 4, lane).iter_mut().enumerate()
                     {
-                        *flag &= u8::from(invalid[lane] >> (8 * k) & 0xff == 0);
+                        if invalid[lane] >> (8 * k) & 0xff != 0 {
+                            *flag = STORED_INVALID;
+                        }
                     }
                 });
             }

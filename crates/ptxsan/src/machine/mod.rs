@@ -18,6 +18,7 @@ mod random;
 mod run;
 mod sync_trace;
 mod validity;
+mod validity_memory;
 mod warp;
 mod world;
 

@@ -3,6 +3,7 @@
 use super::access::{By, Direction, Request, space_name};
 use super::run::{Context, for_lanes};
 use super::warp::Warp;
+use crate::decode::Op;
 use crate::finding::{Kind, Severity};
 use crate::hazard::clock::Who;
 use crate::hazard::log::{Other, Words};
@@ -232,8 +233,10 @@ impl Warp {
     ) -> Option<Kind> {
         let with_agent = !matches!(request.by, By::Lanes) || cx.numbering.is_agent(conflict.who);
         if conflict.both_strong {
-            let same_warp =
-                conflict.who.wrapping_sub(cx.numbering.warp(cx.block, self.index)) < 32 && conflict.is_write;
+            let stores_flag =
+                matches!(&cx.kernel.code[conflict.pc as usize].op, Op::Store(t) if t.is_constant);
+            let near = conflict.who.wrapping_sub(cx.numbering.warp(cx.block, self.index)) < 32;
+            let same_warp = near && conflict.is_write && !stores_flag;
             return match () {
                 () if conflict.is_update => Some(Kind::LostUpdate),
                 // A flag that was stored behind a fence is there to synchronise.

@@ -41,7 +41,7 @@ pub(crate) struct Allocation {
     pub(crate) name: String,
     pub(crate) address: u64,
     pub(crate) data: Vec<u8>,
-    /// 1 where a byte was ever written.
+    /// 1 where a byte was ever written, and with something that was itself.
     pub(crate) written: Vec<u8>,
     pub(crate) is_freed: bool,
     pub(crate) is_read_only: bool,
@@ -174,8 +174,8 @@ impl DeviceMemory {
     /// Outputs with bytes that nothing wrote: the first of them, and how many there are.
     pub(crate) fn unwritten_outputs(&self) -> impl Iterator<Item = (Variable, u64)> + '_ {
         self.allocations.iter().filter(|a| a.is_output && !a.is_freed).filter_map(|a| {
-            let first = a.written.iter().position(|flag| *flag == 0)?;
-            let count = a.written.iter().filter(|flag| **flag == 0).count() as u64;
+            let first = a.written.iter().position(|flag| *flag != 1)?;
+            let count = a.written.iter().filter(|flag| **flag != 1).count() as u64;
             Some((Variable::new(a.name.clone(), "global", first as u64, a.data.len() as u64), count))
         })
     }
