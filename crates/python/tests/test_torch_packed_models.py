@@ -1,0 +1,54 @@
+"""Packed sequences in models of transformers: as a collator packs them, and by continuous batching."""
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+import evosdpa
+import evosdpa.transformers  # noqa: E402
+
+
+def model(implementation, **changes):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 256}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 0, "pad_token_id": 0}
+    config = transformers.LlamaConfig(**sizes, **heads, attn_implementation=implementation, **changes)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def counted(monkeypatch):
+    """Calls of the function for packed sequences."""
+    calls, before = [], evosdpa._packed.flash_attn_varlen_func
+    monkeypatch.setattr(evosdpa._packed, "flash_attn_varlen_func", lambda *given, **named: calls.append(1) or before(*given, **named))
+    return calls
+
+
+@torch.no_grad()
+def test_cumulative_lengths(monkeypatch):
+    calls, parts = counted(monkeypatch), [torch.randint(1, 128, (1, length)) for length in (7, 1, 12)]
+    ours = model("evosdpa")
+    wanted = torch.cat([model("sdpa")(part).logits for part in parts], dim=1)
+    cu = torch.tensor([0, 7, 8, 20], dtype=torch.int32)
+    positions = torch.cat([torch.arange(part.size(1)) for part in parts])[None]
+    lengths = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 12, "max_length_k": 12}
+    # Positions that begin again are a mask for transformers; without them only the lengths say it. Rotary embedding is relative.
+    for given in ({"position_ids": positions}, {}):
+        packed = ours(torch.cat(parts, dim=1), **lengths, **given).logits
+        torch.testing.assert_close(packed, wanted, rtol=1e-4, atol=1e-4)
+    assert calls
+    # The lengths are not decoration.
+    assert not torch.allclose(ours(torch.cat(parts, dim=1)).logits, wanted, atol=1e-3)
+
+
+def test_continuous_batching(monkeypatch):
+    """Requests that come and go in one batch give what each gives alone."""
+    prompts = [torch.randint(1, 128, (length,)).tolist() for length in (5, 17, 1, 9)]
+    settings = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    alone = model("sdpa")
+    wanted = [alone.generate(torch.tensor([prompt]), generation_config=settings)[0, len(prompt) :].tolist() for prompt in prompts]
+    calls, ours = counted(monkeypatch), model("evosdpa")
+    results = ours.generate_batch(inputs=prompts, generation_config=settings)
+    found = {tuple(result.prompt_ids): result.generated_tokens for result in results.values()}
+    assert [found[tuple(prompt)] for prompt in prompts] == wanted
+    assert calls and ours.config._attn_implementation == "evosdpa"
