@@ -232,12 +232,7 @@ pub(crate) fn raised(error: Error) -> PyErr {
             Library::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })
             | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })),
         ) => PyTypeError::new_err(said),
-        Error::Library(
-            Library::Cpu(Cpu::Unsupported { .. })
-            | Library::Kernels(_)
-            | Library::OnCpuOnly { .. }
-            | Library::Unreachable { .. },
-        )
+        Error::Library(Library::Kernels(_) | Library::OnCpuOnly { .. } | Library::Unreachable { .. })
         | Error::NotOnGpu { .. } => PyNotImplementedError::new_err(said),
         Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),
         Error::Panic { .. } => PyRuntimeError::new_err(said),
