@@ -12,12 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// How long an idle worker watches for the next job before it sleeps.
+/// How long an idle worker watches for the next job before it sleeps. It costs whoever wants the core meanwhile up to 10 µs, and
+/// saves our next call twice that (docs/log/cpu.md).
 const WATCH: Duration = Duration::from_micros(50);
-
-/// How long of that it keeps its core to itself. After it any thread that wants the core has it: another pool (rayon, OpenMP) that
-/// takes its turn right after ours must not find the cores occupied.
-const SPIN: Duration = Duration::from_micros(5);
 
 /// Runs `task(0) … task(tasks - 1)`, each once, on up to `threads` threads (the caller is one of them), taken in order from
 /// a shared queue. Returns when all are done.
@@ -178,12 +175,9 @@ fn next_epoch(shared: &Shared, seen: u64) -> u64 {
             }
             std::hint::spin_loop();
         }
-        let waited = start.elapsed();
-        if waited > WATCH {
+        if start.elapsed() > WATCH {
             // A wake-up between the check above and this call is kept as a token: park returns at once.
             thread::park();
-        } else if waited > SPIN {
-            thread::yield_now();
         }
     }
 }

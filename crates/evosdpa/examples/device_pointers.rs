@@ -162,6 +162,7 @@ impl OnDevice {
             o,
             lse: lse.as_ref().map(|buffer| DeviceLse::packed(buffer.address(), problem)),
             scales,
+            side: evosdpa::DeviceSide::default(),
         };
         Ok(Self { _inputs: held, o: o_buffer, lse, tensors, offset, host_o })
     }

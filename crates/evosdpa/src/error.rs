@@ -93,6 +93,15 @@ pub enum Error {
         /// What lies inside one step.
         extent: u64,
     },
+    /// A page table whose rows are too short.
+    #[cfg(feature = "cuda")]
+    #[error("page table: rows of {row_stride} entries; the longest sequence has {entries} pages")]
+    PageRows {
+        /// Entries from row to row.
+        row_stride: i64,
+        /// Pages of the longest sequence.
+        entries: i64,
+    },
     /// 8-bit inputs without scales.
     #[cfg(feature = "cuda")]
     #[error("{dtype} inputs need scales, one for each batch and head of Q, K and V")]

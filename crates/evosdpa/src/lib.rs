@@ -66,4 +66,6 @@ pub use evosdpa_cpu::{CpuKernel, FlashTiles, Isa, Positions, Rotary};
 #[cfg(feature = "cuda")]
 pub use evosdpa_kernels::VariantId;
 #[cfg(feature = "cuda")]
-pub use gpu::{DeviceLse, DeviceScales, DeviceTensor, DeviceTensors};
+pub use gpu::{
+    DeviceDense, DeviceLse, DevicePages, DeviceScales, DeviceSide, DeviceTensor, DeviceTensors, DeviceTokens,
+};

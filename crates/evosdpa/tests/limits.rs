@@ -1,6 +1,7 @@
 //! Every kernel that is shipped compiles for each of its architectures and keeps its limits.
 
 use evosdpa::choose;
+use evosdpa_core::Feature;
 use evosdpa_cuda::{Builder, Error, resources};
 use evosdpa_kernels::{Arch, Assignment, InputType, Kernel, ProblemFacts, Registry, Target};
 
@@ -115,9 +116,25 @@ fn defaults_of_every_kind_keep_their_limits() {
         ("hopper_small", problem([64, 32, 8, 1, 5000, 256], false)),
         ("hopper_small", problem([8, 64, 8, 1, 5000, 128], false)),
     ];
+    let asking = |facts: ProblemFacts, features: &[Feature]| ProblemFacts {
+        features: features.iter().copied().collect(),
+        ..facts
+    };
+    use Feature::*;
+    let everything =
+        [PackedQueries, UsedLengths, PagedCache, Softcap, Alibi, Bias, BooleanMask, Chunks, Sinks];
+    // Lengths, pages and modifiers, alone and together.
+    let asking = [
+        ("ampere_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &everything)),
+        ("ampere_fwd", asking(problem([4, 32, 8, 2048, 2048, 64], true), &[PackedQueries, PackedKeys])),
+        ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &[PackedQueries, PackedKeys])),
+        ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], false), &[Softcap])),
+        ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 256], true), &everything)),
+        ("hopper_fwd", asking(problem([16, 32, 8, 1, 8192, 128], false), &[UsedLengths, PagedCache])),
+    ];
     let registry = Registry::embedded().unwrap();
     let mut wrong = Vec::new();
-    for (name, facts) in cases {
+    for (name, facts) in cases.into_iter().chain(asking) {
         let kernel = registry.kernel(name).unwrap();
         for target in kernel.manifest.archs.iter().map(|arch| Target::nominal(*arch)) {
             let variant = choose::variant(kernel, &facts, &target, &Assignment::default()).unwrap();

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use evosdpa_core::{Band, Features, Problem};
+use evosdpa_core::{Band, Feature, Features, Problem};
 
 use crate::{Error, MaskKind, names::nearest};
 
@@ -101,7 +101,7 @@ pub struct ProblemFacts {
 
 impl ProblemFacts {
     /// The names an expression may use for these facts and the target's.
-    pub const NAMES: [&'static str; 14] = [
+    pub const NAMES: [&'static str; 32] = [
         "batch",
         "heads_q",
         "heads_kv",
@@ -116,7 +116,49 @@ impl ProblemFacts {
         "dtype_bytes",
         "sm_count",
         "smem_limit",
+        "packed_queries",
+        "packed_keys",
+        "used_lengths",
+        "paged_cache",
+        "kv_type",
+        "output_type",
+        "tensor_scales",
+        "token_scales",
+        "softcap",
+        "alibi",
+        "bias",
+        "boolean_mask",
+        "chunks",
+        "sinks",
+        "high_precision",
+        "used_queries",
+        "left_padding",
+        "cache_indices",
     ];
+
+    /// The name by which an expression asks whether a feature is wanted. A kernel takes the features that its defines ask for.
+    pub fn feature_name(feature: Feature) -> &'static str {
+        match feature {
+            Feature::PackedQueries => "packed_queries",
+            Feature::PackedKeys => "packed_keys",
+            Feature::UsedLengths => "used_lengths",
+            Feature::PagedCache => "paged_cache",
+            Feature::KvType => "kv_type",
+            Feature::OutputType => "output_type",
+            Feature::TensorScales => "tensor_scales",
+            Feature::TokenScales => "token_scales",
+            Feature::Softcap => "softcap",
+            Feature::Alibi => "alibi",
+            Feature::Bias => "bias",
+            Feature::BooleanMask => "boolean_mask",
+            Feature::Chunks => "chunks",
+            Feature::Sinks => "sinks",
+            Feature::HighPrecision => "high_precision",
+            Feature::UsedQueries => "used_queries",
+            Feature::LeftPadding => "left_padding",
+            Feature::CacheIndices => "cache_indices",
+        }
+    }
 
     /// Which kind of mask the band is.
     ///
@@ -148,7 +190,11 @@ impl ProblemFacts {
             "dtype_bytes" => self.dtype.bytes().into(),
             "sm_count" => target.sm_count.into(),
             "smem_limit" => target.smem_limit_bytes.into(),
-            _ => return None,
+            _ => {
+                let named = |feature: &Feature| Self::feature_name(*feature) == name;
+                let feature = Feature::ALL.into_iter().find(named)?;
+                i64::from(self.features.contains(feature))
+            }
         };
         Some(value)
     }

@@ -201,6 +201,11 @@ pub enum TensorName {
     O,
 }
 
+impl TensorName {
+    /// All four, inputs first.
+    pub const ALL: [Self; 4] = [Self::Q, Self::K, Self::V, Self::O];
+}
+
 /// How TMA swizzles a box in shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "u32")]

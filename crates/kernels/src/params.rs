@@ -62,15 +62,62 @@ pub struct SdpaParams {
     pub scale: f32,
     /// `scale · log2(e)`.
     pub scale_log2: f32,
-    /// Zero.
-    pub reserved: i32,
+    /// A scaled score `s` becomes `softcap · tanh(s / softcap)`; 0 where there is no softcap.
+    pub softcap: f32,
     /// Device address of a 32-bit word that hands out work: 0 before the launch, left at 0 by the kernel. 0: there is none,
     /// and the kernel divides its work up beforehand.
     pub counter: u64,
+    /// Device address of ALiBi's slope of each query head.
+    pub alibi_slopes: u64,
+    /// Device address of the sink logit of each query head.
+    pub sinks: u64,
+    /// Device address of the bias.
+    pub bias: u64,
+    /// Device address of the boolean mask, bytes of which 0 hides a key.
+    pub mask: u64,
+    /// Strides of the bias in elements: batch, head, query; 0 where it is shared. Keys are contiguous.
+    pub bias_stride: [i64; 3],
+    /// Strides of the boolean mask in bytes, likewise.
+    pub mask_stride: [i64; 3],
+    /// One of [`BIAS_F32`], [`BIAS_F16`] and [`BIAS_BF16`].
+    pub bias_type: i32,
+    /// Query `i` stands at `i + position` among the keys: what ALiBi and chunks count from.
+    pub position: i32,
+    /// Keys of one attention chunk.
+    pub chunk: i32,
+    /// Not 0: each sequence's last query is aligned with its last key; band and position count from there.
+    pub bottom_right: i32,
+    /// Device address of where each sequence's packed queries begin, and the last ones end; 0 when they are not packed. The
+    /// batch stride of a packed tensor is 0.
+    pub cu_seqlens_q: u64,
+    /// The same of packed keys and values.
+    pub cu_seqlens_kv: u64,
+    /// Device address of how many keys of each sequence are filled; 0: all.
+    pub seqused_kv: u64,
+    /// Packed queries that there is room for.
+    pub tokens_q: i32,
+    /// Packed keys that there is room for.
+    pub tokens_kv: i32,
+    /// Device address of the page table: entry `i` of a sequence's row is the page of its keys `i · page_size ..`. The page
+    /// takes the place of the batch in the strides of K and V.
+    pub page_table: u64,
+    /// Entries from row to row of the page table.
+    pub page_table_stride: i64,
+    /// Tokens of a page.
+    pub page_size: i32,
+    /// Pages of the cache.
+    pub pages: i32,
 }
 
+/// A bias of single precision.
+pub const BIAS_F32: i32 = 0;
+/// A bias of half precision.
+pub const BIAS_F16: i32 = 1;
+/// A bias of bfloat16.
+pub const BIAS_BF16: i32 = 2;
+
 const _: () = {
-    assert!(size_of::<SdpaParams>() == 232);
+    assert!(size_of::<SdpaParams>() == 384);
     assert!(offset_of!(SdpaParams, q) == 0);
     assert!(offset_of!(SdpaParams, k) == 8);
     assert!(offset_of!(SdpaParams, v) == 16);
@@ -95,6 +142,25 @@ const _: () = {
     assert!(offset_of!(SdpaParams, band_hi) == 208);
     assert!(offset_of!(SdpaParams, scale) == 212);
     assert!(offset_of!(SdpaParams, scale_log2) == 216);
-    assert!(offset_of!(SdpaParams, reserved) == 220);
+    assert!(offset_of!(SdpaParams, softcap) == 220);
     assert!(offset_of!(SdpaParams, counter) == 224);
+    assert!(offset_of!(SdpaParams, alibi_slopes) == 232);
+    assert!(offset_of!(SdpaParams, sinks) == 240);
+    assert!(offset_of!(SdpaParams, bias) == 248);
+    assert!(offset_of!(SdpaParams, mask) == 256);
+    assert!(offset_of!(SdpaParams, bias_stride) == 264);
+    assert!(offset_of!(SdpaParams, mask_stride) == 288);
+    assert!(offset_of!(SdpaParams, bias_type) == 312);
+    assert!(offset_of!(SdpaParams, position) == 316);
+    assert!(offset_of!(SdpaParams, chunk) == 320);
+    assert!(offset_of!(SdpaParams, bottom_right) == 324);
+    assert!(offset_of!(SdpaParams, cu_seqlens_q) == 328);
+    assert!(offset_of!(SdpaParams, cu_seqlens_kv) == 336);
+    assert!(offset_of!(SdpaParams, seqused_kv) == 344);
+    assert!(offset_of!(SdpaParams, tokens_q) == 352);
+    assert!(offset_of!(SdpaParams, tokens_kv) == 356);
+    assert!(offset_of!(SdpaParams, page_table) == 360);
+    assert!(offset_of!(SdpaParams, page_table_stride) == 368);
+    assert!(offset_of!(SdpaParams, page_size) == 376);
+    assert!(offset_of!(SdpaParams, pages) == 380);
 };

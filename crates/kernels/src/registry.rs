@@ -295,6 +295,11 @@ impl Registry {
 }
 
 impl Kernel {
+    /// What it knows about beyond sizes and a mask.
+    pub fn features(&self) -> evosdpa_core::Features {
+        crate::support::features(&self.manifest)
+    }
+
     /// Whether the kernel is built for an architecture.
     pub fn compiles_for(&self, arch: Arch) -> bool {
         crate::support::compiles_for(&self.manifest, arch)

@@ -98,6 +98,18 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
 /// The kind by which a source keeps the weights of some rows, or of all, to twice the bits.
 const PRECISE_KIND: &str = "PRECISE_KEYS";
 
+/// What a source knows about beyond sizes and a mask: what its defines ask for, and high precision where it has the kind.
+pub(crate) fn features(manifest: &Manifest) -> Features {
+    let asked = |feature: &Feature| match feature {
+        Feature::HighPrecision => manifest.kinds.iter().any(|kind| kind.name == PRECISE_KIND),
+        _ => {
+            let name = ProblemFacts::feature_name(*feature);
+            manifest.defines.values().any(|expr| expr.names().contains(&name))
+        }
+    };
+    Feature::ALL.into_iter().filter(asked).collect()
+}
+
 /// Every reason why the manifest does not support the problem.
 pub(crate) fn reasons(manifest: &Manifest, facts: &ProblemFacts, arch: Arch) -> Vec<Reason> {
     let mut reasons = Vec::new();
@@ -135,9 +147,7 @@ pub(crate) fn reasons(manifest: &Manifest, facts: &ProblemFacts, arch: Arch) -> 
     if !manifest.lse && facts.lse {
         reasons.push(Reason::Lse);
     }
-    // Of what a problem may ask for beyond sizes and a mask, sources know one thing so far.
-    let precise = manifest.kinds.iter().any(|kind| kind.name == PRECISE_KIND);
-    let refused = facts.features.without(Features::NONE.with(Feature::HighPrecision, precise));
+    let refused = facts.features.without(features(manifest));
     if !refused.is_empty() {
         reasons.push(Reason::Features(refused));
     }

@@ -2,7 +2,7 @@
 
 use evosdpa::{
     DType, DeviceLse, DeviceTensor, DeviceTensors, Options, Problem,
-    gpu::{self, RawStream},
+    gpu::{self, DeviceSide, RawStream},
 };
 
 use crate::{Call, Error, Operand, Side};
@@ -29,6 +29,7 @@ impl Call<'_> {
             o: self.o.on_device("O", problem.output_dtype(), problem.o_shape())?,
             lse: (lse != 0).then(|| DeviceLse::packed(lse, &problem)),
             scales: None,
+            side: DeviceSide::default(),
         };
         // Planned for these very strides: a look-up after the first call.
         let attention = gpu::shared(ordinal)?.plan(&problem, &tensors, &Options::default())?;

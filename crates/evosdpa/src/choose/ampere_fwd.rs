@@ -51,7 +51,8 @@ fn tile(look: &Look<'_>, few: bool, fewest: bool, settings: &mut Settings) {
             "Q tiles of 128 rows leave SMs idle: 32 rows, and two warps share the keys of a KV tile",
         )
     } else {
-        let fills = look.widest() <= 128 && look.q_tiles(128) > look.sms();
+        // Lengths, pages and modified scores take the registers of the larger tile.
+        let fills = look.widest() <= 128 && look.q_tiles(128) > look.sms() && look.is_plain();
         let keys = if look.narrow() && !look.masked() { 96 } else { 64 };
         let why =
             "Q tiles as large as registers and the number of SMs allow, so that K and V are read less often";

@@ -1,5 +1,7 @@
 //! Tiles and schedules of `hopper_fwd`. Measured on an H200: docs/log/hopper.md.
 
+use evosdpa_core::Feature;
+
 use super::{look::Look, look::PRECISE_KEYS, settings::Settings};
 
 /// The shape of the work of one CTA.
@@ -17,8 +19,9 @@ enum Tile {
 
 impl Tile {
     fn of(look: &Look<'_>) -> Self {
-        // Wider heads leave registers for two warpgroups only.
-        if !look.narrow() {
+        // Wider heads leave registers for two warpgroups only; lengths and pages take those of the producer, modifiers those
+        // of the loop.
+        if !look.narrow() || !look.is_plain() {
             return Self::Two;
         }
         let (seq_q, seq_kv) = (look.facts.seq_q, look.facts.seq_kv);
@@ -67,7 +70,7 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
         ..=128 => 128,
         // 96 keys beside O of 192 columns fill the registers, 80 beside 256; few keys divide better by 64.
         129..=192 => 96,
-        _ if look.facts.seq_kv <= 512 => 64,
+        _ if look.facts.seq_kv <= 512 || !look.is_plain() => 64,
         _ => 80,
     };
     let ctas = if tile == Tile::ThreeSmall { 3 } else { 1 };
@@ -121,6 +124,11 @@ impl Order {
             pack_heads,
             why: "equal Q tiles: divided up beforehand",
         };
+        if look.asks_for(&[Feature::PackedQueries]) {
+            let why =
+                "packed sequences: the device counts their Q tiles and hands them out by an atomic counter";
+            return Self { persistent: 2, why, ..plain };
+        }
         if !look.causal() && !dynamic {
             return plain;
         }
@@ -230,7 +238,11 @@ fn accumulator(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
         "registers",
         &[
             ("Q_IN_REGS", i64::from(in_registers)),
-            ("STORE_DIRECT", i64::from(widest > 192 && !look.causal())),
+            // TMA would store past the last query of a packed sequence.
+            (
+                "STORE_DIRECT",
+                i64::from(widest > 192 && !look.causal() || look.asks_for(&[Feature::PackedQueries])),
+            ),
             ("SCALE_LATE", i64::from(look.facts.value_dim <= 128 || widest > 192 && few_keys)),
         ],
         match (in_registers, widest) {

@@ -73,14 +73,37 @@ impl<'a> Look<'a> {
         u64::from(self.target.sm_count)
     }
 
-    /// Whether some row sees so few keys that its P must be kept precise.
-    pub(super) fn few_keys(&self) -> bool {
-        self.masked() || self.facts.seq_kv < PRECISE_KEYS
+    /// Whether the problem asks for one of these.
+    pub(super) fn asks_for(&self, features: &[Feature]) -> bool {
+        features.iter().any(|feature| self.facts.features.contains(*feature))
     }
 
-    /// Whether every row is to be kept precise. f16 keeps P to 11 bits, which is enough.
+    /// Whether sequences have lengths of their own, which no host knows.
+    pub(super) fn own_lengths(&self) -> bool {
+        self.asks_for(&[Feature::PackedQueries, Feature::PackedKeys, Feature::UsedLengths])
+    }
+
+    /// Whether scores are changed between QKᵀ and the softmax.
+    pub(super) fn modified(&self) -> bool {
+        self.asks_for(&[Feature::Softcap, Feature::Alibi, Feature::Bias, Feature::BooleanMask])
+    }
+
+    /// Whether the code is that of problems that ask for nothing beyond sizes and a mask, but for its last instructions.
+    pub(super) fn is_plain(&self) -> bool {
+        !self.own_lengths() && !self.modified() && !self.asks_for(&[Feature::PagedCache, Feature::Chunks])
+    }
+
+    /// Whether some row sees so few keys that its P must be kept precise.
+    pub(super) fn few_keys(&self) -> bool {
+        self.masked()
+            || self.facts.seq_kv < PRECISE_KEYS
+            || self.own_lengths()
+            || self.asks_for(&[Feature::Chunks])
+    }
+
+    /// Whether every row is asked to be kept precise. f16 keeps P to 11 bits, which is enough.
     pub(super) fn every_row_precise(&self) -> bool {
-        self.facts.dtype == InputType::BF16 && self.facts.features.contains(Feature::HighPrecision)
+        self.facts.dtype == InputType::BF16 && self.asks_for(&[Feature::HighPrecision])
     }
 
     /// Decides on the kind PRECISE_KEYS, where the code knows rows with few keys or not.
@@ -89,6 +112,10 @@ impl<'a> Look<'a> {
             _ if self.every_row_precise() => {
                 (EVERY_ROW, "asked for: a second PV with what rounding left of P, for every row")
             }
+            (InputType::BF16, _) if self.modified() => (
+                EVERY_ROW,
+                "modified scores may leave a row with few keys that count: a second PV with what rounding left of P",
+            ),
             (InputType::BF16, true) => (
                 PRECISE_KEYS,
                 "bf16 rows that see fewer than 256 keys get a second PV with what rounding left of P",

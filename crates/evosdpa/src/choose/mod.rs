@@ -29,11 +29,12 @@ mod variant;
 pub use settings::{Reason, Settings};
 pub use variant::{settings, variant};
 
-use evosdpa_core::{DType, Problem};
+use evosdpa_core::Problem;
 use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant, VariantId};
 
 use crate::{
     DeviceTensors, Error,
+    gpu::DeviceSide,
     tuned::{Scope, TunedTable, user_table},
 };
 
@@ -292,9 +293,10 @@ fn is_refusal(error: &Error) -> bool {
 pub fn assumed_tensors(problem: &Problem) -> DeviceTensors {
     let nominal = 1 << 20;
     let mut tensors = DeviceTensors::packed(problem, [nominal; 4], problem.lse().then_some(nominal));
-    if DType::EIGHT_BIT.contains(&problem.dtype()) {
+    if problem.has_codes() {
         tensors.scales = Some(crate::DeviceScales { q: nominal, k: nominal, v: nominal });
     }
+    tensors.side = DeviceSide::assumed(problem, nominal);
     tensors
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use evosdpa_core::Problem;
 use evosdpa_cuda::{Counters, Device, Function, PreparedLaunch, RawStream, RelaxedCapture, TensorMap};
-use evosdpa_kernels::{ProblemFacts, TensorName, Variant, VariantId};
+use evosdpa_kernels::{ProblemFacts, TensorMapUse, Variant, VariantId};
 
 use super::{DeviceTensors, Gpu};
 use crate::Error;
@@ -50,7 +50,7 @@ struct Code {
 struct Plan {
     variant: VariantId,
     /// For the tensors it was planned with; a call moves them to its own.
-    tensor_maps: Vec<(TensorName, TensorMap)>,
+    tensor_maps: Vec<(TensorMapUse, TensorMap)>,
     prepared: PreparedLaunch,
 }
 
@@ -166,7 +166,7 @@ impl Plans {
             .iter()
             .map(|wanted| {
                 let request = tensors.tensor_map(problem, wanted)?;
-                Ok((wanted.tensor, TensorMap::encode(gpu.device(), &request)?))
+                Ok((*wanted, TensorMap::encode(gpu.device(), &request)?))
             })
             .collect::<Result<_, Error>>()?;
         let plan = Arc::new(Plan { variant: variant.id, tensor_maps, prepared });
@@ -217,9 +217,16 @@ impl Plan {
         let params = tensors.params(problem);
         let entered = device.enter()?;
         let mut maps = [TensorMap::EMPTY; PreparedLaunch::TENSOR_MAPS_MAX];
-        for (map, (tensor, planned)) in maps.iter_mut().zip(&self.tensor_maps) {
-            let (name, tensor) = tensors.named(*tensor);
-            *map = planned.moved_to(&entered, name, tensor.address)?;
+        // How many tokens or pages there are, only the call says.
+        let same_sizes =
+            tensors.side.queries.is_none() && tensors.side.keys.is_none() && tensors.side.pages.is_none();
+        for (map, (wanted, planned)) in maps.iter_mut().zip(&self.tensor_maps) {
+            *map = if same_sizes {
+                let (name, tensor) = tensors.named(wanted.tensor);
+                planned.moved_to(&entered, name, tensor.address)?
+            } else {
+                TensorMap::encode_in(&entered, &tensors.tensor_map(problem, wanted)?)?
+            };
         }
         // SAFETY: parameters and maps describe the caller's memory and stream, which this function's contract covers; the
         // kernel takes as many maps as its manifest lists, and the plan has made sure that they fit.

@@ -1,9 +1,10 @@
 //! Tensors in device memory, and what a kernel is told of them.
 
-use evosdpa_core::{Layout, Problem};
+use evosdpa_core::{DType, Layout, Problem};
 use evosdpa_cuda::TensorMapRequest;
 use evosdpa_kernels::{InputType, SdpaParams, TensorMapUse, TensorName};
 
+use super::DeviceSide;
 use crate::Error;
 
 /// A tensor in device memory: where it starts and how it is strided. Its head dimension is contiguous.
@@ -33,14 +34,15 @@ pub struct DeviceLse {
 }
 
 impl DeviceLse {
-    /// A packed `[batch, query heads, queries]`.
+    /// A packed `[batch, query heads, queries]`; `[query heads, tokens]` where queries are packed, with room for sequences
+    /// that are all of the longest.
     pub fn packed(address: u64, problem: &Problem) -> Self {
-        let sizes = problem.sizes();
-        Self { address, strides: [(sizes.heads_q * sizes.seq_q) as i64, sizes.seq_q as i64] }
+        let [_, heads, rows, _] = problem.o_shape().map(|size| size as i64);
+        Self { address, strides: [heads * rows, rows] }
     }
 }
 
-/// The scales of 8-bit inputs: device addresses of one `f32` for each (batch, head), contiguous.
+/// The scales of 8-bit inputs: device addresses of one `f32` for each (batch, head), contiguous; 0 for a tensor without codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceScales {
     /// Scales of Q.
@@ -66,10 +68,12 @@ pub struct DeviceTensors {
     pub lse: Option<DeviceLse>,
     /// Scales, of 8-bit inputs and only of those.
     pub scales: Option<DeviceScales>,
+    /// Lengths, pages and what modifies scores, where the problem asks for them.
+    pub side: DeviceSide,
 }
 
 impl DeviceTensors {
-    /// Packed tensors in the problem's layout.
+    /// Contiguous tensors in the problem's layout, with nothing beside them.
     pub fn packed(problem: &Problem, [q, k, v, o]: [u64; 4], lse: Option<u64>) -> Self {
         let layout = problem.layout();
         Self {
@@ -79,40 +83,61 @@ impl DeviceTensors {
             o: DeviceTensor::packed(o, problem.o_shape(), layout),
             lse: lse.map(|address| DeviceLse::packed(address, problem)),
             scales: None,
+            side: DeviceSide::default(),
         }
+    }
+
+    /// A tensor's shape. How many tokens are packed, and how many pages a cache has, the call says.
+    fn shape(&self, problem: &Problem, tensor: TensorName) -> [usize; 4] {
+        let DeviceSide { queries, keys, pages, .. } = self.side;
+        let (mut shape, tokens, pages) = match tensor {
+            TensorName::Q => (problem.q_shape(), queries, None),
+            TensorName::K => (problem.k_shape(), keys, pages),
+            TensorName::V => (problem.v_shape(), keys, pages),
+            TensorName::O => (problem.o_shape(), queries, None),
+        };
+        if let Some(tokens) = tokens {
+            shape[2] = tokens.tokens;
+        }
+        if let Some(pages) = pages {
+            shape[0] = pages.pages;
+        }
+        shape
     }
 
     /// Refuses what no kernel could take. Costs a few dozen nanoseconds.
     pub fn check(&self, problem: &Problem) -> Result<(), Error> {
-        let element_bytes = problem.dtype().bytes() as u64;
-        let inputs = [
-            ("Q", &self.q, problem.q_shape()),
-            ("K", &self.k, problem.k_shape()),
-            ("V", &self.v, problem.v_shape()),
-        ];
-        for (name, tensor, shape) in inputs {
-            check_address(name, tensor.address, element_bytes)?;
-            check_strides(name, &tensor.strides, &shape[..3])?;
+        for name in TensorName::ALL {
+            let (what, tensor) = self.named(name);
+            check_address(what, tensor.address, dtype_of(problem, name).bytes() as u64)?;
+            check_strides(what, &tensor.strides, &self.shape(problem, name)[..3])?;
         }
-        check_address("O", self.o.address, problem.output_dtype().bytes() as u64)?;
-        check_strides("O", &self.o.strides, &problem.o_shape()[..3])?;
-        check_apart("O", &self.o.strides, &problem.o_shape()[..3], problem.sizes().dim_v)?;
+        let [batch, heads, rows, dim] = self.shape(problem, TensorName::O);
+        check_apart("O", &self.o.strides, &[batch, heads, rows], dim)?;
         if let Some(lse) = &self.lse {
-            let sizes = problem.sizes();
             check_address("LSE", lse.address, 4)?;
-            check_strides("LSE", &lse.strides, &[sizes.batch, sizes.heads_q])?;
-            check_apart("LSE", &lse.strides, &[sizes.batch, sizes.heads_q], sizes.seq_q)?;
+            check_strides("LSE", &lse.strides, &[batch, heads])?;
+            check_apart("LSE", &lse.strides, &[batch, heads], rows)?;
         }
-        match (&self.scales, problem.dtype().is_eight_bit()) {
-            (None, true) => Err(Error::ScalesMissing { dtype: problem.dtype() }),
-            (Some(_), false) => Err(Error::ScalesNotWanted { dtype: problem.dtype() }),
-            (Some(scales), true) => {
-                check_address("scales of Q", scales.q, 4)?;
-                check_address("scales of K", scales.k, 4)?;
-                check_address("scales of V", scales.v, 4)
-            }
-            (None, false) => Ok(()),
+        self.check_scales(problem)?;
+        self.side.check(problem)
+    }
+
+    fn check_scales(&self, problem: &Problem) -> Result<(), Error> {
+        let (dtype, kv) = (problem.dtype(), problem.kv_dtype());
+        let codes = if kv.is_eight_bit() { kv } else { dtype };
+        let Some(scales) = &self.scales else {
+            return if problem.has_codes() { Err(Error::ScalesMissing { dtype: codes }) } else { Ok(()) };
+        };
+        if !problem.has_codes() {
+            return Err(Error::ScalesNotWanted { dtype });
         }
+        let named =
+            [("scales of Q", scales.q, dtype), ("scales of K", scales.k, kv), ("scales of V", scales.v, kv)];
+        named
+            .into_iter()
+            .filter(|(_, _, dtype)| dtype.is_eight_bit())
+            .try_for_each(|(name, address, _)| check_address(name, address, 4))
     }
 
     /// The parameter struct of a launch.
@@ -120,7 +145,7 @@ impl DeviceTensors {
         let sizes = problem.sizes();
         let band = problem.band();
         let scales = self.scales.unwrap_or(DeviceScales { q: 0, k: 0, v: 0 });
-        SdpaParams {
+        let mut params = SdpaParams {
             q: self.q.address,
             k: self.k.address,
             v: self.v.address,
@@ -146,10 +171,11 @@ impl DeviceTensors {
             band_hi: band.hi as i32,
             scale: problem.scale(),
             scale_log2: problem.scale() * std::f32::consts::LOG2_E,
-            reserved: 0,
-            // A launch has its own.
-            counter: 0,
-        }
+            // A launch has its own counter.
+            ..SdpaParams::default()
+        };
+        self.side.fill(problem, &mut params);
+        params
     }
 
     /// What a tensor map that a kernel asks for is made of. A dimension of one element has no stride to speak of: it gets
@@ -160,15 +186,8 @@ impl DeviceTensors {
         wanted: &TensorMapUse,
     ) -> evosdpa_kernels::Result<TensorMapRequest<'static>> {
         let (name, tensor) = self.named(wanted.tensor);
-        let shape = match wanted.tensor {
-            TensorName::Q => problem.q_shape(),
-            TensorName::K => problem.k_shape(),
-            TensorName::V => problem.v_shape(),
-            TensorName::O => problem.o_shape(),
-        };
-        let dtype = if wanted.tensor == TensorName::O { problem.output_dtype() } else { problem.dtype() };
-        let dtype: InputType = dtype.name().parse()?;
-        let [batch, heads, seq, dim] = shape.map(|size| size as u64);
+        let dtype: InputType = dtype_of(problem, wanted.tensor).name().parse()?;
+        let [batch, heads, seq, dim] = self.shape(problem, wanted.tensor).map(|size| size as u64);
         let any = dim.next_multiple_of(16);
         let stride = |size: u64, stride: i64| if size == 1 { any } else { stride as u64 };
         Ok(TensorMapRequest {
@@ -198,16 +217,11 @@ impl DeviceTensors {
 
     /// Which of Q, K, V and O TMA could reach, as four bits: what the choice of a kernel depends on.
     pub(crate) fn alignment_class(&self, problem: &Problem) -> u8 {
-        let tensors = [
-            (&self.q, problem.q_shape(), problem.dtype()),
-            (&self.k, problem.k_shape(), problem.dtype()),
-            (&self.v, problem.v_shape(), problem.dtype()),
-            (&self.o, problem.o_shape(), problem.output_dtype()),
-        ];
         let mut class = 0;
-        for (bit, (tensor, shape, dtype)) in tensors.into_iter().enumerate() {
-            let bytes = dtype.bytes() as i64;
-            let strides = tensor.strides.iter().zip(shape);
+        for (bit, name) in TensorName::ALL.into_iter().enumerate() {
+            let (_, tensor) = self.named(name);
+            let bytes = dtype_of(problem, name).bytes() as i64;
+            let strides = tensor.strides.iter().zip(self.shape(problem, name));
             let reached = tensor.address.is_multiple_of(16)
                 && strides.filter(|(_, size)| *size > 1).all(|(stride, _)| {
                     *stride > 0
@@ -219,7 +233,15 @@ impl DeviceTensors {
     }
 }
 
-fn check_address(tensor: &'static str, address: u64, element_bytes: u64) -> Result<(), Error> {
+fn dtype_of(problem: &Problem, tensor: TensorName) -> DType {
+    match tensor {
+        TensorName::Q => problem.dtype(),
+        TensorName::K | TensorName::V => problem.kv_dtype(),
+        TensorName::O => problem.output_dtype(),
+    }
+}
+
+pub(super) fn check_address(tensor: &'static str, address: u64, element_bytes: u64) -> Result<(), Error> {
     if address == 0 {
         return Err(Error::NullPointer { tensor });
     }
@@ -229,7 +251,7 @@ fn check_address(tensor: &'static str, address: u64, element_bytes: u64) -> Resu
     Ok(())
 }
 
-fn check_strides(tensor: &'static str, strides: &[i64], sizes: &[usize]) -> Result<(), Error> {
+pub(super) fn check_strides(tensor: &'static str, strides: &[i64], sizes: &[usize]) -> Result<(), Error> {
     match strides.iter().zip(sizes).find(|(stride, size)| **stride < 0 && **size > 1) {
         Some((stride, _)) => Err(Error::NegativeStride { tensor, stride: *stride }),
         None => Ok(()),
@@ -261,7 +283,6 @@ fn check_apart(tensor: &'static str, strides: &[i64], sizes: &[usize], inner: us
 
 #[cfg(test)]
 mod tests {
-    use evosdpa_core::DType;
     use evosdpa_kernels::Swizzle;
 
     use super::*;

@@ -7,7 +7,8 @@
 namespace {
 
 __device__ __forceinline__ void store_lse(const SdpaParams& p, const Work& work, int row, float top, float sum) {
-  if (p.lse && work.m0 + row < p.seq_q) LSE_OF(p, work.batch, work.head, work.m0 + row) = log_sum_exp(top, sum, ScoreHook::scale(p));
+  if (p.lse && work.m0 + row < work.bounds(p).seq_q)
+    LSE_OF(p, work.batch, work.head, first_query(work.bounds(p)) + work.m0 + row) = ScoreHook::lse(p, work.head, top, sum);
 }
 
 // The sums of this thread's rows over the four lanes that share them.
@@ -30,6 +31,7 @@ __device__ __forceinline__ void store_rows(const SdpaParams& p, unsigned char* s
   const u32 smem = shared_address(smem_raw);
   const int warp_row = warp % WARPS_M * 16 * M_TILES;
   element* o_base = head_of(static_cast<element*>(p.o), p.o_stride, work.batch, work.head);
+  if (PACKED_QUERIES) o_base += first_query(work.bounds(p)) * p.o_stride[2];
   const bool o_aligned = rows_are_16_byte_aligned(o_base, p.o_stride[2]);
   // Without a key tile nothing has waited yet for the other warps' copies of Q.
   if (HEAD_DIM != VALUE_DIM || work.tiles == 0) __syncthreads();
@@ -38,7 +40,7 @@ __device__ __forceinline__ void store_rows(const SdpaParams& p, unsigned char* s
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = row_sum[mt][r];
-      const float inverse = sum > 0.f ? 1.f / sum : 0.f;
+      const float inverse = ScoreHook::inverse(p, work.head, row_max[mt][r], sum);
       const int row = warp_row + mt * 16 + r * 8 + lane / 4;
       if (lane % 4 == 0) store_lse(p, work, row, row_max[mt][r], sum);
 #pragma unroll
@@ -53,7 +55,7 @@ __device__ __forceinline__ void store_rows(const SdpaParams& p, unsigned char* s
   for (int i = lane; i < 16 * M_TILES * OTile::CHUNKS; i += 32) {
     const int row = warp_row + i / OTile::CHUNKS;
     const int chunk = i % OTile::CHUNKS;
-    if (work.m0 + row < p.seq_q) {
+    if (work.m0 + row < work.bounds(p).seq_q) {
       const uint4 bits = *reinterpret_cast<const uint4*>(smem_raw + OTile::offset(row, chunk));
       store_chunk(o_base + (work.m0 + row) * p.o_stride[2], chunk * 8, p.dim_v, o_aligned, bits);
     }
@@ -68,6 +70,7 @@ __device__ __forceinline__ void merge_rows(const SdpaParams& p, unsigned char* s
   const int warp_n = warp / WARPS_M;
   const int warp_row = warp % WARPS_M * 16 * M_TILES;
   element* o_base = head_of(static_cast<element*>(p.o), p.o_stride, work.batch, work.head);
+  if (PACKED_QUERIES) o_base += first_query(work.bounds(p)) * p.o_stride[2];
   const bool o_aligned = rows_are_16_byte_aligned(o_base, p.o_stride[2]);
   float* stats = reinterpret_cast<float*>(smem_raw);                  // [WARPS_N][BLOCK_M] maxima, then sums
   float* partial = stats + 2 * WARPS_N * BLOCK_M;                     // [WARPS_N][BLOCK_M][MERGE_PITCH]
@@ -90,7 +93,7 @@ __device__ __forceinline__ void merge_rows(const SdpaParams& p, unsigned char* s
   for (int i = threadIdx.x; i < BLOCK_M * OTile::CHUNKS; i += THREADS) {
     const int row = i / OTile::CHUNKS;
     const int chunk = i % OTile::CHUNKS;
-    if (work.m0 + row >= p.seq_q) continue;
+    if (work.m0 + row >= work.bounds(p).seq_q) continue;
     float top = NEG_INF;
 #pragma unroll
     for (int w = 0; w < WARPS_N; ++w) top = fmaxf(top, stats[w * BLOCK_M + row]);
@@ -104,7 +107,7 @@ __device__ __forceinline__ void merge_rows(const SdpaParams& p, unsigned char* s
 #pragma unroll
       for (int e = 0; e < 8; ++e) out[e] = fmaf(weight, from[e], out[e]);
     }
-    const float inverse = sum > 0.f ? 1.f / sum : 0.f;
+    const float inverse = ScoreHook::inverse(p, work.head, top, sum);
     if (chunk == 0) store_lse(p, work, row, top, sum);
     const uint4 bits = make_uint4(pack_pair(out[0] * inverse, out[1] * inverse), pack_pair(out[2] * inverse, out[3] * inverse),
                                   pack_pair(out[4] * inverse, out[5] * inverse), pack_pair(out[6] * inverse, out[7] * inverse));

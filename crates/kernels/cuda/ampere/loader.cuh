@@ -1,52 +1,9 @@
-// ampere_fwd: which Q tile is this CTA's, which KV tiles it needs, and how tiles come to shared memory by cp.async.
+// ampere_fwd: how tiles come to shared memory by cp.async.
 #pragma once
-#include "copy.cuh"
-#include "layout.cuh"
-#include "mask.cuh"
+#include "cache.cuh"
+#include "tiles.cuh"
 
 namespace {
-
-// Which rows: HEAD_GROUP heads at a time, few enough for their K and V to stay in L2; among them the last (under a causal mask the
-// longest) Q tiles start first, so that short ones fill the gaps at the end. Which keys: tiles without a visible key are never touched.
-struct Work {
-  int head, batch, head_kv, m0, m_last;
-  int tile_first, tiles;
-  bool precise;
-
-  __device__ __forceinline__ explicit Work(const SdpaParams& p) {
-    const int m_blocks = (p.seq_q + BLOCK_M - 1) / BLOCK_M;
-    const int group_first = int(blockIdx.x) / (HEAD_GROUP * m_blocks) * HEAD_GROUP;
-    const int group_heads = HEAD_GROUP == 1 ? 1 : min(HEAD_GROUP, p.heads_q * p.batch - group_first);
-    const int in_group = int(blockIdx.x) - group_first * m_blocks;
-    const int m_block = m_blocks - 1 - in_group / group_heads;
-    const int head_index = group_first + in_group % group_heads;
-    head = head_index % p.heads_q;
-    batch = head_index / p.heads_q;
-    head_kv = head / (p.heads_q / p.heads_kv);
-    m0 = m_block * BLOCK_M;
-    m_last = min(m0 + BLOCK_M, p.seq_q) - 1;
-    const int key_first = max(0, m0 + p.band_lo);
-    const int key_last = min(p.seq_kv - 1, m_last + p.band_hi);
-    tile_first = key_first / BLOCK_N;
-    tiles = key_last >= key_first ? key_last / BLOCK_N - tile_first + 1 : 0;
-    precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
-  }
-};
-
-// One row of source data: where it starts, and whether 16-byte copies may be used.
-struct Source {
-  const element* base;
-  long long stride;
-  int dim;
-  bool aligned;
-};
-
-// The same value, of which the compiler knows nothing: what is computed from it is computed where it is needed, instead
-// of once before the loop and then kept in registers that are not there.
-__device__ __forceinline__ u32 opaque(u32 value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
 
 // Copies rows [row0, row0 + ROWS) to shared memory; whatever lies past `row_end` or past `dim` becomes zero.
 template <typename Tile, int ROWS>
@@ -101,30 +58,27 @@ struct Loader {
   const SdpaParams& p;
   const u32 smem;
   const Work& work;
-  const Source q, k, v;
+  const Source q;
+  const CacheSource k, v;
 
-  static __device__ __forceinline__ Source source(const void* tensor, const long long (&stride)[3], int batch, int head, int dim) {
-    const element* base = head_of(static_cast<const element*>(tensor), stride, batch, head);
-    return {base, stride[2], dim, rows_are_16_byte_aligned(base, stride[2])};
-  }
   __device__ __forceinline__ Loader(const SdpaParams& params, u32 shared, const Work& w)
       : p(params),
         smem(shared),
         work(w),
-        q(source(p.q, p.q_stride, w.batch, w.head, p.dim_qk)),
-        k(source(p.k, p.k_stride, w.batch, w.head_kv, p.dim_qk)),
-        v(source(p.v, p.v_stride, w.batch, w.head_kv, p.dim_v)) {}
+        q(rows_of(p.q, p.q_stride, w.batch, w.head, first_query(w.bounds(p)), p.dim_qk)),
+        k(cache_of<CacheSource>(p, p.k, p.k_stride, w, p.dim_qk)),
+        v(cache_of<CacheSource>(p, p.v, p.v_stride, w, p.dim_v)) {}
 
-  __device__ __forceinline__ void load_q() const { load_tile<QTile, BLOCK_M>(smem, q, work.m0, p.seq_q); }
+  __device__ __forceinline__ void load_q() const { load_tile<QTile, BLOCK_M>(smem, q, work.m0, work.bounds(p).seq_q); }
   __device__ __forceinline__ void issue(int h) const {
     const int tile = h / 2;
     if (tile < work.tiles) {
       const int slot = tile % STAGES;
       const int n0 = (work.tile_first + tile) * BLOCK_N;
       if (h % 2 == 0)
-        load_tile<KTile, BLOCK_N>(smem + K_OFFSET + slot * KTile::BYTES, k, n0, p.seq_kv);
+        load_tile<KTile, BLOCK_N>(smem + K_OFFSET + slot * KTile::BYTES, k, n0, work.bounds(p).seq_kv);
       else
-        load_tile<VTile, BLOCK_N>(smem + V_OFFSET + slot * VTile::BYTES, v, n0, p.seq_kv);
+        load_tile<VTile, BLOCK_N>(smem + V_OFFSET + slot * VTile::BYTES, v, n0, work.bounds(p).seq_kv);
     }
     cp_async_commit();
   }

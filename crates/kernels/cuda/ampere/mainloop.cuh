@@ -49,7 +49,7 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
 __device__ __forceinline__ void change_scores(const SdpaParams& p, const Work& work, float (&s)[M_TILES][N_TILES][4], int row0,
                                               int key0) {
   if constexpr (ScoreHook::ACTIVE) {
-    const ScoreHook hook(p, work.batch, work.head);
+    const ScoreHook hook(p, work.bounds(p), work.batch, work.head);
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt) {
@@ -64,7 +64,8 @@ __device__ __forceinline__ void change_scores(const SdpaParams& p, const Work& w
 }
 
 // Hides scores past the band's edges and past the last key. `row0` and `key0` are the warp's first.
-__device__ __forceinline__ void mask_tile(const SdpaParams& p, float (&s)[M_TILES][N_TILES][4], int row0, int key0) {
+template <typename Bounds>
+__device__ __forceinline__ void mask_tile(const Bounds& b, float (&s)[M_TILES][N_TILES][4], int row0, int key0) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int mt = 0; mt < M_TILES; ++mt)
@@ -72,14 +73,14 @@ __device__ __forceinline__ void mask_tile(const SdpaParams& p, float (&s)[M_TILE
     for (int r = 0; r < 2; ++r) {
       const int row = row0 + mt * 16 + r * 8 + lane / 4;
       const int column0 = key0 + 2 * (lane % 4);
-      const int visible_first = row + p.band_lo - column0;
-      const int visible_last = min(row + p.band_hi, p.seq_kv - 1) - column0;
+      const int visible_first = band_first(b, row) - column0;
+      const int visible_last = min(band_last(b, row), b.seq_kv - 1) - column0;
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           if (n * 8 + e > visible_last) s[mt][n][r * 2 + e] = NEG_INF;
-      if (p.band_lo > SDPA_BAND_UNBOUNDED_LO) {
+      if (has_left_edge(b)) {
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n)
 #pragma unroll
@@ -141,6 +142,7 @@ __device__ __forceinline__ void softmax_tile(const SdpaParams& p, float (&s)[M_T
 __device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work& work, float (&o)[M_TILES][O_TILES][4],
                                        float (&row_max)[M_TILES][2], float (&row_sum)[M_TILES][2]) {
   const Loader loader(p, smem, work);
+  const auto& bounds = work.bounds(p);
   const int lane = threadIdx.x % 32;
   const int warp_m = threadIdx.x / 32 % WARPS_M;
   const int warp_n = threadIdx.x / 32 / WARPS_M;
@@ -203,7 +205,8 @@ __device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work
     loader.issue(2 * tile + 2 * STAGES);
 
     change_scores(p, work, s, warp_row, n0 + warp_key);
-    if (may_need_mask && tile_needs_mask(p, work.m0, work.m_last, n0, BLOCK_N)) mask_tile(p, s, work.m0 + warp_row, n0 + warp_key);
+    if (may_need_mask && tile_needs_mask(bounds, work.m0, work.m_last, n0, BLOCK_N))
+      mask_tile(bounds, s, work.m0 + warp_row, n0 + warp_key);
     softmax_tile(p, s, o, row_max, row_sum);
     if (precise_rows)
       accumulate_pv<(PRECISE_KEYS > 0)>(o, s, v_here);
@@ -212,8 +215,8 @@ __device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work
   }
   };
   // Tiles before the band's right edge need no mask, unless the band has a left one.
-  const int before_edge = (min(work.m0 + p.band_hi, p.seq_kv - 1) + 1) / BLOCK_N - work.tile_first;
-  const int unmasked = p.band_lo > SDPA_BAND_UNBOUNDED_LO ? 0 : min(max(before_edge, 0), work.tiles);
+  const int before_edge = (min(band_last(bounds, work.m0), bounds.seq_kv - 1) + 1) / BLOCK_N - work.tile_first;
+  const int unmasked = has_left_edge(bounds) ? 0 : min(max(before_edge, 0), work.tiles);
   if (SPLIT_PRECISE_LOOP && PRECISE_KEYS > 0 && work.precise) {
     visit_keys(0, work.tiles, true, true);
   } else {

@@ -1,6 +1,8 @@
 // Every mask of the project is a band: key j is visible to query i iff
 // i + band_lo <= j <= i + band_hi. Full, causal (either alignment) and sliding
-// window differ only in the two numbers.
+// window differ only in the two numbers. Attention chunks cut the band once more.
+//
+// `Bounds` are the parameters themselves, or what is asked of one sequence (sequence.cuh).
 #pragma once
 
 #include "dtype.cuh"
@@ -12,9 +14,25 @@ struct KeyRange {
   int end;
 };
 
+// The first and the last key that the mask lets query `row` see, be there such a key or not. Both grow with the row.
+__device__ __forceinline__ int band_first(const SdpaParams& p, int row) { return row + p.band_lo; }
+__device__ __forceinline__ int band_last(const SdpaParams& p, int row) { return row + p.band_hi; }
+
+// The band by value: read once, before the scores are looked at.
+struct Edges {
+  int lo, hi, seq_kv;
+};
+__device__ __forceinline__ Edges edges_of(const SdpaParams& p) { return {p.band_lo, p.band_hi, p.seq_kv}; }
+__device__ __forceinline__ int band_first(const Edges& e, int row) { return row + e.lo; }
+__device__ __forceinline__ int band_last(const Edges& e, int row) { return row + e.hi; }
+
+// Whether keys may be hidden on the left.
+__device__ __forceinline__ bool has_left_edge(const SdpaParams& p) { return p.band_lo > SDPA_BAND_UNBOUNDED_LO; }
+
 // The keys that query `row` may see.
-__device__ __forceinline__ KeyRange visible_keys(const SdpaParams& p, int row) {
-  return {max(0, row + p.band_lo), min(p.seq_kv, row + p.band_hi + 1)};
+template <typename Bounds>
+__device__ __forceinline__ KeyRange visible_keys(const Bounds& p, int row) {
+  return {max(0, band_first(p, row)), min(p.seq_kv, band_last(p, row) + 1)};
 }
 
 __device__ __forceinline__ bool is_visible(const SdpaParams& p, int row, int key) {
@@ -23,8 +41,8 @@ __device__ __forceinline__ bool is_visible(const SdpaParams& p, int row, int key
 
 // The KV tiles that at least one of the rows [first_row, last_row] may see. Both
 // limits grow with the row, so the first row gives the begin and the last the end.
-__device__ __forceinline__ KeyRange visible_tiles(const SdpaParams& p, int first_row, int last_row,
-                                                  int tile_keys) {
+template <typename Bounds>
+__device__ __forceinline__ KeyRange visible_tiles(const Bounds& p, int first_row, int last_row, int tile_keys) {
   const int begin = visible_keys(p, first_row).begin;
   const int end = visible_keys(p, last_row).end;
   if (begin >= end) return {0, 0};
@@ -40,8 +58,9 @@ __device__ __forceinline__ bool all_visible(const SdpaParams& p, int first_row, 
 }
 
 // True when a key of the tile is hidden from one of the rows.
-__device__ __forceinline__ bool tile_needs_mask(const SdpaParams& p, int first_row, int last_row, int first_key, int keys) {
-  return first_key < last_row + p.band_lo || first_key + keys - 1 > first_row + p.band_hi || first_key + keys > p.seq_kv;
+template <typename Bounds>
+__device__ __forceinline__ bool tile_needs_mask(const Bounds& p, int first_row, int last_row, int first_key, int keys) {
+  return first_key < band_first(p, last_row) || first_key + keys - 1 > band_last(p, first_row) || first_key + keys > p.seq_kv;
 }
 
 // True when none of the rows sees any of the keys: nothing is to be done.
@@ -53,8 +72,9 @@ __device__ __forceinline__ bool none_visible(const SdpaParams& p, int first_row,
 
 // Whether one of the rows sees fewer than `keys` keys. The count rises, stays and falls along
 // the rows, so the fewest are at one of the ends.
-__device__ __forceinline__ int visible_key_count(const SdpaParams& p, int row) {
-  return min(p.seq_kv - 1, row + p.band_hi) - max(0, row + p.band_lo) + 1;
+template <typename Bounds>
+__device__ __forceinline__ int visible_key_count(const Bounds& p, int row) {
+  return min(p.seq_kv - 1, band_last(p, row)) - max(0, band_first(p, row)) + 1;
 }
 __device__ __forceinline__ bool any_row_sees_fewer(const SdpaParams& p, int first_row, int last_row, int keys) {
   return min(visible_key_count(p, first_row), visible_key_count(p, last_row)) < keys;
@@ -68,15 +88,16 @@ __device__ __forceinline__ int columns_before(int column) { return column <= 0 ?
 // The lowest `count` bits, 0 to 32.
 __device__ __forceinline__ u32 low_bits(int count) { return count <= 0 ? 0u : ~0u >> max(0, 32 - count); }
 
-// Calls visit(i, visible) for every score. Hidden is what lies outside [row + band_lo, row + band_hi] or past the last key. `rows` are
+// Calls visit(i, visible) for every score. Hidden is what lies outside the band or past the last key. `rows` are
 // this thread's two query positions, `column` is the key of its first accumulator. What is visible is worked out once as a word of bits,
 // which become predicates several at a time: half as many instructions as a comparison for each score.
-template <int N, typename Visit>
-__device__ __forceinline__ void visit_visible(const int (&rows)[2], int column, int band_lo, int band_hi, int seq_kv, Visit visit) {
+template <int N, typename Bounds, typename Visit>
+__device__ __forceinline__ void visit_visible(const Bounds& bounds, const int (&rows)[2], int column, Visit visit) {
+  const auto p = edges_of(bounds);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int end = columns_before(min(rows[r] + band_hi, seq_kv - 1) - column + 1);
-    const int begin = columns_before(rows[r] + band_lo - column);
+    const int end = columns_before(min(band_last(p, rows[r]), p.seq_kv - 1) - column + 1);
+    const int begin = columns_before(band_first(p, rows[r]) - column);
 #pragma unroll
     for (int word = 0; word < (N + 127) / 128; ++word) {
       const u32 visible = low_bits(end - 32 * word) & ~low_bits(begin - 32 * word);
@@ -90,17 +111,16 @@ __device__ __forceinline__ void visit_visible(const int (&rows)[2], int column, 
 }
 
 // Hides scores.
-template <int N>
-__device__ __forceinline__ void mask_scores(float (&s)[N / 2], const int (&rows)[2], int column, int band_lo, int band_hi, int seq_kv) {
-  visit_visible<N>(rows, column, band_lo, band_hi, seq_kv, [&](int i, bool visible) {
+template <int N, typename Bounds>
+__device__ __forceinline__ void mask_scores(const Bounds& p, float (&s)[N / 2], const int (&rows)[2], int column) {
+  visit_visible<N>(p, rows, column, [&](int i, bool visible) {
     if (!visible) s[i] = NEG_INF;
   });
 }
 
 // The same before there are scores: QKᵀ is then added to zero, or to an infinity that stays one.
-template <int N>
-__device__ __forceinline__ void mask_in_advance(float (&s)[N / 2], const int (&rows)[2], int column, int band_lo, int band_hi,
-                                                int seq_kv) {
-  visit_visible<N>(rows, column, band_lo, band_hi, seq_kv, [&](int i, bool visible) { s[i] = visible ? 0.f : NEG_INF; });
+template <int N, typename Bounds>
+__device__ __forceinline__ void mask_in_advance(const Bounds& p, float (&s)[N / 2], const int (&rows)[2], int column) {
+  visit_visible<N>(p, rows, column, [&](int i, bool visible) { s[i] = visible ? 0.f : NEG_INF; });
 }
 

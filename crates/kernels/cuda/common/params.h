@@ -41,11 +41,46 @@ struct SdpaParams {
 
   float scale;       // softmax scale
   float scale_log2;  // scale * log2(e): exp(x * scale) == exp2(x * scale_log2)
-  int reserved;
+  float softcap;     // a scaled score s becomes softcap * tanh(s / softcap)
 
   // Hands out work: 0 before the launch, left at 0 by the kernel; null: the kernel divides its work up beforehand.
   unsigned* counter;
+
+  // Of each query head: ALiBi's slope, and the logit of its sink.
+  const float* alibi_slopes;
+  const float* sinks;
+
+  // Added to the scores, and bytes of which 0 hides a key. Strides in elements: batch, head, query; 0 where shared. Keys are contiguous.
+  const void* bias;
+  const unsigned char* mask;
+  long long bias_stride[3];
+  long long mask_stride[3];
+  int bias_type;  // SDPA_BIAS_*
+
+  // Query i stands at position i + position among the keys: what ALiBi and chunks count from.
+  int position;
+  int chunk;  // keys of one attention chunk
+
+  // Lengths that are data: where each sequence's packed tokens begin and the last ones end (batch + 1 values), how many of its keys are
+  // filled (batch values). Null: as long as the problem says. Batch strides of packed tensors are 0.
+  int bottom_right;  // the sequence's last query is aligned with its last key: band and position count from there
+  const int* cu_seqlens_q;
+  const int* cu_seqlens_kv;
+  const int* seqused_kv;
+  int tokens_q;  // packed tokens that there is room for
+  int tokens_kv;
+
+  // A cache in pages: entry i of a sequence's row is the page of its keys i * page_size and on. The page takes the place of the batch
+  // in the strides of K and V.
+  const int* page_table;
+  long long page_table_stride;  // entries from row to row
+  int page_size;
+  int pages;  // of the cache
 };
+
+#define SDPA_BIAS_F32 0
+#define SDPA_BIAS_F16 1
+#define SDPA_BIAS_BF16 2
 
 // NVRTC knows neither <stddef.h> nor __builtin_offsetof; its front end's own spelling does.
 #ifdef __CUDACC_RTC__
@@ -79,8 +114,27 @@ SDPA_OFFSET_IS(band_lo, 204);
 SDPA_OFFSET_IS(band_hi, 208);
 SDPA_OFFSET_IS(scale, 212);
 SDPA_OFFSET_IS(scale_log2, 216);
-SDPA_OFFSET_IS(reserved, 220);
+SDPA_OFFSET_IS(softcap, 220);
 SDPA_OFFSET_IS(counter, 224);
-static_assert(sizeof(SdpaParams) == 232, "SdpaParams changed size: change the Rust mirror too");
+SDPA_OFFSET_IS(alibi_slopes, 232);
+SDPA_OFFSET_IS(sinks, 240);
+SDPA_OFFSET_IS(bias, 248);
+SDPA_OFFSET_IS(mask, 256);
+SDPA_OFFSET_IS(bias_stride, 264);
+SDPA_OFFSET_IS(mask_stride, 288);
+SDPA_OFFSET_IS(bias_type, 312);
+SDPA_OFFSET_IS(position, 316);
+SDPA_OFFSET_IS(chunk, 320);
+SDPA_OFFSET_IS(bottom_right, 324);
+SDPA_OFFSET_IS(cu_seqlens_q, 328);
+SDPA_OFFSET_IS(cu_seqlens_kv, 336);
+SDPA_OFFSET_IS(seqused_kv, 344);
+SDPA_OFFSET_IS(tokens_q, 352);
+SDPA_OFFSET_IS(tokens_kv, 356);
+SDPA_OFFSET_IS(page_table, 360);
+SDPA_OFFSET_IS(page_table_stride, 368);
+SDPA_OFFSET_IS(page_size, 376);
+SDPA_OFFSET_IS(pages, 380);
+static_assert(sizeof(SdpaParams) == 384, "SdpaParams changed size: change the Rust mirror too");
 #undef SDPA_OFFSET_IS
 #undef SDPA_OFFSET_OF

@@ -60,10 +60,13 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
   if (PACK_HEADS > 1) head += warp_row / POSITIONS;
   m0 += warp_row % POSITIONS;
   const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};
+  const auto& bounds = bounds_of<(PACKED_QUERIES > 0)>(layout.work_slot(slot), p);
+  const int seq_q = bounds.seq_q;
+  const int first = first_query(bounds);
   reduce_row_sums(state);
   float inverse[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) inverse[r] = state.sum[r] > 0.f ? 1.f / state.sum[r] : 0.f;
+  for (int r = 0; r < 2; ++r) inverse[r] = ScoreHook::inverse(p, head, state.max[r], state.sum[r]);
   scale_rows(o, inverse);
   __syncwarp();  // all eight lanes have read their word
   if (lane == 0) mbarrier_arrive(layout.work_empty(slot));
@@ -71,14 +74,14 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
     element* o_head = static_cast<element*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      store_row<VALUE_DIM>(o, r, o_head + rows[r] * p.o_stride[2], rows[r] < p.seq_q, 0, p.dim_v);
+      store_row<VALUE_DIM>(o, r, o_head + (first + rows[r]) * p.o_stride[2], rows[r] < seq_q, 0, p.dim_v);
   } else {
     store_by_tma(o, o_map, layout, q_at.slot(), warpgroup, warp_row, m0, head, batch);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    if (p.lse && lane % 4 == 0 && rows[r] < p.seq_q)
-      LSE_OF(p, batch, head, rows[r]) = log_sum_exp(state.max[r], state.sum[r], ScoreHook::scale(p));
+    if (p.lse && lane % 4 == 0 && rows[r] < seq_q)
+      LSE_OF(p, batch, head, first + rows[r]) = ScoreHook::lse(p, head, state.max[r], state.sum[r]);
 }
 
 }  // namespace

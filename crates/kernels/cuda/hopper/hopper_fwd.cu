@@ -1,6 +1,6 @@
 // hopper_fwd: fused attention for sm_90a on TMA, mbarriers and wgmma.
 //
-// A CTA is a tile scheduler and a producer, one thread each, and CONSUMERS warpgroups of 64 query rows. The scheduler publishes one Q tile
+// A CTA is a tile scheduler and a producer, one thread each (a warp where lengths or pages are data), and CONSUMERS warpgroups of 64 query rows. The scheduler publishes one Q tile
 // after the other (scheduler.cuh), the producer streams its Q, K and V through rings in shared memory (layout.cuh, producer.cuh), and the
 // consumers compute it (mainloop.cuh) and store it (epilogue.cuh). K and V have rings of STAGES tiles with a full barrier, filled by TMA,
 // and an empty barrier, one arrival per consumer warp, per slot.
@@ -8,7 +8,7 @@
 //   rows: 64·CONSUMERS, made of PACK_HEADS query heads (of one key head) × POSITIONS positions
 #include "score.cuh"
 
-using ScoreHook = PlainScores;
+using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
 
 #include "mainloop.cuh"
 #include "producer.cuh"
@@ -31,9 +31,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   if (threadIdx.x < 128) {
     registers_release<PRODUCER_REGS>();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    if (warp == 1 && elect_lane())
-      run_scheduler(p, layout);
-    else if (warp == 0 && elect_lane())
+    if (warp == 1 && (PACKED_QUERIES || elect_lane()))
+      run_scheduler<SchedulerOf<(PACKED_QUERIES > 0)>::type>(p, layout);
+    else if (warp == 0 && (GATHERS || elect_lane()))
       Producer(p, q_map, k_map, v_map, layout).run();
   } else {
     registers_claim<CONSUMER_REGS>();
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       mbarrier_wait(layout.work_full(work_at.slot()), work_at.parity());
       const WarpWork work(layout.work_slot(work_at.slot()));
       if (!work.more()) break;
-      consumer.attend(work.tile(p));
+      consumer.attend(work.tile(p, layout.work_slot(work_at.slot())));
       store_tile(p, o_map, layout, consumer.q_at, consumer.warpgroup, consumer.o, consumer.state);
       consumer.q_at.advance();
     }

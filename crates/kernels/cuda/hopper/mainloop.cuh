@@ -20,7 +20,8 @@ struct Constant {
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 // Registers per thread at the start, and how the warpgroups share them out afterwards.
 constexpr int ENTRY_REGS = 65536 / (CTAS_PER_SM * THREADS) / 8 * 8;
-constexpr int PRODUCER_REGS = CONSUMERS >= 3 || PAIRED || PACK_HEADS > 1 ? 32 : 24;  // pairs and packed heads take more to work out
+// Pairs and packed heads take more to work out, lengths and pages still more.
+constexpr int PRODUCER_REGS = OWN_LENGTHS || PAGED_CACHE ? 56 : CONSUMERS >= 3 || PAIRED || PACK_HEADS > 1 || CHUNKED ? 32 : 24;
 constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / CONSUMERS / 8 * 8;
 constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 // Whether what rounding leaves of P has room beside everything else while MMAs and softmax overlap.
@@ -93,36 +94,38 @@ struct Consumer {
     issue_pv<BLOCK_N>(o, weights, wgmma_descriptor(v_tile(), KV_PANEL_BYTES));
   }
 
+  // The lengths and the band that count.
+  __device__ decltype(auto) bounds() const { return bounds_of(layout.work_slot(RingPosition<WORK_SLOTS>{q_at.uses}.slot()), p); }
   // The positions of this warpgroup's rows.
   __device__ int first_row(const QTile& t) const { return PACK_HEADS > 1 ? t.m0 : t.m0 + warpgroup * 64; }
-  __device__ int last_row(const QTile& t) const { return PACK_HEADS > 1 ? t.m_last : min(first_row(t) + 63, p.seq_q - 1); }
+  __device__ int last_row(const QTile& t) const { return PACK_HEADS > 1 ? t.m_last : min(first_row(t) + 63, bounds().seq_q - 1); }
   __device__ bool needs_mask(const QTile& t, int n) const {
-    return !WHOLE_TILES && tile_needs_mask(p, first_row(t), last_row(t), n * BLOCK_N, BLOCK_N);
+    return !WHOLE_TILES && tile_needs_mask(bounds(), first_row(t), last_row(t), n * BLOCK_N, BLOCK_N);
   }
   __device__ void mask_tile(const QTile& t, int n) {
     const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
     const int rows[2] = {row, row + 8};
-    mask_scores<BLOCK_N>(s, rows, n * BLOCK_N + 2 * (lane % 4), p.band_lo, p.band_hi, p.seq_kv);
+    mask_scores<BLOCK_N>(bounds(), s, rows, n * BLOCK_N + 2 * (lane % 4));
   }
   // The score hook on this tile's scores.
   __device__ void change_scores(const QTile& t, int n) {
     if constexpr (ScoreHook::ACTIVE) {
       const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
       const int rows[2] = {row, row + 8};
-      apply_hook<BLOCK_N>(ScoreHook(p, t.batch, head_of_warp(t)), s, rows, n * BLOCK_N + 2 * (lane % 4));
+      apply_hook<BLOCK_N>(ScoreHook(p, bounds(), t.batch, head_of_warp(t)), s, rows, n * BLOCK_N + 2 * (lane % 4));
     }
   }
   __device__ int head_of_warp(const QTile& t) const { return PACK_HEADS > 1 ? t.head + first_row_of_warp() / POSITIONS : t.head; }
 
   template <bool MAYBE_MASKED, typename Wait>
-  __device__ void softmax(const QTile& t, Wait wait) {
-    softmax_scores<BLOCK_N, MAYBE_MASKED>(s, state, ScoreHook::scale_log2(p), shrink, wait);
+  __device__ void softmax(Wait wait) {
+    softmax_scores<BLOCK_N, MAYBE_MASKED || ScoreHook::HIDES>(s, state, ScoreHook::scale_log2(p), shrink, wait);
   }
   // Of a tile with nothing else under way: mostly one with a mask.
   __device__ void mask_and_softmax(const QTile& t, int n) {
     change_scores(t, n);
     if (needs_mask(t, n)) mask_tile(t, n);
-    softmax<!WHOLE_TILES>(t, NoWait());
+    softmax<!WHOLE_TILES>(NoWait());
   }
   __device__ void rescale_output() { scale_rows(o, shrink); }
   // The wait for PV stands before the next tile's softmax. It has no operands: ptxas mixes the two as it likes, and does it well.
@@ -235,7 +238,7 @@ struct Consumer {
       k_ready = probe_k();
       change_scores(t, n);
       if (masked) mask_tile(t, n);
-      softmax<decltype(maybe_masked)::value>(t, [&] { return await_pv(); });
+      softmax<decltype(maybe_masked)::value>([&] { return await_pv(); });
       pack();
       if (SCALE_LATE) rescale_output();
     };
@@ -246,8 +249,9 @@ struct Consumer {
       for (; n >= t.first; --n) step(Constant<true>(), needs_mask(t, n));
     } else {
       // Loops of their own for tiles that the right edge cuts, whole ones, and tiles that the left edge cuts.
-      const int last_whole = max(t.first - 1, min(first_row(t) + p.band_hi + 1, p.seq_kv) / BLOCK_N - 1);
-      const int first_whole = max(t.first, (max(0, last_row(t) + p.band_lo) + BLOCK_N - 1) / BLOCK_N);
+      const auto& b = bounds();
+      const int last_whole = max(t.first - 1, min(band_last(b, first_row(t)) + 1, b.seq_kv) / BLOCK_N - 1);
+      const int first_whole = max(t.first, (max(0, band_first(b, last_row(t))) + BLOCK_N - 1) / BLOCK_N);
       for (; n > last_whole; --n) step(Constant<true>(), true);
       for (; n >= first_whole; --n) step(Constant<false>(), false);
       for (; n >= t.first; --n) step(Constant<true>(), true);
@@ -263,10 +267,10 @@ struct Consumer {
 
   // All KV tiles of one Q tile. O and the rows' state are complete, but for their division and the sum over the lanes.
   __device__ void attend(const QTile& t) {
-    int n = PACK_HEADS > 1 ? t.last() : last_seen(p, t, t.m0 + warpgroup * 64 + 63);
+    int n = PACK_HEADS > 1 ? t.last() : last_seen(bounds(), t, t.m0 + warpgroup * 64 + 63);
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
-    ScoreHook::begin(p, head_of_warp(t), state);
+    row_pair_reset(state);
     mbarrier_wait(layout.q_full(q_at.slot()), q_at.parity());
     Queries q;
     q.read(layout.q(q_at.slot()), warpgroup, first_row_of_warp(), lane);

@@ -2,23 +2,31 @@
 // streams Q, K and V tiles into shared memory by TMA.
 //
 // Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
+//
+// TMA knows neither pages nor where a sequence ends among others: behind its last key it would fetch whatever lies there, and a weight of
+// 0 times a NaN is a NaN. So where a cache has pages, or sequences lengths of their own, the producer is a whole warp, which copies such
+// tiles row by row (gather.cuh) and leaves the others to TMA.
 #pragma once
+#include "gather.cuh"
 #include "launch.cuh"
-#include "layout.cuh"
 
 namespace {
 
 // Consumers give a slot back when they have stored the Q tile it published. The counter is asked for the next one as late as the
 // producer can bear: who takes a long one early is the last to finish.
+template <typename Scheduler>
 __device__ __forceinline__ void run_scheduler(const SdpaParams& p, const Layout& layout) {
-  TileScheduler scheduler;
+  Scheduler scheduler;
   RingPosition<WORK_SLOTS> work_at;
   for (bool more = true; more; work_at.advance()) {
+    if (OWN_LENGTHS && work_at.uses == 0) grid_wait();  // lengths may be another kernel's outputs
     const Work work = scheduler.work(p);
     more = work.head >= 0;
     mbarrier_wait(layout.work_empty(work_at.slot()), work_at.parity() ^ 1);
-    publish_work(layout.work_slot(work_at.slot()), p, work);
-    mbarrier_arrive(layout.work_full(work_at.slot()));
+    if (!PACKED_QUERIES || threadIdx.x % 32 == 0) {
+      publish_work(layout.work_slot(work_at.slot()), p, work);
+      mbarrier_arrive(layout.work_full(work_at.slot()));
+    }
     if (PERSISTENT == 2 && work_at.uses == 0) grid_wait();  // the launch before may use the same counter
     if (PERSISTENT == 2 && more) mbarrier_wait(layout.work_wanted, work_at.uses & 1);
     if (more) scheduler.advance(p);
@@ -34,54 +42,83 @@ struct Producer {
   RingPosition<WORK_SLOTS> work_at;
   RingPosition<Q_STAGES> q_at;
   RingPosition<STAGES> k_at, v_at;
+  Gathered gathered;
 
   __device__ __forceinline__ Producer(const SdpaParams& params, const TensorMap& q, const TensorMap& k, const TensorMap& v,
                                       const Layout& where)
       : p(params), q_map(q), k_map(k), v_map(v), layout(where) {}
 
+  // Waits for a slot, or for work. Whoever will empty it may be waiting for what this warp has copied so far.
+  __device__ __forceinline__ void await_empty(u32 barrier, u32 parity) {
+    if (GATHERS && gathered.pending && !mbarrier_test(barrier, parity)) gathered.publish();
+    mbarrier_wait(barrier, parity);
+  }
+
   __device__ __forceinline__ void load_k(const QTile& t, int n) {
-    mbarrier_wait(layout.k_empty(k_at.slot()), k_at.parity() ^ 1);
-    mbarrier_expect_bytes(layout.k_full(k_at.slot()), K_BYTES);
-#pragma unroll
-    for (int panel = 0; panel < QK_PANELS; ++panel)
-      tma_load(layout.k(k_at.slot()) + panel * KV_PANEL_BYTES, &k_map, layout.k_full(k_at.slot()), panel * PANEL, n * BLOCK_N,
-               t.head_kv, t.batch, L2_EVICT_LAST);
+    await_empty(layout.k_empty(k_at.slot()), k_at.parity() ^ 1);
+    if (GATHERS && needs_gather(p, t, n)) {
+      gathered.copy<QK_PANELS>(p, p.k, p.k_stride, p.dim_qk, t, n, layout.k(k_at.slot()), layout.k_full(k_at.slot()));
+    } else if (is_leader()) {
+      tma_k(t, n);
+    }
     k_at.advance();
   }
 
-  __device__ __forceinline__ void load_v(const QTile& t, int n) {
-    mbarrier_wait(layout.v_empty(v_at.slot()), v_at.parity() ^ 1);
-    mbarrier_expect_bytes(layout.v_full(v_at.slot()), V_BYTES);
+  __device__ __forceinline__ void tma_k(const QTile& t, int n) {
+    mbarrier_expect_bytes(layout.k_full(k_at.slot()), K_BYTES);
+    const TileAt at = place_of_tile(p, t, n);
 #pragma unroll
-    for (int panel = 0; panel < V_PANELS; ++panel)
-      tma_load(layout.v(v_at.slot()) + panel * KV_PANEL_BYTES, &v_map, layout.v_full(v_at.slot()), panel * PANEL, n * BLOCK_N,
-               t.head_kv, t.batch, L2_EVICT_LAST);
+    for (int panel = 0; panel < QK_PANELS; ++panel)
+      tma_load(layout.k(k_at.slot()) + panel * KV_PANEL_BYTES, &k_map, layout.k_full(k_at.slot()), panel * PANEL, at.row,
+               t.head_kv, at.batch, L2_EVICT_LAST);
+  }
+
+  __device__ __forceinline__ void load_v(const QTile& t, int n) {
+    await_empty(layout.v_empty(v_at.slot()), v_at.parity() ^ 1);
+    if (GATHERS && needs_gather(p, t, n)) {
+      gathered.copy<V_PANELS>(p, p.v, p.v_stride, p.dim_v, t, n, layout.v(v_at.slot()), layout.v_full(v_at.slot()));
+    } else if (is_leader()) {
+      tma_v(t, n);
+    }
     v_at.advance();
   }
 
-  __device__ __forceinline__ void load_q(const QTile& t) {
-    mbarrier_wait(layout.q_empty(q_at.slot()), q_at.parity() ^ 1);
-    mbarrier_expect_bytes(layout.q_full(q_at.slot()), Q_BYTES);
+  __device__ __forceinline__ void tma_v(const QTile& t, int n) {
+    mbarrier_expect_bytes(layout.v_full(v_at.slot()), V_BYTES);
+    const TileAt at = place_of_tile(p, t, n);
 #pragma unroll
-    for (int panel = 0; panel < QK_PANELS; ++panel)
-      tma_load(layout.q(q_at.slot()) + panel * Q_PANEL_BYTES, &q_map, layout.q_full(q_at.slot()), panel * PANEL, t.m0, t.head,
-               t.batch, L2_EVICT_FIRST);
+    for (int panel = 0; panel < V_PANELS; ++panel)
+      tma_load(layout.v(v_at.slot()) + panel * KV_PANEL_BYTES, &v_map, layout.v_full(v_at.slot()), panel * PANEL, at.row,
+               t.head_kv, at.batch, L2_EVICT_LAST);
+  }
+
+  // Rows behind a sequence's last query are another's, and nobody looks at what becomes of them.
+  __device__ __forceinline__ void load_q(const QTile& t) {
+    await_empty(layout.q_empty(q_at.slot()), q_at.parity() ^ 1);
+    if (is_leader()) {
+      mbarrier_expect_bytes(layout.q_full(q_at.slot()), Q_BYTES);
+#pragma unroll
+      for (int panel = 0; panel < QK_PANELS; ++panel)
+        tma_load(layout.q(q_at.slot()) + panel * Q_PANEL_BYTES, &q_map, layout.q_full(q_at.slot()), panel * PANEL,
+                 first_query(t) + t.m0, t.head, PACKED_QUERIES ? 0 : t.batch, L2_EVICT_FIRST);
+    }
     q_at.advance();
   }
 
   // False: there is no more.
   __device__ __forceinline__ bool next_tile(QTile& t) {
-    mbarrier_wait(layout.work_full(work_at.slot()), work_at.parity());
+    await_empty(layout.work_full(work_at.slot()), work_at.parity());
     QTile next;
     const bool more = read_work(layout.work_slot(work_at.slot()), p, next);
-    mbarrier_arrive(layout.work_empty(work_at.slot()));
+    if (GATHERS) __syncwarp();  // all lanes have read it
+    if (is_leader()) mbarrier_arrive(layout.work_empty(work_at.slot()));
     work_at.advance();
     if (more) t = next;
     return more;
   }
 
   __device__ __forceinline__ void want_more() const {
-    if (PERSISTENT == 2) mbarrier_arrive(layout.work_wanted);
+    if (PERSISTENT == 2 && is_leader()) mbarrier_arrive(layout.work_wanted);
   }
 
   // Everything in the order in which it is consumed: the next Q tile's first keys come before this one's last values. Its queries
@@ -109,6 +146,7 @@ struct Producer {
       if (more && Q_STAGES == 1) load_q(next);
       t = next;
     }
+    if (GATHERS) gathered.publish();
   }
 };
 

@@ -1,13 +1,17 @@
 // The tile scheduler of hopper_fwd: which Q tiles a CTA works on, in which order, and which KV tiles each of them needs. One thread of
 // the CTA walks the list and publishes it to the producer and the consumers (producer.cuh).
 #pragma once
-#include "mask.cuh"
+#include "packed.cuh"
 
 namespace {
 
 constexpr int BLOCK_M = 64 * CONSUMERS;
 constexpr int POSITIONS = BLOCK_M / PACK_HEADS;  // query positions of one Q tile
 static_assert(BLOCK_M % PACK_HEADS == 0 && POSITIONS % 16 == 0, "the 16 rows of a warp are of one head");
+
+// Lengths that are data, and bounds that are not the parameters' own (sequence.cuh).
+constexpr bool OWN_LENGTHS = PACKED_QUERIES || PACKED_KEYS || USED_LENGTHS;
+constexpr bool OWN_BOUNDS = OWN_LENGTHS || CHUNKED;
 
 // A Q tile: its number in its head, and the head, or group of PACK_HEADS heads, counted through all batches; negative: the list ends.
 struct Work {
@@ -89,8 +93,44 @@ struct TileScheduler {
   }
 };
 
+// The same of packed sequences, whose Q tiles only the device can count: found by the whole warp.
+struct PackedScheduler {
+  int number = blockIdx.x;
+
+  __device__ __forceinline__ Work work(const SdpaParams& p) {
+    TilePlace place;
+    int tiles;
+    const int heads = p.heads_q / PACK_HEADS;
+    if (find_tile<POSITIONS>(p, heads, number, place, tiles)) return {place.m_block, place.batch * heads + place.head};
+    // As for all lists: as many questions as Q tiles, and the last one leaves a zero.
+    if (p.counter && threadIdx.x % 32 == 0 && number - int(gridDim.x) == tiles - 1) atomicExch(p.counter, 0u);
+    return {0, -1};
+  }
+  __device__ __forceinline__ void advance(const SdpaParams& p) {
+    if (p.counter && threadIdx.x % 32 == 0) number = gridDim.x + atomicAdd(p.counter, 1u);
+    number = p.counter ? __shfl_sync(~0u, number, 0) : number + gridDim.x;
+  }
+};
+
+template <bool PACKED>
+struct SchedulerOf {
+  using type = TileScheduler;
+};
+template <>
+struct SchedulerOf<true> {
+  using type = PackedScheduler;
+};
+
+// Of a sequence whose lengths are data.
+template <bool OWN>
+struct OwnTokens {};
+template <>
+struct OwnTokens<true> {
+  int q_first, kv_first, seq_kv;
+};
+
 // POSITIONS rows of one head, or of each of PACK_HEADS heads, and the KV tiles that they see.
-struct QTile {
+struct QTile : OwnTokens<OWN_LENGTHS> {
   int m0, m_last, head, head_kv, batch;
   int first, count;  // KV tiles [first, first + count)
   bool precise;
@@ -98,15 +138,20 @@ struct QTile {
 };
 
 // The rightmost KV tile that rows up to `row` see, at least the first of the Q tile.
-__device__ __forceinline__ int last_seen(const SdpaParams& p, const QTile& t, int row) {
-  return max(t.first, min(t.last(), min(min(row, p.seq_q - 1) + p.band_hi, p.seq_kv - 1) / BLOCK_N));
+template <typename Bounds>
+__device__ __forceinline__ int last_seen(const Bounds& b, const QTile& t, int row) {
+  return max(t.first, min(t.last(), min(band_last(b, min(row, b.seq_q - 1)), b.seq_kv - 1) / BLOCK_N));
 }
 
-__device__ __forceinline__ int last_row_of(const SdpaParams& p, int m0) { return min(m0 + POSITIONS, p.seq_q) - 1; }
+template <typename Bounds>
+__device__ __forceinline__ int last_row_of(const Bounds& b, int m0) {
+  return min(m0 + POSITIONS, b.seq_q) - 1;
+}
 
 // A published Q tile, eight words: m0, head, batch, head_kv, then first, count, precise, and whether there is one at all. All that takes
 // divisions is worked out once, by the scheduler thread; the first four are stored before the others are, to spare its registers.
-constexpr int WORK_BYTES = 32;
+// Where lengths are data, the sequence's follow, in eight words more.
+constexpr int WORK_BYTES = OWN_LENGTHS ? 64 : 32;
 
 __device__ __forceinline__ void store_four(u32 smem, int a, int b, int c, int d) {
   asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -116,7 +161,54 @@ __device__ __forceinline__ void load_four(u32 smem, int& a, int& b, int& c, int&
   asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(smem) : "memory");
 }
 
+// The bounds of a published Q tile. Read where they are needed instead of kept in registers.
+template <bool OWN = OWN_BOUNDS>
+__device__ __forceinline__ decltype(auto) bounds_of(u32 smem, const SdpaParams& p) {
+  if constexpr (!OWN) {
+    return (p);
+  } else {
+    Sequence s = sequence_of<false>(p, 0);
+    if (OWN_LENGTHS) {
+      int spare;
+      load_four(smem + 32, s.seq_q, s.seq_kv, s.band_lo, s.band_hi);
+      load_four(smem + 48, s.position, s.q_first, s.kv_first, spare);
+    }
+    return s;
+  }
+}
+
+// What rows see, of a Q tile whose place is published already.
+template <typename Bounds>
+__device__ __forceinline__ void publish_keys(u32 smem, const Bounds& b, int m0) {
+  const int m_last = last_row_of(b, m0);
+  const int key_first = max(0, band_first(b, m0)), key_last = min(b.seq_kv - 1, band_last(b, m_last));
+  const int first = key_first / BLOCK_N;
+  const int count = key_last >= key_first ? key_last / BLOCK_N - first + 1 : 0;
+  const int precise = PRECISE_KEYS > 0 && any_row_sees_fewer(b, m0, m_last, PRECISE_KEYS);
+  store_four(smem + 16, first, count, precise, 1);
+}
+
+__device__ __forceinline__ void publish_own_work(u32 smem, const SdpaParams& p, const Work& work) {
+  if (work.head < 0) {
+    store_four(smem, 0, 0, 0, 0);
+    store_four(smem + 16, 0, 0, 0, 0);
+    if (OWN_LENGTHS) store_four(smem + 32, 0, 0, 0, 0), store_four(smem + 48, 0, 0, 0, 0);  // whoever reads it reads all of it
+    return;
+  }
+  const int heads = p.heads_q / PACK_HEADS;
+  const int m0 = work.m_block * POSITIONS, batch = work.head / heads;
+  const int head = (work.head - batch * heads) * PACK_HEADS;
+  store_four(smem, m0, head, batch, head / (p.heads_q / p.heads_kv));
+  const Sequence s = sequence_of<OWN_LENGTHS>(p, batch);
+  if (OWN_LENGTHS) {
+    store_four(smem + 32, s.seq_q, s.seq_kv, s.band_lo, s.band_hi);
+    store_four(smem + 48, s.position, s.q_first, s.kv_first, 0);
+  }
+  publish_keys(smem, s, m0);
+}
+
 __device__ __forceinline__ void publish_work(u32 smem, const SdpaParams& p, const Work& work) {
+  if constexpr (OWN_BOUNDS) return publish_own_work(smem, p, work);
   int first = 0, count = 0, precise = 0;
   if (work.head < 0) {
     store_four(smem, 0, 0, 0, 0);
@@ -134,12 +226,27 @@ __device__ __forceinline__ void publish_work(u32 smem, const SdpaParams& p, cons
   store_four(smem + 16, first, count, precise, work.head >= 0);
 }
 
+__device__ __forceinline__ void set_tokens(OwnTokens<true>& t, const Sequence& s) {
+  t.q_first = s.q_first, t.kv_first = s.kv_first, t.seq_kv = s.seq_kv;
+}
+__device__ __forceinline__ void set_tokens(OwnTokens<false>&, const SdpaParams&) {}
+
+// Where a Q tile's sequence begins among packed tokens, and its number of keys.
+__device__ __forceinline__ int first_query(const OwnTokens<true>& t) { return t.q_first; }
+__device__ __forceinline__ int first_query(const OwnTokens<false>&) { return 0; }
+__device__ __forceinline__ int first_key(const OwnTokens<true>& t) { return t.kv_first; }
+__device__ __forceinline__ int first_key(const OwnTokens<false>&) { return 0; }
+__device__ __forceinline__ int keys_of(const SdpaParams&, const OwnTokens<true>& t) { return t.seq_kv; }
+__device__ __forceinline__ int keys_of(const SdpaParams& p, const OwnTokens<false>&) { return p.seq_kv; }
+
 // For one thread; false: the list has ended.
 __device__ __forceinline__ bool read_work(u32 smem, const SdpaParams& p, QTile& t) {
   int precise, more;
   load_four(smem, t.m0, t.head, t.batch, t.head_kv);
   load_four(smem + 16, t.first, t.count, precise, more);
-  t.m_last = last_row_of(p, t.m0);
+  const auto& b = bounds_of<OWN_LENGTHS>(smem, p);
+  t.m_last = last_row_of(b, t.m0);
+  set_tokens(t, b);
   t.precise = precise;
   return more;
 }
@@ -157,11 +264,11 @@ struct WarpWork {
   __device__ __forceinline__ int head() const { return word(1); }
   __device__ __forceinline__ int batch() const { return word(2); }
   __device__ __forceinline__ bool more() const { return word(7); }
-  __device__ __forceinline__ QTile tile(const SdpaParams& p) const {
+  __device__ __forceinline__ QTile tile(const SdpaParams& p, u32 smem) const {
     QTile t;
     t.m0 = m0(), t.head = head(), t.batch = batch(), t.head_kv = word(3);
     t.first = word(4), t.count = word(5), t.precise = PRECISE_KEYS > 0 && word(6);
-    t.m_last = last_row_of(p, t.m0);
+    t.m_last = last_row_of(bounds_of(smem, p), t.m0);
     return t;
   }
 };

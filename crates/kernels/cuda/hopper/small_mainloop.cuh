@@ -41,11 +41,11 @@ struct Part {
         warp_row(share.wg_m * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4),
         rows{share.m0 + warp_row % POSITIONS, share.m0 + (warp_row + 8) % POSITIONS},
         q_desc(wgmma_descriptor(share.smem + share.wg_m * 64 * 128)) {
-    ScoreHook::begin(at.p, at.head, state);
+    row_pair_reset(state);
   }
 
   __device__ __forceinline__ ScoreHook hook() const {
-    return ScoreHook(at.p, at.batch, PACK_HEADS > 1 ? at.head + warp_row / POSITIONS : at.head);
+    return ScoreHook(at.p, at.p, at.batch, PACK_HEADS > 1 ? at.head + warp_row / POSITIONS : at.head);
   }
   __device__ __forceinline__ u32 stage_smem(int stage) const { return at.ring(at.wg_n) + stage * (K_BYTES + V_BYTES); }
   __device__ __forceinline__ int column(int tile) const { return at.first_key(tile) + 2 * (lane % 4); }
@@ -73,11 +73,11 @@ struct Part {
   // Masks are laid out before the keys are there, where they cost nothing.
   __device__ __forceinline__ void mask_before(float (&s)[BLOCK_N / 2], int tile) const {
     if (!MASK_IN_ADVANCE) return;
-    mask_in_advance<BLOCK_N>(s, rows, column(tile), at.p.band_lo, at.p.band_hi, at.p.seq_kv);
+    mask_in_advance<BLOCK_N>(at.p, s, rows, column(tile));
     pin_registers(s);  // here, not behind the wait for the keys
   }
   __device__ __forceinline__ void mask_after(float (&s)[BLOCK_N / 2], int tile) const {
-    mask_scores<BLOCK_N>(s, rows, column(tile), at.p.band_lo, at.p.band_hi, at.p.seq_kv);
+    mask_scores<BLOCK_N>(at.p, s, rows, column(tile));
   }
   __device__ __forceinline__ void change_scores(float (&s)[BLOCK_N / 2], int tile) const {
     apply_hook<BLOCK_N>(hook(), s, rows, column(tile));

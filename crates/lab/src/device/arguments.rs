@@ -1,25 +1,82 @@
-//! A problem and its tensors as the library's description of them, and as the arguments of a CUDA kernel.
+//! A problem with its data as the library's description of it: what goes to device memory, and what lies where there.
 
-use evosdpa::{DeviceLse, DeviceTensor, DeviceTensors};
+use evosdpa::{
+    DeviceDense, DeviceLse, DevicePages, DeviceScales, DeviceSide, DeviceTensor, DeviceTensors, DeviceTokens,
+};
 use evosdpa_core::{Problem, TensorView};
+use evosdpa_oracle::inputs::Inputs;
 
-/// Tensors (Q, K, V, O) with the strides of these views at these addresses.
+/// What a kernel reads: each name with its bytes.
+pub(super) fn buffers(inputs: &Inputs) -> Vec<(&'static str, &[u8])> {
+    fn bytes<T: bytemuck::NoUninit>(values: Option<&[T]>) -> Option<&[u8]> {
+        values.map(bytemuck::cast_slice)
+    }
+    let side = inputs.side();
+    let named = [
+        ("Q", Some(inputs.q.bytes())),
+        ("K", Some(inputs.k.bytes())),
+        ("V", Some(inputs.v.bytes())),
+        ("the scales of Q", bytes(side.scales.q)),
+        ("the scales of K", bytes(side.scales.k)),
+        ("the scales of V", bytes(side.scales.v)),
+        ("the cumulative query lengths", bytes(side.cu_seqlens_q)),
+        ("the cumulative key lengths", bytes(side.cu_seqlens_kv)),
+        ("the used key lengths", bytes(side.seqused_kv)),
+        ("the page table", bytes(side.page_table.map(|table| table.entries))),
+        ("the ALiBi slopes", bytes(side.alibi_slopes)),
+        ("the sinks", bytes(side.sinks)),
+        ("the bias", inputs.side.bias.as_ref().map(|bias| bias.bytes())),
+        ("the mask", inputs.side.mask.as_ref().map(|mask| mask.bytes())),
+    ];
+    named.into_iter().filter_map(|(name, bytes)| Some((name, bytes?))).collect()
+}
+
+/// The tensors of a call: inputs where `place` says that the buffers of these names are, and the output with these strides.
 pub(super) fn tensors(
     problem: &Problem,
-    views: &[TensorView<'_>; 4],
-    addresses: [u64; 4],
+    inputs: &Inputs,
+    place: &dyn Fn(&str) -> Option<u64>,
+    (o, o_address): (TensorView<'_>, u64),
     lse: Option<u64>,
 ) -> DeviceTensors {
-    let tensor = |i: usize| {
-        let [batch, head, seq, _] = views[i].strides();
-        DeviceTensor { address: addresses[i], strides: [batch as i64, head as i64, seq as i64] }
+    let at = |name: &str| place(name).unwrap_or(0);
+    let tensor = |view: TensorView<'_>, address| {
+        let [batch, head, seq, _] = view.strides();
+        DeviceTensor { address, strides: [batch as i64, head as i64, seq as i64] }
     };
+    let given = inputs.side();
+    let dense = |view: Option<TensorView<'_>>, name: &str| {
+        view.map(|view| DeviceDense {
+            address: at(name),
+            dtype: view.dtype(),
+            strides: tensor(view, 0).strides,
+        })
+    };
+    let tokens = |name: &str, tokens| place(name).map(|cu_seqlens| DeviceTokens { cu_seqlens, tokens });
     DeviceTensors {
-        q: tensor(0),
-        k: tensor(1),
-        v: tensor(2),
-        o: tensor(3),
+        q: tensor(inputs.q.view(), at("Q")),
+        k: tensor(inputs.k.view(), at("K")),
+        v: tensor(inputs.v.view(), at("V")),
+        o: tensor(o, o_address),
         lse: lse.map(|address| DeviceLse::packed(address, problem)),
-        scales: None,
+        scales: inputs.scales.is_some().then(|| DeviceScales {
+            q: at("the scales of Q"),
+            k: at("the scales of K"),
+            v: at("the scales of V"),
+        }),
+        side: DeviceSide {
+            queries: tokens("the cumulative query lengths", inputs.q.view().shape()[2]),
+            keys: tokens("the cumulative key lengths", inputs.k.view().shape()[2]),
+            seqused_kv: place("the used key lengths"),
+            pages: given.page_table.map(|table| DevicePages {
+                table: at("the page table"),
+                row_stride: table.row_stride as i64,
+                pages: inputs.k.view().shape()[0],
+            }),
+            alibi_slopes: place("the ALiBi slopes"),
+            bias: dense(given.bias, "the bias"),
+            mask: dense(given.mask, "the mask"),
+            sinks: place("the sinks"),
+        },
     }
 }

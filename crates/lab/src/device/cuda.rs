@@ -3,7 +3,7 @@
 use std::{cell::OnceCell, sync::Arc, time::Duration};
 
 use evosdpa::{
-    Attention, DeviceScales, DeviceTensors, Options,
+    Attention, DeviceTensors, Options,
     choose::{self, Planner, assumed_tensors},
     gpu::Gpu,
 };
@@ -247,17 +247,15 @@ impl TimedDevice for Cuda {
 /// One set of inputs on the GPU, and what was put there.
 pub(super) struct Set {
     given: Inputs,
-    // Q, K, V and their scales.
+    /// One for each of [`arguments::buffers`].
     buffers: Vec<DeviceBuffer>,
 }
 
-const BUFFER_NAMES: [&str; 6] = ["Q", "K", "V", "the scales of Q", "the scales of K", "the scales of V"];
-
 impl Set {
     pub(super) fn upload(device: &evosdpa_cuda::Device, inputs: &Inputs) -> Result<Self, Error> {
-        let buffers = bytes_of(inputs)
+        let buffers = arguments::buffers(inputs)
             .into_iter()
-            .map(|bytes| {
+            .map(|(_, bytes)| {
                 let mut buffer = device.alloc(bytes.len())?;
                 buffer.copy_from(bytes)?;
                 Ok(buffer)
@@ -267,7 +265,7 @@ impl Set {
     }
 
     pub(super) fn refill(&mut self, inputs: &Inputs) -> Result<(), Error> {
-        for (buffer, bytes) in self.buffers.iter_mut().zip(bytes_of(inputs)) {
+        for (buffer, (_, bytes)) in self.buffers.iter_mut().zip(arguments::buffers(inputs)) {
             buffer.copy_from(bytes)?;
         }
         self.given.clone_from(inputs);
@@ -275,7 +273,7 @@ impl Set {
     }
 
     pub(super) fn changed(&self) -> Result<Option<String>, Error> {
-        for ((buffer, given), name) in self.buffers.iter().zip(bytes_of(&self.given)).zip(BUFFER_NAMES) {
+        for (buffer, (name, given)) in self.buffers.iter().zip(arguments::buffers(&self.given)) {
             let mut now = vec![0_u8; given.len()];
             buffer.copy_to(&mut now)?;
             if now != given {
@@ -284,14 +282,12 @@ impl Set {
         }
         Ok(None)
     }
-}
 
-fn bytes_of(inputs: &Inputs) -> Vec<&[u8]> {
-    let mut all = vec![inputs.q.bytes(), inputs.k.bytes(), inputs.v.bytes()];
-    if let Some(scales) = &inputs.scales {
-        all.extend([&scales.q, &scales.k, &scales.v].map(|scales| bytemuck::cast_slice(scales.as_slice())));
+    /// Where the buffer of this name is.
+    fn place(&self, wanted: &str) -> Option<u64> {
+        let at = arguments::buffers(&self.given).iter().position(|(name, _)| *name == wanted)?;
+        Some(self.buffers[at].address())
     }
-    all
 }
 
 /// One launch: outputs of its own between canaries, and the tensors that are they and a set's inputs.
@@ -309,17 +305,17 @@ impl Slot {
         sets: &[Set],
         set: usize,
     ) -> Result<Self, Error> {
-        let Set { given, buffers } = &sets[set];
+        let inputs = &sets[set];
         let fresh = fresh_output(problem);
         let o = GuardedBuffer::new(device, "O", fresh.o.bytes().len())?;
         let lse = fresh.lse.map(|lse| GuardedBuffer::new(device, "LSE", lse.len() * 4)).transpose()?;
-        let views = [given.q.view(), given.k.view(), given.v.view(), fresh.o.view()];
-        let addresses = [buffers[0].address(), buffers[1].address(), buffers[2].address(), o.address()];
-        let mut tensors =
-            arguments::tensors(problem, &views, addresses, lse.as_ref().map(GuardedBuffer::address));
-        if let [_, _, _, q, k, v] = buffers.as_slice() {
-            tensors.scales = Some(DeviceScales { q: q.address(), k: k.address(), v: v.address() });
-        }
+        let tensors = arguments::tensors(
+            problem,
+            &inputs.given,
+            &|name| inputs.place(name),
+            (fresh.o.view(), o.address()),
+            lse.as_ref().map(GuardedBuffer::address),
+        );
         Ok(Self { set, o, lse, tensors })
     }
 

@@ -87,31 +87,22 @@ impl Simulation {
         let mut device = ptxsan::Device::new();
         let id = device.load(module)?;
         let mut output = fresh_output(&self.problem);
-        let views = [inputs.q.view(), inputs.k.view(), inputs.v.view(), output.o.view()];
-        let mut read_only = |name: &str, bytes: &[u8]| -> Result<u64, Error> {
+        let mut placed = Vec::new();
+        for (name, bytes) in arguments::buffers(inputs) {
             let buffer = device.upload(name, bytes)?;
             device.set_read_only(buffer, true)?;
-            Ok(buffer.address())
-        };
-        let (q, k, v) = (
-            read_only("Q", inputs.q.bytes())?,
-            read_only("K", inputs.k.bytes())?,
-            read_only("V", inputs.v.bytes())?,
-        );
-        let mut scales = [0; 3];
-        if let Some(given) = &inputs.scales {
-            let named = [("Q scales", &given.q), ("K scales", &given.k), ("V scales", &given.v)];
-            for (address, (name, scale)) in scales.iter_mut().zip(named) {
-                *address = read_only(name, bytemuck::cast_slice(scale))?;
-            }
+            placed.push((name, buffer.address()));
         }
+        let place =
+            |wanted: &str| placed.iter().find(|(name, _)| *name == wanted).map(|(_, address)| *address);
         let o = device.upload("O", output.o.bytes())?;
         let lse =
             output.lse.as_ref().map(|lse| device.upload("LSE", bytemuck::cast_slice(lse))).transpose()?;
-        let addresses = [q, k, v, o.address()];
-        let tensors = arguments::tensors(&self.problem, &views, addresses, lse.map(|lse| lse.address()));
+        let written = (output.o.view(), o.address());
+        let tensors =
+            arguments::tensors(&self.problem, inputs, &place, written, lse.map(|lse| lse.address()));
+        tensors.check(&self.problem)?;
         let mut params = tensors.params(&self.problem);
-        [params.q_scale, params.k_scale, params.v_scale] = scales;
         let geometry = &self.variant.launch;
         let counter = geometry.counter.then(|| device.upload("work counter", &[0; 4])).transpose()?;
         params.counter = counter.map_or(0, |counter| counter.address());

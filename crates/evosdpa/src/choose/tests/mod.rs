@@ -1,3 +1,4 @@
+use evosdpa_core::DType;
 use evosdpa_kernels::{Arch, Assignment};
 
 mod codes;
@@ -247,6 +248,21 @@ fn high_precision_is_a_second_pv_for_every_row() {
         assert_eq!(precise_keys(&asked, DType::F16, arch).1, 0, "{asked}");
     }
     // What is not taken is still refused by name.
-    let refused = choose("mission:softcap=30", DType::BF16, Arch::Sm90a, |_| {}).unwrap_err().to_string();
-    assert!(refused.contains("does not take softcap"), "{refused}");
+    let refused = choose("mission:o=f32", DType::BF16, Arch::Sm90a, |_| {}).unwrap_err().to_string();
+    assert!(refused.contains("does not take a type of its own for the output"), "{refused}");
+}
+
+#[test]
+fn modified_scores_keep_every_bf16_row_precise() {
+    let precise_keys =
+        |text: &str, dtype| choose(text, dtype, Arch::Sm89, |_| {}).unwrap().variant.defines["PRECISE_KEYS"];
+    for kind in ["softcap=30", "alibi", "bias=h", "mask=b"] {
+        assert_eq!(precise_keys(&format!("long128:{kind}"), DType::BF16), 1 << 30, "{kind}");
+        assert_eq!(precise_keys(&format!("long128:{kind}"), DType::F16), 0, "{kind}");
+    }
+    // Rows may see few keys, and the device finds out which.
+    for kind in ["varlen", "used", "chunk=512"] {
+        assert_eq!(precise_keys(&format!("long128:{kind}"), DType::BF16), 256, "{kind}");
+    }
+    assert_eq!(precise_keys("long128:sinks", DType::BF16), 0);
 }

@@ -1,0 +1,98 @@
+// ampere_fwd: where rows of Q, K and V lie, and how the rows of a cache in pages come to shared memory.
+#pragma once
+#include "copy.cuh"
+#include "tiles.cuh"
+
+namespace {
+
+// Rows of one head: where the first starts, and whether 16-byte copies may be used.
+struct Source {
+  const element* base;
+  long long stride;
+  int dim;
+  bool aligned;
+};
+
+// The same of a cache in pages: `base` is the head's first row in page 0.
+struct PagedSource {
+  const element* base;
+  long long stride, page_stride;
+  int dim;
+  bool aligned;
+  const int* table;  // the sequence's row
+  int page_size, last_page;
+
+  __device__ __forceinline__ const element* row(int key) const {
+    const int index = key / page_size;
+    // Whatever the table holds, nothing outside the cache is read.
+    const int page = min(max(table[index], 0), last_page);
+    return base + page * page_stride + (key - index * page_size) * stride;
+  }
+};
+
+template <bool PAGES>
+struct CacheSourceOf {
+  using type = Source;
+};
+template <>
+struct CacheSourceOf<true> {
+  using type = PagedSource;
+};
+using CacheSource = CacheSourceOf<(PAGED_CACHE > 0)>::type;
+
+// The same value, of which the compiler knows nothing: what is computed from it is computed where it is needed, instead
+// of once before the loop and then kept in registers that are not there.
+__device__ __forceinline__ u32 opaque(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+__device__ __forceinline__ Source rows_of(const void* tensor, const long long (&stride)[3], int batch, int head, int first, int dim) {
+  const element* base = head_of(static_cast<const element*>(tensor), stride, batch, head);
+  if (OWN_LENGTHS) base += first * stride[2];
+  return {base, stride[2], dim, rows_are_16_byte_aligned(base, stride[2])};
+}
+
+template <typename Cache>
+__device__ __forceinline__ Cache cache_of(const SdpaParams& p, const void* tensor, const long long (&stride)[3], const Work& work, int dim) {
+  if constexpr (PAGED_CACHE) {
+    const element* base = head_of(static_cast<const element*>(tensor), stride, 0, work.head_kv);
+    const bool aligned = rows_are_16_byte_aligned(base, stride[2]) && stride[0] * sizeof(element) % 16 == 0;
+    return {base, stride[2], stride[0], dim, aligned, p.page_table + work.batch * p.page_table_stride, p.page_size, p.pages - 1};
+  } else {
+    return rows_of(tensor, stride, work.batch, work.head_kv, first_key(work.bounds(p)), dim);
+  }
+}
+
+// Copies keys [row0, row0 + ROWS) of a cache in pages to shared memory; whatever lies past `row_end` or past `dim` becomes zero.
+template <typename Tile, int ROWS>
+__device__ __forceinline__ void load_tile(u32 smem, const PagedSource& src, int row0, int row_end) {
+  constexpr int CHUNKS = Tile::CHUNKS;
+  const int rows = row_end - row0;
+  const int thread = opaque(threadIdx.x);
+  if (src.aligned) {
+#pragma unroll 2
+    for (int index = thread; index < ROWS * CHUNKS; index += THREADS) {
+      const int row = index / CHUNKS;
+      const int chunk = index % CHUNKS;
+      const int valid = row < rows ? min(max(src.dim - chunk * 8, 0), 8) : 0;
+      cp_async_16<true>(smem + Tile::offset(row, chunk), valid > 0 ? src.row(row0 + row) + chunk * 8 : src.base, valid * 2);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int index = thread; index < ROWS * CHUNKS * 4; index += THREADS) {
+    const int row = index / (CHUNKS * 4);
+    const int column = index % (CHUNKS * 4) * 2;
+    u32 pair = 0;
+    if (row < rows && column < src.dim) {
+      const u16* from = reinterpret_cast<const u16*>(src.row(row0 + row)) + column;
+      pair = from[0];
+      if (column + 1 < src.dim) pair |= u32(from[1]) << 16;
+    }
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem + Tile::offset(row, column / 8) + column % 8 * 2), "r"(pair)
+                 : "memory");
+  }
+}
+
+}  // namespace

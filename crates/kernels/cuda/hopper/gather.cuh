@@ -1,0 +1,79 @@
+// Tiles of K and V that TMA cannot fetch: rows from a cache in pages, and tiles in which a sequence ends that has a length of its own. The
+// 32 lanes of the producer warp copy them by cp.async; behind the last key they write zeros.
+#pragma once
+#include "copy.cuh"
+#include "layout.cuh"
+
+namespace {
+
+// Whether there are such tiles at all: the producer is then a warp instead of a thread.
+constexpr bool GATHERS = PACKED_KEYS || USED_LENGTHS || PAGED_CACHE;
+
+__device__ __forceinline__ bool is_leader() { return !GATHERS || threadIdx.x % 32 == 0; }
+
+// Whatever the table holds, nothing outside the cache is read.
+__device__ __forceinline__ int page_of(const SdpaParams& p, const QTile& t, int index) {
+  return min(max(p.page_table[t.batch * p.page_table_stride + index], 0), p.pages - 1);
+}
+
+// A whole tile is TMA's where it lies in one piece.
+__device__ __forceinline__ bool needs_gather(const SdpaParams& p, const QTile& t, int n) {
+  return (n + 1) * BLOCK_N > keys_of(p, t) || PAGED_CACHE && p.page_size % BLOCK_N != 0;
+}
+
+// The coordinates of such a tile in the tensor map.
+struct TileAt {
+  int row, batch;
+};
+__device__ __forceinline__ TileAt place_of_tile(const SdpaParams& p, const QTile& t, int n) {
+  const int key = n * BLOCK_N;
+  if (PAGED_CACHE) return {key % p.page_size, page_of(p, t, key / p.page_size)};
+  return {first_key(t) + key, PACKED_KEYS ? 0 : t.batch};
+}
+
+// What has been copied and not yet told the consumers.
+struct Gathered {
+  u32 full;
+  bool pending = false;
+
+  // Copies tile n to `smem`; its barrier is told when the next one has been copied or somebody may wait for it.
+  template <int PANELS>
+  __device__ __forceinline__ void copy(const SdpaParams& p, const void* tensor, const long long (&stride)[3], int dim, const QTile& t,
+                                       int n, u32 smem, u32 barrier) {
+    constexpr int CHUNKS = 8 * PANELS;
+    const element* base = head_of(static_cast<const element*>(tensor), stride, PAGED_CACHE ? 0 : t.batch, t.head_kv);
+    const int keys = keys_of(p, t) - n * BLOCK_N;
+#pragma unroll 1
+    for (int index = threadIdx.x % 32; index < BLOCK_N * CHUNKS; index += 32) {
+      const int row = index / CHUNKS, chunk = index % CHUNKS;
+      const int valid = row < keys ? min(max(dim - chunk * 8, 0), 8) : 0;
+      const element* from = base;
+      if (valid > 0) from += row_offset(p, stride, t, n * BLOCK_N + row) + chunk * 8;
+      cp_async_16(smem + chunk / 8 * KV_PANEL_BYTES + panel_offset(row, chunk % 8), from, valid * 2);
+    }
+    cp_async_commit();
+    if (pending) publish<1>();
+    full = barrier;
+    pending = true;
+  }
+
+  // The copies are there, for the tensor cores too: they read by another way than these writes went.
+  template <int STILL_COPYING = 0>
+  __device__ __forceinline__ void publish() {
+    if (!pending) return;
+    cp_async_wait<STILL_COPYING>();
+    async_proxy_fence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+    pending = false;
+  }
+
+ private:
+  static __device__ __forceinline__ long long row_offset(const SdpaParams& p, const long long (&stride)[3], const QTile& t, int key) {
+    if (!PAGED_CACHE) return (first_key(t) + key) * stride[2];
+    const int index = key / p.page_size;
+    return page_of(p, t, index) * stride[0] + (key - index * p.page_size) * stride[2];
+  }
+};
+
+}  // namespace

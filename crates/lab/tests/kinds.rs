@@ -1,0 +1,264 @@
+//! What a problem can say beyond sizes and a mask, in the CUDA kernels on the simulator: every result held against the
+//! oracle, every access watched, rows of nobody untouched.
+
+use evosdpa_core::{DType, Feature};
+use evosdpa_kernels::Registry;
+use evosdpa_lab::{device::Sim, gate::suite::CaseSpec, sweep::case_spec};
+use evosdpa_oracle::{Case, inputs::Family};
+use ptxsan::{Options, Schedule};
+
+const F16: DType = DType::F16;
+const BF16: DType = DType::BF16;
+
+struct Trial {
+    kernel: &'static str,
+    shape: &'static str,
+    dtype: DType,
+    family: Family,
+    /// Which lengths and pages are drawn.
+    seed: u64,
+    /// At most so many CTAs: on fewer, each has several Q tiles.
+    blocks: u32,
+}
+
+const fn trial(kernel: &'static str, shape: &'static str, dtype: DType) -> Trial {
+    Trial { kernel, shape, dtype, family: Family::Normal, seed: 1, blocks: u32::MAX }
+}
+
+fn case_of(trial: &Trial) -> (CaseSpec, Case) {
+    let mut spec = case_spec(trial.shape.parse().unwrap(), trial.dtype).unwrap();
+    (spec.family, spec.seed) = (trial.family, trial.seed);
+    (spec, spec.build())
+}
+
+/// Runs a trial under two schedules, others from trial to trial; returns what went wrong.
+fn run(sim: &Sim, number: usize, trial: &Trial) -> Vec<String> {
+    let (spec, case) = case_of(trial);
+    let mut wrong = Vec::new();
+    if !case.broken_controls().is_empty() {
+        wrong.push(format!("{}: the gate accepts {:?}", spec.label(), case.broken_controls()));
+    }
+    let simulation = sim.simulation(trial.kernel, &spec.problem).unwrap().on_blocks(trial.blocks);
+    let mut first: Option<Vec<u8>> = None;
+    for turn in [2 * number, 2 * number + 1] {
+        let schedule = Schedule::ALL[turn % Schedule::ALL.len()];
+        let options = Options { schedule, ..Options::default() };
+        let label = format!("{} on {} under {}", simulation.label(), spec.label(), schedule.name());
+        let (output, outcome) = match simulation.run(&case.inputs, &options) {
+            Ok(result) => result,
+            Err(error) => return vec![format!("{label}: {error}")],
+        };
+        let judgement = case.judge(&output.o.view(), output.lse.as_deref());
+        if let Some(finding) = outcome.findings.first() {
+            wrong.push(format!("{label}: {} findings, {finding}", outcome.findings.len()));
+        } else if !judgement.passed() {
+            wrong.push(format!("{label}: {}", judgement.summary()));
+        }
+        if let Some(row) = case.first_stray_row(&output.o.view()) {
+            wrong.push(format!("{label}: row {row:?} of nobody was written"));
+        }
+        let bytes = output.o.bytes().to_vec();
+        if *first.get_or_insert_with(|| bytes.clone()) != bytes {
+            wrong.push(format!("{label}: another result than under the schedule before"));
+        }
+    }
+    wrong
+}
+
+fn run_all(trials: &[Trial]) {
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+    let wrong: Vec<String> =
+        trials.iter().enumerate().flat_map(|(number, trial)| run(&sim, number, trial)).collect();
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Modifiers by themselves and together, under every mask, on tiles that are not whole; one with several warps a row.
+#[test]
+fn ampere_fwd_changes_scores() {
+    run_all(&[
+        trial("ampere_fwd", "b1h2/1s20/70d64:softcap=30", F16),
+        trial("ampere_fwd", "b1h2s33/40d40:causal:softcap=0.5", BF16),
+        trial("ampere_fwd", "b1h4/2s20/90d64:causal-br:alibi", BF16),
+        trial("ampere_fwd", "b2h2s9/33d16:alibi", F16),
+        trial("ampere_fwd", "b1h2s30/70d64:window=20/0:sinks", BF16),
+        trial("ampere_fwd", "b1h2s70/20d64:causal-br:sinks", F16),
+        trial("ampere_fwd", "b2h2/1s20/35d64:bias", BF16),
+        trial("ampere_fwd", "b2h2s20/35d64:causal:bias=bh", F16),
+        trial("ampere_fwd", "b2h2s9/70d64:bias=hk", F16),
+        trial("ampere_fwd", "b2h2s20/70d64:mask=b", BF16),
+        trial("ampere_fwd", "b2h2/1s20/33d64:causal-br:mask=hk", F16),
+        trial("ampere_fwd", "b1h2s40/70d64:chunk=16", F16),
+        trial("ampere_fwd", "b1h2s70/40d64:causal-br:chunk=8", BF16),
+        trial(
+            "ampere_fwd[BLOCK_M=32 WARPS_M=2 WARPS_N=2]",
+            "b2h2s20/70d64:window=30/9:softcap=5:alibi:bias=b:mask:chunk=32:sinks",
+            F16,
+        ),
+        trial("ampere_fwd[BLOCK_M=32 WARPS_M=2 WARPS_N=1]", "b1h2s20/70d64:softcap=5:mask=h:sinks", BF16),
+        Trial { family: Family::HiddenKeys, ..trial("ampere_fwd", "b2h2s20/33d64:mask=b", F16) },
+        Trial { family: Family::LargeLogits, ..trial("ampere_fwd", "b1h2s20/33d64:softcap=30:sinks", F16) },
+    ]);
+}
+
+/// Lengths that are data: skewed, empty, single tokens, equal; every alignment of the mask.
+#[test]
+fn ampere_fwd_reads_lengths_on_the_device() {
+    let seeds = |shape, dtype| [1, 2, 3, 4].map(|seed| Trial { seed, ..trial("ampere_fwd", shape, dtype) });
+    let mut trials = Vec::new();
+    trials.extend(seeds("b5h2/1s40/70d64:varlen", F16));
+    trials.extend(seeds("b4h2s50/33d40:causal-br:varlen", BF16));
+    trials.extend([
+        trial("ampere_fwd", "b3h2s9/70d64:causal:varlen=kv", F16),
+        trial("ampere_fwd", "b3h2s70/9d64:window=9/2:varlen=q", BF16),
+        trial("ampere_fwd", "b3h4/2s9/70d64:causal-br:used", BF16),
+        trial("ampere_fwd", "b3h2s9/70d64:window-tl=9/2:varlen:used", F16),
+        trial(
+            "ampere_fwd",
+            "b3h2s20/70d64:causal-br:varlen:softcap=9:alibi:bias=bh:mask=b:chunk=16:sinks",
+            F16,
+        ),
+        // more sequences than lanes, few CTAs: each takes many Q tiles from the counter
+        Trial { blocks: 2, ..trial("ampere_fwd", "b40h1s20d16:causal-br:varlen", F16) },
+        Trial {
+            blocks: 1,
+            seed: 2,
+            ..trial("ampere_fwd[BLOCK_M=16 WARPS_M=1 WARPS_N=2]", "b3h2s40/50d64:varlen", BF16)
+        },
+    ]);
+    run_all(&trials);
+}
+
+/// Pages of every kind of size, in every order.
+#[test]
+fn ampere_fwd_gathers_pages() {
+    let mut trials = Vec::new();
+    for (at, shape) in [
+        "b3h4/2s9/70d64:causal-br:used:paged=16",
+        "b3h2s9/33d64:used:paged=1",
+        "b2h2s9/70d40:paged=7",
+        "b2h2s9/300d64:varlen=q:used:paged=256",
+        "b2h2/1s1/100d64:used:paged=64",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for seed in [1, 5, 9, 13] {
+            let dtype = if (at + seed as usize).is_multiple_of(2) { F16 } else { BF16 };
+            trials.push(Trial { seed, ..trial("ampere_fwd", shape, dtype) });
+        }
+    }
+    run_all(&trials);
+}
+
+/// The same modifiers in the consumers of hopper_fwd: whole tiles, cut ones, several Q tiles for a CTA, packed heads, wide heads.
+#[test]
+fn hopper_fwd_changes_scores() {
+    run_all(&[
+        trial("hopper_fwd", "b1h1s70/128d64:softcap=30", F16),
+        trial("hopper_fwd", "b1h2s130d64:causal:softcap=0.5", BF16),
+        trial("hopper_fwd", "b1h4/2s30/90d64:causal-br:alibi", BF16),
+        trial("hopper_fwd", "b1h2s70/20d64:causal-br:sinks", F16),
+        trial("hopper_fwd", "b1h1s130/70d128:window=20/0:sinks", BF16),
+        trial("hopper_fwd", "b2h2/1s20/40d64:bias=bh", BF16),
+        trial("hopper_fwd", "b2h1s66/130d64:causal:bias=k", F16),
+        trial("hopper_fwd", "b1h2s20/128d64:mask=h", BF16),
+        trial("hopper_fwd", "b1h1s80/300d64:causal-br:chunk=100", F16),
+        trial("hopper_fwd", "b1h1s70/40d64:causal-br:chunk=8", BF16),
+        Trial {
+            blocks: 1,
+            ..trial(
+                "hopper_fwd",
+                "b1h2s70/136d64:window=90/9:softcap=5:alibi:bias:mask=h:chunk=64:sinks",
+                F16,
+            )
+        },
+        trial("hopper_fwd", "b1h1s20/70d256:alibi", BF16),
+        Trial { family: Family::HiddenKeys, ..trial("hopper_fwd", "b2h1s20/40d64:mask=b", F16) },
+    ]);
+}
+
+/// Lengths that are data: tiles in which a sequence ends are copied row by row, the others by TMA.
+#[test]
+fn hopper_fwd_reads_lengths_on_the_device() {
+    run_all(&[
+        trial("hopper_fwd", "b4h2/1s150/140d64:varlen", F16),
+        Trial { seed: 2, ..trial("hopper_fwd", "b4h2s40/300d64:causal-br:varlen", BF16) },
+        Trial { seed: 3, ..trial("hopper_fwd", "b4h1s150d64:causal-br:varlen", F16) },
+        Trial { seed: 4, ..trial("hopper_fwd", "b3h1s40/200d128:window=60/9:varlen", BF16) },
+        trial("hopper_fwd", "b3h2s20/300d64:causal:varlen=kv", F16),
+        trial("hopper_fwd", "b3h1s140/70d64:varlen=q", BF16),
+        trial("hopper_fwd", "b3h8/2s1/300d64:used", BF16),
+        trial("hopper_fwd", "b3h2s20/70d256:causal-br:varlen:used", F16),
+        // each CTA takes many Q tiles, and every ring goes round
+        Trial { blocks: 1, ..trial("hopper_fwd", "b5h2s140/300d64:causal-br:varlen", BF16) },
+        Trial { blocks: 2, ..trial("hopper_fwd", "b40h1s20d64:causal-br:varlen", F16) },
+        trial(
+            "hopper_fwd",
+            "b3h2s20/70d64:causal-br:varlen:softcap=9:alibi:bias=bh:mask=b:chunk=16:sinks",
+            F16,
+        ),
+    ]);
+}
+
+/// Pages smaller than a KV tile, as large as one and larger, in every order.
+#[test]
+fn hopper_fwd_gathers_pages() {
+    run_all(&[
+        trial("hopper_fwd", "b3h4/2s9/300d64:causal-br:used:paged=16", BF16),
+        Trial { seed: 5, ..trial("hopper_fwd", "b2h1s9/70d64:paged=1", F16) },
+        Trial { seed: 9, ..trial("hopper_fwd", "b2h2s9/150d64:used:paged=7", BF16) },
+        Trial { seed: 13, ..trial("hopper_fwd[BLOCK_N=64]", "b2h1s9/300d64:used:paged=128", F16) },
+        Trial { seed: 5, ..trial("hopper_fwd", "b3h1s70/300d64:causal-br:varlen=q:used:paged=256", BF16) },
+        Trial { blocks: 1, seed: 9, ..trial("hopper_fwd", "b3h2/1s20/200d128:used:paged=64", F16) },
+    ]);
+}
+
+/// Code that does not know a kind gives an answer that the gate refuses, or breaks a rule that the simulator watches.
+#[test]
+fn code_without_a_kind_is_found_out() {
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+    for kernel in ["ampere_fwd", "hopper_fwd"] {
+        let plain = sim.simulation(kernel, &case_of(&trial("", "b2h2s20/70d64", F16)).0.problem).unwrap();
+        for kind in
+            ["softcap=3", "alibi", "bias", "mask=b", "chunk=16", "sinks", "used", "varlen", "paged=16"]
+        {
+            let shape: &'static str = format!("b2h2s20/70d64:{kind}").leak();
+            let (spec, case) = case_of(&trial(kernel, shape, F16));
+            let simulation = sim.simulation(kernel, &spec.problem).unwrap();
+            let right = simulation.run(&case.inputs, &Options::default()).unwrap();
+            assert!(right.1.is_clean() && case.judge(&right.0.o.view(), None).passed(), "{kernel} {kind}");
+            let refused = match simulation.run_module(plain.module(), &case.inputs, &Options::default()) {
+                Ok((output, outcome)) => !outcome.is_clean() || !case.judge(&output.o.view(), None).passed(),
+                Err(_) => true,
+            };
+            assert!(refused, "{kernel} {kind}");
+        }
+    }
+}
+
+/// What a kernel's manifest says it takes is tried here, and nothing else is claimed.
+#[test]
+fn every_claimed_feature_is_tried() {
+    let registry = Registry::embedded().unwrap();
+    let takes = |kernel: &str| -> Vec<Feature> {
+        let kernel = registry.kernel(kernel).unwrap();
+        Feature::ALL.into_iter().filter(|feature| kernel.features().contains(*feature)).collect()
+    };
+    use Feature::*;
+    let all = [
+        PackedQueries,
+        PackedKeys,
+        UsedLengths,
+        PagedCache,
+        Softcap,
+        Alibi,
+        Bias,
+        BooleanMask,
+        Chunks,
+        Sinks,
+        HighPrecision,
+    ];
+    assert_eq!(takes("ampere_fwd"), all);
+    assert_eq!(takes("hopper_fwd"), all);
+    assert_eq!(takes("sdpa_v1"), []);
+}
