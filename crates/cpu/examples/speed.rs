@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p evosdpa-cpu --example speed -- [shapes] [dtypes] [threads] [blocks] [isa]`; 0 threads leaves their number to the library.
 
-use evosdpa_core::{DType, Problem, Shape, SideInputs, Tensor};
+use evosdpa_core::{DType, Problem, Shape, Tensor};
 use evosdpa_cpu::{
     CpuKernel, CpuOptions, FlashTiles, Isa, attention, fma_peak_gflops, memory_bandwidth_gbps,
 };
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for &dtype in &dtypes {
             let problem = Problem::new(shape, dtype)?;
             let inputs = Inputs::generate(&problem, Family::Normal, 1);
-            let output = Tensor::zeros(problem.o_shape(), dtype, problem.layout());
+            let output = Tensor::zeros(problem.o_shape(), problem.output_dtype(), problem.layout());
             rows.push(Row { problem, inputs, output, times_us: Vec::new() });
         }
     }
@@ -82,7 +82,7 @@ fn time_block(row: &mut Row, options: &CpuOptions) -> Result<(), evosdpa_cpu::Er
             q.view(),
             k.view(),
             v.view(),
-            &SideInputs::default(),
+            &row.inputs.side(),
             row.output.view_mut(),
             None,
             options,

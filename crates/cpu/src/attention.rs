@@ -3,11 +3,11 @@
 use crate::dispatch::{flash_workspace_bytes, run_flash};
 use crate::error::Error;
 use crate::job::{Job, Operand, Scales, Shape};
+use crate::modifiers::Modifiers;
 use crate::naive::Naive;
 use crate::options::{CpuKernel, CpuOptions};
-use evosdpa_core::{
-    DType, Feature, Features, Granularity, Precision, Problem, SideInputs, TensorView, TensorViewMut,
-};
+use crate::span::Span;
+use evosdpa_core::{DType, Granularity, PageSize, Precision, Problem, SideInputs, TensorView, TensorViewMut};
 
 /// Computes attention on the CPU.
 ///
@@ -24,11 +24,11 @@ use evosdpa_core::{
 /// - NaN or infinity in a visible row of V makes the same columns of the row non-finite.
 /// - Weights below 2^-126 of the row's largest count as 0.
 ///
-/// The result is the same, bit for bit, for any number of threads and on every run with the same instruction set and tile sizes.
+/// The result is the same, bit for bit, for any number of threads and on every run with the same instruction set and tile sizes. A
+/// sequence's rows do not depend on what else is in the batch, nor on how its keys are packed or paged.
 ///
 /// # Errors
-/// When tensors do not match the problem, an option cannot be met, or the kernel does not take the problem; nothing is
-/// written then.
+/// When tensors or what comes beside them do not match the problem, or an option cannot be met; nothing is written then.
 pub fn attention(
     kernel: CpuKernel,
     problem: &Problem,
@@ -41,71 +41,40 @@ pub fn attention(
     options: &CpuOptions,
 ) -> Result<(), Error> {
     problem.check(&q, &k, &v, &o, lse.as_ref().map(|lse| lse.len()))?;
-    kernel.check_support(problem)?;
     let lse = lse.as_mut().map_or(std::ptr::null_mut(), |lse| lse.as_mut_ptr());
+    let rows_per_head = o.shape()[2];
+    let o = operand(o.dtype(), o.strides(), o.bytes_mut().as_mut_ptr());
     if kernel == CpuKernel::Naive {
-        let o = operand(o.dtype(), o.strides(), o.bytes_mut().as_mut_ptr());
-        return Naive::new(problem, [q, k, v], side, o, lse)?.run(&shape(problem), options);
+        return Naive::new(problem, [q, k, v], side, o, lse)?.run(options);
     }
-    problem.check_side(side, &q, &k, &v)?;
+    let sequences = problem.check_side(side, &q, &k, &v)?;
     let reach = problem.scale_granularity();
     let job = Job {
+        problem,
+        shape: Shape::new(problem),
+        sequences,
+        page: problem.lengths().page.map(PageSize::tokens),
+        modifiers: Modifiers::new(problem, side),
         q: input(&q, side.scales.q, reach),
         k: input(&k, side.scales.k, reach),
         v: input(&v, side.scales.v, reach),
-        o: operand(o.dtype(), o.strides(), o.bytes_mut().as_mut_ptr()),
+        o,
         lse,
-        shape: shape(problem),
-        scale: problem.scale(),
+        rows_per_head,
         precise: problem.precision() == Precision::High,
         output: problem.output_float(),
     };
     run_flash(&job, options)
 }
 
-impl CpuKernel {
-    /// What a kernel takes beyond equal lengths, one dtype and a mask.
-    fn features(self) -> Features {
-        match self {
-            Self::Naive => Feature::ALL.into_iter().collect(),
-            // Weights stay f32 whatever the inputs are.
-            Self::Flash => [
-                Feature::KvType,
-                Feature::OutputType,
-                Feature::TensorScales,
-                Feature::TokenScales,
-                Feature::HighPrecision,
-            ]
-            .into_iter()
-            .collect(),
-        }
-    }
-
-    /// The fastest that takes a problem.
-    pub fn fastest(problem: &Problem) -> Self {
-        if Self::Flash.check_support(problem).is_ok() { Self::Flash } else { Self::Naive }
-    }
-
-    /// Whether it takes a problem.
-    ///
-    /// # Errors
-    /// What it does not take, and what does.
-    pub fn check_support(self, problem: &Problem) -> Result<(), Error> {
-        let refused = problem.features().without(self.features());
-        if !refused.is_empty() {
-            return Err(Error::Unsupported { kernel: self.name(), features: refused });
-        }
-        Ok(())
-    }
-}
-
-/// Memory that [`attention`] with [`CpuKernel::Flash`] takes beside the tensors, in bytes, over all threads. It depends on
-/// the tile sizes and head dimensions and, but for a list of work units, not on the sequence length.
+/// Memory that [`attention`] with [`CpuKernel::Flash`] takes beside the tensors, in bytes, over all threads, for sequences of the
+/// longest. It depends on the tile sizes and head dimensions and, but for a list of work units, not on the sequence length.
 ///
 /// # Errors
 /// When an option cannot be met.
 pub fn workspace_bytes(problem: &Problem, options: &CpuOptions) -> Result<usize, Error> {
-    flash_workspace_bytes(&shape(problem), options)
+    let sizes = problem.sizes();
+    flash_workspace_bytes(&Shape::new(problem), Span::new(problem, sizes.seq_q, sizes.seq_kv), options)
 }
 
 /// The scales were checked against the tensor.
@@ -118,19 +87,4 @@ fn input<'a>(view: &TensorView<'a>, scales: Option<&'a [f32]>, reach: Granularit
 fn operand<'a, P>(dtype: DType, strides: [usize; 4], data: P) -> Operand<'a, P> {
     let [batch_stride, head_stride, row_stride, _] = strides;
     Operand { data, dtype, batch_stride, head_stride, row_stride, scales: None }
-}
-
-fn shape(problem: &Problem) -> Shape {
-    let (sizes, band) = (problem.sizes(), problem.band());
-    Shape {
-        batch: sizes.batch,
-        heads_q: sizes.heads_q,
-        heads_kv: sizes.heads_kv,
-        seq_q: sizes.seq_q,
-        seq_kv: sizes.seq_kv,
-        dim_qk: sizes.dim_qk,
-        dim_v: sizes.dim_v,
-        band_lo: band.lo,
-        band_hi: band.hi,
-    }
 }

@@ -61,6 +61,15 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_hidden(p: *const u8) -> __m256 {
+        // SAFETY: trait contract.
+        unsafe {
+            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+            let hidden = _mm256_cmpeq_epi32(bytes, _mm256_setzero_si256());
+            _mm256_and_ps(_mm256_castsi256_ps(hidden), _mm256_set1_ps(1.0))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m256) {
         // SAFETY: trait contract.
         unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
@@ -94,6 +103,11 @@ impl Simd for Avx2 {
     unsafe fn mul(a: __m256, b: __m256) -> __m256 {
         // SAFETY: trait contract.
         unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: trait contract.
+        unsafe { _mm256_div_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {

@@ -61,6 +61,14 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_hidden(p: *const u8) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe {
+            let hidden = _mm_cmpeq_epi8_mask(_mm_loadu_si128(p.cast()), _mm_setzero_si128());
+            _mm512_maskz_mov_ps(hidden, _mm512_set1_ps(1.0))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m512) {
         // SAFETY: trait contract.
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
@@ -93,6 +101,11 @@ impl Simd for Avx512 {
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
         // SAFETY: trait contract.
         unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_div_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {

@@ -6,6 +6,7 @@
 use crate::avx512::Avx512;
 use crate::decode::{DecodeScores, DecodeValues};
 use crate::element::Element;
+use crate::hook::{RowHook, Shown, TileHook, Turned};
 use crate::kernels::Kernels;
 use crate::pack::Rows;
 use crate::simd::{MAX_LANES, Simd};
@@ -45,11 +46,13 @@ impl Simd for Avx512Bf16 {
         load_bf16(p: *const u16) -> __m512;
         load_u8(p: *const u8) -> __m512;
         load_e4m3(p: *const u8) -> __m512;
+        load_hidden(p: *const u8) -> __m512;
         store_f16(p: *mut u16, v: __m512);
         store_bf16(p: *mut u16, v: __m512);
         add(a: __m512, b: __m512) -> __m512;
         sub(a: __m512, b: __m512) -> __m512;
         mul(a: __m512, b: __m512) -> __m512;
+        div(a: __m512, b: __m512) -> __m512;
         fma(a: __m512, b: __m512, c: __m512) -> __m512;
         max(a: __m512, b: __m512) -> __m512;
         exp2(x: __m512) -> __m512;
@@ -217,6 +220,11 @@ impl Kernels for Avx512Bf16 {
     }
 
     kernels_of_avx512! {
+        modify(vectors: usize, t: &TileStep, hook: &TileHook);
+        mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, clear: bool);
+        turn(dtype: DType, a: &Turned);
+        scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown;
+        modify_row(scores: *mut f32, keys: usize, hook: &RowHook);
         widen_rows(dtype: DType, a: &Rows);
         widen_rows_checked(dtype: DType, a: &Rows) -> bool;
         scale_rows(data: *mut f32, stride: usize, rows: usize, columns: usize, scales: *const f32) -> bool;

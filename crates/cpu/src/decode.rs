@@ -12,14 +12,35 @@ pub(crate) const DECODE_BLOCK: usize = 128;
 /// Most value columns one pass keeps in accumulators, in vectors.
 const COLUMN_VECTORS: usize = 8;
 
+/// Where rows of K or V lie.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyRows {
+    pub(crate) first: *const u8,
+    /// Bytes from row to row, where there is no list.
+    pub(crate) stride: usize,
+    /// The address of each row; null where they lie one behind the other.
+    pub(crate) list: *const *const u8,
+}
+
+impl KeyRows {
+    /// # Safety
+    /// There is a row `index`.
+    #[inline(always)]
+    unsafe fn row(&self, index: usize) -> *const u8 {
+        // SAFETY: by contract.
+        unsafe {
+            if self.list.is_null() { self.first.add(index * self.stride) } else { *self.list.add(index) }
+        }
+    }
+}
+
 /// `RB` query rows against `keys` rows of K.
 pub(crate) struct DecodeScores {
     /// Scaled f32 queries, `[RB][query_stride]`, zero beyond `dim`.
     pub(crate) queries: *const f32,
     pub(crate) query_stride: usize,
     pub(crate) dim: usize,
-    /// Where each key's row lies.
-    pub(crate) key: *const *const u8,
+    pub(crate) key: KeyRows,
     pub(crate) keys: usize,
     /// `[RB][DECODE_BLOCK]`.
     pub(crate) scores: *mut f32,
@@ -42,7 +63,7 @@ pub(crate) unsafe fn scores<S: Simd, E: Element, const RB: usize>(a: &DecodeScor
         while base < a.keys {
             let count = (a.keys - base).min(S::LANES);
             for j in 0..count {
-                let key = (*a.key.add(base + j)).cast::<E>();
+                let key = a.key.row(base + j).cast::<E>();
                 let mut acc = [S::splat(0.0); RB];
                 let mut column = 0;
                 while column < whole {
@@ -117,8 +138,7 @@ pub(crate) struct DecodeValues {
     /// `[RB][DECODE_BLOCK]`.
     pub(crate) weights: *const f32,
     pub(crate) rescale: *const f32,
-    /// Where each key's value lies.
-    pub(crate) value: *const *const u8,
+    pub(crate) value: KeyRows,
     pub(crate) keys: usize,
     pub(crate) dim: usize,
     /// `[RB][output_stride]`, f32 accumulators.
@@ -172,7 +192,7 @@ unsafe fn value_columns<S: Simd, E: Element, const RB: usize, const C: usize>(
             }
         }
         for j in 0..a.keys {
-            let value = (*a.value.add(j)).cast::<E>().add(column);
+            let value = a.value.row(j).cast::<E>().add(column);
             let mut weight = [S::splat(0.0); RB];
             for r in 0..RB {
                 weight[r] = S::splat(*a.weights.add(r * DECODE_BLOCK + j));
@@ -204,7 +224,7 @@ unsafe fn value_tail<S: Simd, E: Element, const RB: usize>(a: &DecodeValues, col
             acc[r] = S::mul(S::load(out), S::splat(*a.rescale.add(r)));
         }
         for j in 0..a.keys {
-            let x = E::load_first::<S>((*a.value.add(j)).cast::<E>().add(column), count);
+            let x = E::load_first::<S>(a.value.row(j).cast::<E>().add(column), count);
             for r in 0..RB {
                 acc[r] = S::fma(S::splat(*a.weights.add(r * DECODE_BLOCK + j)), x, acc[r]);
             }

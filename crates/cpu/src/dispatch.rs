@@ -6,8 +6,9 @@ use crate::job::{Job, Shape};
 use crate::kernels::Kernels;
 use crate::options::{CpuOptions, FlashTiles};
 use crate::partial::{Partials, merge};
-use crate::plan::Plan;
+use crate::plan::{Plan, Unit, total_pairs};
 use crate::portable::Portable;
+use crate::span::Span;
 use crate::workspace::with_scratch;
 use crate::{few, flash, pool};
 
@@ -15,10 +16,10 @@ use crate::{few, flash, pool};
 const ONE_THREAD_WORK: usize = 400_000;
 
 /// Runs the flash kernel.
-pub(crate) fn run_flash(job: &Job, options: &CpuOptions) -> Result<(), Error> {
+pub(crate) fn run_flash(job: &Job<'_>, options: &CpuOptions) -> Result<(), Error> {
     let isa = Isa::resolve(options.isa)?;
     let tiles = options.tile_sizes(job.shape.dim_qk, job.shape.dim_v)?;
-    let threads = useful_threads(&job.shape, options.thread_count()?);
+    let threads = useful_threads(&job.shape, |sequence| job.span(sequence), options.thread_count()?);
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 if job.is_bf16() => run_with::<crate::avx512bf16::Avx512Bf16>(job, &tiles, threads),
@@ -33,68 +34,81 @@ pub(crate) fn run_flash(job: &Job, options: &CpuOptions) -> Result<(), Error> {
     Ok(())
 }
 
-/// Threads worth waking for a problem of this size.
-pub(crate) fn useful_threads(shape: &Shape, threads: usize) -> usize {
-    let work = [shape.heads_q, shape.seq_q, shape.seq_kv, shape.dim_qk + shape.dim_v]
-        .iter()
-        .fold(shape.batch, |product, n| product.saturating_mul(*n));
+/// Threads worth waking for sequences of these lengths.
+pub(crate) fn useful_threads(shape: &Shape, span: impl Fn(usize) -> Span, threads: usize) -> usize {
+    let work = total_pairs(shape, span).saturating_mul(shape.heads_q * (shape.dim_qk + shape.dim_v));
     if work < ONE_THREAD_WORK { 1 } else { threads }
 }
 
+/// Scratch memory of the two kinds of units.
+struct Layouts {
+    tiles: flash::Scratch,
+    few: few::Scratch,
+}
+
+impl Layouts {
+    fn new<K: Kernels>(shape: &Shape, tiles: &FlashTiles, plan: &Plan) -> Layouts {
+        Layouts {
+            tiles: flash::Scratch::new::<K>(shape, tiles, plan.tile_rows),
+            few: few::Scratch::new(shape, plan.decode_rows),
+        }
+    }
+
+    /// Floats that a unit takes.
+    fn floats(&self, unit: &Unit) -> usize {
+        if unit.decode { self.few.floats } else { self.tiles.floats }
+    }
+}
+
 /// Runs the flash kernel with the kernels `K`, which this machine was found to support.
-fn run_with<K: Kernels>(job: &Job, tiles: &FlashTiles, threads: usize) {
-    let plan = Plan::new(&job.shape, tiles, K::VECTORS * K::LANES, threads);
+fn run_with<K: Kernels>(job: &Job<'_>, tiles: &FlashTiles, threads: usize) {
+    let span = |sequence| job.span(sequence);
+    let plan = Plan::new(&job.shape, span, tiles, K::VECTORS * K::LANES, threads);
     let mut partial_data = vec![0.0; Partials::floats(plan.partial_rows, job.shape.dim_v)];
     let partials = Partials::new(&mut partial_data, job.shape.dim_v);
-    if plan.decode {
-        let layout = few::Scratch::new(&job.shape);
-        pool::run(threads, plan.units.len(), &|index| {
-            with_scratch(layout.floats, |scratch| {
-                // SAFETY: the instruction set was resolved, the job checked, and units own disjoint rows.
-                unsafe { few::run_unit::<K>(job, &layout, &plan.units[index], &partials, scratch) }
-            });
+    let layouts = Layouts::new::<K>(&job.shape, tiles, &plan);
+    pool::run(threads, plan.units.len(), &|index| {
+        let unit = &plan.units[index];
+        with_scratch(layouts.floats(unit), |scratch| {
+            // SAFETY: the instruction set was resolved, the job checked, and units own disjoint rows.
+            unsafe {
+                if unit.decode {
+                    few::run_unit::<K>(job, &layouts.few, unit, &partials, scratch);
+                } else {
+                    flash::run_unit::<K>(job, tiles, &layouts.tiles, unit, &partials, scratch);
+                }
+            }
         });
-    } else {
-        let most_rows = plan.units.iter().map(|unit| unit.rows.len()).max().unwrap_or(0);
-        let layout = flash::Scratch::new::<K>(&job.shape, tiles, most_rows);
-        pool::run(threads, plan.units.len(), &|index| {
-            with_scratch(layout.floats, |scratch| {
-                // SAFETY: the instruction set was resolved, the job checked, and units own disjoint rows.
-                unsafe { flash::run_unit::<K>(job, tiles, &layout, &plan.units[index], &partials, scratch) }
-            });
-        });
-    }
+    });
     pool::run(threads, plan.split_rows.len(), &|index| {
         // SAFETY: all units are done; the row sets are disjoint.
         unsafe { merge::<K>(job, &partials, &plan.split_rows[index]) }
     });
 }
 
-/// Scratch memory the flash kernel takes for a problem of this shape, in bytes, over all threads.
-pub(crate) fn flash_workspace_bytes(shape: &Shape, options: &CpuOptions) -> Result<usize, Error> {
+/// Scratch memory the flash kernel takes for sequences of this length, in bytes, over all threads.
+pub(crate) fn flash_workspace_bytes(shape: &Shape, span: Span, options: &CpuOptions) -> Result<usize, Error> {
     let isa = Isa::resolve(options.isa)?;
     let tiles = options.tile_sizes(shape.dim_qk, shape.dim_v)?;
-    let threads = useful_threads(shape, options.thread_count()?);
+    let threads = useful_threads(shape, |_| span, options.thread_count()?);
     Ok(match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => workspace_bytes::<crate::avx512::Avx512>(shape, &tiles, threads),
+        Isa::Avx512 | Isa::Avx512Bf16 => {
+            workspace_bytes::<crate::avx512bf16::Avx512Bf16>(shape, span, &tiles, threads)
+        }
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, &tiles, threads),
+        Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, span, &tiles, threads),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => workspace_bytes::<crate::neon::Neon>(shape, &tiles, threads),
-        _ => workspace_bytes::<Portable>(shape, &tiles, threads),
+        Isa::Neon => workspace_bytes::<crate::neon::Neon>(shape, span, &tiles, threads),
+        _ => workspace_bytes::<Portable>(shape, span, &tiles, threads),
     })
 }
 
-fn workspace_bytes<K: Kernels>(shape: &Shape, tiles: &FlashTiles, threads: usize) -> usize {
-    let plan = Plan::new(shape, tiles, K::VECTORS * K::LANES, threads);
-    let per_thread = if plan.decode {
-        few::Scratch::new(shape).floats
-    } else {
-        let most_rows = plan.units.iter().map(|unit| unit.rows.len()).max().unwrap_or(0);
-        flash::Scratch::new::<K>(shape, tiles, most_rows).floats
-    };
+fn workspace_bytes<K: Kernels>(shape: &Shape, span: Span, tiles: &FlashTiles, threads: usize) -> usize {
+    let plan = Plan::new(shape, |_| span, tiles, K::VECTORS * K::LANES, threads);
+    let layouts = Layouts::new::<K>(shape, tiles, &plan);
+    let per_thread = plan.units.iter().map(|unit| layouts.floats(unit)).max().unwrap_or(0);
     let partial = Partials::floats(plan.partial_rows, shape.dim_v);
-    let plan_bytes = plan.units.len() * size_of::<crate::plan::Unit>();
+    let plan_bytes = plan.units.len() * size_of::<Unit>();
     (per_thread * threads.min(plan.units.len().max(1)) + partial) * size_of::<f32>() + plan_bytes
 }

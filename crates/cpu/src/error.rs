@@ -10,14 +10,6 @@ pub enum Error {
     /// The tensors are not what the problem asks for.
     #[error(transparent)]
     Problem(#[from] evosdpa_core::Error),
-    /// What a kernel does not take.
-    #[error("{kernel} does not take {features}; cpu_naive does")]
-    Unsupported {
-        /// The kernel.
-        kernel: &'static str,
-        /// What was asked for.
-        features: evosdpa_core::Features,
-    },
     /// Positions for another number of sequences.
     #[error("rotary positions: {got} values, but there are {expected} sequences")]
     RotaryFirst {

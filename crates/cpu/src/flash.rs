@@ -1,22 +1,19 @@
 //! Flash attention over register tiles: the driver of the kernels in `tile`.
 
+use crate::hook::{TileHook, Turned};
 use crate::job::{Job, Operand, Shape};
 use crate::kernels::Kernels;
+use crate::modifiers::Dense;
 use crate::options::FlashTiles;
 use crate::pack::{Rows, packed_stride};
-use crate::partial::Partials;
+use crate::partial::{Partials, factor, log_sum_exp};
 use crate::plan::{Unit, query_span};
+use crate::query_tile::{Look, QueryTile};
 use crate::simd::MAX_LANES;
-use crate::tile::{Ahead, MAX_VECTORS, TileMask, TileStep};
+use crate::span::Span;
+use crate::tile::{Ahead, TileStep};
 use crate::workspace::Carver;
-use std::ops::Range;
-
-/// Widest query tile of any instruction set.
-const MAX_TILE_ROWS: usize = MAX_VECTORS * MAX_LANES;
-
-/// A row that sees fewer keys has some weights so large that their rounding to bfloat16 (one part in 512) would move the output by more than
-/// rounding the output does; from here on the errors of many small weights cancel.
-const FEW_KEYS: usize = 512;
+use std::ptr;
 
 /// Where each piece of a thread's scratch memory begins, in floats.
 pub(crate) struct Scratch {
@@ -29,22 +26,34 @@ pub(crate) struct Scratch {
     values: usize,
     value_stride: usize,
     scores: usize,
+    /// What is hidden from whom, and the bias, as the scores lie.
+    hidden: usize,
+    bias: usize,
     rows: usize,
     row_stride: usize,
+    /// Values of a block as they are given, where pages are to be packed in pairs.
+    together: usize,
     /// Running maximum, its successor, sum, rescale: four vectors' worth per tile.
     state: usize,
+    /// Per tile and lane: ALiBi's slope, and the addresses of its rows of bias and mask.
+    slopes: usize,
+    bias_rows: usize,
+    mask_rows: usize,
     pub(crate) floats: usize,
 }
 
 impl Scratch {
     /// Lays out scratch for units of up to `rows` rows.
     pub(crate) fn new<K: Kernels>(shape: &Shape, tiles: &FlashTiles, rows: usize) -> Scratch {
+        const POINTER: usize = size_of::<*const u8>() / size_of::<f32>();
         let width = K::VECTORS * K::LANES;
         let count = rows.div_ceil(width);
         let whole = |n: usize| n.div_ceil(MAX_LANES) * MAX_LANES;
         let (queries_per_tile, output_per_tile) = (whole(shape.dim_qk) * width, whole(shape.dim_v) * width);
         let (key_stride, value_stride) = (packed_stride(shape.dim_qk), packed_stride(shape.dim_v));
         let row_stride = key_stride.max(value_stride);
+        // Turned rows begin anywhere and end in whole vectors.
+        let turned = (tiles.block_kv + MAX_LANES) * width;
         let mut carver = Carver::default();
         Scratch {
             queries: carver.take(count * queries_per_tile),
@@ -58,62 +67,26 @@ impl Scratch {
             scores: carver.take(tiles.block_kv * width),
             rows: carver.take(MAX_LANES * row_stride),
             row_stride,
+            together: carver.take(if K::PACKED > 1 { tiles.block_kv * shape.dim_v.div_ceil(2) } else { 0 }),
             state: carver.take(count * 4 * width),
+            slopes: carver.take(count * width),
+            hidden: carver.take(turned),
+            bias: carver.take(turned),
+            bias_rows: carver.take(count * width * POINTER),
+            mask_rows: carver.take(count * width * POINTER),
             floats: carver.floats(),
         }
     }
 }
 
-/// One query tile of a unit.
-struct Tile {
-    rows: Range<usize>,
-    vectors: usize,
-    first_query: usize,
-    last_query: usize,
-    lane_query: [f32; MAX_TILE_ROWS],
-}
-
-impl Tile {
-    fn new<K: Kernels>(shape: &Shape, rows: Range<usize>) -> Tile {
-        let (first_query, last_query) = query_span(shape, &rows);
-        let mut lane_query = [0.0; MAX_TILE_ROWS];
-        for (lane, index) in lane_query.iter_mut().enumerate() {
-            // Lanes beyond the last row repeat it; what they compute is never written.
-            let row = (rows.start + lane).min(rows.end - 1);
-            *index = (row % shape.seq_q - first_query) as f32;
-        }
-        let vectors = rows.len().div_ceil(K::LANES);
-        Tile { rows, vectors, first_query, last_query, lane_query }
-    }
-
-    /// Whether a row of the tile sees so few keys that rounding its weights to 16 bits could show in the output. The number of keys in a band
-    /// is smallest for the first or the last query.
-    fn sees_few_keys(&self, shape: &Shape) -> bool {
-        [self.first_query, self.last_query].iter().any(|&query| {
-            let (begin, end) = shape.seen_by_any(query, query);
-            end - begin < FEW_KEYS
-        })
-    }
-
-    /// Per vector, one past the last key row of a block that its queries see, within `begin..=end`; never falling.
-    fn vector_end<K: Kernels>(
-        &self,
-        shape: &Shape,
-        block: usize,
-        begin: usize,
-        end: usize,
-    ) -> [usize; MAX_VECTORS] {
-        let mut ends = [end; MAX_VECTORS];
-        // Where rows of several heads share the tile, query indices start again within it.
-        let one_head = self.last_query - self.first_query + 1 == self.rows.len();
-        if one_head {
-            for (vector, limit) in ends.iter_mut().enumerate().take(self.vectors - 1) {
-                let last_query = self.first_query + (vector + 1) * K::LANES - 1;
-                *limit = shape.seen_by_any(last_query, last_query).1.saturating_sub(block).clamp(begin, end);
-            }
-        }
-        ends
-    }
+/// A unit at work.
+struct Work<'a> {
+    job: &'a Job<'a>,
+    tiles: &'a FlashTiles,
+    layout: &'a Scratch,
+    unit: &'a Unit,
+    span: Span,
+    scratch: *mut f32,
 }
 
 /// Computes one unit.
@@ -122,7 +95,7 @@ impl Tile {
 /// The instruction set of `K`; `job` describes valid tensors; `scratch` holds `layout.floats`; no other thread
 /// writes the unit's rows.
 pub(crate) unsafe fn run_unit<K: Kernels>(
-    job: &Job,
+    job: &Job<'_>,
     tiles: &FlashTiles,
     layout: &Scratch,
     unit: &Unit,
@@ -130,236 +103,450 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
     scratch: *mut f32,
 ) {
     let width = K::VECTORS * K::LANES;
-    let cut: Vec<Tile> = (unit.rows.clone().step_by(width))
-        .map(|start| Tile::new::<K>(&job.shape, start..(start + width).min(unit.rows.end)))
+    let span = job.span(unit.sequence);
+    let mut cut: Vec<QueryTile> = (unit.rows.clone().step_by(width))
+        .map(|start| QueryTile::new::<K>(&span, start..(start + width).min(unit.rows.end)))
         .collect();
+    let work = Work { job, tiles, layout, unit, span, scratch };
     // SAFETY: scratch offsets are those of the layout; tensors are valid by contract.
     unsafe {
         for (index, tile) in cut.iter().enumerate() {
-            begin_tile::<K>(job, layout, unit, index, tile, scratch);
+            work.pack_queries::<K>(index, tile);
+            work.clear_state::<K>(index, tile);
+            work.find_rows::<K>(index, tile);
         }
         let mut block = unit.keys.start / tiles.block_kv * tiles.block_kv;
         while block < unit.keys.end {
-            run_block::<K>(job, tiles, layout, unit, &cut, block, scratch);
+            work.run_block::<K>(&mut cut, block);
             block += tiles.block_kv;
         }
         for (index, tile) in cut.iter().enumerate() {
-            finish_tile::<K>(job, layout, unit, index, tile, partials, scratch);
+            work.finish_tile::<K>(index, tile, partials);
         }
     }
 }
 
-/// Packs a tile's queries and clears its state.
-unsafe fn begin_tile<K: Kernels>(
-    job: &Job,
-    layout: &Scratch,
-    unit: &Unit,
-    index: usize,
-    tile: &Tile,
-    scratch: *mut f32,
-) {
-    let shape = &job.shape;
-    let width = tile.vectors * K::LANES;
-    let score_scale = job.score_scale(unit.batch, unit.kv_head);
-    // SAFETY: as `run_unit`.
-    unsafe {
-        let packed = scratch.add(layout.queries + index * layout.queries_per_tile);
-        let staged = scratch.add(layout.rows);
-        for vector in 0..tile.vectors {
-            let from = tile.rows.start + vector * K::LANES;
-            let until = (from + K::LANES).min(tile.rows.end);
-            std::slice::from_raw_parts_mut(staged, K::LANES * layout.row_stride).fill(0.0);
-            let mut row = from;
-            while row < until {
-                // As many rows at once as lie in the same head.
-                let (head, query) = (row / shape.seq_q, row % shape.seq_q);
-                let count = (until - row).min(shape.seq_q - query);
-                let head = unit.kv_head * shape.group() + head;
-                let rows = Rows {
-                    src: job.q.row(unit.batch, head, query),
-                    src_stride: job.q.row_stride,
-                    rows: count,
-                    columns: shape.dim_qk,
-                    dst: staged.add((row - from) * layout.row_stride),
-                    dst_stride: layout.row_stride,
-                };
-                K::pack_rows(job.q.dtype, &rows);
-                if job.q.scales.is_some() {
-                    let mut scales = [1.0; MAX_LANES];
-                    for (i, scale) in scales.iter_mut().enumerate().take(count) {
-                        *scale = job.q.row_scale(unit.batch, unit.batch, head, query + i);
+/// # Safety
+/// As [`run_unit`], of every function.
+impl Work<'_> {
+    /// The query head and query of a row.
+    fn head_and_query(&self, row: usize) -> (usize, usize) {
+        let head = self.unit.kv_head * self.job.shape.group() + row / self.span.queries;
+        (head, row % self.span.queries)
+    }
+
+    /// A tile's running maximum, its successor, sum and rescale.
+    unsafe fn state<K: Kernels>(&self, index: usize) -> *mut f32 {
+        // SAFETY: the layout has room for every tile.
+        unsafe { self.scratch.add(self.layout.state + index * 4 * K::VECTORS * K::LANES) }
+    }
+
+    unsafe fn pack_queries<K: Kernels>(&self, index: usize, tile: &QueryTile) {
+        let Work { job, layout, unit, .. } = *self;
+        let (shape, width) = (&job.shape, tile.vectors * K::LANES);
+        let score_scale = job.score_scale(unit.sequence, unit.kv_head);
+        // SAFETY: as `run_unit`.
+        unsafe {
+            let packed = self.scratch.add(layout.queries + index * layout.queries_per_tile);
+            let staged = self.scratch.add(layout.rows);
+            for vector in 0..tile.vectors {
+                let from = tile.rows.start + vector * K::LANES;
+                let until = (from + K::LANES).min(tile.rows.end);
+                ptr::write_bytes(staged, 0, K::LANES * layout.row_stride);
+                let mut row = from;
+                while row < until {
+                    // As many rows at once as lie in the same head.
+                    let (head, query) = self.head_and_query(row);
+                    let count = (until - row).min(self.span.queries - query);
+                    let (batch, first) = job.query_place(unit.sequence, query);
+                    let rows = Rows {
+                        src: job.q.row(batch, head, first),
+                        src_stride: job.q.row_stride,
+                        rows: count,
+                        columns: shape.dim_qk,
+                        dst: staged.add((row - from) * layout.row_stride),
+                        dst_stride: layout.row_stride,
+                    };
+                    K::pack_rows(job.q.dtype, &rows);
+                    if job.q.scales.is_some() {
+                        let mut scales = [1.0; MAX_LANES];
+                        for (i, scale) in scales.iter_mut().enumerate().take(count) {
+                            *scale = job.q.row_scale(unit.sequence, batch, head, first + i);
+                        }
+                        K::scale_rows(rows.dst, rows.dst_stride, count, shape.dim_qk, scales.as_ptr());
                     }
-                    K::scale_rows(rows.dst, rows.dst_stride, count, shape.dim_qk, scales.as_ptr());
+                    row += count;
                 }
-                row += count;
+                let dst = packed.add(vector * K::LANES);
+                K::transpose_queries(staged, layout.row_stride, shape.dim_qk, score_scale, dst, width);
             }
-            let dst = packed.add(vector * K::LANES);
-            K::transpose_queries(staged, layout.row_stride, shape.dim_qk, score_scale, dst, width);
-        }
-        let output = scratch.add(layout.output + index * layout.output_per_tile);
-        std::slice::from_raw_parts_mut(output, layout.output_per_tile).fill(0.0);
-        let state = scratch.add(layout.state + index * 4 * K::VECTORS * K::LANES);
-        for lane in 0..width {
-            *state.add(lane) = f32::NEG_INFINITY;
-            *state.add(2 * width + lane) = 0.0;
         }
     }
-}
 
-/// Packs one block of keys and values and runs every tile of the unit against it.
-unsafe fn run_block<K: Kernels>(
-    job: &Job,
-    tiles: &FlashTiles,
-    layout: &Scratch,
-    unit: &Unit,
-    cut: &[Tile],
-    block: usize,
-    scratch: *mut f32,
-) {
-    let shape = &job.shape;
-    // Rows of the block that any tile can want; the first is rounded down to a whole step.
-    let begin = unit.keys.start.saturating_sub(block) / K::STEP * K::STEP;
-    let end = unit.keys.end.min(block + tiles.block_kv) - block;
-    let (first, last) = query_span(shape, &unit.rows);
-    let clear = shape.seen_by_all(first, last);
-    let all_clear = clear.0 <= block + begin && clear.1 >= block + end;
-    // SAFETY: as `run_unit`.
-    unsafe {
-        let (keys, values) = (scratch.add(layout.keys), scratch.add(layout.values));
-        let key_rows = Rows {
-            src: job.k.row(unit.batch, unit.kv_head, block + begin),
-            src_stride: job.k.row_stride,
-            rows: end - begin,
-            columns: shape.dim_qk,
-            dst: keys.add(begin * layout.key_stride),
-            dst_stride: layout.key_stride,
-        };
-        K::pack_rows(job.k.dtype, &key_rows);
-        if let Some(scales) = job.k.row_scales(unit.batch, unit.kv_head, block + begin) {
-            K::scale_rows(key_rows.dst, key_rows.dst_stride, end - begin, shape.dim_qk, scales.as_ptr());
-        }
-        let value_rows = Rows {
-            src: job.v.row(unit.batch, unit.kv_head, block + begin),
-            src_stride: job.v.row_stride,
-            rows: end - begin,
-            columns: shape.dim_v,
-            dst: values.add(begin / K::PACKED * layout.value_stride),
-            dst_stride: layout.value_stride,
-        };
-        // Only where some query is masked does it matter whether V is finite.
-        let mut finite = K::pack_values(job.v.dtype, !all_clear, &value_rows) || all_clear;
-        if let Some(scales) = job.v.row_scales(unit.batch, unit.kv_head, block + begin) {
-            let scales = scales.as_ptr();
-            finite &= K::scale_rows(value_rows.dst, value_rows.dst_stride, end - begin, shape.dim_v, scales);
-        }
-        let next = (block + tiles.block_kv).min(unit.keys.end);
-        let next_rows = |tensor: &Operand<*const u8>, columns: usize, tile: usize| Ahead {
-            // Only an address to prefetch from, and none is when no rows are left.
-            first: tensor.row_address(unit.batch, unit.kv_head, next),
-            row_bytes: columns * tensor.dtype.bytes(),
-            stride_bytes: tensor.row_bytes(),
-            rows: (unit.keys.end - next).min(tiles.block_kv),
-            tile,
-            tiles: cut.len(),
-        };
-        for (index, tile) in cut.iter().enumerate() {
-            let seen = shape.seen_by_any(tile.first_query, tile.last_query);
-            let key_begin = (seen.0.max(block + begin) - block) / K::STEP * K::STEP;
-            let key_end = seen.1.clamp(block, block + end) - block;
-            if key_begin >= key_end {
-                continue;
+    unsafe fn clear_state<K: Kernels>(&self, index: usize, tile: &QueryTile) {
+        let Work { layout, .. } = *self;
+        let width = tile.vectors * K::LANES;
+        // SAFETY: as `run_unit`.
+        unsafe {
+            let output = self.scratch.add(layout.output + index * layout.output_per_tile);
+            ptr::write_bytes(output, 0, layout.output_per_tile);
+            let state = self.state::<K>(index);
+            for lane in 0..width {
+                *state.add(lane) = f32::NEG_INFINITY;
+                *state.add(2 * width + lane) = 0.0;
             }
-            let clear = shape.seen_by_all(tile.first_query, tile.last_query);
-            let width = tile.vectors * K::LANES;
-            let state = scratch.add(layout.state + index * 4 * K::VECTORS * K::LANES);
-            let origin = block as i64 - tile.first_query as i64;
+        }
+    }
+
+    /// Where each lane's slope, bias and mask are.
+    unsafe fn find_rows<K: Kernels>(&self, index: usize, tile: &QueryTile) {
+        let Work { job, layout, unit, .. } = *self;
+        let modifiers = &job.modifiers;
+        let first = index * K::VECTORS * K::LANES;
+        // SAFETY: as `run_unit`.
+        unsafe {
+            if modifiers.alibi() {
+                for lane in 0..tile.vectors * K::LANES {
+                    let (head, _) = self.head_and_query(tile.row(lane));
+                    *self.scratch.add(layout.slopes + first + lane) = modifiers.slope(head);
+                }
+            }
+            for (dense, at) in [(&modifiers.bias, layout.bias_rows), (&modifiers.mask, layout.mask_rows)] {
+                let Some(dense) = dense else { continue };
+                let rows = self.scratch.add(at).cast::<*const u8>().add(first);
+                for lane in 0..tile.vectors * K::LANES {
+                    let (head, query) = self.head_and_query(tile.row(lane));
+                    *rows.add(lane) = dense.row(unit.sequence, head, query);
+                }
+            }
+        }
+    }
+
+    /// A tile's lanes of row addresses that [`Work::find_rows`] put down.
+    unsafe fn lane_rows<K: Kernels>(&self, at: usize, index: usize) -> *const *const u8 {
+        // SAFETY: the layout has room for every tile.
+        unsafe { self.scratch.add(at).cast::<*const u8>().add(index * K::VECTORS * K::LANES) }
+    }
+
+    /// The key rows of a block that a tile is run against.
+    unsafe fn look<K: Kernels>(
+        &self,
+        index: usize,
+        tile: &QueryTile,
+        block: usize,
+        begin: usize,
+        end: usize,
+    ) -> Look {
+        let look = tile.look::<K>(&self.span, block, begin, end);
+        if self.job.modifiers.mask.is_none() || look.begin >= look.end {
+            return look;
+        }
+        // SAFETY: masks have an element for every key.
+        unsafe { tile.unhide::<K>(look, block, self.lane_rows::<K>(self.layout.mask_rows, index)) }
+    }
+
+    /// Packs one block of keys and values and runs every tile of the unit against it.
+    unsafe fn run_block<K: Kernels>(&self, cut: &mut [QueryTile], block: usize) {
+        let Work { job, tiles, layout, unit, span, scratch } = *self;
+        // Rows of the block that any tile can want; the first is rounded down to a whole step.
+        let mut begin = unit.keys.start.saturating_sub(block) / K::STEP * K::STEP;
+        let mut end = unit.keys.end.min(block + tiles.block_kv) - block;
+        let (first, last) = query_span(&span, &unit.rows);
+        let clear = span.seen_by_all(first, last);
+        let mut all_clear = clear.0 <= block + begin && clear.1 >= block + end;
+        // SAFETY: as `run_unit`.
+        unsafe {
+            for (index, tile) in cut.iter_mut().enumerate() {
+                tile.look = self.look::<K>(index, tile, block, begin, end);
+            }
+            if job.modifiers.mask.is_some() {
+                let none = Look { begin: end, end: begin, hides: false };
+                let wanted = cut.iter().map(|tile| tile.look).filter(|look| look.begin < look.end);
+                let wanted = wanted.fold(none, |all, look| Look {
+                    begin: all.begin.min(look.begin),
+                    end: all.end.max(look.end),
+                    hides: all.hides || look.hides,
+                });
+                if wanted.begin >= wanted.end {
+                    return;
+                }
+                (begin, end) = (wanted.begin, wanted.end);
+                all_clear &= !wanted.hides;
+            }
+            let (keys, values) = (scratch.add(layout.keys), scratch.add(layout.values));
+            self.pack_keys::<K>(block, begin, end, keys);
+            // Only where some query is masked does it matter whether V is finite.
+            let finite = self.pack_values::<K>(block, begin, end, values, !all_clear) || all_clear;
+            for (index, tile) in cut.iter().enumerate() {
+                if tile.look.begin < tile.look.end {
+                    let ahead = [
+                        self.next_rows(&job.k, job.shape.dim_qk, block, index, cut.len()),
+                        self.next_rows(&job.v, job.shape.dim_v, block, index, cut.len()),
+                    ];
+                    self.run_tile::<K>(index, tile, block, end, ahead, finite);
+                }
+            }
+        }
+    }
+
+    /// One tile against the packed rows of a block, which end at `end`.
+    unsafe fn run_tile<K: Kernels>(
+        &self,
+        index: usize,
+        tile: &QueryTile,
+        block: usize,
+        end: usize,
+        ahead: [Ahead; 2],
+        finite: bool,
+    ) {
+        let Work { job, layout, scratch, .. } = *self;
+        let look = tile.look;
+        let width = tile.vectors * K::LANES;
+        // SAFETY: as `run_unit`.
+        unsafe {
+            let (state, hidden) = (self.state::<K>(index), scratch.add(layout.hidden));
             let step = TileStep {
                 queries: scratch.add(layout.queries + index * layout.queries_per_tile),
-                dim_qk: shape.dim_qk.div_ceil(K::PACKED),
-                score_scale: job.score_scale(unit.batch, unit.kv_head),
-                keys,
+                dim_qk: job.shape.dim_qk.div_ceil(K::PACKED),
+                score_scale: job.score_scale(self.unit.sequence, self.unit.kv_head),
+                keys: scratch.add(layout.keys),
                 key_stride: layout.key_stride,
-                values,
+                values: scratch.add(layout.values),
                 value_stride: layout.value_stride,
                 output: scratch.add(layout.output + index * layout.output_per_tile),
-                dim_v: shape.dim_v,
+                dim_v: job.shape.dim_v,
                 scores: scratch.add(layout.scores),
-                whole_weights: job.precise || tile.sees_few_keys(shape),
-                key_begin,
-                key_end,
-                vector_end: tile.vector_end::<K>(shape, block, key_begin, key_end),
+                whole_weights: job.precise
+                    || self.span.chunk > 0
+                    || job.modifiers.choose_keys()
+                    || tile.sees_few_keys(&self.span),
+                key_begin: look.begin,
+                key_end: look.end,
+                vector_end: tile.vector_end::<K>(&self.span, block),
                 old_max: state,
                 new_max: state.add(width),
                 sum: state.add(2 * width),
                 rescale: state.add(3 * width),
-                mask: TileMask {
-                    lane_query: tile.lane_query.as_ptr(),
-                    // Query i sees key j when j - band_hi <= i <= j - band_lo.
-                    first: origin.saturating_sub(shape.band_hi),
-                    last: origin.saturating_sub(shape.band_lo),
-                    clear_begin: clear.0.saturating_sub(block),
-                    clear_end: clear.1.saturating_sub(block),
-                },
-                ahead: [next_rows(&job.k, shape.dim_qk, index), next_rows(&job.v, shape.dim_v, index)],
+                mask: tile.mask(&self.span, block),
+                hidden,
+                ahead,
             };
-            let masked = key_begin < step.mask.clear_begin || key_end > step.mask.clear_end;
+            let masked = look.begin < step.mask.clear_begin || look.end > step.mask.clear_end;
             K::scores(tile.vectors, &step);
+            if job.modifiers.change() || look.hides {
+                self.modify_scores::<K>(index, tile, block, &step);
+            }
             K::softmax(tile.vectors, &step);
-            K::values(tile.vectors, masked && !finite, &step);
+            // A pair of values may reach behind what the tile sees.
+            let exact = !finite && (masked || look.hides || look.end < end);
+            if exact {
+                K::mark_hidden(tile.vectors, &step, hidden, !look.hides);
+            }
+            K::values(tile.vectors, exact, &step);
         }
     }
-}
 
-/// Normalises a tile and writes its rows: final ones to the output, those of a split unit to the partials.
-unsafe fn finish_tile<K: Kernels>(
-    job: &Job,
-    layout: &Scratch,
-    unit: &Unit,
-    index: usize,
-    tile: &Tile,
-    partials: &Partials,
-    scratch: *mut f32,
-) {
-    let shape = &job.shape;
-    let width = tile.vectors * K::LANES;
-    // SAFETY: as `run_unit`.
-    unsafe {
-        let state = scratch.add(layout.state + index * 4 * K::VECTORS * K::LANES);
-        let output = scratch.add(layout.output + index * layout.output_per_tile);
-        let staged = scratch.add(layout.rows);
+    /// Everything that happens to a tile's scores besides the band.
+    unsafe fn modify_scores<K: Kernels>(
+        &self,
+        index: usize,
+        tile: &QueryTile,
+        block: usize,
+        step: &TileStep,
+    ) {
+        let Work { job, layout, scratch, .. } = *self;
+        let modifiers = &job.modifiers;
+        // SAFETY: as `run_unit`.
+        unsafe {
+            let mut hook = TileHook {
+                cap: modifiers.cap,
+                slopes: ptr::null(),
+                position: tile.position(&self.span, block),
+                bias: ptr::null(),
+                hidden: ptr::null(),
+            };
+            if modifiers.alibi() {
+                hook.slopes = scratch.add(layout.slopes + index * K::VECTORS * K::LANES);
+            }
+            if let Some(bias) = &modifiers.bias {
+                let rows = self.lane_rows::<K>(layout.bias_rows, index);
+                hook.bias = self.turn::<K>(bias, rows, tile, block, scratch.add(layout.bias));
+            }
+            if let Some(mask) = modifiers.mask.as_ref().filter(|_| tile.look.hides) {
+                let rows = self.lane_rows::<K>(layout.mask_rows, index);
+                hook.hidden = self.turn::<K>(mask, rows, tile, block, scratch.add(layout.hidden));
+            }
+            K::modify(tile.vectors, step, &hook);
+        }
+    }
+
+    /// The rows of a bias or mask for a tile and block, turned to lie as the scores do.
+    unsafe fn turn<K: Kernels>(
+        &self,
+        dense: &Dense<'_>,
+        rows: *const *const u8,
+        tile: &QueryTile,
+        block: usize,
+        turned: *mut f32,
+    ) -> *const f32 {
+        let look = tile.look;
+        let width = tile.vectors * K::LANES;
         for vector in 0..tile.vectors {
-            let at = vector * K::LANES;
-            let mut factors = [job.v.scale(unit.batch, unit.kv_head); MAX_LANES];
-            if unit.partial.is_none() {
-                for (lane, factor) in factors.iter_mut().enumerate().take(K::LANES) {
-                    *factor = share(*factor, *state.add(2 * width + at + lane));
+            // SAFETY: the rows have an element for every key, the tile room for whole vectors of keys.
+            unsafe {
+                let piece = Turned {
+                    rows: rows.add(vector * K::LANES),
+                    first: block + look.begin,
+                    keys: look.end - look.begin,
+                    tile: turned.add(look.begin * width + vector * K::LANES),
+                    width,
+                };
+                // A mask's bytes have the type of u8 codes, which no bias has.
+                K::turn(dense.dtype(), &piece);
+            }
+        }
+        turned
+    }
+
+    /// Packs the keys of rows `begin..end` of a block, page by page where there are pages.
+    unsafe fn pack_keys<K: Kernels>(&self, block: usize, begin: usize, end: usize, packed: *mut f32) {
+        let Work { job, layout, unit, .. } = *self;
+        let mut row = begin;
+        while row < end {
+            let (place, count) = job.key_run(unit.sequence, block + row, end - row);
+            // SAFETY: as `run_unit`.
+            unsafe {
+                let rows = Rows {
+                    src: job.k.row(place.batch, unit.kv_head, place.row),
+                    src_stride: job.k.row_stride,
+                    rows: count,
+                    columns: job.shape.dim_qk,
+                    dst: packed.add(row * layout.key_stride),
+                    dst_stride: layout.key_stride,
+                };
+                K::pack_rows(job.k.dtype, &rows);
+                if let Some(scales) = job.k.row_scales(place.batch, unit.kv_head, place.row) {
+                    K::scale_rows(rows.dst, rows.dst_stride, count, rows.columns, scales.as_ptr());
                 }
             }
-            let columns = output.add(at);
-            K::transpose_outputs(columns, width, shape.dim_v, factors.as_ptr(), staged, layout.row_stride);
-            let from = tile.rows.start + at;
-            for row in from..(from + K::LANES).min(tile.rows.end) {
-                let lane = row - from;
-                let (maximum, sum) = (*state.add(at + lane), *state.add(2 * width + at + lane));
-                let src = staged.add(lane * layout.row_stride);
-                if let Some(first) = unit.partial {
-                    partials.put(first + row - unit.rows.start, maximum, sum, src);
-                } else {
-                    let (head, query) = (unit.kv_head * shape.group() + row / shape.seq_q, row % shape.seq_q);
-                    K::narrow_row(job.output, src, job.o.row(unit.batch, head, query), shape.dim_v);
-                    job.put_lse(unit.batch, head, query, log_sum_exp(maximum, sum));
+            row += count;
+        }
+    }
+
+    /// The same for values. When `checked`, says whether all are finite.
+    unsafe fn pack_values<K: Kernels>(
+        &self,
+        block: usize,
+        begin: usize,
+        end: usize,
+        packed: *mut f32,
+        checked: bool,
+    ) -> bool {
+        let Work { job, layout, unit, scratch, .. } = *self;
+        let (mut row, mut finite) = (begin, true);
+        while row < end {
+            let (place, count) = job.key_run(unit.sequence, block + row, end - row);
+            // SAFETY: as `run_unit`.
+            unsafe {
+                let mut rows = Rows {
+                    src: job.v.row(place.batch, unit.kv_head, place.row),
+                    src_stride: job.v.row_stride,
+                    rows: count,
+                    columns: job.shape.dim_v,
+                    dst: packed.add(row / K::PACKED * layout.value_stride),
+                    dst_stride: layout.value_stride,
+                };
+                if K::PACKED > 1 && job.page.is_some() {
+                    // Pairs of keys may lie in two pages: rows are brought together first.
+                    let together = scratch.add(layout.together).cast::<u8>();
+                    let bytes = rows.columns * job.v.dtype.bytes();
+                    for i in 0..count {
+                        let to = together.add((row - begin + i) * bytes);
+                        rows.src.add(i * job.v.row_bytes()).copy_to_nonoverlapping(to, bytes);
+                    }
+                    row += count;
+                    if row < end {
+                        continue;
+                    }
+                    (rows.src, rows.src_stride, rows.rows) = (together, rows.columns, end - begin);
+                    rows.dst = packed.add(begin / K::PACKED * layout.value_stride);
+                    return K::pack_values(job.v.dtype, checked, &rows);
+                }
+                finite &= K::pack_values(job.v.dtype, checked, &rows);
+                if let Some(scales) = job.v.row_scales(place.batch, unit.kv_head, place.row) {
+                    finite &= K::scale_rows(rows.dst, rows.dst_stride, count, rows.columns, scales.as_ptr());
+                }
+            }
+            row += count;
+        }
+        finite
+    }
+
+    /// Rows of the next block to fetch meanwhile: those that lie one behind the other.
+    fn next_rows(
+        &self,
+        tensor: &Operand<'_, *const u8>,
+        columns: usize,
+        block: usize,
+        tile: usize,
+        tiles: usize,
+    ) -> Ahead {
+        let Unit { sequence, kv_head, ref keys, .. } = *self.unit;
+        let next = block + self.tiles.block_kv;
+        let (mut first, mut rows) = (tensor.data, 0);
+        if next < keys.end {
+            let (place, count) = self.job.key_run(sequence, next, (keys.end - next).min(self.tiles.block_kv));
+            first = tensor.data.wrapping_add(tensor.offset(place.batch, kv_head, place.row));
+            rows = count;
+        }
+        Ahead {
+            first,
+            row_bytes: columns * tensor.dtype.bytes(),
+            stride_bytes: tensor.row_bytes(),
+            rows,
+            tile,
+            tiles,
+        }
+    }
+
+    /// Normalises a tile and writes its rows: final ones to the output, those of a split unit to the partials.
+    unsafe fn finish_tile<K: Kernels>(&self, index: usize, tile: &QueryTile, partials: &Partials) {
+        let Work { job, layout, unit, .. } = *self;
+        let (dim_v, width) = (job.shape.dim_v, tile.vectors * K::LANES);
+        // SAFETY: as `run_unit`.
+        unsafe {
+            let state = self.state::<K>(index);
+            let output = self.scratch.add(layout.output + index * layout.output_per_tile);
+            let staged = self.scratch.add(layout.rows);
+            for vector in 0..tile.vectors {
+                let at = vector * K::LANES;
+                let from = tile.rows.start + at;
+                let ends = |lane: usize| (*state.add(at + lane), *state.add(2 * width + at + lane));
+                let sink = |row| job.modifiers.sink(|| self.head_and_query(row).0);
+                let mut factors = [job.v.scale(unit.sequence, unit.kv_head); MAX_LANES];
+                if unit.partial.is_none() {
+                    for lane in 0..K::LANES {
+                        let (maximum, sum) = ends(lane);
+                        factors[lane] *= factor(maximum, sum, sink(tile.row(at + lane)));
+                    }
+                }
+                let columns = output.add(at);
+                K::transpose_outputs(columns, width, dim_v, factors.as_ptr(), staged, layout.row_stride);
+                for row in from..(from + K::LANES).min(tile.rows.end) {
+                    let lane = row - from;
+                    let src = staged.add(lane * layout.row_stride);
+                    if let Some(first) = unit.partial {
+                        let (maximum, sum) = ends(lane);
+                        partials.put(first + row - unit.rows.start, maximum, sum, src);
+                    } else {
+                        let (head, query) = self.head_and_query(row);
+                        let dst = job.output_row(unit.sequence, head, query);
+                        K::narrow_row(job.output, src, dst, dim_v);
+                        let (maximum, sum) = ends(lane);
+                        job.put_lse(unit.sequence, head, query, || log_sum_exp(maximum, sum, sink(row)));
+                    }
                 }
             }
         }
     }
-}
-
-/// part/sum; 0 for a row that saw no key, so that its output is 0 and not NaN.
-pub(crate) fn share(part: f32, sum: f32) -> f32 {
-    if sum == 0.0 { 0.0 } else { part / sum }
-}
-
-/// The natural logarithm of the sum of exponentials, from a maximum in units of log2. -inf for a row that saw no key.
-pub(crate) fn log_sum_exp(maximum: f32, sum: f32) -> f32 {
-    if sum == 0.0 { f32::NEG_INFINITY } else { (maximum + sum.log2()) * std::f32::consts::LN_2 }
 }

@@ -1,7 +1,9 @@
 //! A checked problem as the kernels see it: pointers, types, strides, sizes.
 
 use crate::element::unit;
-use evosdpa_core::{DType, Float, Granularity};
+use crate::modifiers::Modifiers;
+use crate::span::Span;
+use evosdpa_core::{DType, Float, Granularity, KeyPlace, Problem, Sequences};
 
 /// A tensor's first byte, the elements between neighbours, and what its codes are multiplied with. The innermost stride is 1.
 #[derive(Clone, Copy)]
@@ -24,7 +26,7 @@ pub(crate) struct Scales<'a> {
     pub(crate) rows: usize,
 }
 
-impl<P> Operand<'_, P> {
+impl<'a, P> Operand<'a, P> {
     /// Bytes between the first element and the first of a row.
     #[inline]
     pub(crate) fn offset(&self, batch: usize, head: usize, row: usize) -> usize {
@@ -53,19 +55,13 @@ impl<P> Operand<'_, P> {
     }
 
     /// The scales of this row of the tensor and those behind it, where each row has its own.
-    pub(crate) fn row_scales(&self, batch: usize, head: usize, row: usize) -> Option<&[f32]> {
+    pub(crate) fn row_scales(&self, batch: usize, head: usize, row: usize) -> Option<&'a [f32]> {
         let scales = self.scales.filter(|scales| scales.reach == Granularity::Token)?;
         Some(&scales.values[(batch * scales.heads + head) * scales.rows + row..])
     }
 }
 
 impl Operand<'_, *const u8> {
-    /// The address of a row, which need not exist.
-    #[inline]
-    pub(crate) fn row_address(&self, batch: usize, head: usize, row: usize) -> *const u8 {
-        self.data.wrapping_add(self.offset(batch, head, row))
-    }
-
     /// # Safety
     /// The indices are within the tensor.
     #[inline]
@@ -85,54 +81,50 @@ impl Operand<'_, *mut u8> {
     }
 }
 
-/// The sizes of a problem and which keys a query sees.
+/// The sizes that all sequences share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) batch: usize,
     pub(crate) heads_q: usize,
     pub(crate) heads_kv: usize,
-    pub(crate) seq_q: usize,
-    pub(crate) seq_kv: usize,
     pub(crate) dim_qk: usize,
     pub(crate) dim_v: usize,
-    /// Query `i` sees keys `i + band_lo ..= i + band_hi` that exist.
-    pub(crate) band_lo: i64,
-    pub(crate) band_hi: i64,
 }
 
 impl Shape {
+    pub(crate) fn new(problem: &Problem) -> Shape {
+        let sizes = problem.sizes();
+        Shape {
+            batch: sizes.batch,
+            heads_q: sizes.heads_q,
+            heads_kv: sizes.heads_kv,
+            dim_qk: sizes.dim_qk,
+            dim_v: sizes.dim_v,
+        }
+    }
+
     /// Query heads per key/value head.
     pub(crate) fn group(&self) -> usize {
         self.heads_q / self.heads_kv
     }
-
-    /// The first key and one past the last key seen by at least one of queries `first..=last`.
-    pub(crate) fn seen_by_any(&self, first: usize, last: usize) -> (usize, usize) {
-        self.clip((first as i64).saturating_add(self.band_lo), (last as i64).saturating_add(self.band_hi))
-    }
-
-    /// The same for keys seen by every one of queries `first..=last`.
-    pub(crate) fn seen_by_all(&self, first: usize, last: usize) -> (usize, usize) {
-        self.clip((last as i64).saturating_add(self.band_lo), (first as i64).saturating_add(self.band_hi))
-    }
-
-    fn clip(&self, lo: i64, hi: i64) -> (usize, usize) {
-        let end = hi.saturating_add(1).clamp(0, self.seq_kv as i64);
-        let begin = lo.clamp(0, end);
-        (begin as usize, end as usize)
-    }
 }
 
-/// One call: operands, the shape, and where the LSE goes.
+/// One call: operands, sequences, modifiers, and where the LSE goes.
 pub(crate) struct Job<'a> {
+    pub(crate) problem: &'a Problem,
+    pub(crate) shape: Shape,
+    pub(crate) sequences: Sequences<'a>,
+    /// Tokens of a page, where keys lie in pages.
+    pub(crate) page: Option<usize>,
+    pub(crate) modifiers: Modifiers<'a>,
     pub(crate) q: Operand<'a, *const u8>,
     pub(crate) k: Operand<'a, *const u8>,
     pub(crate) v: Operand<'a, *const u8>,
     pub(crate) o: Operand<'a, *mut u8>,
-    /// `[batch][heads_q][seq_q]`, contiguous; null when not wanted.
+    /// `[batch][heads_q][rows]` as O has them, contiguous; null when not wanted.
     pub(crate) lse: *mut f32,
-    pub(crate) shape: Shape,
-    pub(crate) scale: f32,
+    /// Rows of O a head.
+    pub(crate) rows_per_head: usize,
     /// Whether weights must not be rounded to 16 bits.
     pub(crate) precise: bool,
     /// What outputs are rounded to.
@@ -148,20 +140,54 @@ impl Job<'_> {
         [self.q.dtype, self.k.dtype, self.v.dtype] == [DType::BF16; 3]
     }
 
-    /// What products of queries and loaded keys are multiplied with to be scores in units of log2.
-    pub(crate) fn score_scale(&self, sequence: usize, kv_head: usize) -> f32 {
-        self.scale * std::f32::consts::LOG2_E * self.k.scale(sequence, kv_head)
+    /// A sequence's lengths and what its queries see.
+    pub(crate) fn span(&self, sequence: usize) -> Span {
+        Span::new(self.problem, self.sequences.queries(sequence).len(), self.sequences.keys(sequence))
     }
 
-    /// Writes a row's log-sum-exp, if wanted.
+    /// Where a query of a sequence lies: first and third index into Q and O.
+    pub(crate) fn query_place(&self, sequence: usize, query: usize) -> (usize, usize) {
+        (self.sequences.query_batch(sequence), self.sequences.queries(sequence).start + query)
+    }
+
+    /// Where a key of a sequence lies, and how many of the `most` from it on lie one behind the other.
+    pub(crate) fn key_run(&self, sequence: usize, key: usize, most: usize) -> (KeyPlace, usize) {
+        let place = self.sequences.key(sequence, key);
+        (place, self.page.map_or(most, |page| most.min(page - place.row)))
+    }
+
+    /// What products of queries and loaded keys are multiplied with to be scores in units of log2.
+    pub(crate) fn score_scale(&self, sequence: usize, kv_head: usize) -> f32 {
+        self.problem.scale() * std::f32::consts::LOG2_E * self.k.scale(sequence, kv_head)
+    }
+
+    /// Writes a query's log-sum-exp, if wanted.
     ///
     /// # Safety
-    /// The indices are within the tensor; no other thread writes the same row.
-    pub(crate) unsafe fn put_lse(&self, batch: usize, head: usize, row: usize, value: f32) {
+    /// The query is one of the sequence's; no other thread writes the same row.
+    #[inline]
+    pub(crate) unsafe fn put_lse(
+        &self,
+        sequence: usize,
+        head: usize,
+        query: usize,
+        value: impl FnOnce() -> f32,
+    ) {
         if !self.lse.is_null() {
-            let at = (batch * self.shape.heads_q + head) * self.shape.seq_q + row;
-            // SAFETY: the caller checked the length against the shape.
-            unsafe { *self.lse.add(at) = value };
+            let (batch, row) = self.query_place(sequence, query);
+            let at = (batch * self.shape.heads_q + head) * self.rows_per_head + row;
+            // SAFETY: the caller checked the length against O's rows.
+            unsafe { *self.lse.add(at) = value() };
         }
+    }
+
+    /// Where a query's row of O lies.
+    ///
+    /// # Safety
+    /// The query is one of the sequence's.
+    pub(crate) unsafe fn output_row(&self, sequence: usize, head: usize, query: usize) -> *mut u8 {
+        let (batch, row) = self.query_place(sequence, query);
+        // SAFETY: by contract.
+        unsafe { self.o.row(batch, head, row) }
     }
 }

@@ -4,7 +4,8 @@
 //! which is compiled with its instruction set enabled. What drives them (`flash`) is ordinary code.
 
 use crate::decode::{self, DecodeScores, DecodeValues};
-use crate::element::with_element;
+use crate::element::{MaskByte, with_element};
+use crate::hook::{self, RowHook, Shown, TileHook, Turned};
 #[cfg(target_arch = "aarch64")]
 use crate::neon::Neon;
 use crate::pack::{self, Rows};
@@ -34,6 +35,11 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     const VECTORS: usize;
 
     unsafe fn scores(vectors: usize, t: &TileStep);
+    unsafe fn modify(vectors: usize, t: &TileStep, hook: &TileHook);
+    unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, clear: bool);
+    /// Of a bias in its type; of a boolean mask with the type of u8 codes.
+    unsafe fn turn(dtype: DType, a: &Turned);
+    unsafe fn scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown;
     unsafe fn softmax(vectors: usize, t: &TileStep);
     unsafe fn values(vectors: usize, exact: bool, t: &TileStep);
     unsafe fn widen_rows(dtype: DType, a: &Rows);
@@ -79,6 +85,7 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
         row_stride: usize,
     );
     unsafe fn decode_scores(dtype: DType, rows: usize, a: &DecodeScores);
+    unsafe fn modify_row(scores: *mut f32, keys: usize, hook: &RowHook);
     unsafe fn decode_softmax(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32);
     unsafe fn decode_values(dtype: DType, rows: usize, a: &DecodeValues);
 }
@@ -103,6 +110,45 @@ macro_rules! compile_kernels {
                         _ => tile::scores::<$isa, $step, $tail, $vectors>(t),
                     }
                 }
+            }
+            $(#[$feature])?
+            unsafe fn modify(vectors: usize, t: &TileStep, hook: &TileHook) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match vectors {
+                        1 => hook::modify::<$isa, 1>(t, hook),
+                        2 => hook::modify::<$isa, 2>(t, hook),
+                        _ => hook::modify::<$isa, $vectors>(t, hook),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, clear: bool) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match vectors {
+                        1 => hook::mark_hidden::<$isa, 1>(t, hidden, clear),
+                        2 => hook::mark_hidden::<$isa, 2>(t, hidden, clear),
+                        _ => hook::mark_hidden::<$isa, $vectors>(t, hidden, clear),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn turn(dtype: DType, a: &Turned) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match dtype {
+                        DType::F32 => hook::turn::<$isa, f32>(a),
+                        DType::F16 => hook::turn::<$isa, f16>(a),
+                        DType::BF16 => hook::turn::<$isa, bf16>(a),
+                        DType::U8 | DType::E4M3 => hook::turn::<$isa, MaskByte>(a),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown {
+                // SAFETY: trait contract.
+                unsafe { hook::scan::<$isa>(rows, lanes, first, keys) }
             }
             $(#[$feature])?
             unsafe fn softmax(vectors: usize, t: &TileStep) {
@@ -195,6 +241,11 @@ macro_rules! compile_kernels {
                         _ => decode::scores::<$isa, E, 4>(a),
                     }
                 })
+            }
+            $(#[$feature])?
+            unsafe fn modify_row(scores: *mut f32, keys: usize, hook: &RowHook) {
+                // SAFETY: trait contract.
+                unsafe { hook::modify_row::<$isa>(scores, keys, hook) }
             }
             $(#[$feature])?
             unsafe fn decode_softmax(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32) {

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! attention ── checks ──▶ job ──▶ plan (units of work) ──▶ pool (threads) ──▶ flash | few ──▶ kernels (per ISA)
-//!                                                                             tiles   decode   tile, pack, decode
+//!                                                                             tiles   decode   tile, hook, pack, decode
 //! ```
 
 mod attention;
@@ -22,9 +22,11 @@ mod element;
 mod error;
 mod few;
 mod flash;
+mod hook;
 mod isa;
 mod job;
 mod kernels;
+mod modifiers;
 mod naive;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -35,7 +37,9 @@ mod peak;
 mod plan;
 mod pool;
 mod portable;
+mod query_tile;
 mod simd;
+mod span;
 mod tile;
 mod workspace;
 

@@ -55,6 +55,14 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn load_hidden(p: *const u8) -> float32x4_t {
+        // SAFETY: trait contract.
+        unsafe {
+            let hidden = vceqzq_s32(vmovl_s16(widen_i8(p)));
+            vreinterpretq_f32_u32(vandq_u32(hidden, vreinterpretq_u32_f32(vdupq_n_f32(1.0))))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: float32x4_t) {
         // SAFETY: trait contract. The rounding mode is the default one, to nearest even.
         unsafe {
@@ -90,6 +98,11 @@ impl Simd for Neon {
     unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
         // SAFETY: trait contract.
         unsafe { vmulq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: trait contract.
+        unsafe { vdivq_f32(a, b) }
     }
     #[inline(always)]
     unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {

@@ -1,28 +1,39 @@
 //! How a problem is cut into units of work.
 //!
 //! The cut never changes a result: each query row sees its keys in the same blocks and the same order whatever the number
-//! of threads, and where a long key sequence is split, the split depends on the problem alone.
+//! of threads, and where a long key sequence is split, the split depends on that sequence alone. So a sequence's answer
+//! is the same, bit for bit, whatever else is in the batch.
 
 use crate::job::Shape;
 use crate::options::FlashTiles;
+use crate::span::Span;
 use std::ops::Range;
 
 /// Work for one thread at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unit {
-    pub(crate) batch: usize,
+    pub(crate) sequence: usize,
     pub(crate) kv_head: usize,
     /// Rows of all queries that share the key/value head, numbered head by head.
     pub(crate) rows: Range<usize>,
     pub(crate) keys: Range<usize>,
     /// Where the keys are split: index of the first partial row. Otherwise the unit writes final rows.
     pub(crate) partial: Option<usize>,
+    /// Few rows, which the decode kernels serve.
+    pub(crate) decode: bool,
+}
+
+impl Unit {
+    /// How long it takes, roughly: reading keys for few rows costs as much as computing with a vector full of them.
+    fn cost(&self) -> usize {
+        self.rows.len().max(16) * self.keys.len()
+    }
 }
 
 /// Rows whose keys were split over several units.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SplitRows {
-    pub(crate) batch: usize,
+    pub(crate) sequence: usize,
     pub(crate) kv_head: usize,
     pub(crate) rows: Range<usize>,
     pub(crate) splits: usize,
@@ -36,93 +47,130 @@ pub(crate) struct Plan {
     pub(crate) units: Vec<Unit>,
     pub(crate) split_rows: Vec<SplitRows>,
     pub(crate) partial_rows: usize,
-    pub(crate) decode: bool,
+    /// Most rows of a unit for the tile kernels, and of one for the decode kernels.
+    pub(crate) tile_rows: usize,
+    pub(crate) decode_rows: usize,
 }
 
 /// At most this many rows share a key/value head on the decode path. Beyond it the tile kernels, which cost the same for 1 as
 /// for a vector full of rows, are cheaper.
 const DECODE_ROWS: usize = 6;
 
-/// Keys are split when there are fewer independent pieces of work than this, so that large machines are kept busy.
+/// The keys of a sequence are split when it has fewer independent pieces of work than this, so that large machines are kept
+/// busy.
 const WANTED_UNITS: usize = 64;
 
-/// No split is shorter than this: merging must stay negligible.
+/// No split is shorter than this: merging must stay negligible, and tiles have more rows to merge.
 const MIN_SPLIT_KEYS: usize = 1024;
+const MIN_TILE_SPLIT_KEYS: usize = 2048;
 
 /// Rows of a split problem count as one piece of work in such portions.
 const SPLIT_ROWS: usize = 64;
 
+/// Units each thread should have at least, so that one that is late or slow does not leave the others waiting long.
+const UNITS_PER_THREAD: usize = 8;
+
 impl Plan {
-    /// Cuts `shape` for `threads` threads; `tile_rows` is the width of a full query tile.
-    pub(crate) fn new(shape: &Shape, tiles: &FlashTiles, tile_rows: usize, threads: usize) -> Plan {
-        let rows_per_head = shape.group() * shape.seq_q;
-        let mut plan = Plan { decode: rows_per_head <= DECODE_ROWS, ..Plan::default() };
-        let blocks = row_blocks(shape, block_rows(shape, tiles, tile_rows, threads), tile_rows, plan.decode);
-        let split_keys = split_length(shape, tiles.block_kv);
-        for batch in 0..shape.batch {
+    /// Cuts sequences for `threads` threads; `width` is that of a full query tile.
+    pub(crate) fn new(
+        shape: &Shape,
+        span: impl Fn(usize) -> Span,
+        tiles: &FlashTiles,
+        width: usize,
+        threads: usize,
+    ) -> Plan {
+        let mut plan = Plan::default();
+        let total = total_pairs(shape, &span);
+        for sequence in 0..shape.batch {
+            let span = span(sequence);
+            if span.queries == 0 {
+                continue;
+            }
+            // Units that this sequence should become, by its share of the work.
+            let alike = (total / pairs(&span).max(1)).max(1);
+            let wanted = (UNITS_PER_THREAD * threads).div_ceil(alike.saturating_mul(shape.heads_q));
+            let decode = shape.group() * span.queries <= DECODE_ROWS;
+            let blocks = row_blocks(shape, &span, block_rows(&span, tiles, width, wanted), width, decode);
+            let split_keys = split_length(shape, &span, tiles.block_kv, decode);
             for kv_head in 0..shape.heads_kv {
                 for rows in &blocks {
-                    plan.push(shape, batch, kv_head, rows.clone(), split_keys);
+                    plan.push(&span, sequence, kv_head, rows.clone(), split_keys, decode);
                 }
             }
         }
         // Longest first, so that no thread begins a long unit when the others are done. Stable: equal units keep
         // the order in which neighbours share keys in the cache.
-        plan.units.sort_by_key(|unit| std::cmp::Reverse(unit.rows.len() * unit.keys.len()));
+        plan.units.sort_by_key(|unit| std::cmp::Reverse(unit.cost()));
         plan
     }
 
-    fn push(&mut self, shape: &Shape, batch: usize, kv_head: usize, rows: Range<usize>, split_keys: usize) {
-        let (first, last) = query_span(shape, &rows);
-        let (begin, end) = shape.seen_by_any(first, last);
+    fn push(
+        &mut self,
+        span: &Span,
+        sequence: usize,
+        kv_head: usize,
+        rows: Range<usize>,
+        split_keys: usize,
+        decode: bool,
+    ) {
+        let most = if decode { &mut self.decode_rows } else { &mut self.tile_rows };
+        *most = (*most).max(rows.len());
+        let (first, last) = query_span(span, &rows);
+        let (begin, end) = span.seen_by_any(first, last);
         let first_split = begin / split_keys;
         let splits = if begin == end { 1 } else { (end - 1) / split_keys - first_split + 1 };
+        let unit = Unit { sequence, kv_head, rows, keys: begin..end, partial: None, decode };
         if splits == 1 {
-            self.units.push(Unit { batch, kv_head, rows, keys: begin..end, partial: None });
+            self.units.push(unit);
             return;
         }
         let first_partial = self.partial_rows;
         for split in 0..splits {
             let from = (first_split + split) * split_keys;
             let keys = from.max(begin)..(from + split_keys).min(end);
-            let partial = Some(first_partial + split * rows.len());
-            self.units.push(Unit { batch, kv_head, rows: rows.clone(), keys, partial });
+            let partial = Some(first_partial + split * unit.rows.len());
+            self.units.push(Unit { keys, partial, ..unit.clone() });
         }
-        self.partial_rows += splits * rows.len();
-        self.split_rows.push(SplitRows { batch, kv_head, rows, splits, first_partial });
+        self.partial_rows += splits * unit.rows.len();
+        self.split_rows.push(SplitRows { sequence, kv_head, rows: unit.rows, splits, first_partial });
     }
+}
+
+/// Pairs of queries and keys of all sequences.
+pub(crate) fn total_pairs(shape: &Shape, span: impl Fn(usize) -> Span) -> usize {
+    (0..shape.batch).fold(0, |sum: usize, sequence| sum.saturating_add(pairs(&span(sequence))))
+}
+
+fn pairs(span: &Span) -> usize {
+    span.queries.saturating_mul(span.keys)
 }
 
 /// The smallest and largest query index among rows of a key/value head's row space.
-pub(crate) fn query_span(shape: &Shape, rows: &Range<usize>) -> (usize, usize) {
-    let (first, last) = (rows.start % shape.seq_q, (rows.end - 1) % shape.seq_q);
-    if rows.start / shape.seq_q == (rows.end - 1) / shape.seq_q {
+pub(crate) fn query_span(span: &Span, rows: &Range<usize>) -> (usize, usize) {
+    let (first, last) = (rows.start % span.queries, (rows.end - 1) % span.queries);
+    if rows.start / span.queries == (rows.end - 1) / span.queries {
         (first, last)
     } else {
         // Rows run over the end of a head into the next: both ends of the sequence are in.
-        (0, shape.seq_q - 1)
+        (0, span.queries - 1)
     }
 }
 
-/// Units each thread should have at least, so that one that is late or slow does not leave the others waiting long.
-const UNITS_PER_THREAD: usize = 8;
-
 /// Rows per unit: the tile size asked for, evened out over the sequence, and less when there would be too few units.
-fn block_rows(shape: &Shape, tiles: &FlashTiles, tile_rows: usize, threads: usize) -> usize {
-    let wanted = (UNITS_PER_THREAD * threads).div_ceil(shape.batch * shape.heads_q);
-    let blocks = shape.seq_q.div_ceil(tiles.block_q).max(wanted);
-    shape.seq_q.div_ceil(blocks).div_ceil(tile_rows) * tile_rows
+fn block_rows(span: &Span, tiles: &FlashTiles, width: usize, wanted: usize) -> usize {
+    let blocks = span.queries.div_ceil(tiles.block_q).max(wanted);
+    span.queries.div_ceil(blocks).div_ceil(width) * width
 }
 
 /// Consecutive row ranges of one key/value head. Short sequences of several heads share blocks, so that K and V are read once
 /// for all; longer ones are cut head by head, so that a block's queries see nearly the same keys.
-fn row_blocks(shape: &Shape, block: usize, tile_rows: usize, decode: bool) -> Vec<Range<usize>> {
-    let total = shape.group() * shape.seq_q;
+fn row_blocks(shape: &Shape, span: &Span, block: usize, width: usize, decode: bool) -> Vec<Range<usize>> {
+    let total = shape.group() * span.queries;
     if decode {
         return std::iter::once(0..total).collect();
     }
-    let shared = shape.seq_q < tile_rows;
-    let stretch = if shared { total } else { shape.seq_q };
+    let shared = span.queries < width;
+    let stretch = if shared { total } else { span.queries };
     let mut blocks = Vec::new();
     for start in (0..total).step_by(stretch) {
         for at in (start..start + stretch).step_by(block) {
@@ -132,50 +180,58 @@ fn row_blocks(shape: &Shape, block: usize, tile_rows: usize, decode: bool) -> Ve
     blocks
 }
 
-/// Keys per split, a multiple of the key block; from the problem alone, so that results do not depend on threads.
-fn split_length(shape: &Shape, block_kv: usize) -> usize {
-    let pieces = shape.batch * shape.heads_kv * (shape.group() * shape.seq_q).div_ceil(SPLIT_ROWS);
-    let splits = WANTED_UNITS.div_ceil(pieces.max(1));
-    let keys = shape.seq_kv.div_ceil(splits).max(MIN_SPLIT_KEYS);
-    if splits == 1 || keys >= shape.seq_kv {
+/// Keys per split of a sequence, a multiple of the key block.
+fn split_length(shape: &Shape, span: &Span, block_kv: usize, decode: bool) -> usize {
+    let pieces = shape.heads_kv * (shape.group() * span.queries).div_ceil(SPLIT_ROWS);
+    let least = if decode { MIN_SPLIT_KEYS } else { MIN_TILE_SPLIT_KEYS };
+    let splits = WANTED_UNITS.div_ceil(pieces).min(span.keys / least);
+    if splits <= 1 {
         return usize::MAX / 2;
     }
-    keys.div_ceil(block_kv) * block_kv
+    span.keys.div_ceil(splits).div_ceil(block_kv) * block_kv
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn shape(heads_q: usize, heads_kv: usize, seq_q: usize, seq_kv: usize, band_hi: i64) -> Shape {
-        let (dim_qk, dim_v) = (64, 64);
-        Shape { batch: 2, heads_q, heads_kv, seq_q, seq_kv, dim_qk, dim_v, band_lo: -(1 << 30), band_hi }
-    }
+    use evosdpa_core::{DType, Problem};
 
     const TILES: FlashTiles = FlashTiles { block_q: 192, block_kv: 64 };
+
+    fn plan(text: &str, spans: &[(usize, usize)], threads: usize) -> (Shape, Vec<Span>, Plan) {
+        let problem = Problem::new(text.parse().unwrap(), DType::F32).unwrap();
+        let spans: Vec<Span> = spans.iter().map(|&(q, k)| Span::new(&problem, q, k)).collect();
+        let shape = Shape { batch: spans.len(), ..Shape::new(&problem) };
+        let plan = Plan::new(&shape, |sequence| spans[sequence], &TILES, 48, threads);
+        (shape, spans, plan)
+    }
 
     /// Each row meets each key it sees exactly once, whatever the cut.
     #[test]
     fn units_cover_every_row_and_key_once() {
-        for (heads_q, heads_kv, seq_q, seq_kv) in
-            [(4, 4, 500, 500), (8, 2, 1, 9000), (8, 1, 30, 700), (6, 3, 2, 5000)]
-        {
-            for band_hi in [1 << 30, 0, seq_kv as i64 - seq_q as i64] {
-                let shape = shape(heads_q, heads_kv, seq_q, seq_kv, band_hi);
-                let plan = Plan::new(&shape, &TILES, 48, 3);
-                let rows = shape.group() * seq_q;
-                let mut seen = vec![0usize; 2 * heads_kv * rows];
-                for unit in &plan.units {
-                    for row in unit.rows.clone() {
-                        let (begin, end) = shape.seen_by_any(row % seq_q, row % seq_q);
-                        let (from, until) = (begin.max(unit.keys.start), end.min(unit.keys.end));
-                        seen[(unit.batch * heads_kv + unit.kv_head) * rows + row] +=
-                            until.saturating_sub(from);
+        for (heads, spans) in [
+            ("h4", &[(500, 500), (500, 500)][..]),
+            ("h8/2", &[(1, 9000), (3, 2), (700, 800)]),
+            ("h8/1", &[(30, 700), (0, 40), (40, 0)]),
+            ("h6/3", &[(2, 5000)]),
+        ] {
+            for mask in ["", ":causal", ":causal-br", ":causal-br:chunk=100"] {
+                let (shape, spans, plan) = plan(&format!("b1{heads}s9000d64{mask}"), spans, 3);
+                for (sequence, span) in spans.iter().enumerate() {
+                    let rows = shape.group() * span.queries;
+                    let mut seen = vec![0usize; shape.heads_kv * rows];
+                    for unit in plan.units.iter().filter(|unit| unit.sequence == sequence) {
+                        for row in unit.rows.clone() {
+                            let query = row % span.queries;
+                            let (begin, end) = span.seen_by_any(query, query);
+                            let (from, until) = (begin.max(unit.keys.start), end.min(unit.keys.end));
+                            seen[unit.kv_head * rows + row] += until.saturating_sub(from);
+                        }
                     }
-                }
-                for (at, keys) in seen.iter().enumerate() {
-                    let (begin, end) = shape.seen_by_any(at % rows % seq_q, at % rows % seq_q);
-                    assert_eq!(*keys, end - begin, "{shape:?} row {at}");
+                    for (at, keys) in seen.iter().enumerate() {
+                        let (begin, end) = span.seen_by_any(at % span.queries, at % span.queries);
+                        assert_eq!(*keys, end - begin, "{span:?} row {at}");
+                    }
                 }
             }
         }
@@ -183,18 +239,36 @@ mod tests {
 
     #[test]
     fn long_units_come_first() {
-        let plan = Plan::new(&shape(4, 4, 2000, 2000, 0), &TILES, 48, 2);
+        let (_, _, plan) = plan("b2h4s2000d64:causal", &[(2000, 2000); 2], 2);
         let work: Vec<usize> = plan.units.iter().map(|unit| unit.rows.len() * unit.keys.len()).collect();
         assert!(work.is_sorted_by(|a, b| a >= b) && work.first() > work.last());
     }
 
     #[test]
-    fn few_rows_with_many_keys_are_split_the_same_for_any_number_of_threads() {
-        let keys = |threads| {
-            let plan = Plan::new(&shape(1, 1, 1, 100_000, 1 << 30), &TILES, 48, threads);
-            plan.units.into_iter().map(|unit| unit.keys).collect::<Vec<_>>()
+    fn one_long_sequence_among_short_ones_is_cut_into_pieces() {
+        let spans: Vec<_> = std::iter::once((32768, 32768)).chain([(100, 100); 300]).collect();
+        let (_, _, plan) = plan("b1h1s32768d64:causal-br", &spans, 8);
+        let (most, total) = plan
+            .units
+            .iter()
+            .map(Unit::cost)
+            .fold((0, 0), |(most, total), cost| (most.max(cost), total + cost));
+        assert!(8 * most < total, "{most} of {total}");
+        assert!(plan.units.iter().filter(|unit| unit.sequence > 0).all(|unit| unit.rows.len() == 100));
+    }
+
+    #[test]
+    fn few_rows_with_many_keys_are_split_alike_for_any_threads_and_batch() {
+        let keys = |threads, others: &[(usize, usize)]| {
+            let spans: Vec<_> = std::iter::once((1, 100_000)).chain(others.iter().copied()).collect();
+            let (_, _, plan) = plan("b1h1s100000d64", &spans, threads);
+            let mut keys: Vec<_> =
+                plan.units.iter().filter(|unit| unit.sequence == 0).map(|unit| unit.keys.clone()).collect();
+            keys.sort_by_key(|keys| keys.start);
+            keys
         };
-        assert!(keys(1).len() >= 16, "{}", keys(1).len());
-        assert_eq!(keys(1), keys(64));
+        assert!(keys(1, &[]).len() >= 16, "{}", keys(1, &[]).len());
+        assert_eq!(keys(1, &[]), keys(64, &[]));
+        assert_eq!(keys(1, &[]), keys(2, &[(1, 1); 200]));
     }
 }

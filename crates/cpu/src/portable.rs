@@ -86,6 +86,12 @@ impl Simd for Portable {
         codes.map(|code| E4M3_OVER_256[usize::from(code)])
     }
     #[inline(always)]
+    unsafe fn load_hidden(p: *const u8) -> [f32; 4] {
+        // SAFETY: trait contract.
+        let bytes = unsafe { p.cast::<[u8; 4]>().read_unaligned() };
+        bytes.map(|byte| if byte == 0 { 1.0 } else { 0.0 })
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: [f32; 4]) {
         let bits = v.map(|x| f16::from_f32(x).to_bits());
         // SAFETY: trait contract.
@@ -108,6 +114,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn mul(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
         std::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn div(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| a[i] / b[i])
     }
     #[inline(always)]
     unsafe fn fma(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {

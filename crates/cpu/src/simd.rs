@@ -46,6 +46,8 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_u8(p: *const u8) -> Self::V;
     /// `LANES` e4m3 codes, their values divided by 256; NaN stays NaN.
     unsafe fn load_e4m3(p: *const u8) -> Self::V;
+    /// 1 for each of `LANES` bytes that is zero, else 0.
+    unsafe fn load_hidden(p: *const u8) -> Self::V;
     /// Rounds to nearest even; NaN stays NaN.
     unsafe fn store_f16(p: *mut u16, v: Self::V);
     /// Rounds to nearest even; NaN stays NaN.
@@ -54,6 +56,7 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, fused where the instruction set fuses.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The multiply-add of the two products: adds to `c` the products of all `PACKED` elements of each lane.

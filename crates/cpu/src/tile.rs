@@ -29,6 +29,11 @@ pub(crate) struct TileMask {
     /// Key row `r` of the block is seen by relative queries in `first + r ..= last + r`.
     pub(crate) first: i64,
     pub(crate) last: i64,
+    /// Keys of a chunk, whose keys and queries see no others; 0 without chunks.
+    pub(crate) chunk: i64,
+    /// The block's first key and the position of the tile's first query: what chunks count from.
+    pub(crate) key: i64,
+    pub(crate) position: i64,
     /// Key rows seen by every query of the tile: no mask is applied to these.
     pub(crate) clear_begin: usize,
     pub(crate) clear_end: usize,
@@ -37,11 +42,16 @@ pub(crate) struct TileMask {
 impl TileMask {
     /// The relative queries that see key row `row`, as exact floats.
     #[inline(always)]
-    fn bounds(&self, row: usize) -> (f32, f32) {
+    pub(crate) fn bounds(&self, row: usize) -> (f32, f32) {
         const FAR: i64 = 1 << 20;
         let shift = row as i64;
-        let clamp = |x: i64| x.saturating_add(shift).clamp(-FAR, FAR) as f32;
-        (clamp(self.first), clamp(self.last))
+        let (mut first, mut last) = (self.first.saturating_add(shift), self.last.saturating_add(shift));
+        if self.chunk > 0 {
+            let start = (self.key + shift) / self.chunk * self.chunk - self.position;
+            (first, last) = (first.max(start), last.min(start + self.chunk - 1));
+        }
+        let clamp = |x: i64| x.clamp(-FAR, FAR) as f32;
+        (clamp(first), clamp(last))
     }
 }
 
@@ -77,6 +87,8 @@ pub(crate) struct TileStep {
     pub(crate) sum: *mut f32,
     pub(crate) rescale: *mut f32,
     pub(crate) mask: TileMask,
+    /// Read by the exact value kernel alone: 1 where a query does not see a key, else 0, `[key][NR·LANES]`.
+    pub(crate) hidden: *const f32,
     /// Rows of the next block to bring nearer meanwhile.
     pub(crate) ahead: [Ahead; 2],
 }
@@ -459,13 +471,12 @@ unsafe fn add_seen_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: 
             for r in 0..MR {
                 let x = S::halves(S::splat(*value.add(r)));
                 for v in FIRST..NR {
-                    let index = S::load(t.mask.lane_query.add(v * S::LANES));
                     for layer in 0..layers {
                         let p = S::halves(S::load(t.scores.add((row + layer) * width + v * S::LANES)));
                         for part in (0..S::PACKED).rev() {
-                            let (lo, hi) = t.mask.bounds(row + part);
+                            let hidden = S::load(t.hidden.add((row + part) * width + v * S::LANES));
                             let next = S::dot(x[part], p[part], acc[r][v]);
-                            acc[r][v] = S::select_between(index, lo, hi, next, acc[r][v]);
+                            acc[r][v] = S::select_between(hidden, 0.0, 0.0, next, acc[r][v]);
                         }
                     }
                 }

@@ -105,9 +105,7 @@ impl Attention {
                 let cpu = CpuOptions { threads, isa, tiles };
                 // Now rather than at the first call.
                 cpu.check(&problem)?;
-                let kernel = kernel.unwrap_or_else(|| CpuKernel::fastest(&problem));
-                kernel.check_support(&problem)?;
-                Ok(Self { problem, backend: Backend::Cpu(kernel, cpu) })
+                Ok(Self { problem, backend: Backend::Cpu(kernel.unwrap_or(CpuKernel::Flash), cpu) })
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(ordinal) => {

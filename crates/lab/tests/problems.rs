@@ -1,4 +1,4 @@
-//! Every field of a problem: from its spelling through the oracle to `cpu_naive` and the gate, with controls that fail.
+//! Every field of a problem: from its spelling through the oracle to the CPU kernels and the gate, with controls that fail.
 
 use evosdpa_core::{DType, Feature, Problem};
 use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target};
@@ -52,20 +52,6 @@ const FIELDS: [Field; 28] = [
     ("b2h4/2s9/33d16:causal:precise", ANY, Feature::HighPrecision),
 ];
 
-/// What `cpu_flash` does not take.
-const FLASH_REFUSES: [Feature; 10] = [
-    Feature::PackedQueries,
-    Feature::PackedKeys,
-    Feature::UsedLengths,
-    Feature::PagedCache,
-    Feature::Softcap,
-    Feature::Alibi,
-    Feature::Bias,
-    Feature::BooleanMask,
-    Feature::Chunks,
-    Feature::Sinks,
-];
-
 #[test]
 fn there_is_a_case_for_every_feature() {
     for feature in Feature::ALL {
@@ -83,10 +69,8 @@ fn every_field_goes_from_its_spelling_to_a_verdict() {
             for family in Family::ALL {
                 let case = Case::new(problem, family, 1, Some(8));
                 for kernel in ["cpu_naive", "cpu_flash"] {
-                    if CPU.refuses(kernel, &problem).is_none() {
-                        let result = correctness::check(&CPU, kernel, &case, None).unwrap();
-                        assert!(result.verdict.is_pass(), "{kernel} {problem} {family}: {}", result.verdict);
-                    }
+                    let result = correctness::check(&CPU, kernel, &case, None).unwrap();
+                    assert!(result.verdict.is_pass(), "{kernel} {problem} {family}: {}", result.verdict);
                 }
             }
         }
@@ -105,7 +89,7 @@ fn every_control_fails_the_gate() {
                 for control in Control::of(&problem) {
                     let output = case.control_output(control).unwrap();
                     if !case.is_right(&output.view()) {
-                        let result = correctness::check(&CPU, "cpu_naive", &case, Some(control)).unwrap();
+                        let result = correctness::check(&CPU, "cpu_flash", &case, Some(control)).unwrap();
                         assert!(result.verdict.is_fail(), "{problem} {control} seed {seed}");
                         refused.push(control);
                     }
@@ -137,10 +121,7 @@ fn who_does_not_know_a_feature_refuses_it_by_name() {
     let registry = Registry::embedded().unwrap();
     for (text, dtypes, feature) in FIELDS {
         let problem = Problem::new(text.parse().unwrap(), dtypes[0]).unwrap();
-        if FLASH_REFUSES.contains(&feature) {
-            let why = CPU.refuses("cpu_flash", &problem).unwrap();
-            assert!(why.contains(feature.name()), "{text}: {why}");
-        }
+        assert_eq!(CPU.refuses("auto", &problem), None, "{text}");
         let facts = ProblemFacts::try_from(&problem).unwrap();
         for kernel in registry.kernels().filter(|kernel| !kernel.features().contains(feature)) {
             let refusal = kernel.supports(&facts, &Target::nominal(Arch::Sm90a)).unwrap_err().to_string();
@@ -157,7 +138,7 @@ fn rows_of_nobody_stay_untouched() {
     let mut output = evosdpa_lab::device::fresh_output(&problem);
     assert_eq!(case.first_stray_row(&output.o.view()), None);
     let inputs = [Inputs::generate(&problem, Family::Normal, 1)];
-    output = CPU.load("cpu_naive", &problem, &inputs).unwrap().run(0).unwrap();
+    output = CPU.load("cpu_flash", &problem, &inputs).unwrap().run(0).unwrap();
     assert_eq!(case.first_stray_row(&output.o.view()), None);
     let last = output.o.bytes().len() - 200;
     output.o.bytes_mut()[last..].fill(0);

@@ -247,12 +247,9 @@ pub(crate) fn raised(error: Error) -> PyErr {
             Library::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })
             | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })),
         ) => PyTypeError::new_err(said),
-        Error::Library(
-            Library::Cpu(Cpu::Unsupported { .. })
-            | Library::Kernels(_)
-            | Library::OnCpuOnly { .. }
-            | Library::Unreachable { .. },
-        ) => PyNotImplementedError::new_err(said),
+        Error::Library(Library::Kernels(_) | Library::OnCpuOnly { .. } | Library::Unreachable { .. }) => {
+            PyNotImplementedError::new_err(said)
+        }
         Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),
         Error::Panic { .. } => PyRuntimeError::new_err(said),
         _ => PyValueError::new_err(said),

@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use crate::error::Error;
 use crate::job::{Operand, Shape};
 use crate::options::CpuOptions;
+use crate::span::Span;
 use crate::{dispatch, pool};
 use modifiers::{Modifiers, Row};
 use rows::Rows;
@@ -65,8 +66,13 @@ impl<'a> Naive<'a> {
     }
 
     /// Computes everything.
-    pub(crate) fn run(&self, shape: &Shape, options: &CpuOptions) -> Result<(), Error> {
-        let threads = dispatch::useful_threads(shape, options.thread_count()?);
+    pub(crate) fn run(&self, options: &CpuOptions) -> Result<(), Error> {
+        let shape = Shape::new(self.problem);
+        let span = |sequence: usize| {
+            let queries = self.sequences.queries(sequence).len();
+            Span::new(self.problem, queries, self.sequences.keys(sequence))
+        };
+        let threads = dispatch::useful_threads(&shape, span, options.thread_count()?);
         let blocks: Vec<(usize, Range<usize>)> = (0..self.sequences.count())
             .flat_map(|sequence| {
                 let queries = self.sequences.queries(sequence).len();

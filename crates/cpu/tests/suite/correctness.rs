@@ -6,7 +6,7 @@ use evosdpa_oracle::Case;
 use evosdpa_oracle::inputs::Family;
 use proptest::prelude::*;
 
-fn check(problem: &Problem, family: Family, seed: u64) {
+pub(crate) fn check(problem: &Problem, family: Family, seed: u64) {
     let case = Case::new(*problem, family, seed, None);
     for (kernel, options) in ways() {
         let (o, lse) = run(problem, &case.inputs, kernel, &options);
@@ -111,7 +111,7 @@ fn every_input_family() {
     }
 }
 
-fn masks() -> impl Strategy<Value = Mask> {
+pub(crate) fn masks() -> impl Strategy<Value = Mask> {
     let alignment = prop_oneof![Just(Alignment::TopLeft), Just(Alignment::BottomRight)];
     let side = prop_oneof![Just(None), (0usize..120).prop_map(Some)];
     prop_oneof![

@@ -1,5 +1,6 @@
 //! One suite for both kernels and every instruction set of this machine.
 
 mod correctness;
+mod kinds;
 mod promises;
 mod running;

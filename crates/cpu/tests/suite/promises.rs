@@ -60,7 +60,7 @@ fn rows_without_a_key_are_zero() {
 }
 
 /// Changes one element of a tensor of f32.
-fn set(tensor: &mut Tensor, index: [usize; 4], value: f32) {
+pub(crate) fn set(tensor: &mut Tensor, index: [usize; 4], value: f32) {
     let strides = tensor.view().strides();
     let at: usize = index.iter().zip(strides).map(|(i, stride)| i * stride).sum();
     let mut view = tensor.view_mut();

@@ -1,0 +1,123 @@
+//! Query tiles of a unit, and which key rows of a block each of them has to do with.
+
+use crate::kernels::Kernels;
+use crate::plan::query_span;
+use crate::simd::MAX_LANES;
+use crate::span::Span;
+use crate::tile::{MAX_VECTORS, TileMask};
+use std::ops::Range;
+
+/// Widest query tile of any instruction set.
+const MAX_TILE_ROWS: usize = MAX_VECTORS * MAX_LANES;
+
+/// A row that sees fewer keys has some weights so large that their rounding to bfloat16 (one part in 512) would move the output by more than
+/// rounding the output does; from here on the errors of many small weights cancel.
+const FEW_KEYS: usize = 512;
+
+/// One query tile of a unit.
+pub(crate) struct QueryTile {
+    pub(crate) rows: Range<usize>,
+    pub(crate) vectors: usize,
+    first_query: usize,
+    last_query: usize,
+    lane_query: [f32; MAX_TILE_ROWS],
+    /// What it has to do with the block that is looked at.
+    pub(crate) look: Look,
+}
+
+/// The key rows of a block that a tile is run against.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Look {
+    /// A multiple of the kernels' step; nothing to do where it is not below the end.
+    pub(crate) begin: usize,
+    pub(crate) end: usize,
+    /// Whether a boolean mask hides some of them from some query.
+    pub(crate) hides: bool,
+}
+
+impl QueryTile {
+    pub(crate) fn new<K: Kernels>(span: &Span, rows: Range<usize>) -> QueryTile {
+        let (first_query, last_query) = query_span(span, &rows);
+        let mut lane_query = [0.0; MAX_TILE_ROWS];
+        for (lane, index) in lane_query.iter_mut().enumerate().take(K::VECTORS * K::LANES) {
+            *index = (row_of_lane(&rows, lane) % span.queries - first_query) as f32;
+        }
+        let vectors = rows.len().div_ceil(K::LANES);
+        QueryTile { rows, vectors, first_query, last_query, lane_query, look: Look::default() }
+    }
+
+    /// Whether a row of the tile sees so few keys that rounding its weights to 16 bits could show in the output. The number of keys in a band
+    /// is smallest for the first or the last query.
+    pub(crate) fn sees_few_keys(&self, span: &Span) -> bool {
+        [self.first_query, self.last_query].iter().any(|&query| {
+            let (begin, end) = span.seen_by_any(query, query);
+            end - begin < FEW_KEYS
+        })
+    }
+
+    /// The row of a lane.
+    pub(crate) fn row(&self, lane: usize) -> usize {
+        row_of_lane(&self.rows, lane)
+    }
+
+    /// The position of the tile's first query relative to key `block`.
+    pub(crate) fn position(&self, span: &Span, block: usize) -> i64 {
+        self.first_query as i64 + span.position - block as i64
+    }
+
+    /// Of the rows `begin..end` of a block those that any query sees.
+    pub(crate) fn look<K: Kernels>(&self, span: &Span, block: usize, begin: usize, end: usize) -> Look {
+        let seen = span.seen_by_any(self.first_query, self.last_query);
+        let begin = (seen.0.max(block + begin) - block) / K::STEP * K::STEP;
+        Look { begin, end: seen.1.clamp(block, block + end) - block, hides: false }
+    }
+
+    /// The same less what a boolean mask hides at both ends; `rows` is each lane's row of the mask.
+    ///
+    /// # Safety
+    /// The instruction set of `K`; the rows are valid for the keys of the block up to `look.end`.
+    pub(crate) unsafe fn unhide<K: Kernels>(&self, look: Look, block: usize, rows: *const *const u8) -> Look {
+        // SAFETY: by contract.
+        let shown = unsafe { K::scan(rows, self.rows.len(), block + look.begin, look.end - look.begin) };
+        let begin = (look.begin + shown.begin) / K::STEP * K::STEP;
+        Look { begin, end: look.begin + shown.end, hides: shown.hides }
+    }
+
+    /// The band's mask over a block.
+    pub(crate) fn mask(&self, span: &Span, block: usize) -> TileMask {
+        let clear = span.seen_by_all(self.first_query, self.last_query);
+        let origin = block as i64 - self.first_query as i64;
+        TileMask {
+            lane_query: self.lane_query.as_ptr(),
+            // Query i sees key j when j - band_hi <= i <= j - band_lo.
+            first: origin.saturating_sub(span.band_hi),
+            last: origin.saturating_sub(span.band_lo),
+            chunk: span.chunk,
+            key: block as i64,
+            position: self.first_query as i64 + span.position,
+            clear_begin: clear.0.saturating_sub(block),
+            clear_end: clear.1.saturating_sub(block),
+        }
+    }
+
+    /// Per vector, one past the last key row of a block that its queries see, within what the tile looks at; never falling.
+    pub(crate) fn vector_end<K: Kernels>(&self, span: &Span, block: usize) -> [usize; MAX_VECTORS] {
+        let look = self.look;
+        let mut ends = [look.end; MAX_VECTORS];
+        // Where rows of several heads share the tile, query indices start again within it.
+        let one_head = self.last_query - self.first_query + 1 == self.rows.len();
+        if one_head {
+            for (vector, limit) in ends.iter_mut().enumerate().take(self.vectors - 1) {
+                let last_query = self.first_query + (vector + 1) * K::LANES - 1;
+                let seen = span.seen_by_any(last_query, last_query).1;
+                *limit = seen.saturating_sub(block).clamp(look.begin, look.end);
+            }
+        }
+        ends
+    }
+}
+
+/// Lanes beyond the last row repeat it; what they compute is never written.
+fn row_of_lane(rows: &Range<usize>, lane: usize) -> usize {
+    (rows.start + lane).min(rows.end - 1)
+}
