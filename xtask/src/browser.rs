@@ -52,8 +52,11 @@ pub(crate) fn check(keep: bool) -> anyhow::Result<()> {
     fs::write(&fresh, document)?;
     let tune = folder.join("log.jsonl");
     fs::write(&tune, TUNE_LOG)?;
+    let words = folder.join("words.json");
+    fs::write(&words, with_long_words(&fs::read_to_string(&fresh)?)?)?;
     let stored = stored_results()?;
-    for (name, inputs) in [("fresh", vec![fresh.clone(), tune.clone()]), ("stored", stored)] {
+    let pages = [("fresh", vec![fresh, tune.clone()]), ("words", vec![words, tune]), ("stored", stored)];
+    for (name, inputs) in pages {
         let page = folder.join(format!("{name}.html"));
         let mut args = vec!["report".to_owned()];
         args.extend(inputs.iter().map(|path| path.display().to_string()));
@@ -78,6 +81,26 @@ pub(crate) fn check(keep: bool) -> anyhow::Result<()> {
     }
     eprintln!("== report in a browser: passed in {:.0} s", start.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// The same document as hostile as a name or a reason may be: one word, many times as wide as a phone, wherever words can stand.
+fn with_long_words(document: &str) -> anyhow::Result<String> {
+    let long = "antidisestablishmentarianism".repeat(20);
+    let mut document: Value = serde_json::from_str(document)?;
+    document["environment"]["cpu"] = long.as_str().into();
+    let rows = document["rows"].as_array_mut().context("the benchmark has no rows")?;
+    for (row, verdict) in rows.iter_mut().zip(["FAIL", "UNAVAILABLE", "PASS"]) {
+        row["gates"] = serde_json::json!([{"gate": long, "verdict": verdict, "detail": long}]);
+        row["kernel"] = format!("{verdict}{long}").into();
+        if verdict != "PASS" {
+            for number in ["p50_us", "p90_us", "p99_us", "gflops", "gbps", "percent_of_peak"] {
+                row[number] = Value::Null;
+            }
+            row["samples_us"] = serde_json::json!([]);
+            row["speedup"] = serde_json::json!({});
+        }
+    }
+    Ok(document.to_string())
 }
 
 /// Every measured row of the inputs must be in the page's charts with the very number of the JSON.

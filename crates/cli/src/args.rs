@@ -47,7 +47,7 @@ pub(crate) enum Command {
     Apply(Apply),
     /// List recorded runs
     Runs(Runs),
-    /// Say row by row whether run B is faster or slower than run A
+    /// Say row by row whether the runs of B are faster or slower than those of A
     Compare(Compare),
     /// List or clear the cache of compiled CUDA kernels
     Cache(Cache),
@@ -95,6 +95,7 @@ pub(crate) struct CudaKernels {
   evosdpa bench --shapes b1h32/8s1/8192d128 --json > decode.json
   evosdpa bench --shapes mission --timing cold --no-baselines
   evosdpa bench --shapes tiny --baselines torch
+  evosdpa bench --shapes mission --repeat 5
   evosdpa bench --shapes tiny --kernels cpu_flash --self-test 200")]
 pub(crate) struct Bench {
     #[command(flatten)]
@@ -131,6 +132,12 @@ pub(crate) struct Bench {
     /// difference that is not there
     #[arg(long, value_name = "DUELS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) self_test: Option<u32>,
+    /// Make a set of this many runs, one after the other and each in a process of its own, for `evosdpa compare`
+    #[arg(long, value_name = "RUNS", value_parser = clap::value_parser!(u32).range(1..=10_000), conflicts_with = "self_test")]
+    pub(crate) repeat: Option<u32>,
+    /// Make the run, or those of --repeat, part of this set: so two programs can be measured in turns
+    #[arg(long, value_name = "NAME", conflicts_with = "self_test")]
+    pub(crate) set: Option<String>,
     /// Seed of the inputs
     #[arg(long, default_value_t = 0, value_name = "SEED")]
     pub(crate) seed: u64,
@@ -532,6 +539,9 @@ pub(crate) struct Apply {
     /// Say what would change, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Take winners, too, that a second measurement did not confirm
+    #[arg(long)]
+    pub(crate) force: bool,
     /// A folder with CUDA kernels of your own, if a winner is one
     #[arg(long, value_name = "FOLDER")]
     pub(crate) kernel_path: Vec<PathBuf>,
@@ -552,20 +562,27 @@ pub(crate) struct Runs {
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  evosdpa compare 3f9a1c latest
-  evosdpa compare runs/20261115T101500Z-3f9a1c latest --fail-on-regression")]
+  evosdpa compare set-3f9a1c latest
+  evosdpa compare set-3f9a1c set-07d2e4 --fail-on-regression
+  evosdpa compare set-3f9a1c --self-test")]
 pub(crate) struct Compare {
-    /// The run to compare with: a folder, a name or the end of one, or latest
+    /// The runs to compare with: a set that `bench --repeat` made, by its name or that of one of its runs; a folder; a name
+    /// or the end of one; latest; or several separated by commas
     pub(crate) a: String,
-    /// The run in question
-    pub(crate) b: String,
+    /// The runs in question
+    #[arg(required_unless_present = "self_test")]
+    pub(crate) b: Option<String>,
+    /// Instead of comparing: cut the runs of A, which must all be of one program, into sets of this many neighbours, compare
+    /// them with each other, and count how often a difference is seen that is not there
+    #[arg(long, value_name = "RUNS", num_args = 0..=1, default_missing_value = "5", conflicts_with = "b", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub(crate) self_test: Option<u32>,
     /// Folder of the records
     #[arg(long, default_value = "runs", value_name = "FOLDER")]
     pub(crate) out: PathBuf,
     /// A difference below this share does not matter
     #[arg(long, default_value_t = evosdpa_lab::measure::compare::MARGIN, value_name = "SHARE", value_parser = margin)]
     pub(crate) margin: f64,
-    /// Exit with status 1 if a row is SLOW
+    /// Exit with status 1 if a row is SLOW, and with 2 if there are too few runs to know
     #[arg(long)]
     pub(crate) fail_on_regression: bool,
     /// Print one JSON document instead of a table

@@ -53,7 +53,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(asked.exit_code()).unwrap_or(2);
         }
     };
-    match dispatch(cli) {
+    match dispatch(cli, arguments.get(1..).unwrap_or_default()) {
         Ok(Status::Passed) => 0,
         Ok(Status::Failed) => 1,
         Ok(Status::Unavailable) => 2,
@@ -68,8 +68,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
-fn dispatch(cli: Cli) -> anyhow::Result<Status> {
+fn dispatch(cli: Cli, own: &[OsString]) -> anyhow::Result<Status> {
     match cli.command {
+        Command::Bench(args) if args.repeat.is_some() => command::repeat::run(args, own),
         Command::Bench(args) => command::bench::run(args),
         Command::Check(args) => command::check::run(args),
         Command::Build(args) => command::build::run(args),

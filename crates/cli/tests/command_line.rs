@@ -143,6 +143,10 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
         (&["bench", "--iters", "0"], "0 is not in 1..=1000000"),
         (&["bench", "--device", "cpu", "--timing", "between"], "`between` needs a GPU"),
         (&["bench", "--peers", "cudnn"], "unknown baseline `cudnn`; allowed: torch"),
+        (&["bench", "--device", "cpu", "--kernels", "hopper_fwd"], "needs a GPU: `evosdpa doctor`"),
+        (&["tune", "--device", "cpu", "--kernel", "sdpa_v2c", "--shapes", "tiny"], "--device sim"),
+        (&["bench", "--repeat", "0"], "0 is not in 1..=10000"),
+        (&["compare", "a"], "required"),
         (&["bench", "--threads", "0"], "0 is not in 1..=4096"),
         (&["bench", "--budget", "-3"], "must be above 0"),
         (&["check", "--force", "zeroes"], "did you mean `zeros`"),
@@ -267,41 +271,67 @@ fn runs_and_compare_work_from_what_is_stored() {
     assert_eq!(rows.iter().filter(|row| row["unreadable"].is_string()).count(), 1);
 
     let id = rows[0]["id"].as_str().unwrap();
-    let output = evosdpa(path, &["compare", &id[id.len() - 6..], "latest", "--json"]);
-    let compared = json(&output);
+    let compared = json(&evosdpa(path, &["compare", &id[id.len() - 6..], "latest", "--json"]));
     assert_eq!(compared["rows"].as_array().unwrap().len(), 2);
-    let words = ["FAST", "SLOW", "SAME", "AMBIGUOUS"];
-    assert!(words.contains(&compared["rows"][0]["comparison"]["verdict"].as_str().unwrap()));
+    // One run each says nothing, and a script is told so.
+    assert_eq!(compared["rows"][0]["comparison"]["verdict"], "AMBIGUOUS");
+    assert_eq!(compared["rows"][0]["comparison"]["runs"], serde_json::json!([1, 1]));
+    let output = evosdpa(path, &["compare", id, "latest", "--fail-on-regression"]);
+    assert_eq!(output.status.code(), Some(2));
+    for said in [text(&output.stdout), text(&output.stderr)] {
+        assert!(said.contains("cannot know") && said.contains("bench --repeat 5"), "{said}");
+    }
+    let itself = evosdpa(path, &["compare", id, id]);
+    assert!(text(&itself.stderr).contains("on both sides"), "{}", text(&itself.stderr));
 }
 
+/// A set made by `--repeat`, and the same set with every time multiplied.
 #[test]
 fn a_regression_fails_when_asked_to() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
-    assert!(evosdpa(path, &QUICK).status.success());
-    let run = std::fs::read_dir(path.join("runs")).unwrap().next().unwrap().unwrap().path();
-    // The same run, made slower by half.
-    let slower = path.join("runs/slower");
-    std::fs::create_dir(&slower).unwrap();
-    for entry in std::fs::read_dir(&run).unwrap() {
-        let file = entry.unwrap().path();
-        let name = file.file_name().unwrap().to_str().unwrap().to_owned();
-        let mut contents = std::fs::read_to_string(&file).unwrap();
-        if name.starts_with("result_") {
-            let mut document: Value = serde_json::from_str(&contents).unwrap();
-            for row in document["rows"].as_array_mut().unwrap() {
-                for sample in row["samples_us"].as_array_mut().unwrap() {
-                    *sample = (sample.as_f64().unwrap() * 1.5).into();
+    let quick =
+        ["bench", "--no-baselines", "--device", "cpu", "--shapes", "tiny", "--iters", "4", "--warmup", "1"];
+    let made = json(&evosdpa(path, &[&quick[..], &["--repeat=5", "--json"]].concat()));
+    assert_eq!(made["schema"], "evosdpa.bench-set/1");
+    assert_eq!(made["rows"][0]["p50_us"].as_array().unwrap().len(), 5);
+    let set = made["rows"][0]["set"].as_str().unwrap().to_owned();
+    let runs: Vec<_> = std::fs::read_dir(path.join("runs")).unwrap().map(|run| run.unwrap().path()).collect();
+    assert_eq!(runs.len(), 5);
+    // What the machine did meanwhile is not the matter: every run gets the same samples, and the slower ones twice those.
+    for (number, run) in runs.iter().enumerate() {
+        let slower = path.join(format!("runs/slower-{number}"));
+        std::fs::create_dir(&slower).unwrap();
+        for file in ["summary.json", "result_tiny.json"] {
+            let mut document: Value =
+                serde_json::from_str(&std::fs::read_to_string(run.join(file)).unwrap()).unwrap();
+            let mut write = |factor: f64, to: &Path| {
+                if document["set"].is_string() && factor > 1.0 {
+                    document["set"] = "slower".into();
                 }
-            }
-            contents = document.to_string();
+                for row in document["rows"].as_array_mut().unwrap() {
+                    let samples = row["samples_us"].as_array_mut().unwrap();
+                    for (i, sample) in samples.iter_mut().enumerate() {
+                        *sample = (factor * (10.0 + 0.01 * (i + number) as f64)).into();
+                    }
+                }
+                std::fs::write(to.join(file), document.to_string()).unwrap();
+            };
+            write(1.0, run);
+            write(2.0, &slower);
         }
-        std::fs::write(slower.join(name), contents).unwrap();
     }
-    let (a, b) = (run.to_str().unwrap(), "runs/slower");
-    assert_eq!(evosdpa(path, &["compare", a, b]).status.code(), Some(0));
-    assert_eq!(evosdpa(path, &["compare", a, b, "--fail-on-regression"]).status.code(), Some(1));
-    assert_eq!(evosdpa(path, &["compare", b, a, "--fail-on-regression"]).status.code(), Some(0));
+    let compare = |a: &str, b: &str| evosdpa(path, &["compare", a, b, "--fail-on-regression"]);
+    let slow = compare(&set, "slower");
+    assert_eq!(slow.status.code(), Some(1), "{}{}", text(&slow.stdout), text(&slow.stderr));
+    assert!(text(&slow.stdout).contains("1 SLOW"), "{}", text(&slow.stdout));
+    assert_eq!(evosdpa(path, &["compare", &set, "slower"]).status.code(), Some(0));
+    assert_eq!(compare("slower", &set).status.code(), Some(0));
+    // Ten runs, half of them twice as slow, are no runs of one program: the test of the rule says so.
+    let mixed = evosdpa(path, &["compare", &format!("{set},slower"), "--self-test"]);
+    assert_eq!(mixed.status.code(), Some(1), "{}", text(&mixed.stdout));
+    let short = evosdpa(path, &["compare", &set, "--self-test"]);
+    assert!(text(&short.stderr).contains("has 5 runs"), "{}", text(&short.stderr));
 }
 
 #[test]
@@ -345,6 +375,49 @@ fn stopping_keeps_the_finished_shapes(signal: &str, times: usize) {
         serde_json::from_str(&std::fs::read_to_string(run.join("summary.json")).unwrap()).unwrap();
     assert_eq!(summary["status"], "interrupted");
     assert!(!run.join("result_b4h8s1024d64.json").exists());
+}
+
+/// A step that would take minutes is not waited for.
+#[test]
+fn being_asked_to_stop_ends_a_long_step() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [
+        &["check", "--device", "cpu", "--shapes", "b8h16s4096d128", "--kernels", "cpu_naive"][..],
+        &[
+            "bench",
+            "--device",
+            "cpu",
+            "--shapes",
+            "b8h16s4096d128",
+            "--no-baselines",
+            "--iters",
+            "1000",
+            "--json",
+        ],
+        &["bench", "--device", "cpu", "--shapes", "b8h16s4096d128", "--no-baselines", "--repeat", "3"],
+    ] {
+        let child = Command::new(cargo_bin!("evosdpa"))
+            .args(args)
+            .current_dir(folder.path())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Whether it has begun its long step shows nowhere; before that it is not harder to stop.
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        let asked = std::time::Instant::now();
+        let output = child.wait_with_output().unwrap();
+        // Two seconds, were the machine this test's alone.
+        assert!(asked.elapsed().as_secs() < 60, "{args:?} took {:?}", asked.elapsed());
+        assert_eq!(output.status.code(), Some(130), "{args:?}: {}", text(&output.stdout));
+        if args.contains(&"--json") {
+            assert_eq!(json(&output)["rows"].as_array().unwrap().len(), 0);
+        }
+    }
+    let listed = json(&evosdpa(folder.path(), &["runs", "--json"]));
+    for run in listed["rows"].as_array().unwrap() {
+        assert_eq!(run["status"], "interrupted", "{run}");
+    }
 }
 
 #[test]

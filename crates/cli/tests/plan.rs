@@ -46,8 +46,13 @@ fn elites() -> Value {
             "kernel": "hopper_fwd",
             "tunables": {"CONSUMERS": 1, "CTAS_PER_SM": 2, "BLOCK_N": 96},
             "dtype": "bf16",
-            "shapes": {"mission:causal": {"speedup": 1.2, "p50_us": 4.5}, "small": {"speedup": 0.8}},
+            "evaluation": 7,
+            "shapes": {"mission:causal": {"speedup": 1.3, "p50_us": 4.1}, "small": {"speedup": 0.8}},
         }],
+        // What is believed, and what becomes the row.
+        "confirmation": {
+            "number": 7, "confirmed": true, "fitness": 1.2, "shapes": {"mission:causal bf16": {"speedup": 1.2, "p50_us": 4.5}},
+        },
     })
 }
 
@@ -147,9 +152,9 @@ fn winners_that_do_not_exist_leave_the_table_alone() {
         ("hopper_fwd", "hoper_fwd", "did you mean `hopper_fwd`"),
         ("CONSUMERS", "CONSUMER", "did you mean `CONSUMERS`"),
         ("\"BLOCK_N\":96", "\"BLOCK_N\":97", "BLOCK_N = 97"),
-        ("mission:causal", "mission:casual", "did you mean `:causal`"),
+        ("\"mission:causal\":", "\"mission:casual\":", "did you mean `:causal`"),
         ("\"CTAS_PER_SM\":2", "\"CTAS_PER_SM\":2,\"CONSUMERS\":3", "does not hold"),
-        ("{\"device\"", "[{\"device\"", "elite.json"),
+        ("{\"confirmation\"", "[{\"confirmation\"", "elite.json"),
     ] {
         let good = elites().to_string();
         assert!(good.contains(from), "{from}: {good}");
@@ -158,6 +163,15 @@ fn winners_that_do_not_exist_leave_the_table_alone() {
         assert!(message.contains(expected), "{to}: {message}");
         assert!(!table.exists());
     }
+    // What was measured once only is refused, or forced.
+    let mut alone = elites();
+    alone["confirmation"]["confirmed"] = false.into();
+    fs::write(&elite, alone.to_string()).unwrap();
+    let message = refusal(&evosdpa(&table, &["apply", path]));
+    assert!(message.contains("not confirmed: measured again") && message.contains("--force"), "{message}");
+    assert!(!table.exists());
+    page(&evosdpa(&table, &["apply", path, "--force"]));
+    assert!(table.exists());
     let message = refusal(&evosdpa(&table, &["apply", "nowhere.json"]));
     assert!(message.contains("nowhere.json"), "{message}");
     fs::write(&elite, elites().to_string()).unwrap();

@@ -227,6 +227,9 @@ fn the_simulator_counts_by_source_line() {
     let counted = &document["rows"][0]["simulated"];
     assert_eq!(counted["problem"], "tiny bf16");
     assert_eq!(counted["tensor_ops"], 0, "v2b is scalar");
+    let worst = &counted["conflict_lines"][0];
+    assert!(worst["source"].as_str().unwrap().contains("sdpa_v2b.cu:"), "{counted}");
+    assert!(worst["conflicts"].as_u64().unwrap() > 0, "{counted}");
     assert!(counted["flops"].as_f64().unwrap() >= 4.0 * 32.0 * 32.0 * 64.0);
     let insights = document["rows"][0]["insights"].as_array().unwrap();
     assert!(insights.iter().any(|insight| insight["id"] == "3c-scalar"), "{insights:?}");

@@ -17,9 +17,10 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// With the default cache, compiling in this process.
+    /// With the default cache, compiling in this process. Where the cache cannot be had, everything is compiled anew.
     pub fn new() -> Result<Self> {
-        Ok(Self { cache: Some(Cache::open_default()?), pool: None })
+        let warn = |error: &crate::Error| tracing::warn!("compiled kernels are not kept: {error}");
+        Ok(Self { cache: Cache::open_default().inspect_err(warn).ok(), pool: None })
     }
 
     /// With another cache, or none.

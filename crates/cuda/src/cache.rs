@@ -1,11 +1,16 @@
 //! Compiled kernels by the hash of what they were made from.
 //!
 //! One file per entry: a line of JSON with sizes and a checksum, then the compiler's log, then the code. Files appear
-//! by renaming, so a reader sees a whole entry or none; a damaged one is noticed by its checksum, removed and made
-//! again. Readers touch what they use, and when the folder grows past its limit the least recently used go first.
+//! by renaming, so a reader sees a whole entry or none; a damaged one is noticed by its checksum, which covers the key, too, so
+//! that entries that changed places are noticed. Such an entry is removed and made again. Readers touch what they use, and when
+//! the folder grows past its limit the least recently used go first.
+//!
+//! What is loaded from here runs on the GPU with its user's rights. So the folder is its user's alone, and an entry that
+//! somebody else has written is no entry.
 
 use std::{
-    fs::{self, File},
+    fs::{self, DirBuilder, File, Metadata, Permissions},
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -51,7 +56,23 @@ struct Header {
     checksum: String,
 }
 
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
+
+/// Only the user reads, writes and lists.
+const PRIVATE: u32 = 0o700;
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Whether nobody but the user, or the machine's administrator, can have written it.
+fn is_trusted(metadata: &Metadata) -> bool {
+    let by_us = metadata.uid() == own_uid() || metadata.uid() == 0;
+    by_us && metadata.mode() & OTHERS_WRITE == 0 && !metadata.is_symlink()
+}
+
+/// The user that this process runs as.
+fn own_uid() -> u32 {
+    // Without /proc nobody is taken for the user, and only the administrator is trusted.
+    fs::metadata("/proc/self").map_or(u32::MAX, |metadata| metadata.uid())
+}
 
 impl Cache {
     /// How large the default cache may grow.
@@ -63,9 +84,17 @@ impl Cache {
         Self::open(&root.join("jit"), Self::DEFAULT_LIMIT_BYTES)
     }
 
-    /// A cache in this folder, made if it is not there.
+    /// A cache in this folder, made if it is not there. A folder of the user's own that others can write to is closed to them;
+    /// one that belongs to somebody else is refused.
     pub fn open(folder: &Path, limit_bytes: u64) -> Result<Self> {
-        fs::create_dir_all(folder).map_err(io(folder))?;
+        DirBuilder::new().recursive(true).mode(PRIVATE).create(folder).map_err(io(folder))?;
+        let metadata = fs::metadata(folder).map_err(io(folder))?;
+        if !is_trusted(&metadata) {
+            if metadata.uid() != own_uid() {
+                return Err(Error::ForeignCache { path: folder.to_owned(), owner: metadata.uid() });
+            }
+            fs::set_permissions(folder, Permissions::from_mode(PRIVATE)).map_err(io(folder))?;
+        }
         Ok(Self { folder: folder.to_owned(), limit_bytes })
     }
 
@@ -83,7 +112,8 @@ impl Cache {
     pub fn load(&self, key: &str) -> Option<(Vec<u8>, String)> {
         let path = self.path(key);
         let bytes = fs::read(&path).ok()?;
-        match decode(&bytes) {
+        let trusted = fs::symlink_metadata(&path).is_ok_and(|metadata| is_trusted(&metadata));
+        match decode(&bytes, key).filter(|_| trusted) {
             Some((_, log, code)) => {
                 // Last use decides who goes first; a failure here only makes the order worse.
                 let touched = File::options().append(true).open(&path);
@@ -91,7 +121,7 @@ impl Cache {
                 Some((code.to_vec(), log.to_owned()))
             }
             None => {
-                tracing::warn!("cache entry {} is damaged; it is made again", path.display());
+                tracing::warn!("cache entry {} is damaged or not ours; it is made again", path.display());
                 let _ = fs::remove_file(&path);
                 None
             }
@@ -105,7 +135,7 @@ impl Cache {
             label: label.to_owned(),
             log_bytes: log.len(),
             code_bytes: code.len(),
-            checksum: checksum(log.as_bytes(), code),
+            checksum: checksum(key, log.as_bytes(), code),
         };
         let header = serde_json::to_string(&header).map_err(|error| Error::Report {
             label: label.to_owned(),
@@ -123,7 +153,7 @@ impl Cache {
             // An entry that another process has just removed is no error.
             let Ok(metadata) = fs::metadata(&path) else { continue };
             let Some(key) = key_of(&path) else { continue };
-            let label = fs::read(&path).ok().and_then(|bytes| Some(decode(&bytes)?.0.label));
+            let label = fs::read(&path).ok().and_then(|bytes| Some(decode(&bytes, &key)?.0.label));
             entries.push(CacheEntry {
                 key,
                 label: label.unwrap_or_else(|| "damaged".to_owned()),
@@ -209,7 +239,7 @@ fn key_of(path: &Path) -> Option<String> {
     is_entry.then(|| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()))?
 }
 
-fn decode(bytes: &[u8]) -> Option<(Header, &str, &[u8])> {
+fn decode<'a>(bytes: &'a [u8], key: &str) -> Option<(Header, &'a str, &'a [u8])> {
     let newline = bytes.iter().position(|byte| *byte == b'\n')?;
     let header: Header = serde_json::from_slice(&bytes[..newline]).ok()?;
     let body = &bytes[newline + 1..];
@@ -217,14 +247,15 @@ fn decode(bytes: &[u8]) -> Option<(Header, &str, &[u8])> {
         return None;
     }
     let (log, code) = body.split_at(header.log_bytes);
-    if checksum(log, code) != header.checksum {
+    if checksum(key, log, code) != header.checksum {
         return None;
     }
     Some((header, std::str::from_utf8(log).ok()?, code))
 }
 
-fn checksum(log: &[u8], code: &[u8]) -> String {
+fn checksum(key: &str, log: &[u8], code: &[u8]) -> String {
     let mut hasher = blake3::Hasher::new();
+    hasher.update(&(key.len() as u64).to_le_bytes()).update(key.as_bytes());
     hasher.update(&(log.len() as u64).to_le_bytes()).update(log).update(code);
     hasher.finalize().to_hex().to_string()
 }
@@ -279,6 +310,40 @@ mod tests {
             fs::write(cache.path("k"), bytes).unwrap();
             assert_eq!(cache.load("k"), None);
             assert!(!cache.path("k").exists());
+        }
+    }
+
+    /// Two entries that changed places are whole, each of them, and neither is what was asked for.
+    #[test]
+    fn entries_that_changed_places_are_noticed() {
+        let (_folder, cache) = cache(1 << 20);
+        cache.store("a", "the a", b"code of a", "").unwrap();
+        cache.store("b", "the b", b"code of b", "").unwrap();
+        let aside = cache.folder().join("aside");
+        fs::rename(cache.path("a"), &aside).unwrap();
+        fs::rename(cache.path("b"), cache.path("a")).unwrap();
+        fs::rename(&aside, cache.path("b")).unwrap();
+        assert_eq!((cache.load("a"), cache.load("b")), (None, None));
+        cache.store("a", "the a", b"code of a", "").unwrap();
+        assert_eq!(cache.load("a").unwrap().0, b"code of a");
+    }
+
+    #[test]
+    fn the_folder_is_the_users_alone() {
+        let (_folder, cache) = cache(1 << 20);
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode(cache.folder()), PRIVATE);
+        cache.store("a", "a", b"code", "").unwrap();
+        // One that others could write to is closed, and what others could change in it is not used.
+        fs::set_permissions(cache.folder(), Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(cache.path("a"), Permissions::from_mode(0o666)).unwrap();
+        let again = Cache::open(cache.folder(), 1 << 20).unwrap();
+        assert_eq!((mode(again.folder()), again.load("a")), (PRIVATE, None));
+        // Somebody else's is refused; only the administrator can make one for the test.
+        if own_uid() == 0 {
+            std::os::unix::fs::chown(again.folder(), Some(12345), None).unwrap();
+            let message = Cache::open(again.folder(), 1 << 20).unwrap_err().to_string();
+            assert!(message.contains("12345") && message.contains("XDG_CACHE_HOME"), "{message}");
         }
     }
 

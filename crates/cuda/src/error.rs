@@ -135,6 +135,14 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+    /// The folder of compiled kernels belongs to somebody else, who could put anything there.
+    #[error("the cache {} belongs to user {owner}: remove it, or set XDG_CACHE_HOME to a folder of your own", path.display())]
+    ForeignCache {
+        /// The folder.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
     /// The private toolchain could not be installed.
     #[error("the CUDA compiler could not be installed: {problem}\n{hint}")]
     Install {

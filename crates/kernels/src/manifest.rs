@@ -65,7 +65,7 @@ pub struct Manifest {
     /// What combinations of tunables must satisfy.
     pub constraints: Vec<Constraint>,
     /// Resource limits per architecture.
-    pub limits: BTreeMap<Arch, Limits>,
+    pub limits: BTreeMap<Arch, LimitRules>,
     /// For a known-bad relative: what is wrong, and who must notice.
     pub mutant: Option<Mutant>,
 }
@@ -295,7 +295,34 @@ pub struct Constraint {
     pub why: String,
 }
 
-/// Resource limits on one architecture; `None` is not limited.
+/// Resource limits on one architecture, as a manifest says them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitRules {
+    /// Registers per thread: a number, or an expression where they follow from the tunables.
+    pub registers: Option<Expr>,
+    /// Shared memory per block, static and dynamic together.
+    pub smem_bytes: Option<u32>,
+    /// Stack per thread.
+    pub stack_bytes: Option<u32>,
+    /// Spill stores plus spill loads.
+    pub spill_bytes: Option<u32>,
+}
+
+impl LimitRules {
+    /// With this limit on registers.
+    pub fn with_registers(&self, registers: Option<u32>) -> Limits {
+        let Self { smem_bytes, stack_bytes, spill_bytes, .. } = *self;
+        Limits { registers, smem_bytes, stack_bytes, spill_bytes }
+    }
+
+    /// What holds for every variant: without a limit on registers where that follows from the tunables.
+    pub fn of_any_variant(&self) -> Limits {
+        self.with_registers(self.registers.as_ref().and_then(|expr| expr.text().parse().ok()))
+    }
+}
+
+/// Resource limits of one variant; `None` is not limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {

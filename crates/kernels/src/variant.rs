@@ -95,6 +95,8 @@ const BLOCK_MAX: [i64; 3] = [1024, 1024, 64];
 const THREADS_MAX: i64 = 1024;
 const GRID_MAX: [i64; 3] = [i32::MAX as i64, 65_535, 65_535];
 const CLUSTER_MAX: i64 = 16;
+/// No instruction names more registers of a thread.
+const REGISTERS_MAX: i64 = 255;
 const TENSOR_BOX_MAX: i64 = 256;
 
 impl Kernel {
@@ -205,7 +207,8 @@ impl Kernel {
         let launch = resolution.launch()?;
         let defines = resolution.defines()?;
         let tensor_maps = resolution.tensor_maps()?;
-        let Manifest { limits, entry, options, .. } = &self.manifest;
+        let limits = resolution.limits()?;
+        let Manifest { entry, options, .. } = &self.manifest;
         Ok(Variant {
             id: VariantId { kernel: self.name().to_owned(), tunables },
             arch: target.arch,
@@ -217,7 +220,7 @@ impl Kernel {
             options: options.clone(),
             launch,
             tensor_maps,
-            limits: limits.get(&target.arch).copied().unwrap_or_default(),
+            limits,
         })
     }
 }
@@ -291,6 +294,16 @@ impl<'k> Resolution<'k, '_> {
             sizes[i] = self.size(&format!("launch.{key}.{axis}"), &exprs[i], 1, max[i])?;
         }
         Ok(sizes)
+    }
+
+    fn limits(&self) -> Result<Limits> {
+        let Some(rules) = self.kernel.manifest.limits.get(&self.target.arch) else {
+            return Ok(Limits::default());
+        };
+        let key = format!("limits.{}.registers", self.target.arch);
+        let registers =
+            rules.registers.as_ref().map(|expr| self.size(&key, expr, 1, REGISTERS_MAX)).transpose()?;
+        Ok(rules.with_registers(registers))
     }
 
     fn launch(&self) -> Result<LaunchGeometry> {

@@ -126,6 +126,23 @@ fn expressions_are_checked_when_the_manifest_is_read() {
     assert_contains(&message, &["k.toml:20:16", "`)` expected", "column 17"]);
 }
 
+/// What a launch leaves to a thread follows from how many there are: one limit for all variants would refuse those that have
+/// more by design, or let the others spill.
+#[test]
+fn limits_on_registers_follow_the_variant() {
+    let registry = Registry::embedded().unwrap();
+    let kernel = registry.kernel("hopper_fwd").unwrap();
+    let target = Target::nominal(Arch::Sm90a);
+    let facts = ProblemFacts { dtype: InputType::BF16, head_dim: 64, value_dim: 64, ..facts() };
+    for (consumers, ctas_per_sm, registers) in [(1, 1, 255), (2, 1, 168), (1, 2, 128)] {
+        let tunables = [("CONSUMERS", consumers), ("CTAS_PER_SM", ctas_per_sm), ("BLOCK_N", 64)];
+        let variant = kernel.variant(&facts, &target, tunables).unwrap();
+        assert_eq!(variant.limits.registers, Some(registers), "{}", variant.label());
+    }
+    // Without a variant there is no such limit.
+    assert_eq!(kernel.manifest.limits[&Arch::Sm90a].of_any_variant().registers, None);
+}
+
 #[test]
 fn a_variant_says_what_to_compile_and_launch() {
     let target = Target::nominal(Arch::Sm89);

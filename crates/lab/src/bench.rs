@@ -18,11 +18,11 @@ use crate::{
     gate::{GateResult, Verdict, correctness},
     machine,
     measure::{
-        Reading,
-        audit::{Audited, Finding},
-        compare::{Comparison, MARGIN, Outcome},
+        Calls, Reading,
+        audit::Audited,
+        compare::Comparison,
         duel::{Arm, Rule, duel},
-        floor::Ceilings,
+        floor::{Floor, unless_the_machine_failed},
         interleave::{Contestant, Plan, Times, interleave},
         rng::Rng,
         samples::median,
@@ -51,8 +51,6 @@ pub struct Request {
     pub bf16_peak_gflops: Option<f64>,
     /// How calls are timed.
     pub timing: Timing,
-    /// The most the device can do, where the device itself does not say.
-    pub ceilings: Option<Ceilings>,
     /// Differences below this share do not matter.
     pub margin: f64,
     /// What the moments of samples are counted from: when the run began.
@@ -175,8 +173,8 @@ pub fn measure(
             !interrupted
         })
     };
-    let ceilings = unless_the_machine_failed(device.ceilings(problem))?.or_else(|| request.ceilings.clone());
-    take_in(&mut entries, times, problem, request, ceilings.as_ref());
+    let floor = Floor::look(device, problem)?;
+    take_in(&mut entries, times, problem, request, (device, &floor))?;
     let overhead_us = unless_the_machine_failed(device.clock_overhead_us())?;
     for entry in entries.iter_mut().filter(|entry| !entry.row.baseline) {
         entry.row.clock_overhead_us = overhead_us;
@@ -196,14 +194,6 @@ pub fn measure(
     let rows: Vec<Row> = entries.into_iter().map(|entry| entry.row).collect();
     let words = rows.iter().filter(|row| !row.baseline).flat_map(words).collect();
     Ok(Measured { rows, words, interrupted })
-}
-
-/// What is not known because the machine failed is left out: the rows that are there are worth more than it.
-fn unless_the_machine_failed<T>(known: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
-    match known {
-        Err(error) if error.kind() == ErrorKind::Machine => Ok(None),
-        other => other,
-    }
 }
 
 /// What an error while a kernel is made ready for timing comes to. A caller's error stays one.
@@ -264,37 +254,26 @@ impl Timed<'_> {
     }
 }
 
-/// A contestant in a duel: a reading is the median of a few calls.
+/// A contestant in a duel.
 struct InDuel<'a, 'b> {
     timed: &'a mut Timed<'b>,
-    calls: usize,
+    calls: Calls,
     sets: usize,
-    next: usize,
 }
-
-/// A reading lasts about this long, and is of at most so many calls.
-const READING_US: f64 = 200.0;
-const READING_CALLS_MAX: usize = 32;
 
 impl<'a, 'b> InDuel<'a, 'b> {
     fn new(timed: &'a mut Timed<'b>, p50_us: f64, sets: usize, on_cpu: bool) -> Self {
-        // A sample of a GPU already is of many launches.
-        let calls =
-            if on_cpu { ((READING_US / p50_us.max(0.1)) as usize).clamp(1, READING_CALLS_MAX) } else { 1 };
-        Self { timed, calls, sets, next: 0 }
+        let calls = if on_cpu { Calls::lasting(p50_us) } else { Calls::of_a_gpu() };
+        Self { timed, calls, sets }
     }
 }
 
 impl Arm for InDuel<'_, '_> {
     fn read(&mut self) -> Result<Reading, Error> {
-        Reading::median_of(self.calls, || {
-            self.next = (self.next + 1) % self.sets;
-            match &mut self.timed {
-                Timed::Kernel(kernel) => kernel.loaded.read(self.next),
-                Timed::Baseline(baseline) => {
-                    Ok(Reading { time_us: baseline.time_us(self.next)?, clock_ghz: None })
-                }
-            }
+        let Self { timed, calls, sets } = self;
+        calls.read(*sets, |set| match timed {
+            Timed::Kernel(kernel) => kernel.loaded.read(set),
+            Timed::Baseline(baseline) => Ok(Reading { time_us: baseline.time_us(set)?, clock_ghz: None }),
         })
     }
 
@@ -414,8 +393,8 @@ fn take_in(
     times: Vec<Result<Times, Error>>,
     problem: &Problem,
     request: &Request,
-    ceilings: Option<&Ceilings>,
-) {
+    (device, floor): (&dyn TimedDevice, &Floor),
+) -> Result<(), Error> {
     let mut times = times.into_iter();
     for Entry { row, contestant } in entries {
         let Some(timed) = contestant else { continue };
@@ -431,8 +410,8 @@ fn take_in(
                 if let Some(audits) = audits.filter(|_| !row.samples_us.is_empty()) {
                     let detail = format!("{audits} audits between timed calls found nothing");
                     row.gates.push(GateResult::pass(AUDIT, detail));
-                    let floor = ceilings.map(|ceilings| floor_gate(row, problem, ceilings));
-                    row.gates.extend(floor);
+                    let gate = floor_gate(row, problem, device, floor)?;
+                    row.gates.extend(gate);
                 }
             }
             Some(Err(error @ Error::Caught { .. })) => {
@@ -449,22 +428,27 @@ fn take_in(
             *contestant = None;
         }
     }
+    Ok(())
 }
 
 /// No sample may be shorter than what bytes and operations take at the device's best.
-fn floor_gate(row: &mut Row, problem: &Problem, ceilings: &Ceilings) -> GateResult {
-    let floor_us = ceilings.floor_us(problem);
-    row.floor_us = Some(floor_us);
+fn floor_gate(
+    row: &mut Row,
+    problem: &Problem,
+    device: &dyn TimedDevice,
+    floor: &Floor,
+) -> Result<Option<GateResult>, Error> {
     let least_us = row.samples_us.iter().copied().fold(f64::INFINITY, f64::min);
-    if least_us >= floor_us {
-        return GateResult::pass(
+    let finding = floor.refuses(device, problem, least_us)?;
+    row.floor_us = floor.time_us(problem);
+    let (Some(floor_us), source) = (row.floor_us, floor.source()) else { return Ok(None) };
+    Ok(Some(match finding {
+        None => GateResult::pass(
             FLOOR,
-            format!("at least {least_us:.3} µs; possible are {floor_us:.3} µs ({})", ceilings.source),
-        );
-    }
-    let ns = |us: f64| (us * 1e3).round() as u64;
-    let finding = Finding::TooFast { time_ns: ns(least_us), floor_ns: ns(floor_us) };
-    GateResult::fail(FLOOR, format!("{finding} ({})", ceilings.source))
+            format!("at least {least_us:.3} µs; possible are {floor_us:.3} µs ({source})"),
+        ),
+        Some(finding) => GateResult::fail(FLOOR, format!("{finding} ({source})")),
+    }))
 }
 
 /// Each kernel against the fastest baseline and against the first kernel, in duels.
@@ -492,8 +476,8 @@ fn compare(
                 continue;
             }
             let rounds = [i, j].map(|entry| by_round(&entries[entry].row));
-            let compared =
-                Comparison::paired(&rounds[0], &rounds[1], MARGIN).filter(|_| !entries[i].row.baseline);
+            let compared = Comparison::paired(&rounds[0], &rounds[1], request.margin)
+                .filter(|_| !entries[i].row.baseline);
             if let Some(comparison) = compared {
                 let name = entries[j].row.kernel.clone();
                 entries[i].row.speedup.insert(name, comparison);
@@ -537,11 +521,12 @@ fn compare(
                 if !clocks.is_empty() {
                     row.clock_ghz = Some(median(&clocks));
                 }
-                row.speedup.insert(name, duel.comparison());
+                row.speedup.insert(name, duel.comparison().beside_medians(other_us / own_us));
             }
             Ok(None) => {}
             Err(error @ Error::Caught { .. }) => {
-                let Entry { row, contestant } = &mut entries[i];
+                let caught = if is_about(&error, &entries[j].row.kernel) { j } else { i };
+                let Entry { row, contestant } = &mut entries[caught];
                 row.gates.push(GateResult::fail(AUDIT, error.to_string()));
                 row.forget_times();
                 *contestant = None;
@@ -551,6 +536,11 @@ fn compare(
             }
         }
     }
+}
+
+/// Whether it was this kernel that was caught.
+fn is_about(error: &Error, name: &str) -> bool {
+    matches!(error, Error::Caught { kernel, .. } if kernel == name)
 }
 
 fn by_round(row: &Row) -> Vec<Vec<f64>> {
@@ -586,9 +576,4 @@ fn words(row: &Row) -> Vec<String> {
         format!("{}: {}", row.problem, comparison.sentence(&row.shown(), name))
     };
     fastest_baseline.into_iter().chain(first).map(sentence).collect()
-}
-
-/// Whether a comparison is a regression.
-pub fn is_regression(comparison: &Comparison) -> bool {
-    comparison.verdict == Outcome::Slow
 }

@@ -48,6 +48,15 @@ pub enum Error {
         /// The text as given.
         text: String,
     },
+    /// A CUDA kernel was asked for on a CPU.
+    #[error(
+        "{kernel} is a CUDA kernel, which needs a GPU: `evosdpa doctor` says what is missing. On a CPU, `check`, `sanitize` and \
+         `profile` run it with --device sim, which has no clock; cpu_naive and cpu_flash can be timed and tuned"
+    )]
+    NeedsGpu {
+        /// The kernel.
+        kernel: String,
+    },
     /// An audit caught a kernel.
     #[error("{kernel} does not do its work under the clock: {finding}")]
     Caught {

@@ -13,7 +13,7 @@ pub mod gate;
 pub mod machine;
 pub mod measure;
 pub mod mutation;
-mod process;
+pub mod process;
 pub mod profile;
 pub mod record;
 pub mod report;
@@ -37,6 +37,11 @@ pub fn find_kernel(device: &dyn device::Device, name: &str) -> Result<String, Er
 }
 
 pub(crate) fn unknown_kernel(device: &dyn device::Device, name: &str) -> Error {
+    let is_cuda =
+        || evosdpa_kernels::Registry::embedded().is_ok_and(|registry| registry.kernel(name).is_ok());
+    if device.id() == device::DeviceId::Cpu && is_cuda() {
+        return Error::NeedsGpu { kernel: name.to_owned() };
+    }
     let names: Vec<String> = device.kernels().into_iter().map(|kernel| kernel.name).collect();
     Error::Problem(evosdpa_core::Error::UnknownName {
         kind: "kernel",

@@ -3,7 +3,7 @@
 use std::{fmt::Write, fs};
 
 use anyhow::Context;
-use evosdpa::tuned::{Elites, LeftOut, Merged, read_table, update_table, user_table_path};
+use evosdpa::tuned::{Elites, LeftOut, Merged, Unconfirmed, read_table, update_table, user_table_path};
 use evosdpa_lab::machine::Environment;
 use serde::Serialize;
 
@@ -23,7 +23,17 @@ pub(crate) fn run(args: Apply) -> anyhow::Result<Status> {
     let registry = registry(&args.kernel_path)?;
     let file = args.elite.display().to_string();
     let text = fs::read_to_string(&args.elite).with_context(|| format!("cannot read {file}"))?;
-    let elites = Elites::parse(&text, &file, &registry)?;
+    let unconfirmed = if args.force { Unconfirmed::Take } else { Unconfirmed::LeaveOut };
+    let elites = Elites::parse(&text, &file, &registry, unconfirmed)?;
+    if elites.rows.is_empty() {
+        let whys: Vec<String> = elites
+            .left_out
+            .iter()
+            .map(|left| format!("{}: not {}: {}", left.shape, left.kernel, left.why))
+            .collect();
+        let hint = if args.force { "" } else { "\n--force takes what was not confirmed" };
+        anyhow::bail!("nothing of {file} can be applied:\n  {}{hint}", whys.join("\n  "));
+    }
     let path = args.table.or_else(user_table_path).context(
         "there is no place for the user's table: EVOSDPA_TUNED is empty, or HOME is not set; use --table FILE",
     )?;

@@ -15,7 +15,7 @@ use evosdpa_lab::{
     device::{AUTO, DeviceId, TimedDevice, Timing},
     evolve::gates::DeviceLock,
     machine::Environment,
-    measure::{duel::Rule, floor::Ceilings, interleave},
+    measure::{compare::Comparison, duel::Rule, interleave},
     record::{Row, Run, RunStatus},
     self_test::{self, SelfTest},
 };
@@ -72,6 +72,9 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
     let torch = torch.map(RefCell::new);
     let command: Vec<String> = std::env::args().skip(1).collect();
     let mut record = Run::create(&args.out, &command.join(" "), &environment)?;
+    if let Some(set) = &args.set {
+        record.join(set)?;
+    }
 
     let budget = match (args.budget, args.iters) {
         (Some(seconds), _) => Some(Duration::from_secs_f64(seconds)),
@@ -90,13 +93,24 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         timing: args.timing,
         margin: args.margin,
         epoch: Instant::now(),
-        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_ceiling_gflops, environment.memory_gbps)),
     };
     let steps = problems.iter().flatten().count() as u64;
     let bar = progress::bar(steps * 100);
     let mut rows: Vec<Row> = Vec::new();
     let mut status = RunStatus::Complete;
     let mut done = 0;
+    let no_torch = torch.as_ref().err().cloned();
+    let json = args.common.json;
+    let last_words = |rows: &[Row], record: &Run| {
+        let (rows, mut record) = (rows.to_vec(), record.clone());
+        let (environment, no_torch) = (environment.clone(), no_torch.clone());
+        move || {
+            // There is nobody left to tell of a failure.
+            let _ = record.finish(RunStatus::Interrupted);
+            let _ = print(json, &environment, &rows, &record, no_torch.as_ref());
+        }
+    };
+    interrupt::on_end(last_words(&rows, &record));
     'shapes: for of_shape in &problems {
         let mut shape_rows = Vec::new();
         let mut shape_words = Vec::new();
@@ -127,15 +141,12 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         let shape = of_shape[0].shape().to_string();
         record.add(&shape, &shape_rows, &shape_words)?;
         rows.extend(shape_rows);
+        interrupt::on_end(last_words(&rows, &record));
     }
+    let _ending = interrupt::ending();
     record.finish(status)?;
     bar.finish_and_clear();
-
-    if args.common.json {
-        output::print_json("bench", &environment, &rows)?;
-    } else {
-        output::print(&page(&environment, &rows, &record, torch.as_ref().err()))?;
-    }
+    print(json, &environment, &rows, &record, no_torch.as_ref())?;
     let own = rows.iter().filter(|row| !row.baseline);
     Ok(match status {
         RunStatus::Interrupted => Status::Interrupted,
@@ -148,6 +159,19 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
     })
 }
 
+fn print(
+    json: bool,
+    environment: &Environment,
+    rows: &[Row],
+    record: &Run,
+    no_torch: Option<&String>,
+) -> anyhow::Result<()> {
+    if json {
+        return output::print_json("bench", environment, &rows);
+    }
+    output::print(&page(environment, rows, record, no_torch))
+}
+
 /// The kernels that were asked for (`all` is all of them, folders of the user's are theirs) and what the library would run.
 fn contestants(
     device: &dyn TimedDevice,
@@ -158,7 +182,14 @@ fn contestants(
         [] if kernel_path.is_empty() => Vec::new(),
         [] => {
             let registry = registry(kernel_path)?;
-            chosen_cuda_kernels(&registry, &[])?.into_iter().map(|kernel| kernel.name().to_owned()).collect()
+            let theirs: Vec<String> = chosen_cuda_kernels(&registry, &[])?
+                .into_iter()
+                .map(|kernel| kernel.name().to_owned())
+                .collect();
+            if let (DeviceId::Cpu, Some(kernel)) = (device.id(), theirs.first().cloned()) {
+                return Err(evosdpa_lab::Error::NeedsGpu { kernel }.into());
+            }
+            theirs
         }
         [all] if all == "all" => chosen_kernels(device, &[])?,
         asked => chosen_kernels(device, asked)?,
@@ -315,11 +346,17 @@ const COLUMNS: [Column; 11] = [
     Column {
         header: "vs baseline",
         wanted: |rows| rows.iter().any(|row| row.fastest_baseline().is_some()),
-        cell: |row| {
-            number(row.fastest_baseline().map(|(_, comparison)| comparison.ratio), |x| format!("{x:.2}×"))
-        },
+        cell: |row| row.fastest_baseline().map_or("–".to_owned(), |(_, comparison)| ratio(comparison)),
     },
 ];
+
+/// Where the medians beside it say something else, both are there to be seen.
+fn ratio(comparison: &Comparison) -> String {
+    match comparison.medians_apart() {
+        None => format!("{:.2}×", comparison.ratio),
+        Some(of_medians) => format!("{:.2}× (p50 {of_medians:.2}×)", comparison.ratio),
+    }
+}
 
 fn always(_: &[Row]) -> bool {
     true

@@ -1,10 +1,16 @@
 //! `evosdpa compare A B`: did anything change?
 
+use std::{collections::BTreeMap, path::PathBuf};
+
 use evosdpa_lab::{
-    Error, bench,
+    Error,
     machine::Environment,
-    measure::compare::{Comparison, Outcome},
-    record::catalogue,
+    measure::{
+        compare::Outcome,
+        runs::{FEWEST_RUNS, OfRuns, Rates},
+        samples::median,
+    },
+    record::{Row, catalogue},
 };
 use serde::Serialize;
 
@@ -14,65 +20,185 @@ use crate::{
     output::{self, time},
 };
 
+/// The same row of several runs, by kernel and problem.
+type Rows = BTreeMap<(String, String), Vec<Row>>;
+
 #[derive(Serialize)]
 struct CompareRow {
     kernel: String,
     problem: String,
+    /// Median of the runs' medians.
     a_p50_us: f64,
     b_p50_us: f64,
-    comparison: Comparison,
+    comparison: OfRuns,
 }
 
 pub(crate) fn run(args: Compare) -> anyhow::Result<Status> {
-    let (path_a, path_b) = (catalogue::find(&args.out, &args.a)?, catalogue::find(&args.out, &args.b)?);
-    let (rows_a, rows_b) = (catalogue::rows(&path_a)?, catalogue::rows(&path_b)?);
-    let mut rows = Vec::new();
+    let set_a = catalogue::find_set(&args.out, &args.a)?;
+    let rows_a = rows(&set_a)?;
+    let Some(b) = &args.b else { return self_test(&args, &rows_a, set_a.len()) };
+    let set_b = catalogue::find_set(&args.out, b)?;
+    if let Some(both) = set_a.iter().find(|run| set_b.contains(run)) {
+        anyhow::bail!("{} is on both sides: name two sets of different runs", both.display());
+    }
+    let rows_b = rows(&set_b)?;
+    let mut compared = Vec::new();
     for (key, b) in &rows_b {
         let Some(a) = rows_a.get(key) else { continue };
-        let comparison = Comparison::unpaired(&b.samples_us, &a.samples_us, args.margin);
-        if let (Some(comparison), Some(a_p50_us), Some(b_p50_us)) = (comparison, a.p50_us, b.p50_us) {
-            let (kernel, problem) = key.clone();
-            rows.push(CompareRow { kernel, problem, a_p50_us, b_p50_us, comparison });
-        }
+        let Some(comparison) = OfRuns::compare(&samples(b), &samples(a), args.margin) else { continue };
+        let (kernel, problem) = key.clone();
+        let (a_p50_us, b_p50_us) = (p50_us(a), p50_us(b));
+        compared.push(CompareRow { kernel, problem, a_p50_us, b_p50_us, comparison });
     }
-    if rows.is_empty() {
-        return Err(Error::NothingInCommon { a: args.a, b: args.b }.into());
+    if compared.is_empty() {
+        return Err(Error::NothingInCommon { a: args.a, b: b.clone() }.into());
     }
+    let unknown = compared.iter().any(|row| row.comparison.cannot_know());
     if args.json {
-        output::print_json("compare", &Environment::look(None), &rows)?;
+        output::print_json("compare", &Environment::look(None), &compared)?;
     } else {
-        output::print(&page(&rows, rows_a.len().max(rows_b.len())))?;
+        let runs = [set_a.len(), set_b.len()];
+        output::print(&page(&compared, rows_a.len().max(rows_b.len()), runs))?;
     }
-    let regressed = rows.iter().any(|row| bench::is_regression(&row.comparison));
-    Ok(if regressed && args.fail_on_regression { Status::Failed } else { Status::Passed })
+    let regressed = compared.iter().any(|row| row.comparison.verdict == Outcome::Slow);
+    Ok(match () {
+        () if !args.fail_on_regression => Status::Passed,
+        () if regressed => Status::Failed,
+        () if unknown => {
+            anstream::eprintln!("{}", too_few([set_a.len(), set_b.len()]));
+            Status::Unavailable
+        }
+        () => Status::Passed,
+    })
 }
 
-fn page(rows: &[CompareRow], most: usize) -> String {
+/// What was measured in each run.
+fn rows(set: &[PathBuf]) -> anyhow::Result<Rows> {
+    let mut rows = Rows::new();
+    for path in set {
+        for (key, row) in catalogue::rows(path)? {
+            if !row.samples_us.is_empty() {
+                rows.entry(key).or_default().push(row);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn samples(rows: &[Row]) -> Vec<&[f64]> {
+    rows.iter().map(|row| row.samples_us.as_slice()).collect()
+}
+
+fn p50_us(rows: &[Row]) -> f64 {
+    let medians: Vec<f64> = rows.iter().map(|row| median(&row.samples_us)).collect();
+    median(&medians)
+}
+
+/// Why nothing can be said, and what would help.
+fn too_few(runs: [usize; 2]) -> String {
+    let [a, b] = runs;
+    output::wrapped(
+        &format!(
+            "cannot know: A has {a} and B has {b} runs, and each needs at least {FEWEST_RUNS}, because runs of one and the same \
+             program differ too. `evosdpa bench --repeat {FEWEST_RUNS}` makes such a set."
+        ),
+        2,
+    )
+}
+
+fn page(rows: &[CompareRow], most: usize, runs: [usize; 2]) -> String {
     let table_rows = rows
         .iter()
         .map(|row| {
-            let [low, high] = row.comparison.interval;
+            let OfRuns { ratio, interval, verdict, .. } = &row.comparison;
+            let interval = interval.map(|[low, high]| format!("{low:.3}–{high:.3}"));
+            let verdict =
+                if row.comparison.cannot_know() { "cannot know".to_owned() } else { verdict.to_string() };
             vec![
                 row.problem.clone(),
                 row.kernel.clone(),
-                row.comparison.verdict.to_string(),
+                verdict,
                 time(row.a_p50_us),
                 time(row.b_p50_us),
-                format!("{:.3}×", row.comparison.ratio),
-                format!("{low:.3}–{high:.3}"),
+                format!("{ratio:.3}×"),
+                interval.unwrap_or_else(|| "–".to_owned()),
             ]
         })
         .collect();
-    let header = ["problem", "kernel", "B is", "A p50", "B p50", "B as fast", "95 % interval"];
+    let header = ["problem", "kernel", "B is", "A p50", "B p50", "B as fast", "99 % interval"];
     let mut page = output::table(&header, 3, table_rows);
-    let count = |word: Outcome| rows.iter().filter(|row| row.comparison.verdict == word).count();
+    let known = |word: Outcome| {
+        rows.iter().filter(|row| !row.comparison.cannot_know() && row.comparison.verdict == word).count()
+    };
     page.push_str(&format!(
-        "\n{} FAST, {} SLOW, {} SAME, {} AMBIGUOUS; {} rows of the larger run have no partner\n",
-        count(Outcome::Fast),
-        count(Outcome::Slow),
-        count(Outcome::Same),
-        count(Outcome::Ambiguous),
+        "\n{} FAST, {} SLOW, {} SAME, {} AMBIGUOUS; {} rows of the larger set have no partner\n",
+        known(Outcome::Fast),
+        known(Outcome::Slow),
+        known(Outcome::Same),
+        known(Outcome::Ambiguous),
         most - rows.len().min(most),
     ));
+    if rows.iter().any(|row| row.comparison.cannot_know()) {
+        page.push_str(&format!("{}\n", too_few(runs)));
+    }
     page
+}
+
+#[derive(Serialize)]
+struct SelfTestRow {
+    kernel: String,
+    problem: String,
+    runs: usize,
+    per_set: usize,
+    #[serde(flatten)]
+    rates: Rates,
+}
+
+/// The share of wrong words that is allowed.
+const FALSE_MAX: f64 = 0.02;
+
+fn self_test(args: &Compare, rows: &Rows, runs: usize) -> anyhow::Result<Status> {
+    let per_set = args.self_test.unwrap_or(FEWEST_RUNS as u32) as usize;
+    anyhow::ensure!(
+        runs >= 2 * per_set,
+        "{} has {runs} runs; two sets of {per_set} need {}: `evosdpa bench --repeat {}` makes them",
+        args.a,
+        2 * per_set,
+        8 * per_set
+    );
+    let tests: Vec<SelfTestRow> = rows
+        .iter()
+        .map(|((kernel, problem), rows)| SelfTestRow {
+            kernel: kernel.clone(),
+            problem: problem.clone(),
+            runs: rows.len(),
+            per_set,
+            rates: Rates::against_itself(&samples(rows), per_set, args.margin),
+        })
+        .collect();
+    let sum = |of: fn(&Rates) -> usize| tests.iter().map(|test| of(&test.rates)).sum::<usize>();
+    let all = Rates {
+        comparisons: sum(|rates| rates.comparisons),
+        fast: sum(|rates| rates.fast),
+        slow: sum(|rates| rates.slow),
+        same: sum(|rates| rates.same),
+        ambiguous: sum(|rates| rates.ambiguous),
+    };
+    if args.json {
+        output::print_json("compare-self-test", &Environment::look(None), &tests)?;
+    } else {
+        let shown = |problem: &str, kernel: &str, rates: &Rates| {
+            let counts = [rates.comparisons, rates.fast, rates.slow, rates.same, rates.ambiguous];
+            let mut row = vec![problem.to_owned(), kernel.to_owned()];
+            row.extend(counts.map(|count| count.to_string()));
+            row.push(format!("{:.2} %", 100.0 * rates.false_positives()));
+            row
+        };
+        let mut lines: Vec<_> =
+            tests.iter().map(|test| shown(&test.problem, &test.kernel, &test.rates)).collect();
+        lines.push(shown("all", "", &all));
+        let header = ["problem", "kernel", "compared", "FAST", "SLOW", "SAME", "AMBIGUOUS", "false"];
+        output::print(&output::table(&header, 2, lines))?;
+    }
+    Ok(if all.false_positives() <= FALSE_MAX { Status::Passed } else { Status::Failed })
 }

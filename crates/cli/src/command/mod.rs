@@ -12,6 +12,7 @@ pub(crate) mod kernels;
 mod mutation;
 pub(crate) mod plan;
 pub(crate) mod profile;
+pub(crate) mod repeat;
 pub(crate) mod report;
 pub(crate) mod runs;
 pub(crate) mod sanitize;

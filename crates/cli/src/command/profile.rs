@@ -42,6 +42,9 @@ pub(crate) fn run(args: Profile) -> anyhow::Result<Status> {
             break;
         }
         progress::say(&bar, work.label());
+        let mut so_far = record.clone();
+        // There is nobody left to tell of a failure.
+        interrupt::on_end(move || drop(so_far.finish(RunStatus::Interrupted)));
         let row = session.profile(&work.name, &work.problem, record.folder())?;
         let mut summary = Row::new(&row.kernel, false, args.device, &work.problem.to_string());
         summary.gates.clone_from(&row.gates);
@@ -51,6 +54,7 @@ pub(crate) fn run(args: Profile) -> anyhow::Result<Status> {
         profile::save(record.folder(), &environment, &rows)?;
         bar.inc(1);
     }
+    let _ending = interrupt::ending();
     bar.finish_and_clear();
     let status = if interrupt::asked() { RunStatus::Interrupted } else { RunStatus::Complete };
     record.finish(status)?;

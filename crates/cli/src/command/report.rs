@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use evosdpa_cuda::file::{Durability, write_whole};
 use evosdpa_lab::{record::catalogue, report::Document};
 
 use crate::{Status, args::Report, output};
@@ -18,7 +19,8 @@ pub(crate) fn run(args: Report) -> anyhow::Result<Status> {
         Some(path) => path.clone(),
         None => beside_the_run(&args)?,
     };
-    std::fs::write(&path, &text)
+    // Whole or not at all: over a full disk the page that was there stays.
+    write_whole(&path, &[text.as_bytes()], Durability::Lazy)
         .with_context(|| format!("cannot write {}; choose another with --out", path.display()))?;
     let (word, why) = document.verdict();
     output::print(&format!(

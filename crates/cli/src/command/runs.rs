@@ -20,24 +20,28 @@ pub(crate) fn run(args: Runs) -> anyhow::Result<Status> {
         return Ok(Status::Passed);
     }
     let rows = entries.iter().map(|entry| match entry {
-        Entry::Run(run) => {
+        Entry::Run { path, summary: run } => {
             let status = format!("{:?}", run.status).to_lowercase();
             let failed = run.rows.iter().filter(|row| row.failed()).count();
-            vec![run.id.clone(), status, run.rows.len().to_string(), failed.to_string(), run.command.clone()]
+            vec![file_name(path), status, run.rows.len().to_string(), failed.to_string(), run.command.clone()]
         }
         Entry::Unreadable { path, why } => {
-            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            vec![name, "unreadable".to_owned(), "–".to_owned(), "–".to_owned(), why.clone()]
+            vec![file_name(path), "unreadable".to_owned(), "–".to_owned(), "–".to_owned(), why.clone()]
         }
     });
     output::print(&output::table(&["run", "status", "rows", "failed", "command"], 9, rows.collect()))?;
     Ok(Status::Passed)
 }
 
+/// What `compare` and `report` take.
+fn file_name(path: &std::path::Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 fn as_json(entry: &Entry) -> serde_json::Value {
     match entry {
-        Entry::Run(run) => {
-            json!({"id": run.id, "status": run.status, "command": run.command, "rows": run.rows})
+        Entry::Run { path, summary: run } => {
+            json!({"id": run.id, "set": run.set, "path": path, "status": run.status, "command": run.command, "rows": run.rows})
         }
         Entry::Unreadable { path, why } => json!({"path": path, "unreadable": why}),
     }

@@ -24,7 +24,7 @@ use evosdpa_lab::{
     },
     gate::GateResult,
     machine::Environment,
-    measure::{duel::Rule, floor::Ceilings},
+    measure::duel::Rule,
     profile::{self, Ncu, Session},
 };
 use serde::Serialize;
@@ -81,7 +81,6 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
         ahead: if on_cpu { 1 } else { 2 * workers(&args) },
         rule: Rule { most_blocks: args.blocks as usize, ..gates::rule(None) },
         prior,
-        ceilings: on_cpu.then(|| Ceilings::of_cpu(environment.fma_ceiling_gflops, environment.memory_gbps)),
         sets: args.sets.map(|sets| sets as usize),
         last_gate: (!on_cpu).then_some(&gate),
     };
@@ -93,8 +92,13 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
         progress::say(&bar, format!("{} {:?}", shown(&request.space.kernel, evaluation), evaluation.status));
         !interrupt::asked()
     };
+    let goes_on = folder.display().to_string();
+    interrupt::on_end(move || {
+        anstream::eprintln!("stopped; all that was evaluated is in {goes_on}, and --resume goes on with it");
+    });
     let outcome =
         tune::tune(device.as_ref(), ahead.as_mut(), source, proposer, &request, watch, &interrupt::asked)?;
+    let _ending = interrupt::ending();
     bar.finish_and_clear();
     if args.common.json {
         output::print_json("tune", &environment, &[Summary::of(&outcome, &folder)])?;

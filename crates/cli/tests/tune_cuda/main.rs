@@ -109,7 +109,6 @@ impl Tune<'_> {
             ahead: self.ahead,
             rule: Rule { most_blocks: 12, ..gates::rule(None) },
             prior: Prior::default(),
-            ceilings: None,
             sets: Some(2),
             last_gate: Some(&gate),
         };

@@ -11,15 +11,20 @@
 //!       "kernel": "hopper_small",
 //!       "tunables": {"WG_N": 1, "CLUSTER": 2},
 //!       "dtype": "bf16",
+//!       "evaluation": 17,
 //!       "shapes": {"mission:causal": {"speedup": 1.12, "p50_us": 5.4}}
 //!     }
-//!   ]
+//!   ],
+//!   "confirmation": {"number": 17, "confirmed": true, "shapes": {"mission:causal bf16": {"speedup": 1.10, "p50_us": 5.5}}}
 //! }
 //! ```
 //!
-//! `dtype` may stand at the top instead, after the shape (`"mission:causal bf16"`), or nowhere: the row is then for every
-//! type. `name`, `speedup` and `p50_us` may be missing. Other keys are ignored, so that a tune may record more. Of several
-//! elites with one shape the fastest becomes the row; one that is slower than what it was compared with becomes none.
+//! `dtype` may stand at the top instead, with or after the shape (`"mission:causal bf16"`), or nowhere: the row is then for every
+//! type. `name`, `speedup` and `p50_us` may be missing. Other keys are ignored, so that a tune may record more.
+//!
+//! Only the elite that was measured again and confirmed becomes rows, with the numbers of that second measurement: the best of
+//! many noisy numbers is too good on average. Whoever takes the others all the same gets, of several elites with one shape,
+//! the fastest. One that is slower than what it was compared with becomes no row in any case.
 
 use std::collections::BTreeMap;
 
@@ -54,6 +59,19 @@ pub struct LeftOut {
     pub why: String,
 }
 
+fn leave_out(row: &TunedRow, why: String) -> LeftOut {
+    LeftOut { shape: row.shape(), kernel: row.kernel.clone(), why }
+}
+
+/// What becomes of winners that were not confirmed by a second measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unconfirmed {
+    /// They become no rows.
+    LeaveOut,
+    /// They are taken as they are.
+    Take,
+}
+
 /// What a merge did with one row.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Merged {
@@ -75,6 +93,25 @@ struct EliteFile {
     device: DeviceEntry,
     dtype: Option<String>,
     elites: Vec<EliteEntry>,
+    #[serde(default)]
+    confirmation: Option<Confirmation>,
+}
+
+/// The winner, measured again.
+#[derive(Deserialize)]
+struct Confirmation {
+    number: u64,
+    confirmed: bool,
+    #[serde(default)]
+    shapes: BTreeMap<String, Score>,
+}
+
+impl Confirmation {
+    /// What the second measurement says of a shape.
+    fn score(&self, problem: &str, dtype: Option<&str>) -> Option<Score> {
+        let with_type = || self.shapes.get(&format!("{problem} {}", dtype?));
+        self.shapes.get(problem).or_else(with_type).cloned()
+    }
 }
 
 #[derive(Deserialize)]
@@ -89,16 +126,18 @@ struct EliteEntry {
     #[serde(default)]
     tunables: BTreeMap<String, i64>,
     dtype: Option<String>,
+    evaluation: Option<u64>,
     shapes: BTreeMap<String, Score>,
 }
 
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 struct Score {
     #[serde(deserialize_with = "number")]
     speedup: Option<f64>,
     #[serde(deserialize_with = "number")]
     p50_us: Option<f64>,
+    dtype: Option<String>,
 }
 
 /// A number that may be null.
@@ -108,8 +147,9 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::
 
 impl Elites {
     /// Reads the winners and holds them against the kernels there are: a kernel, tunable, value, type or shape that does
-    /// not exist is an error that names it. `file` is what errors call it.
-    pub fn parse(text: &str, file: &str, registry: &Registry) -> Result<Self, Error> {
+    /// not exist is an error that names it. `file` is what errors call it. What was not confirmed is left out, unless it is
+    /// `wanted`.
+    pub fn parse(text: &str, file: &str, registry: &Registry, wanted: Unconfirmed) -> Result<Self, Error> {
         let wrong = |problem: String| Error::Elites { file: file.to_owned(), problem };
         let read: EliteFile = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         let schema_is_known = match &read.schema {
@@ -126,13 +166,29 @@ impl Elites {
         let arch = read.device.arch.as_deref().ok_or_else(|| {
             wrong("the device has no `arch`; only a tune on a GPU gives rows of the table".to_owned())
         })?;
-        let arch: Arch = arch.parse().map_err(|error: evosdpa_kernels::Error| wrong(error.to_string()))?;
+        let arch: Arch = arch.parse().map_err(|error: evosdpa_kernels::Error| {
+            let is_cpu = read.elites.iter().all(|elite| elite.kernel.starts_with("cpu_"));
+            let of_cpu = "it is of a tune on a CPU, and the table holds what GPUs run; give its tunables in `Options` (`tiles`, \
+                          `threads`), or name the variant wherever a kernel can be named";
+            wrong(if is_cpu { of_cpu.to_owned() } else { error.to_string() })
+        })?;
         let mut elites = Self { arch, device: read.device.name, rows: Vec::new(), left_out: Vec::new() };
         for entry in &read.elites {
+            let again = read.confirmation.as_ref().filter(|again| entry.evaluation == Some(again.number));
+            let unconfirmed = match again {
+                Some(again) if again.confirmed => None,
+                Some(_) => Some("measured again, it was not shown to be faster"),
+                None => Some("it was not measured again"),
+            };
             for (problem, score) in &entry.shapes {
-                let row = row(entry, problem, read.dtype.as_deref(), *score, arch, registry)
+                let dtype = score.dtype.as_deref().or(entry.dtype.as_deref()).or(read.dtype.as_deref());
+                let score = again.and_then(|again| again.score(problem, dtype)).unwrap_or(score.clone());
+                let row = row(entry, problem, dtype, &score, arch, registry)
                     .map_err(|problem| wrong(format!("elite `{}`: {problem}", entry.kernel)))?;
-                elites.add(row);
+                match unconfirmed.filter(|_| wanted == Unconfirmed::LeaveOut) {
+                    Some(why) => elites.left_out.push(leave_out(&row, format!("not confirmed: {why}"))),
+                    None => elites.add(row),
+                }
             }
         }
         if elites.rows.is_empty() && elites.left_out.is_empty() {
@@ -143,8 +199,6 @@ impl Elites {
 
     /// Adds a row, unless one for the same problems is faster.
     fn add(&mut self, row: TunedRow) {
-        let leave_out =
-            |row: &TunedRow, why: String| LeftOut { shape: row.shape(), kernel: row.kernel.clone(), why };
         if let Some(speedup) = row.speedup.filter(|speedup| *speedup < 1.0) {
             self.left_out
                 .push(leave_out(&row, format!("slower than what it was compared with ({speedup}×)")));
@@ -213,8 +267,8 @@ impl TunedRow {
 fn row(
     entry: &EliteEntry,
     problem: &str,
-    file_dtype: Option<&str>,
-    score: Score,
+    dtype: Option<&str>,
+    score: &Score,
     arch: Arch,
     registry: &Registry,
 ) -> Result<TunedRow, String> {
@@ -223,8 +277,8 @@ fn row(
         None => (problem, None),
     };
     let shape: Shape = shape.parse().map_err(|error: evosdpa_core::Error| error.to_string())?;
-    let dtype = own_dtype.or(entry.dtype.as_deref()).or(file_dtype);
-    let dtype: Option<InputType> = dtype
+    let dtype: Option<InputType> = own_dtype
+        .or(dtype)
         .map(|name| name.parse().map_err(|error: evosdpa_kernels::Error| error.to_string()))
         .transpose()?;
     let kernel = registry.kernel(&entry.kernel).map_err(|error| error.to_string())?;
@@ -258,9 +312,33 @@ mod tests {
             {"kernel": "hopper_small", "tunables": {"WG_N": 1, "CLUSTER": 2},
              "shapes": {"mission": {"speedup": 1.1, "p50_us": 5.5}, "mission:causal f16": {"speedup": 1.2}}},
             {"kernel": "hopper_small", "tunables": {"WG_N": 2, "CLUSTER": 1},
+             "evaluation": 9,
              "shapes": {"mission": {"speedup": 1.3, "p50_us": 4.9}, "small": {"speedup": 0.9, "p50_us": 7.0}}}
-        ]
+        ],
+        "confirmation": {"number": 9, "confirmed": true, "fitness": 1.2,
+            "shapes": {"mission bf16": {"speedup": 1.25, "p50_us": 5.1}}}
     }"#;
+
+    fn parse(text: &str, wanted: Unconfirmed) -> Result<Elites, Error> {
+        Elites::parse(text, "elite.json", &registry(), wanted)
+    }
+
+    #[test]
+    fn only_what_was_confirmed_becomes_a_row_unless_forced() {
+        let elites = parse(GOOD, Unconfirmed::LeaveOut).unwrap();
+        let rows: Vec<(String, Option<f64>)> =
+            elites.rows.iter().map(|row| (row.shape().to_string(), row.speedup)).collect();
+        // With the number of the second measurement.
+        assert_eq!(rows, [("mission".to_owned(), Some(1.25))]);
+        let whys: Vec<&str> = elites.left_out.iter().map(|left| left.why.as_str()).collect();
+        assert!(whys.iter().filter(|why| why.contains("it was not measured again")).count() == 2, "{whys:?}");
+        assert!(whys.iter().any(|why| why.contains("slower than")), "{whys:?}");
+        let failed = GOOD.replace("\"confirmed\": true", "\"confirmed\": false");
+        let elites = parse(&failed, Unconfirmed::LeaveOut).unwrap();
+        assert!(elites.rows.is_empty(), "{elites:?}");
+        assert!(elites.left_out.iter().any(|left| left.why.contains("not shown to be faster")), "{elites:?}");
+        assert!(!parse(&failed, Unconfirmed::Take).unwrap().rows.is_empty());
+    }
 
     fn registry() -> Registry {
         Registry::embedded().unwrap()
@@ -268,7 +346,7 @@ mod tests {
 
     #[test]
     fn the_fastest_of_each_shape_becomes_its_row() {
-        let elites = Elites::parse(GOOD, "elite.json", &registry()).unwrap();
+        let elites = parse(GOOD, Unconfirmed::Take).unwrap();
         let rows: Vec<(String, i64)> =
             elites.rows.iter().map(|row| (row.shape().to_string(), row.tunables["WG_N"])).collect();
         assert_eq!(rows, [("mission".to_owned(), 2), ("mission:causal".to_owned(), 1)]);
@@ -280,7 +358,7 @@ mod tests {
 
     #[test]
     fn rows_for_the_same_problem_are_replaced_and_others_kept() {
-        let elites = Elites::parse(GOOD, "elite.json", &registry()).unwrap();
+        let elites = parse(GOOD, Unconfirmed::Take).unwrap();
         let mut table = TunedTable::parse(
             "schema = 1\n[[device]]\narch = \"sm_90a\"\nname = \"NVIDIA H200\"\n\
              [[device.row]]\nshape = \"b1h8s512d64\"\ndtypes = [\"bf16\"]\nkernel = \"ampere_fwd\"\n\
@@ -318,9 +396,7 @@ mod tests {
             ("sm_90a", "sm_80", "it is built for sm_90a"),
         ] {
             assert!(GOOD.contains(from), "{from}");
-            let message = Elites::parse(&GOOD.replacen(from, to, 1), "elite.json", &registry())
-                .unwrap_err()
-                .to_string();
+            let message = parse(&GOOD.replacen(from, to, 1), Unconfirmed::LeaveOut).unwrap_err().to_string();
             assert!(message.contains(expected) && message.contains("elite.json"), "{to}: {message}");
         }
     }

@@ -39,7 +39,7 @@ use std::collections::BTreeMap;
 use evosdpa_core::Shape;
 use evosdpa_kernels::{Arch, Expr, InputType, ProblemFacts, Target, VariantId};
 
-pub use elite::{Elites, LeftOut, Merged};
+pub use elite::{Elites, LeftOut, Merged, Unconfirmed};
 pub use user::{VARIABLE, read_table, update_table, user_table, user_table_path};
 
 use crate::Error;

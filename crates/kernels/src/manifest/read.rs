@@ -116,10 +116,10 @@ struct KindTable {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct LimitTables {
-    sm_80: Option<Limits>,
-    sm_86: Option<Limits>,
-    sm_89: Option<Limits>,
-    sm_90a: Option<Limits>,
+    sm_80: Option<LimitRules>,
+    sm_86: Option<LimitRules>,
+    sm_89: Option<LimitRules>,
+    sm_90a: Option<LimitRules>,
 }
 
 impl Manifest {
@@ -195,7 +195,7 @@ fn kinds(tables: BTreeMap<String, KindTable>) -> Vec<Kind> {
     tables.into_iter().map(kind).collect()
 }
 
-fn limits(tables: LimitTables) -> BTreeMap<Arch, Limits> {
+fn limits(tables: LimitTables) -> BTreeMap<Arch, LimitRules> {
     let pairs = [
         (Arch::Sm80, tables.sm_80),
         (Arch::Sm86, tables.sm_86),
@@ -436,6 +436,9 @@ impl Manifest {
             all.push((format!("launch.cluster.{axis}"), expr));
         }
         all.push(("launch.dynamic_smem".to_owned(), &self.launch.dynamic_smem));
+        for (arch, limits) in &self.limits {
+            all.extend(limits.registers.iter().map(|expr| (format!("limits.{arch}.registers"), expr)));
+        }
         all.extend(self.launch.programmatic.iter().map(|expr| ("launch.programmatic".to_owned(), expr)));
         all.extend(self.launch.counter.iter().map(|expr| ("launch.counter".to_owned(), expr)));
         all.extend(self.defines.iter().map(|(name, expr)| (format!("defines.{name}"), expr)));

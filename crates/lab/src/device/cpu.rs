@@ -8,7 +8,11 @@ use evosdpa_oracle::inputs::Inputs;
 use super::{
     AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, Timing, fresh_output,
 };
-use crate::{Error, measure::rng::Rng};
+use crate::{
+    Error,
+    machine::Environment,
+    measure::{floor::Ceilings, rng::Rng},
+};
 
 /// Inputs below this size fit a last-level cache, so two sets of them take turns.
 const ROTATE_BELOW_BYTES: u64 = 32 << 20;
@@ -123,6 +127,11 @@ impl Device for Cpu {
 impl TimedDevice for Cpu {
     fn input_sets(&self, problem: &Problem) -> usize {
         if problem.bytes() < ROTATE_BELOW_BYTES { 2 } else { 1 }
+    }
+
+    fn ceilings(&self, _: &Problem) -> Result<Option<Ceilings>, Error> {
+        let threads = self.threads.unwrap_or_else(|| Environment::look(None).threads);
+        Ok(Some(Ceilings::of_cpu(evosdpa_cpu::fma_ceiling_gflops(threads))))
     }
 
     fn load_timed<'a>(

@@ -108,7 +108,8 @@ pub trait TimedDevice: Device {
     /// How many sets of inputs to rotate through, so that no call finds its data in a cache by accident.
     fn input_sets(&self, problem: &Problem) -> usize;
 
-    /// The most the device can do with a problem's bytes and operations, where that is known without the caller's help.
+    /// The most the device can do with a problem's bytes and operations, where that is known: measured anew whenever it is
+    /// asked for.
     fn ceilings(&self, problem: &Problem) -> Result<Option<Ceilings>, Error> {
         let _ = problem;
         Ok(None)

@@ -1,7 +1,7 @@
 //! What a candidate goes through on the device: right on every problem, watched by audits, and faster than the default by
 //! the rule of duels.
 
-use std::{collections::BTreeMap, fs::File, time::Duration};
+use std::{collections::BTreeMap, fs::File, path::Path, time::Duration};
 
 use evosdpa_core::Problem;
 use evosdpa_oracle::{
@@ -21,11 +21,11 @@ use crate::{
     gate::{GateResult, correctness},
     machine,
     measure::{
-        Reading,
-        audit::{Audited, Finding},
+        Calls, Reading,
+        audit::Audited,
         compare::Outcome,
         duel::{Arm, Duel, Ended, Rule, duel},
-        floor::Ceilings,
+        floor::Floor,
         rng::Rng,
         samples::median,
     },
@@ -35,7 +35,7 @@ use crate::{
 pub const PROMOTED_FROM: f64 = 1.03;
 /// Slower on so many problems is out.
 const SLOW_MAX: usize = 2;
-/// How often a candidate is tried while the machine fails, and the time between two tries.
+/// How often a candidate is tried while the machine fails or shows it faster than possible, and the time between two tries.
 const TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -44,26 +44,19 @@ pub struct Material {
     problem: Problem,
     cases: Vec<Case>,
     inputs: Vec<Inputs>,
-    floor_us: f64,
+    floor: Floor,
 }
 
 impl Material {
     /// Draws inputs and solves the problem twice: for the gate, and for audits.
-    pub fn draw(
-        device: &dyn TimedDevice,
-        problem: &Problem,
-        sets: usize,
-        seed: u64,
-        ceilings: Option<&Ceilings>,
-    ) -> Result<Self, Error> {
+    pub fn draw(device: &dyn TimedDevice, problem: &Problem, sets: usize, seed: u64) -> Result<Self, Error> {
         machine::refuse_what_does_not_fit(problem, 2 * sets)?;
         let cases: Vec<Case> = [seed, seed ^ 0x5555_5555]
             .map(|seed| Case::in_bounded_time(*problem, Family::Normal, seed, None))
             .into();
         let inputs = (0..sets).map(|set| cases[set % cases.len()].inputs.clone()).collect();
-        let own = device.ceilings(problem)?;
-        let floor_us = own.as_ref().or(ceilings).map_or(0.0, |ceilings| ceilings.floor_us(problem));
-        Ok(Self { problem: *problem, cases, inputs, floor_us })
+        let floor = Floor::look(device, problem)?;
+        Ok(Self { problem: *problem, cases, inputs, floor })
     }
 }
 
@@ -107,6 +100,13 @@ impl Judged {
     /// What a gate turned away.
     pub fn rejected(gates: Vec<GateResult>, shapes: BTreeMap<String, ShapeResult>, spans: Vec<Span>) -> Self {
         Self { gates, shapes, fitness: None, status: Standing::Rejected, spans, machine_fault: false }
+    }
+}
+
+impl Judged {
+    /// Whether the floor turned it away, which a machine that was busy when it was measured may have raised.
+    fn is_too_fast(&self) -> bool {
+        self.gates.last().is_some_and(|gate| gate.gate == FLOOR && gate.verdict.is_fail())
     }
 }
 
@@ -202,7 +202,7 @@ impl<'a> Judge<'a> {
     ) -> Result<Judged, Error> {
         let mut judged = self.judge_once(label, elite_above, &mut proceed)?;
         for _ in 1..TRIES {
-            if !judged.machine_fault || !proceed() {
+            if !(judged.machine_fault || judged.is_too_fast()) || !proceed() {
                 break;
             }
             std::thread::sleep(PAUSE);
@@ -225,6 +225,8 @@ impl<'a> Judge<'a> {
             let duel = match outcome {
                 Ok(Some(duel)) => duel,
                 Ok(None) => return Ok(Judged::rejected(gates, shapes, spans)),
+                // What a candidate is caught at is in its gates: this is the default, and nothing can be compared with it.
+                Err(error @ Error::Caught { .. }) => return Err(error),
                 Err(error) => {
                     // Does the device still work? If not, going on would blame every other candidate.
                     if self.places[index].default.loaded.time_us(0).is_err() {
@@ -299,7 +301,7 @@ impl<'a> Judge<'a> {
         proceed: &mut impl FnMut() -> bool,
     ) -> Result<Option<Duel>, Error> {
         let place = &mut self.places[index];
-        let Material { problem, cases, inputs, floor_us } = place.material;
+        let Material { problem, cases, inputs, floor } = place.material;
         let seed = self.rng.below(usize::MAX >> 1) as u64;
         let mut candidate = Audited::load(self.device, label, problem, inputs, cases, seed)?;
         let outcome = {
@@ -307,15 +309,11 @@ impl<'a> Judge<'a> {
             let mut other = KernelArm::new(&mut place.default)?;
             duel(&mut arm, &mut other, &self.rule, seed, proceed)
         };
+        let is_the_default = |kernel: &str| kernel != label;
         let finding = match outcome {
             Ok(Some(duel)) => {
-                let p50_us = duel.candidate_p50_us();
-                if p50_us < *floor_us {
-                    let ns = |us: f64| (us * 1e3).round() as u64;
-                    gates.push(GateResult::fail(
-                        FLOOR,
-                        Finding::TooFast { time_ns: ns(p50_us), floor_ns: ns(*floor_us) }.to_string(),
-                    ));
+                if let Some(finding) = floor.refuses(self.device, problem, duel.candidate_p50_us())? {
+                    gates.push(GateResult::fail(FLOOR, finding.to_string()));
                     return Ok(None);
                 }
                 // What is slower has no reason to cheat.
@@ -328,6 +326,9 @@ impl<'a> Judge<'a> {
             }
             Ok(None) => {
                 return Err(Error::Tune(format!("{label} on {problem}: not one block could be read")));
+            }
+            Err(Error::Caught { kernel, finding }) if is_the_default(&kernel) => {
+                return Err(Error::Caught { kernel, finding });
             }
             Err(error @ Error::Caught { .. }) => error,
             Err(error) => return Err(error),
@@ -356,16 +357,10 @@ fn rounded(x: f64) -> f64 {
     format!("{x:.5e}").parse().unwrap_or(x)
 }
 
-/// A reading lasts about this long, and is of at most so many calls.
-const READING_US: f64 = 150.0;
-const READING_CALLS_MAX: usize = 24;
-
-/// A kernel as one side of a duel: a reading is the median of a few calls, each on the next set of inputs.
+/// A kernel as one side of a duel.
 pub struct KernelArm<'a, 'b> {
     kernel: &'a mut Audited<'b>,
-    watched: bool,
-    calls: usize,
-    next: usize,
+    calls: Calls,
 }
 
 impl<'a, 'b> KernelArm<'a, 'b> {
@@ -374,28 +369,14 @@ impl<'a, 'b> KernelArm<'a, 'b> {
         kernel.loaded.time_us(0)?;
         let once_us = kernel.loaded.time_us(0)?;
         let has_clock = kernel.loaded.read(0)?.clock_ghz.is_some();
-        // Where there is a clock, a sample already is of many launches.
-        let calls = if has_clock {
-            1
-        } else {
-            ((READING_US / once_us.max(0.1)) as usize).clamp(1, READING_CALLS_MAX)
-        };
-        Ok(Self { kernel, watched: true, calls, next: 0 })
-    }
-
-    /// Without audits.
-    pub fn unwatched(kernel: &'a mut Audited<'b>) -> Result<Self, Error> {
-        Ok(Self { watched: false, ..Self::new(kernel)? })
+        Ok(Self { kernel, calls: if has_clock { Calls::of_a_gpu() } else { Calls::lasting(once_us) } })
     }
 }
 
 impl Arm for KernelArm<'_, '_> {
     fn read(&mut self) -> Result<Reading, Error> {
-        let sets = self.kernel.auditor.sets();
-        Reading::median_of(self.calls, || {
-            self.next = (self.next + 1) % sets;
-            self.kernel.loaded.read(self.next)
-        })
+        let Audited { loaded, auditor, .. } = &mut *self.kernel;
+        self.calls.read(auditor.sets(), |set| loaded.read(set))
     }
 
     fn relocate(&mut self) -> Result<(), Error> {
@@ -403,7 +384,7 @@ impl Arm for KernelArm<'_, '_> {
     }
 
     fn audit(&mut self) -> Result<(), Error> {
-        if self.watched { self.kernel.audit() } else { Ok(()) }
+        self.kernel.audit()
     }
 }
 
@@ -419,9 +400,29 @@ impl DeviceLock {
         let DeviceId::Cuda(ordinal) = device else { return Ok(None) };
         let path = std::env::temp_dir().join(format!("evosdpa-cuda{ordinal}.lock"));
         let hint = "make the folder of temporary files writable";
-        let file = File::options().create(true).append(true).open(&path).doing("open", &path, hint)?;
+        let file = lock_file(&path).doing("open", &path, hint)?;
         file.lock().doing("lock", &path, hint)?;
         Ok(Some(Self { _file: file }))
+    }
+}
+
+/// A file that several users lock, whoever of them made it: to lock it is to read it, and a file that is there is not created,
+/// which systems refuse in folders of temporary files when it is somebody else's.
+fn lock_file(path: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::PermissionsExt;
+    match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        opened => return opened,
+    }
+    match File::options().create_new(true).write(true).open(path) {
+        Ok(made) => {
+            // Whatever the user's mask hides: others have to open it.
+            made.set_permissions(std::fs::Permissions::from_mode(0o444))?;
+            Ok(made)
+        }
+        // Somebody was quicker.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => File::open(path),
+        Err(error) => Err(error),
     }
 }
 
@@ -437,14 +438,19 @@ mod tests {
     use evosdpa_core::DType;
 
     use super::*;
-    use crate::device::{Cpu, Device, KernelInfo, Loaded, TimedKernel};
+    use crate::{
+        device::{Cpu, Device, KernelInfo, Loaded, TimedKernel},
+        measure::floor::Ceilings,
+    };
 
     const CPU: Cpu = Cpu { threads: Some(1), isa: None };
     const CANDIDATE: &str = "cpu_flash[BLOCK_KV=32 BLOCK_Q=32]";
 
-    /// A CPU that runs out of memory when it is asked for the candidate, so many times.
+    /// A CPU that runs out of memory when it is asked for the candidate, so many times, and one whose ceilings are those of a
+    /// busy machine as often as it is asked for them.
     struct Short {
         faults_left: Cell<usize>,
+        busy_left: Cell<usize>,
     }
 
     impl Device for Short {
@@ -475,6 +481,14 @@ mod tests {
             CPU.input_sets(problem)
         }
 
+        fn ceilings(&self, problem: &Problem) -> Result<Option<Ceilings>, Error> {
+            let left = self.busy_left.get();
+            self.busy_left.set(left.saturating_sub(1));
+            // Nothing real is as slow as that.
+            let busy = Ceilings { gflops: Some(1e-4), gbps: None, source: "a busy machine".to_owned() };
+            if left > 0 { Ok(Some(busy)) } else { CPU.ceilings(problem) }
+        }
+
         fn load_timed<'a>(
             &'a self,
             kernel: &str,
@@ -490,10 +504,10 @@ mod tests {
         }
     }
 
-    fn judged(faults: usize) -> Judged {
-        let device = Short { faults_left: Cell::new(faults) };
+    fn judged(faults: usize, busy: usize) -> Judged {
+        let device = Short { faults_left: Cell::new(faults), busy_left: Cell::new(busy) };
         let problem = Problem::new("tiny".parse().unwrap(), DType::F32).unwrap();
-        let materials = [Material::draw(&device, &problem, 1, 1, None).unwrap()];
+        let materials = [Material::draw(&device, &problem, 1, 1).unwrap()];
         let rule = Rule { most_blocks: 4, ..rule(None) };
         let mut judge = Judge::new(&device, "cpu_flash", &materials, rule, 1).unwrap();
         judge.judge(CANDIDATE, f64::INFINITY, || true).unwrap()
@@ -501,12 +515,38 @@ mod tests {
 
     #[test]
     fn what_the_machine_did_wrong_is_tried_again_and_never_held_against_a_candidate() {
-        let once = judged(1);
+        let once = judged(1, 0);
         assert!(once.fitness.is_some() && !once.machine_fault, "{once:?}");
-        let always = judged(usize::MAX);
+        let always = judged(usize::MAX, 0);
         assert!(always.machine_fault && always.status == Standing::Rejected, "{always:?}");
         assert!(always.gates.iter().all(|gate| !gate.verdict.is_fail()), "{always:?}");
         let last = always.gates.last().unwrap();
         assert!(last.verdict.is_unavailable() && last.detail.contains("out of memory"), "{last:?}");
+    }
+
+    /// The ceilings were measured while the machine was busy: they are measured again, and the candidate is not lost.
+    #[test]
+    fn an_honest_candidate_is_never_too_fast() {
+        let honest = judged(0, 20);
+        assert!(honest.fitness.is_some() && !honest.is_too_fast(), "{honest:?}");
+        // What the device never showed to be possible is no result.
+        let impossible = judged(0, usize::MAX);
+        assert!(impossible.is_too_fast() && impossible.status == Standing::Rejected, "{impossible:?}");
+    }
+
+    /// The second user can only read the file, and must not be able to change it.
+    #[test]
+    fn a_lock_works_for_whoever_can_read_it() {
+        use std::os::unix::fs::MetadataExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("gpu.lock");
+        let first = lock_file(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o444);
+        first.lock().unwrap();
+        let second = lock_file(&path).unwrap();
+        assert!(second.try_lock().is_err(), "it is held");
+        drop(first);
+        second.try_lock().unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},
-    io::{Read, Seek, SeekFrom, Write},
+    io::{Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
@@ -15,7 +15,9 @@ use super::{
     span::Span,
     trial::Trial,
 };
-use crate::{Error, device::DeviceId, error::IoContext, gate::GateResult, measure::compare::Outcome};
+use crate::{
+    Error, bench::FLOOR, device::DeviceId, error::IoContext, gate::GateResult, measure::compare::Outcome,
+};
 
 /// Schema of the log's first line.
 pub const SCHEMA: &str = "evosdpa.tune/1";
@@ -155,6 +157,18 @@ impl Evaluation {
     }
 }
 
+impl Evaluation {
+    /// Whether its point may be proposed once more: what the machine failed at, and, once, what was faster than the machine
+    /// had shown to be possible.
+    pub fn may_be_tried_again(&self, history: &[Evaluation]) -> bool {
+        let too_fast =
+            |e: &Evaluation| e.gates.iter().any(|gate| gate.gate == FLOOR && gate.verdict.is_fail());
+        let tries =
+            || history.iter().filter(|e| e.point == self.point && e.kernel == self.kernel && too_fast(e));
+        self.met_a_machine_fault() || (too_fast(self) && tries().count() < 2)
+    }
+}
+
 /// The winner against the default once more, on inputs and in blocks that did not choose it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Confirmation {
@@ -250,50 +264,78 @@ impl Log {
     }
 }
 
-/// Reads a log. Its last line may be cut off; any other damage is an error.
+/// Whether a log is there and has its first line; one that was cut off before its end holds nothing.
+pub fn has_begun(path: &Path) -> Result<bool, Error> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(bytes.contains(&b'\n')),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(Error::Io { doing: "read", path: path.to_owned(), hint: HINT, source }),
+    }
+}
+
+/// Reads a log. Its last line may be cut off; any other damage is an error: nothing is repaired silently.
 pub fn read(path: &Path) -> Result<Contents, Error> {
-    let mut text = String::new();
     let hint = "name the log.jsonl of a tune";
-    File::open(path)
-        .and_then(|mut file| {
-            let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes)?;
-            // A cut in the middle of a character is a cut in the last line.
-            text = String::from_utf8_lossy(&bytes).into_owned();
-            Ok(())
-        })
-        .doing("read", path, hint)?;
+    let bytes = std::fs::read(path).doing("read", path, hint)?;
     let damaged = |line: usize, why: String| {
         Error::Tune(format!(
-            "{}: line {line} is damaged ({why}); only a cut last line can be repaired",
-            path.display()
+            "{}: line {line} is damaged ({why}); put a whole copy in its place, or keep the lines before it (`head -n {}`), \
+             and --resume goes on from there",
+            path.display(),
+            line - 1,
         ))
     };
-    let (mut header, mut evaluations) = (None, Vec::new());
+    let (mut header, mut evaluations) = (None, Vec::<Evaluation>::new());
     let (mut confirmations, mut diagnoses) = (Vec::new(), Vec::new());
-    let (mut whole_bytes, mut number) = (0_u64, 0);
-    let mut rest = text.as_str();
-    while let Some(end) = rest.find('\n') {
+    let (mut whole_bytes, mut number) = (0, 0);
+    let mut rest = bytes.as_slice();
+    while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
         let line = &rest[..end];
         rest = &rest[end + 1..];
         number += 1;
-        match serde_json::from_str::<Line>(line) {
+        match serde_json::from_slice::<Line>(line) {
             Ok(Line::Header(found)) if number == 1 && found.schema == SCHEMA => header = Some(found),
-            Ok(Line::Header(found)) => {
+            Ok(Line::Header(found)) if number == 1 => {
                 return Err(damaged(number, format!("schema {}, not {SCHEMA}", found.schema)));
             }
-            Ok(Line::Evaluation(found)) => evaluations.push(*found),
-            Ok(Line::Confirmation(found)) => confirmations.push(found),
-            Ok(Line::Diagnosis(found)) => diagnoses.push(found),
+            Ok(Line::Header(_)) => return Err(damaged(number, "a second beginning".to_owned())),
+            Ok(_) if number == 1 => return Err(damaged(1, "it is not the beginning of a tune".to_owned())),
+            Ok(Line::Evaluation(found)) => {
+                let expected = evaluations.len() as u64;
+                if found.number != expected {
+                    let why = format!("evaluation {} where {expected} belongs", found.number);
+                    return Err(damaged(number, format!("{why}: lines are missing, doubled or moved")));
+                }
+                evaluations.push(*found);
+            }
+            Ok(Line::Confirmation(found)) => {
+                known(found.number, &evaluations).map_err(|why| damaged(number, why))?;
+                confirmations.push(found);
+            }
+            Ok(Line::Diagnosis(found)) => {
+                known(found.number, &evaluations).map_err(|why| damaged(number, why))?;
+                diagnoses.push(found);
+            }
             // A machine that lost power may have the length of the last line but not its bytes.
-            Err(_) if rest.is_empty() && number > 1 => break,
+            Err(_) if rest.is_empty() && number > 1 && line.contains(&0) => break,
             Err(error) => return Err(damaged(number, error.to_string())),
         }
         whole_bytes += end as u64 + 1;
     }
-    let header = header.ok_or_else(|| damaged(1, "it is not the beginning of a tune".to_owned()))?;
-    let cut_bytes = text.len() as u64 - whole_bytes;
+    let header = header.ok_or_else(|| {
+        Error::Tune(format!("{}: line 1 is damaged (it was cut off): it holds no tune", path.display()))
+    })?;
+    let cut_bytes = bytes.len() as u64 - whole_bytes;
     Ok(Contents { header, evaluations, confirmations, diagnoses, whole_bytes, cut_bytes })
+}
+
+/// Whether what a line is about came before it.
+fn known(number: u64, evaluations: &[Evaluation]) -> Result<(), String> {
+    let before = evaluations.len() as u64;
+    if number < before {
+        return Ok(());
+    }
+    Err(format!("it is about evaluation {number}, which is not before it: lines are missing or moved"))
 }
 
 #[cfg(test)]
@@ -365,7 +407,7 @@ pub(crate) mod tests {
             let expected = ends.iter().filter(|end| **end <= cut).count() - 1;
             assert_eq!(contents.evaluations.len(), expected, "cut at {cut}");
             // What is written next is whole again.
-            log.add(&evaluation(9, 2, 1.5)).unwrap();
+            log.add(&evaluation(expected as u64, 2, 1.5)).unwrap();
             assert_eq!(read(&path).unwrap().evaluations.len(), expected + 1, "cut at {cut}");
         }
         std::fs::write(&path, &whole[..ends[0] / 2]).unwrap();
@@ -375,6 +417,43 @@ pub(crate) mod tests {
         torn[ends[1] - 2] = b'#';
         std::fs::write(&path, torn).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("line 2 is damaged"));
+    }
+
+    /// Each is an error with the line and a way out, and the file stays as it is.
+    #[test]
+    fn nothing_is_repaired_silently() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = Log::create(folder.path(), &header()).unwrap();
+        (0..4).for_each(|number| log.add(&evaluation(number, 1, 1.0)).unwrap());
+        let path = folder.path().join(FILE);
+        let whole = std::fs::read(&path).unwrap();
+        let lines: Vec<&[u8]> = whole.split_inclusive(|byte| *byte == b'\n').collect();
+        let [first, a, b, c, d] = lines[..] else { panic!("{} lines", lines.len()) };
+        let not_text = [&b[..20], &[0xFF, 0xFE][..], &b[22..]].concat();
+        let in_a_string = String::from_utf8(b.to_vec()).unwrap().replacen("fine", "f\u{1}ne", 1).into_bytes();
+        let mut in_a_string = in_a_string;
+        let at = in_a_string.iter().position(|byte| *byte == 1).unwrap();
+        in_a_string[at] = 0xC3;
+        for (damaged, line, why) in [
+            ([first, a, a, b, c].concat(), 3, "evaluation 0 where 1 belongs"),
+            ([first, b, a, c, d].concat(), 2, "evaluation 1 where 0 belongs"),
+            ([first, a, c, d].concat(), 3, "evaluation 2 where 1 belongs"),
+            ([first, a, first, b].concat(), 3, "a second beginning"),
+            ([a, b].concat(), 1, "not the beginning"),
+            ([first, a, &not_text, c].concat(), 3, ""),
+            ([first, a, &in_a_string, c].concat(), 3, ""),
+            // A whole last line is not one that was being written.
+            ([first, a, b"{}\n".as_slice()].concat(), 3, ""),
+        ] {
+            std::fs::write(&path, &damaged).unwrap();
+            let message = Log::open(folder.path()).unwrap_err().to_string();
+            assert!(message.contains(&format!("line {line} is damaged")), "{why}: {message}");
+            assert!(message.contains(why) && message.contains("--resume"), "{why}: {message}");
+            assert_eq!(std::fs::read(&path).unwrap(), damaged);
+        }
+        // The length of a last line without its bytes is what a loss of power leaves.
+        std::fs::write(&path, [first, a, &[0; 40], b"\n"].concat()).unwrap();
+        assert_eq!(Log::open(folder.path()).unwrap().1.evaluations.len(), 1);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! Proposers from outside: any program that reads a line of JSON and answers with one.
 //!
 //! It gets the task (I1), the elites with their sources (I2) and the insights (I3), and answers with tunables or a new
-//! source, and why. One that crashes, hangs or answers junk costs one evaluation; it is started anew for the next.
+//! source, and why. One that crashes, hangs, never reads, answers junk or without end costs one evaluation: it is ended with its
+//! whole process group, and started anew for the next.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
-    time::Duration,
+    process::{Command, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,7 @@ use super::{
     log::{Evaluation, Header},
     space::Point,
 };
-use crate::profile::Insight;
+use crate::{process::Group, profile::Insight};
 
 /// The schema of a request.
 pub const SCHEMA: &str = "evosdpa.proposal/1";
@@ -80,10 +81,15 @@ pub struct Proposer {
 
 #[derive(Debug)]
 struct Running {
-    child: Child,
-    requests: ChildStdin,
+    /// Written by a thread of its own, because a pipe that nobody reads blocks who writes to it.
+    requests: SyncSender<String>,
     answers: Receiver<std::io::Result<String>>,
+    /// Last, so that it is ended last; then both threads find their pipes closed.
+    _group: Group,
 }
+
+/// How often one looks whether the answer is still wanted.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Proposer {
     /// A shell command, with this much time for each answer. It is started when first asked.
@@ -91,31 +97,36 @@ impl Proposer {
         Self { command: command.to_owned(), limit, running: None }
     }
 
-    /// Asks once. Whatever goes wrong is the answer's fault and ends the process, never the tune.
-    pub fn ask(&mut self, request: &Request<'_>) -> Result<Answer, String> {
-        let answer = self.exchange(request);
+    /// Asks once. Whatever goes wrong is the answer's fault and ends the process, never the tune. `stopped` ends the wait.
+    pub fn ask(&mut self, request: &Request<'_>, stopped: &dyn Fn() -> bool) -> Result<Answer, String> {
+        let answer = self.exchange(request, stopped);
         if answer.is_err() {
             self.running = None;
         }
         answer
     }
 
-    fn exchange(&mut self, request: &Request<'_>) -> Result<Answer, String> {
+    fn exchange(&mut self, request: &Request<'_>, stopped: &dyn Fn() -> bool) -> Result<Answer, String> {
         let running = match &mut self.running {
             Some(running) => running,
             None => self.running.insert(start(&self.command)?),
         };
         let line = serde_json::to_string(request).map_err(|error| error.to_string())?;
-        // A process that is gone shows itself in the answer that does not come.
-        let _ = writeln!(running.requests, "{line}").and_then(|()| running.requests.flush());
-        let line = match running.answers.recv_timeout(self.limit) {
-            Ok(Ok(line)) => line,
-            Ok(Err(error)) => return Err(format!("the proposer's answer cannot be read: {error}")),
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(format!("the proposer did not answer within {} s", self.limit.as_secs_f64()));
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err("the proposer ended without an answer".to_owned());
+        // One that is gone, or has not read the last one yet, shows itself in the answer that does not come.
+        let _ = running.requests.try_send(line);
+        let deadline = Instant::now() + self.limit;
+        let line = loop {
+            match running.answers.recv_timeout(PATIENCE.min(self.limit)) {
+                Ok(Ok(line)) => break line,
+                Ok(Err(error)) => return Err(format!("the proposer's answer cannot be read: {error}")),
+                Err(RecvTimeoutError::Timeout) if stopped() => return Err("the tune was stopped".to_owned()),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(format!("the proposer did not answer within {} s", self.limit.as_secs_f64()));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err("the proposer ended without an answer".to_owned());
+                }
             }
         };
         serde_json::from_str(&line).map_err(|error| {
@@ -126,50 +137,47 @@ impl Proposer {
 }
 
 fn start(command: &str) -> Result<Running, String> {
-    let mut child = Command::new("sh")
-        .args(["-c", command])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("the proposer cannot be started: {error}"))?;
+    let mut group =
+        Group::spawn(Command::new("sh").args(["-c", command]).stdin(Stdio::piped()).stdout(Stdio::piped()))
+            .map_err(|error| format!("the proposer cannot be started: {error}"))?;
     // Both were asked for above.
-    let (Some(requests), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+    let (Some(mut input), Some(output)) = (group.child.stdin.take(), group.child.stdout.take()) else {
         return Err("the proposer has no standard input or output".to_owned());
     };
-    let (sender, answers) = channel();
+    // One of each at a time: what is not read yet stays with who wrote it.
+    let (requests, to_write) = sync_channel::<String>(1);
+    std::thread::spawn(move || {
+        for line in to_write {
+            if writeln!(input, "{line}").and_then(|()| input.flush()).is_err() {
+                break;
+            }
+        }
+    });
+    let (sender, answers) = sync_channel(1);
     std::thread::spawn(move || {
         let mut output = BufReader::new(output);
         loop {
-            let mut line = String::new();
-            let read = output.by_ref().take(ANSWER_BYTES_MAX).read_line(&mut line);
+            let mut line = Vec::new();
+            let read = output.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
             let sent = match read {
                 Ok(0) => break,
-                Ok(_) if !line.ends_with('\n') && line.len() as u64 >= ANSWER_BYTES_MAX => {
+                Ok(_) if !line.ends_with(b"\n") && line.len() as u64 >= ANSWER_BYTES_MAX => {
                     let _ = sender.send(Err(std::io::Error::other("it is longer than 4 MiB")));
                     break;
                 }
-                read => sender.send(read.map(|_| line)),
+                Ok(_) => sender.send(Ok(String::from_utf8_lossy(&line).into_owned())),
+                Err(error) => sender.send(Err(error)),
             };
             if sent.is_err() {
                 break;
             }
         }
     });
-    Ok(Running { child, requests, answers })
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended already; either way there must be no zombie.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    Ok(Running { requests, answers, _group: group })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
     use crate::evolve::log::tests::{evaluation, header};
 
@@ -179,7 +187,7 @@ mod tests {
         let mut proposer = Proposer::new(command, Duration::from_millis(400));
         (0..times)
             .map(|number| {
-                proposer.ask(&Request {
+                let request = Request {
                     schema: SCHEMA,
                     task: &header,
                     number: number as u64,
@@ -188,7 +196,8 @@ mod tests {
                     elites: vec![EliteView { evaluation: &history[0], source: None }],
                     insights: &[],
                     history: &history,
-                })
+                };
+                proposer.ask(&request, &|| false)
             })
             .collect()
     }
@@ -214,9 +223,7 @@ mod tests {
             let message = ask(command, 1)[0].clone().unwrap_err();
             assert!(message.contains(expected), "{command}: {message}");
         }
-        let start = Instant::now();
-        assert!(ask("sleep 60", 1)[0].clone().unwrap_err().contains("did not answer within 0.4 s"));
-        assert!(start.elapsed() < Duration::from_secs(20));
+        assert!(ask("sleep 600", 1)[0].clone().unwrap_err().contains("did not answer within 0.4 s"));
         // The first process crashes, the second answers.
         let folder = tempfile::tempdir().unwrap();
         let mark = folder.path().join("mark").display().to_string();
@@ -225,5 +232,78 @@ mod tests {
         );
         let answers = ask(&command, 2);
         assert!(answers[0].is_err() && answers[1].is_ok(), "{answers:?}");
+    }
+
+    /// One that never reads what is longer than a pipe holds, one that answers without end, and one that leaves a child behind:
+    /// none holds up the tune, and nothing of them is left.
+    #[test]
+    fn a_hostile_proposer_is_ended_with_its_whole_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid_file = folder.path().join("pid");
+        let child = format!("sleep 1000 & echo $! > {}; ", pid_file.display());
+        for (command, expected) in [
+            ("sleep 1000", "did not answer"),
+            ("yes '{\"tunables\":{\"A\":1}}'", ""),
+            ("cat /dev/zero", "longer than 4 MiB"),
+            ("yes; sleep 1000", "is no proposal"),
+        ] {
+            let header = header();
+            let history = [evaluation(0, 1, 1.0)];
+            let source = "x".repeat(1 << 20);
+            let mut proposer = Proposer::new(&format!("{child}{command}"), Duration::from_millis(400));
+            for number in 0..2 {
+                let answer = proposer.ask(
+                    &Request {
+                        schema: SCHEMA,
+                        task: &header,
+                        number,
+                        left: 5,
+                        source: Some(&source),
+                        elites: vec![],
+                        insights: &[],
+                        history: &history,
+                    },
+                    &|| false,
+                );
+                match answer {
+                    Ok(_) => assert_eq!(expected, "", "{command}"),
+                    Err(why) => {
+                        assert!(!expected.is_empty() && why.contains(expected), "{command}: {why}")
+                    }
+                }
+            }
+            drop(proposer);
+            let pid = std::fs::read_to_string(&pid_file).unwrap();
+            assert!(is_gone(pid.trim()), "{command}: its child {pid} is still there");
+        }
+    }
+
+    /// Ended, or a zombie that nobody has waited for yet.
+    fn is_gone(pid: &str) -> bool {
+        (0..500).any(|_| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+            let gone = stat.map_or(true, |stat| stat.contains(") Z "));
+            if !gone {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            gone
+        })
+    }
+
+    #[test]
+    fn being_stopped_ends_the_wait() {
+        let header = header();
+        let mut proposer = Proposer::new("sleep 1000", Duration::from_secs(3600));
+        let request = Request {
+            schema: SCHEMA,
+            task: &header,
+            number: 0,
+            left: 1,
+            source: None,
+            elites: vec![],
+            insights: &[],
+            history: &[],
+        };
+        assert!(proposer.ask(&request, &|| true).unwrap_err().contains("stopped"));
     }
 }

@@ -85,6 +85,7 @@ pub fn replay(
                     insights: diagnoses.last().map_or(&[], |last| last.insights.as_slice()),
                     prior: &prior,
                     budget,
+                    top: population::TOP,
                 };
                 let mut rng = Rng::of_series(seed.wrapping_add(run.wrapping_mul(0x51_7C_C1)), number);
                 match strategy.propose(&view, &mut rng) {

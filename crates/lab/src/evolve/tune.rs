@@ -25,7 +25,7 @@ use crate::{
     Error,
     device::TimedDevice,
     gate::GateResult,
-    measure::{compare::Outcome, duel::Rule, floor::Ceilings, rng::Rng},
+    measure::{compare::Outcome, duel::Rule, rng::Rng},
     profile::Insight,
 };
 
@@ -61,8 +61,6 @@ pub struct Request<'a> {
     pub rule: Rule,
     /// What earlier tunes learned of insights.
     pub prior: Prior,
-    /// The most the device can do, where it does not say itself.
-    pub ceilings: Option<Ceilings>,
     /// Sets of inputs to rotate through; the device's own number when `None`.
     pub sets: Option<usize>,
     /// What candidates that would be elites pass last: the profile gate.
@@ -127,11 +125,11 @@ pub fn tune(
     let (log, contents) = resume::begin(&request.folder, &header, request.resume)?;
     let header = contents.header;
     let mut state = State {
-        // What the machine kept from being evaluated may be proposed again.
+        // What the machine, or its noise, kept from being evaluated may be proposed again.
         taken: contents
             .evaluations
             .iter()
-            .filter(|e| e.kernel.is_none() && !e.met_a_machine_fault())
+            .filter(|e| e.kernel.is_none() && !e.may_be_tried_again(&contents.evaluations))
             .map(|e| e.point.clone())
             .collect(),
         history: contents.evaluations,
@@ -180,7 +178,7 @@ pub fn tune(
         while queue.len() < depth && done + queue.len() < request.evaluations {
             let number = (done + queue.len()) as u64;
             let candidate = match &mut proposer {
-                Some(proposer) => Some(state.ask(proposer, ahead, device, number)?),
+                Some(proposer) => Some(state.ask(proposer, ahead, device, number, interrupted)?),
                 None => state.propose(strategy.as_mut(), number),
             };
             let Some(candidate) = candidate else { break };
@@ -191,6 +189,9 @@ pub fn tune(
                 ahead.start(&candidate.label(&request.space.kernel));
             }
             queue.push_back(candidate);
+        }
+        if interrupted() {
+            break "interrupted";
         }
         let Some(candidate) = queue.pop_front() else { break "every point has been evaluated" };
         let name = candidate.label(&request.space.kernel);
@@ -293,10 +294,9 @@ const SEEN_BY_PROPOSERS: usize = 20;
 
 impl State<'_> {
     fn materials(&self, device: &dyn TimedDevice, seed: u64) -> Result<Vec<Material>, Error> {
-        let ceilings = self.request.ceilings.as_ref();
         let draw = |problem: &Problem| {
             let sets = self.request.sets.unwrap_or_else(|| device.input_sets(problem));
-            Material::draw(device, problem, sets, seed, ceilings)
+            Material::draw(device, problem, sets, seed)
         };
         self.request.problems.iter().map(draw).collect()
     }
@@ -334,6 +334,7 @@ impl State<'_> {
             insights: &self.insights,
             prior: &prior,
             budget: self.request.evaluations,
+            top: self.request.top,
         };
         strategy.propose(&view, &mut Rng::of_series(self.header.seed, number)).map(Candidate::of)
     }
@@ -345,6 +346,7 @@ impl State<'_> {
         ahead: &mut dyn Ahead,
         device: &dyn TimedDevice,
         number: u64,
+        stopped: &dyn Fn() -> bool,
     ) -> Result<Candidate, Error> {
         let kernel = &self.request.space.kernel;
         let source = ahead.source(kernel);
@@ -354,7 +356,7 @@ impl State<'_> {
             .map(|elite| elite.kernel.as_ref().and_then(|kernel| ahead.source(kernel)))
             .collect();
         let seen = self.history.len().saturating_sub(SEEN_BY_PROPOSERS);
-        let asked = proposer.ask(&proposer::Request {
+        let request = proposer::Request {
             schema: proposer::SCHEMA,
             task: &self.header,
             number,
@@ -367,7 +369,8 @@ impl State<'_> {
                 .collect(),
             insights: &self.insights,
             history: &self.history[seen..],
-        });
+        };
+        let asked = proposer.ask(&request, stopped);
         let parents = elites.first().map(|best| best.number).into_iter().collect();
         let mut candidate =
             Candidate::of(Proposal { point: Point::new(), operator: "proposer", parents, insight: None });
@@ -441,10 +444,14 @@ impl State<'_> {
             evaluation.trials = trials(&evaluation, &self.history, &self.diagnoses);
         }
         self.log.add(&evaluation)?;
-        if evaluation.kernel.is_none() {
-            self.taken.insert(evaluation.point.clone());
-        }
         self.history.push(evaluation.clone());
+        if evaluation.kernel.is_none() {
+            if evaluation.may_be_tried_again(&self.history) {
+                self.taken.remove(&evaluation.point);
+            } else {
+                self.taken.insert(evaluation.point.clone());
+            }
+        }
         self.write_elites()?;
         self.request.prior.with(&self.history).write(&self.request.folder)?;
         Ok(evaluation)
@@ -500,3 +507,6 @@ impl State<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -371,21 +371,19 @@ mod tests {
         let result =
             launch(&wrong, "cpu_flash", &case.problem, std::slice::from_ref(&case.inputs), 2).unwrap();
         assert!(result.verdict.is_pass() && result.detail.contains("nobody looked"), "{result:?}");
-        let problem = Problem::new("tiny".parse().unwrap(), DType::U8).unwrap();
-        let inputs = [Inputs::generate(&problem, Family::Normal, 1)];
-        let refused = launch(&CPU, "cpu_flash", &problem, &inputs, 1).unwrap();
+        let inputs = std::slice::from_ref(&case.inputs);
+        let refused = launch(&CPU, REFUSED, &case.problem, inputs, 1).unwrap();
         assert!(matches!(refused.verdict, Verdict::Unavailable(_)), "{refused:?}");
     }
 
+    /// Half of a choice of tiles.
+    const REFUSED: &str = "cpu_flash[BLOCK_Q=48]";
+
     #[test]
-    fn eight_bit_problems_are_unavailable_on_a_cpu() {
-        for dtype in DType::EIGHT_BIT {
-            let problem = Problem::new("tiny".parse().unwrap(), dtype).unwrap();
-            let case = Case::new(problem, Family::Normal, 1, Some(8));
-            let result = check(&Cpu::default(), "cpu_flash", &case, None).unwrap();
-            assert!(matches!(result.verdict, Verdict::Unavailable(_)), "{}", result.verdict);
-            assert!(result.detail.contains(dtype.name()), "{}", result.detail);
-        }
+    fn what_a_kernel_refuses_is_unavailable() {
+        let result = check(&Cpu::default(), REFUSED, &case(), None).unwrap();
+        assert!(matches!(result.verdict, Verdict::Unavailable(_)), "{}", result.verdict);
+        assert!(result.detail.contains(REFUSED), "{}", result.detail);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use evosdpa_cuda::{
     ptxas::{self, Callee, Entry},
     resources,
 };
-use evosdpa_kernels::{Arch, Limits, Registry};
+use evosdpa_kernels::{Arch, LimitRules, Limits, Registry};
 use serde::Serialize;
 
 use crate::{
@@ -114,6 +114,17 @@ impl From<Refused> for ResourceRow {
     }
 }
 
+/// The compiler's words: what it minds first, on the first line, then everything.
+fn refused(log: &str) -> String {
+    let log = log.trim();
+    let minds = |line: &&str| line.contains("error") || line.contains("fatal");
+    match log.lines().find(minds).or_else(|| log.lines().next()) {
+        Some(first) if first.trim() == log => format!("does not compile: {log}"),
+        Some(first) => format!("does not compile: {}\n{log}", first.trim()),
+        None => "does not compile, and the compiler says nothing".to_owned(),
+    }
+}
+
 /// The verdict on a resource report.
 pub fn judge(report: &ResourceReport) -> GateResult {
     let failures: Vec<&str> =
@@ -152,7 +163,7 @@ pub fn check(
     let artifact = match built {
         Ok(artifact) => artifact,
         Err(evosdpa_cuda::Error::Compile(error)) => {
-            row.gates.push(GateResult::fail(COMPILE, format!("does not compile:\n{}", error.log.trim_end())));
+            row.gates.push(GateResult::fail(COMPILE, refused(&error.log)));
             return Ok(row);
         }
         Err(error) => {
@@ -260,7 +271,10 @@ pub fn from_log(path: &Path, registry: &Registry) -> Result<Vec<ResourceRow>, Er
 fn log_row(entry: &Entry, registry: &Registry) -> ResourceRow {
     let arch: Option<Arch> = entry.arch.as_deref().and_then(|name| name.parse().ok());
     let kernel = registry.kernels().find(|kernel| kernel.manifest.entry == entry.name);
-    let limits = kernel.zip(arch).and_then(|(kernel, arch)| kernel.manifest.limits.get(&arch)).copied();
+    let limits = kernel
+        .zip(arch)
+        .and_then(|(kernel, arch)| kernel.manifest.limits.get(&arch))
+        .map(LimitRules::of_any_variant);
     let usage = entry_usage(entry);
     let gate = match (limits, kernel) {
         (Some(limits), _) => against_limits(entry, &limits),
@@ -303,5 +317,20 @@ fn against_limits(entry: &Entry, limits: &Limits) -> GateResult {
         GateResult::pass(RESOURCES, "within the limits of its manifest, as far as a log says")
     } else {
         GateResult::fail(RESOURCES, broken.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_of_a_refusal_has_the_compilers_words() {
+        let log = "kernel.cu(3): warning: unused\nkernel.cu(7): error: expected a \";\"\n1 error detected";
+        let said = refused(log);
+        assert!(said.starts_with("does not compile: kernel.cu(7): error: expected a \";\"\n"), "{said}");
+        assert!(said.ends_with(log));
+        assert_eq!(refused("no such header\n"), "does not compile: no such header");
+        assert_eq!(refused(" \n"), "does not compile, and the compiler says nothing");
     }
 }

@@ -1,8 +1,9 @@
 //! Two contestants, block by block, until the answer is clear.
 //!
 //! A block is four readings in the order ABBA or BAAB, drawn by a coin: a drift within the block cancels, and under "no
-//! difference" the sign of the block's log-ratio *is* the coin. A block whose clock sank below three quarters of the best
-//! seen, or moved by more than 2 % between two readings of the same side, is set aside and counted. After every block the
+//! difference" the sign of the block's log-ratio *is* the coin. So is everything else that one side gets first: the warm-up,
+//! audits, and moving to other addresses. Swapping the two labels flips the sign and changes nothing else, which is all that
+//! the evidence rests on. A block whose clock sank below three quarters of the best seen, or moved by more than 2 % between two readings of the same side, is set aside and counted. After every block the
 //! evidence is looked at ([`super::sequence`]), in time and, where the device has a clock to read, in cycles: both must
 //! agree.
 
@@ -46,7 +47,8 @@ pub struct Rule {
     pub most_blocks: usize,
     /// Time, at most.
     pub limit: Option<Duration>,
-    /// A candidate whose first blocks are all slower than this ratio is hopeless; 0 never gives up early.
+    /// A candidate whose best reading is slower than the other's worst by this ratio, in each of its first blocks, is hopeless;
+    /// 0 never gives up early.
     pub hopeless_below: f64,
     /// Rest before each reading, for thread pools that spin after their last call.
     pub settle: Duration,
@@ -92,6 +94,12 @@ impl Block {
     fn sides(&self) -> [[&Reading; 2]; 2] {
         let [a, b, c, d] = &self.readings;
         if self.candidate_outside { [[a, d], [b, c]] } else { [[b, c], [a, d]] }
+    }
+
+    /// Whether even the candidate's best reading is slower than the other's worst, by this ratio.
+    fn is_hopeless(&self, ratio: f64) -> bool {
+        let [[a, b], [c, d]] = self.sides();
+        a.time_us.min(b.time_us) * ratio > c.time_us.max(d.time_us)
     }
 
     /// Log of how many times as fast the candidate was, in time and in cycles.
@@ -195,6 +203,7 @@ impl Duel {
             sequence: Some(self.time.sequence),
             cycles: self.cycles.map(|cycles| cycles.bootstrap),
             discarded: self.throttled + self.unsteady,
+            of_medians: None,
         }
     }
 }
@@ -250,6 +259,57 @@ fn together(time: &Watch, cycles: Option<&Watch>, alpha: f64) -> Outcome {
     }
 }
 
+/// What log-ratios whose signs are a coin's under "no difference" say, by the rule of duels.
+pub(crate) fn outcome_of(logs: &[f64], margin: f64, alpha: f64) -> Outcome {
+    let mut watch = Watch::new(margin);
+    logs.iter().for_each(|log| watch.add(*log));
+    watch.word(alpha)
+}
+
+/// What chance decides in a duel.
+trait Draws {
+    /// Which side is first: 0 is the candidate.
+    fn first(&mut self) -> usize;
+
+    /// True once in so many times.
+    fn one_in(&mut self, times: usize) -> bool;
+}
+
+impl Draws for Rng {
+    fn first(&mut self) -> usize {
+        usize::from(self.coin())
+    }
+
+    fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+}
+
+/// Both sides, the candidate first.
+struct Pair<'a>([&'a mut dyn Arm; 2]);
+
+impl Pair<'_> {
+    /// Something that both go through, one after the other.
+    fn each(
+        &mut self,
+        first: usize,
+        mut of: impl FnMut(&mut dyn Arm) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        of(self.0[first])?;
+        of(self.0[1 - first])
+    }
+
+    /// Four readings, `outside` taking the first and the last.
+    fn block(&mut self, outside: usize, settle: Duration) -> Result<Block, Error> {
+        let mut readings = [Reading { time_us: 0.0, clock_ghz: None }; 4];
+        for (reading, side) in readings.iter_mut().zip([outside, 1 - outside, 1 - outside, outside]) {
+            std::thread::sleep(settle);
+            *reading = self.0[side].read()?;
+        }
+        Ok(Block { candidate_outside: outside == 0, readings })
+    }
+}
+
 /// Lets a candidate run against another until the rule ends it; `proceed` is asked before every block. `None` when not one
 /// block could be read.
 pub fn duel(
@@ -260,7 +320,7 @@ pub fn duel(
     proceed: impl FnMut() -> bool,
 ) -> Result<Option<Duel>, Error> {
     let Fought { verdict, ended, time, cycles, throttled, unsteady, blocks } =
-        fight(candidate, other, rule, seed, proceed)?;
+        fight(Pair([candidate, other]), rule, &mut Rng::new(seed), proceed)?;
     if blocks.is_empty() {
         return Ok(None);
     }
@@ -288,17 +348,15 @@ struct Fought {
 }
 
 fn fight(
-    candidate: &mut dyn Arm,
-    other: &mut dyn Arm,
+    mut pair: Pair<'_>,
     rule: &Rule,
-    seed: u64,
+    draws: &mut impl Draws,
     mut proceed: impl FnMut() -> bool,
 ) -> Result<Fought, Error> {
-    let mut rng = Rng::new(seed);
     let start = Instant::now();
     // Once untimed each: code, caches and clocks.
-    candidate.read()?;
-    other.read()?;
+    let untimed = |arm: &mut dyn Arm| arm.read().map(drop);
+    pair.each(draws.first(), untimed)?;
     let (mut time, mut cycles) = (Watch::new(rule.margin), None::<Watch>);
     let (mut blocks, mut best_clock) = (Vec::new(), 0.0_f64);
     let (mut throttled, mut unsteady) = (0, 0);
@@ -312,20 +370,12 @@ fn fight(
             () if !proceed() => break Ended::Stopped,
             () => {}
         }
-        if rng.below(AUDIT_ONE_IN) == 0 {
-            candidate.audit()?;
-            candidate.read()?;
+        if draws.one_in(AUDIT_ONE_IN) {
+            pair.each(draws.first(), |arm| arm.audit())?;
+            pair.each(draws.first(), untimed)?;
         }
-        candidate.relocate()?;
-        other.relocate()?;
-        let candidate_outside = rng.coin();
-        let mut readings = [Reading { time_us: 0.0, clock_ghz: None }; 4];
-        for (place, reading) in readings.iter_mut().enumerate() {
-            std::thread::sleep(rule.settle);
-            let outside = place == 0 || place == 3;
-            *reading = if outside == candidate_outside { candidate.read()? } else { other.read()? };
-        }
-        let block = Block { candidate_outside, readings };
+        pair.each(draws.first(), |arm| arm.relocate())?;
+        let block = pair.block(draws.first(), rule.settle)?;
         match clock_of(&block, &mut best_clock) {
             Clock::Fine => {}
             Clock::Throttled => {
@@ -347,10 +397,9 @@ fn fight(
             watch.add(log);
         }
         blocks.push(block);
-        let is_hopeless = |log: &f64| *log < rule.hopeless_below.ln();
         if rule.hopeless_below > 0.0
             && (HOPELESS_BLOCKS..2 * HOPELESS_BLOCKS).contains(&blocks.len())
-            && time.logs.iter().all(is_hopeless)
+            && blocks.iter().all(|block| block.is_hopeless(rule.hopeless_below))
         {
             break Ended::Hopeless;
         }
@@ -384,153 +433,4 @@ fn clock_of(block: &Block, best: &mut f64) -> Clock {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{cell::RefCell, rc::Rc};
-
-    use super::*;
-
-    /// A machine's mood, shared by both arms: every reading of either is multiplied with the next of its noise.
-    type Mood = Rc<RefCell<Box<dyn FnMut() -> f64>>>;
-
-    struct Made {
-        time_us: f64,
-        clock_ghz: Option<f64>,
-        mood: Mood,
-    }
-
-    impl Arm for Made {
-        fn read(&mut self) -> Result<Reading, Error> {
-            let noise = (self.mood.borrow_mut())();
-            Ok(Reading { time_us: self.time_us * noise, clock_ghz: self.clock_ghz })
-        }
-    }
-
-    fn run(
-        ratio: f64,
-        clock: Option<[f64; 2]>,
-        rule: &Rule,
-        seed: u64,
-        mood: Box<dyn FnMut() -> f64>,
-    ) -> Duel {
-        let mood = Rc::new(RefCell::new(mood));
-        let mut candidate =
-            Made { time_us: 100.0 / ratio, clock_ghz: clock.map(|clock| clock[0]), mood: Rc::clone(&mood) };
-        let mut other = Made { time_us: 100.0, clock_ghz: clock.map(|clock| clock[1]), mood };
-        duel(&mut candidate, &mut other, rule, seed, || true).unwrap().unwrap()
-    }
-
-    fn noise(kind: usize, seed: u64) -> Box<dyn FnMut() -> f64> {
-        let mut rng = Rng::of_series(seed, kind as u64);
-        let (mut state, mut step) = (0.0, 0.0);
-        Box::new(move || {
-            step += 1.0;
-            match kind {
-                // Independent.
-                0 => 1.0 + 0.02 * rng.normal(),
-                // Autocorrelated: each reading remembers 95 % of the last one's trouble.
-                1 => {
-                    state = 0.95 * state + 0.02 * rng.normal();
-                    f64::exp(state)
-                }
-                // Long quiet stretches at one of two speeds.
-                2 => {
-                    if rng.below(40) == 0 {
-                        state = 0.1 - state;
-                    }
-                    (1.0 + state) * (1.0 + 0.002 * rng.normal())
-                }
-                // Heavy tails: one reading in ten is up to three times as long.
-                3 => {
-                    1.0 + 0.005 * rng.normal().abs() + if rng.below(10) == 0 { 2.0 * rng.unit() } else { 0.0 }
-                }
-                // A drift that never ends, and a period of four readings.
-                _ => (1.0 + 0.001 * step) * (1.0 + 0.05 * f64::from(u8::from(step as u64 % 4 < 2))),
-            }
-        })
-    }
-
-    /// The accept rule's false positives, measured: a thing against itself, under five kinds of noise, looked at after
-    /// every block. The rule promises at most 1 % of FAST and SLOW together, and it must do so without the help of a margin.
-    #[test]
-    fn a_thing_is_not_faster_than_itself() {
-        let rule = Rule { most_blocks: 60, margin: 0.0, ..Rule::default() };
-        const RUNS: u64 = 2000;
-        for kind in 0..5 {
-            let (mut fast, mut slow) = (0, 0);
-            for run_number in 0..RUNS {
-                let mood: Mood = Rc::new(RefCell::new(noise(kind, run_number)));
-                let mut sides =
-                    [0, 1].map(|_| Made { time_us: 100.0, clock_ghz: None, mood: Rc::clone(&mood) });
-                let [candidate, other] = &mut sides;
-                let seed = Rng::of_series(99, run_number).below(1 << 30) as u64;
-                let word = fight(candidate, other, &rule, seed, || true).unwrap().verdict;
-                fast += u64::from(word == Outcome::Fast);
-                slow += u64::from(word == Outcome::Slow);
-            }
-            println!("noise {kind}: {fast} FAST and {slow} SLOW of {RUNS}");
-            assert!(fast + slow <= RUNS / 100, "noise {kind}: {fast} FAST, {slow} SLOW of {RUNS}");
-        }
-    }
-
-    #[test]
-    fn differences_are_found_soon_and_sameness_too() {
-        for kind in [0, 1, 2] {
-            let duel = run(1.05, None, &Rule::default(), 5, noise(kind, 1));
-            assert_eq!(duel.verdict, Outcome::Fast, "{kind}: {:?}", duel.time);
-            assert!(
-                duel.time.sequence[0] > 1.01 && duel.time.sequence[1] > 1.05 && duel.ended == Ended::Decided
-            );
-            assert_eq!(run(0.95, None, &Rule::default(), 6, noise(kind, 2)).verdict, Outcome::Slow);
-        }
-        let duel = run(1.0, None, &Rule::default(), 7, Box::new(|| 1.0));
-        assert_eq!(duel.verdict, Outcome::Same, "{duel:?}");
-        let slow = run(0.5, None, &Rule { hopeless_below: 0.8, ..Rule::default() }, 8, noise(0, 3));
-        assert_eq!((slow.ended, slow.blocks.len(), slow.verdict), (Ended::Hopeless, 4, Outcome::Slow));
-    }
-
-    /// Half a per cent that comes from where a copy lies is not called a difference, however clearly it shows.
-    #[test]
-    fn what_is_within_the_margin_is_not_faster() {
-        for seed in 0..200 {
-            let word = run(1.005, None, &Rule::default(), seed, noise(2, seed)).verdict;
-            assert!(matches!(word, Outcome::Same | Outcome::Ambiguous), "{seed}: {word}");
-        }
-        let wide = Rule { margin: 0.1, ..Rule::default() };
-        assert_eq!(run(1.05, None, &wide, 1, noise(0, 1)).verdict, Outcome::Same);
-        assert_eq!(run(1.3, None, &wide, 1, noise(0, 1)).verdict, Outcome::Fast);
-    }
-
-    #[test]
-    fn time_and_cycles_must_agree() {
-        let rule = Rule { most_blocks: 40, ..Rule::default() };
-        let with_clocks = |candidate, other| run(1.05, Some([candidate, other]), &rule, 9, noise(0, 4));
-        assert_eq!(with_clocks(1.98, 1.98).verdict, Outcome::Fast);
-        // Five per cent less time at a clock five per cent higher is no better kernel.
-        let lucky = with_clocks(1.98 * 1.05, 1.98);
-        assert_eq!(lucky.verdict, Outcome::Ambiguous, "{lucky:?}");
-        assert!((lucky.cycles.unwrap().ratio - 1.0).abs() < 0.02);
-    }
-
-    #[test]
-    fn throttled_and_unsteady_blocks_are_set_aside_and_counted() {
-        let mut reading = 0;
-        let mood: Mood = Rc::new(RefCell::new(Box::new(|| 1.0)));
-        struct Sinking<'a>(&'a mut u32, Mood);
-        impl Arm for Sinking<'_> {
-            fn read(&mut self) -> Result<Reading, Error> {
-                *self.0 += 1;
-                let clock = match *self.0 {
-                    10..=17 => 1.0,
-                    18..=25 => 1.6 + 0.06 * f64::from(*self.0 - 18),
-                    _ => 2.0,
-                };
-                Ok(Reading { time_us: (self.1.borrow_mut())(), clock_ghz: Some(clock) })
-            }
-        }
-        let mut candidate = Sinking(&mut reading, Rc::clone(&mood));
-        let mut other = Made { time_us: 1.0, clock_ghz: Some(2.0), mood };
-        let rule = Rule { most_blocks: 30, ..Rule::default() };
-        let duel = duel(&mut candidate, &mut other, &rule, 1, || true).unwrap().unwrap();
-        assert!(duel.throttled >= 4 && duel.unsteady >= 1, "{} {}", duel.throttled, duel.unsteady);
-    }
-}
+mod tests;

@@ -1,8 +1,13 @@
 //! The floor under every time: what bytes and operations allow. A sample below it was not taken of the whole work.
 
+use std::cell::RefCell;
+
 use evosdpa_core::Problem;
 use evosdpa_kernels::Arch;
 use serde::{Deserialize, Serialize};
+
+use super::audit::Finding;
+use crate::{Error, ErrorKind, device::TimedDevice};
 
 /// The most a device can do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,19 +22,23 @@ pub struct Ceilings {
 
 /// A call may meet a better moment than the best that was measured: the clock of a processor rises and falls.
 const CPU_TURBO: f64 = 1.5;
-/// Caches are faster than memory by at most about this much.
-const CPU_CACHE_OVER_MEMORY: f64 = 40.0;
+/// Bytes that a core can read for each operation that it can do: two or three loads beside two multiply-adds of the same width,
+/// or beside a multiplication and an addition.
+const CPU_BYTES_PER_FLOP: f64 = 4.0;
 /// A copy reaches half of what reading alone does, at worst.
 const GPU_READ_OVER_COPY: f64 = 2.0;
 
 impl Ceilings {
-    /// From what a CPU run measures at its start. The median of a busy machine is no ceiling: an undisturbed call is faster.
-    pub fn of_cpu(fma_ceiling_gflops: Option<f64>, memory_gbps: Option<f64>) -> Self {
+    /// From the best burst of multiply-adds that a CPU showed. Neither number follows the load of the machine: a burst is far
+    /// shorter than a scheduler's slice.
+    pub fn of_cpu(fma_ceiling_gflops: f64) -> Self {
+        let gflops = fma_ceiling_gflops * CPU_TURBO;
         Self {
-            gflops: fma_ceiling_gflops.map(|peak| peak * CPU_TURBO),
-            gbps: memory_gbps.map(|gbps| gbps * CPU_CACHE_OVER_MEMORY),
+            gflops: Some(gflops),
+            gbps: Some(gflops * CPU_BYTES_PER_FLOP),
             source: format!(
-                "the best burst of fused multiply-adds times {CPU_TURBO}, memory bandwidth times {CPU_CACHE_OVER_MEMORY}"
+                "the best burst of fused multiply-adds times {CPU_TURBO}, and {CPU_BYTES_PER_FLOP} bytes for each of its \
+                 operations"
             ),
         }
     }
@@ -47,10 +56,73 @@ impl Ceilings {
         }
     }
 
+    /// With the better of each number.
+    fn best_of(self, other: Self) -> Self {
+        let better = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a.max(b)).or(a).or(b);
+        Self { gflops: better(self.gflops, other.gflops), gbps: better(self.gbps, other.gbps), ..self }
+    }
+
     /// No call on the problem can be shorter.
     pub fn floor_us(&self, problem: &Problem) -> f64 {
         let of = |amount: f64, rate: Option<f64>| rate.map_or(0.0, |rate| amount / rate / 1e3);
         of(problem.flops(), self.gflops).max(of(problem.bytes() as f64, self.gbps))
+    }
+}
+
+/// How often a device is measured again before a kernel is called faster than possible.
+const DOUBTS: usize = 25;
+
+/// The floor of one problem on one device: from the best that was seen of the device so far.
+#[derive(Debug, Default)]
+pub struct Floor {
+    best: RefCell<Option<Ceilings>>,
+}
+
+impl Floor {
+    /// Measures the device once.
+    pub fn look(device: &dyn TimedDevice, problem: &Problem) -> Result<Self, Error> {
+        Ok(Self { best: RefCell::new(unless_the_machine_failed(device.ceilings(problem))?) })
+    }
+
+    /// No call can be shorter, as far as it is known.
+    pub fn time_us(&self, problem: &Problem) -> Option<f64> {
+        self.best.borrow().as_ref().map(|best| best.floor_us(problem))
+    }
+
+    /// Where the numbers come from.
+    pub fn source(&self) -> String {
+        self.best.borrow().as_ref().map(|best| best.source.clone()).unwrap_or_default()
+    }
+
+    /// What is wrong with a time, if it is too short. A doubt is first a reason to measure the device again, which may have
+    /// been busy when it was measured last, and never a reason to think less of it.
+    pub fn refuses(
+        &self,
+        device: &dyn TimedDevice,
+        problem: &Problem,
+        time_us: f64,
+    ) -> Result<Option<Finding>, Error> {
+        for _ in 0..DOUBTS {
+            if self.time_us(problem).is_none_or(|floor_us| time_us >= floor_us) {
+                return Ok(None);
+            }
+            if let Some(again) = unless_the_machine_failed(device.ceilings(problem))? {
+                let best = self.best.take();
+                self.best.replace(Some(best.map_or(again.clone(), |best| best.best_of(again))));
+            }
+        }
+        let ns = |us: f64| (us * 1e3).round() as u64;
+        let floor_us = self.time_us(problem).unwrap_or(0.0);
+        let finding = Finding::TooFast { time_ns: ns(time_us), floor_ns: ns(floor_us) };
+        Ok((time_us < floor_us).then_some(finding))
+    }
+}
+
+/// What is not known because the machine failed is left out: the rows that are there are worth more than it.
+pub(crate) fn unless_the_machine_failed<T>(known: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
+    match known {
+        Err(error) if error.kind() == ErrorKind::Machine => Ok(None),
+        other => other,
     }
 }
 

@@ -1,11 +1,11 @@
 //! Timing several contestants side by side in one run.
 //!
-//! Every contestant is timed in every round, a few calls at a time, and the order rotates from round to round: whatever
-//! the machine does meanwhile, it does to all.
+//! Every contestant is timed in every round, a few calls at a time, in an order that is drawn anew for each round: whatever
+//! the machine does meanwhile, it does to all, and who comes after whom is chance.
 
 use std::time::{Duration, Instant};
 
-use super::rng::Rng;
+use super::{CACHES_MATTER_US, rng::Rng};
 use crate::Error;
 
 /// Something that can be timed.
@@ -46,9 +46,6 @@ pub const ROUNDS: usize = 10;
 
 /// Idle time before each turn: thread pools that spin after their last call go to sleep first.
 const SETTLE: Duration = Duration::from_millis(5);
-
-/// A call that lasts longer than this is not the slower for caches that another contestant or an audit has had.
-const CACHES_MATTER_US: f64 = 100_000.0;
 
 /// One contestant's times, by round.
 #[derive(Clone, Debug, Default)]
@@ -98,11 +95,10 @@ pub fn interleave(
         if spent && round > 0 {
             break;
         }
-        for turn in 0..contestants.len() {
+        for (turn, i) in shuffled(contestants.len(), &mut rng).into_iter().enumerate() {
             if !proceed((round * contestants.len() + turn) as f64 / (rounds * contestants.len()) as f64) {
                 return results;
             }
-            let i = (turn + round) % contestants.len();
             let Ok(times) = &mut results[i] else { continue };
             std::thread::sleep(SETTLE);
             let done: usize = times.rounds.iter().map(Vec::len).sum();
@@ -124,6 +120,15 @@ pub fn interleave(
         }
     }
     results
+}
+
+/// Every number below `n`, in an order by chance (Fisher and Yates).
+fn shuffled(n: usize, rng: &mut Rng) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    for last in (1..n).rev() {
+        order.swap(last, rng.below(last + 1));
+    }
+    order
 }
 
 /// Calls untimed until warm, and says how long a call takes.
@@ -199,14 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn the_order_rotates_and_every_call_is_kept() {
+    fn the_order_is_drawn_and_every_call_is_kept() {
         let (log, results) =
             run(Plan { iters: 20, warmup: 1, sets: 2, budget: None, seed: 1, epoch: Instant::now() }, false);
-        // Warm-ups, then a round of a before b, then of b before a: one untimed and two timed calls a turn.
+        // Warm-ups, then rounds: one untimed and two timed calls a turn, and one more untimed after an audit in its middle.
         assert!(log.starts_with("ab" /* warm-up */), "{log}");
-        // One more untimed call follows an audit in the middle of a turn.
-        let turns = log[2..].replace("aaaa", "aaa");
-        assert!(turns.starts_with("aaab") && !log[2..].contains("aaaaaaaaa"), "{log}");
+        // Both orders come; nobody is served twice in a round, so at most two turns of one follow each other.
+        assert!(log[2..].contains("aaab") && log[2..].contains("bbba"), "{log}");
+        assert!(!log[2..].contains("aaaaaaaaa"), "{log}");
         for result in results {
             let times = result.unwrap();
             assert_eq!((times.rounds.len(), times.all().len(), times.began_ns.len()), (10, 20, 20));

@@ -8,6 +8,7 @@ pub mod duel;
 pub mod floor;
 pub mod interleave;
 pub mod rng;
+pub mod runs;
 pub mod samples;
 pub mod sequence;
 
@@ -29,16 +30,54 @@ impl Reading {
     pub fn kilocycles(&self) -> Option<f64> {
         self.clock_ghz.map(|ghz| self.time_us * ghz)
     }
+}
 
-    /// The median of a few calls, with the clock of the last.
-    pub(crate) fn median_of(
-        calls: usize,
-        mut read: impl FnMut() -> Result<Self, Error>,
-    ) -> Result<Self, Error> {
-        let readings = (0..calls).map(|_| read()).collect::<Result<Vec<Self>, Error>>()?;
+/// How a reading of a duel is taken of something that can say how long a call takes: as a turn of a benchmark is, so that the
+/// two agree. A few calls in a row, the first of them untimed, because the other side has had the caches and the thread pool
+/// is asleep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Calls {
+    timed: usize,
+    untimed: bool,
+    next: usize,
+}
+
+/// A reading lasts about this long, and is of at most so many calls.
+const READING_US: f64 = 200.0;
+const READING_CALLS_MAX: usize = 32;
+
+/// A call that lasts longer than this is not the slower for caches that another has had.
+pub(crate) const CACHES_MATTER_US: f64 = 100_000.0;
+
+impl Calls {
+    /// For calls that take so long.
+    pub(crate) fn lasting(once_us: f64) -> Self {
+        let timed = ((READING_US / once_us.max(0.1)) as usize).clamp(1, READING_CALLS_MAX);
+        Self { timed, untimed: once_us < CACHES_MATTER_US, next: 0 }
+    }
+
+    /// One sample of a GPU already is of many launches.
+    pub(crate) fn of_a_gpu() -> Self {
+        Self { timed: 1, untimed: false, next: 0 }
+    }
+
+    /// The median of the calls, each on the next of `sets` sets of inputs, with the clock of the last.
+    pub(crate) fn read(
+        &mut self,
+        sets: usize,
+        mut call: impl FnMut(usize) -> Result<Reading, Error>,
+    ) -> Result<Reading, Error> {
+        if self.untimed {
+            call(self.next)?;
+        }
+        let mut readings = Vec::with_capacity(self.timed);
+        for _ in 0..self.timed {
+            self.next = (self.next + 1) % sets;
+            readings.push(call(self.next)?);
+        }
         let times: Vec<f64> = readings.iter().map(|reading| reading.time_us).collect();
         let clock_ghz = readings.last().and_then(|reading| reading.clock_ghz);
-        Ok(Self { time_us: samples::median(&times), clock_ghz })
+        Ok(Reading { time_us: samples::median(&times), clock_ghz })
     }
 }
 

@@ -50,6 +50,11 @@ pub fn median(samples: &[f64]) -> f64 {
     quantile(&sorted(samples), 0.5)
 }
 
+/// A quantile of a set that is not empty.
+pub(crate) fn quantile_of(samples: &[f64], p: f64) -> f64 {
+    quantile(&sorted(samples), p)
+}
+
 /// Medians of `RESAMPLES` sets drawn with replacement (Efron's bootstrap).
 pub(crate) fn resampled(resampler: &mut Resampler, samples: &[f64]) -> Vec<f64> {
     let mut drawn = vec![0.0; samples.len()];

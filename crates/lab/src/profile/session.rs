@@ -179,10 +179,27 @@ impl Session {
     }
 }
 
-/// The part of file names that says what was profiled.
+/// Longer stems are cut: a file name has at most 255 bytes, and people read them.
+const STEM_MAX: usize = 100;
+
+/// The part of file names that says what was profiled. A name with many tunables becomes the kernel's with a few digits of the
+/// hash of the whole.
 pub fn stem(name: &str, problem: &Problem) -> String {
-    let text = format!("{name}_{}_{}", problem.shape(), problem.dtype());
-    text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '.' }).collect()
+    let of = |name: &str| {
+        let text = format!("{name}_{}_{}", problem.shape(), problem.dtype());
+        let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '.' };
+        text.chars().map(allowed).collect::<String>()
+    };
+    let whole = of(name);
+    if whole.len() <= STEM_MAX {
+        return whole;
+    }
+    let hash = blake3::hash(whole.as_bytes()).to_hex();
+    let kernel: String = VariantId::kernel_of(name).chars().take(STEM_MAX).collect();
+    let mut short: String = of(&kernel).chars().take(STEM_MAX).collect();
+    short.push('_');
+    short.push_str(&hash[..12]);
+    short
 }
 
 fn keep(folder: &Path, stem: &str, collected: &Collected) -> Result<Vec<String>, Error> {
@@ -225,4 +242,27 @@ fn joined(collected: &Collected) -> Result<Launch, Error> {
 fn first_launch(capture: Capture) -> Launch {
     // A capture without launches is refused when it is read.
     capture.launches.into_iter().next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With all 22 tunables of a kernel in it a name was longer than a file's may be, and every capture was lost.
+    #[test]
+    fn names_of_captures_fit_a_file_system_and_stay_apart() {
+        let problem = Problem::new("mission:causal".parse().unwrap(), evosdpa_core::DType::BF16).unwrap();
+        assert_eq!(stem("sdpa_v2c[A=1]", &problem), "sdpa_v2c.A.1._mission.causal_bf16");
+        let variant = |last: i64| {
+            let tunables: Vec<String> =
+                (0..22).map(|i| format!("SOME_LONG_TUNABLE_{i}={}", last * i)).collect();
+            stem(&format!("hopper_fwd[{}]", tunables.join(" ")), &problem)
+        };
+        assert!(
+            variant(1).len() < 120 && variant(1).starts_with("hopper_fwd_mission.causal_bf16_"),
+            "{}",
+            variant(1)
+        );
+        assert!(variant(1) == variant(1) && variant(1) != variant(2));
+    }
 }

@@ -66,7 +66,12 @@ impl Counted {
         let mut counted: Self =
             serde_json::from_value(value).map_err(|error| Error::Report { why: error.to_string() })?;
         counted.problem = problem.to_string();
-        counted.conflict_lines.truncate(LINES);
+        let worst = counters.conflict_lines().into_iter().take(LINES).map(|line| Line {
+            source: line.source.clone(),
+            wavefronts: line.counts.shared_wavefronts,
+            conflicts: line.counts.shared_conflicts,
+        });
+        counted.conflict_lines = worst.collect();
         Ok(counted)
     }
 

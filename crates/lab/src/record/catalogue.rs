@@ -16,7 +16,12 @@ use crate::{Error, error::IoContext};
 /// An entry of the runs folder.
 pub enum Entry {
     /// A run.
-    Run(Box<Summary>),
+    Run {
+        /// Where it is: its folder may have been given another name than the run has.
+        path: PathBuf,
+        /// What it says of itself.
+        summary: Box<Summary>,
+    },
     /// Something else, and why it is not a run.
     Unreadable {
         /// Its path.
@@ -38,7 +43,7 @@ pub fn list(runs: &Path) -> Result<Vec<Entry>, Error> {
     Ok(paths
         .into_iter()
         .map(|path| match summary(&path) {
-            Ok(summary) => Entry::Run(Box::new(summary)),
+            Ok(summary) => Entry::Run { path, summary: Box::new(summary) },
             Err(why) => Entry::Unreadable { path, why },
         })
         .collect())
@@ -50,22 +55,60 @@ pub fn find(runs: &Path, name: &str) -> Result<PathBuf, Error> {
     if direct.join("summary.json").is_file() {
         return Ok(direct.to_owned());
     }
-    let whole: Vec<String> = list(runs)?
+    let whole: Vec<(PathBuf, Box<Summary>)> = list(runs)?
         .into_iter()
         .filter_map(|entry| match entry {
-            Entry::Run(summary) => Some(summary.id),
+            Entry::Run { path, summary } => Some((path, summary)),
             Entry::Unreadable { .. } => None,
         })
         .collect();
-    let found: Vec<&String> = if name == "latest" {
-        whole.last().into_iter().collect()
+    let is_meant = |(path, summary): &&(PathBuf, Box<Summary>)| {
+        let folder = path.file_name().map(|folder| folder.to_string_lossy()).unwrap_or_default();
+        !name.is_empty() && (folder.ends_with(name) || summary.id.ends_with(name))
+    };
+    let found: Vec<_> = if name == "latest" {
+        // Times are what ids begin with; folders may have other names.
+        whole.iter().max_by(|a, b| a.1.id.cmp(&b.1.id)).into_iter().collect()
     } else {
-        whole.iter().filter(|id| id.as_str() == name || (!name.is_empty() && id.ends_with(name))).collect()
+        let exact = |(path, summary): &&(PathBuf, Box<Summary>)| {
+            path.file_name().is_some_and(|folder| folder == name) || summary.id == name
+        };
+        let exact: Vec<_> = whole.iter().filter(exact).collect();
+        if exact.is_empty() { whole.iter().filter(is_meant).collect() } else { exact }
     };
     match found.as_slice() {
-        [id] => Ok(runs.join(id)),
+        [(path, _)] => Ok(path.clone()),
         [] => Err(Error::NotARun { path: runs.join(name), why: "there is no such run".to_owned() }),
         _ => Err(Error::NotARun { path: runs.join(name), why: format!("{} runs end in that", found.len()) }),
+    }
+}
+
+/// The runs that are meant by a name: one run; all runs of the set that it is one of; or several names separated by commas.
+/// Oldest first.
+pub fn find_set(runs: &Path, names: &str) -> Result<Vec<PathBuf>, Error> {
+    if names.contains(',') {
+        let found =
+            names.split(',').map(|name| find_set(runs, name.trim())).collect::<Result<Vec<_>, _>>()?;
+        let mut all = found.concat();
+        all.sort();
+        all.dedup();
+        return Ok(all);
+    }
+    let of_set = |name: &str| -> Result<Vec<PathBuf>, Error> {
+        let members = list(runs)?.into_iter().filter_map(|entry| match entry {
+            Entry::Run { path, summary } if summary.set.as_deref() == Some(name) => Some(path),
+            _ => None,
+        });
+        Ok(members.collect())
+    };
+    let named = if names.is_empty() { Vec::new() } else { of_set(names)? };
+    if !named.is_empty() {
+        return Ok(named);
+    }
+    let run = find(runs, names)?;
+    match summary(&run).ok().and_then(|summary| summary.set) {
+        Some(set) => Ok(of_set(&set)?).map(|members| if members.is_empty() { vec![run] } else { members }),
+        None => Ok(vec![run]),
     }
 }
 
@@ -145,6 +188,40 @@ mod tests {
     }
 
     #[test]
+    fn a_set_is_found_by_its_name_and_by_any_of_its_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let make = |set: Option<&str>| {
+            let mut run = Run::create(folder.path(), "bench", &Environment::look(None)).unwrap();
+            set.map(|set| run.join(set).unwrap());
+            run.folder().to_owned()
+        };
+        let (a, b, alone) = (make(Some("set-x")), make(Some("set-x")), make(None));
+        let mut both = vec![a.clone(), b.clone()];
+        both.sort();
+        assert_eq!(find_set(folder.path(), "set-x").unwrap(), both);
+        assert_eq!(find_set(folder.path(), &a.file_name().unwrap().to_string_lossy()).unwrap(), both);
+        let name = alone.file_name().unwrap().to_string_lossy().into_owned();
+        assert_eq!(find_set(folder.path(), &name).unwrap(), [alone.clone()]);
+        let mut all = vec![a, b, alone];
+        all.sort();
+        assert_eq!(find_set(folder.path(), &format!("set-x, {name}")).unwrap(), all);
+        assert!(find_set(folder.path(), "").is_err() && find_set(folder.path(), "set-y").is_err());
+    }
+
+    #[test]
+    fn a_run_whose_folder_was_renamed_is_found_by_either_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = Run::create(folder.path(), "bench", &Environment::look(None)).unwrap();
+        let (id, renamed) = (run.summary().id.clone(), folder.path().join("before-the-change"));
+        std::fs::rename(run.folder(), &renamed).unwrap();
+        for name in ["before-the-change", "change", &id, "latest"] {
+            assert_eq!(find(folder.path(), name).unwrap(), renamed, "{name}");
+            assert_eq!(find_set(folder.path(), name).unwrap(), [renamed.clone()], "{name}");
+        }
+        assert!(rows(&renamed).unwrap().is_empty());
+    }
+
+    #[test]
     fn a_run_that_was_killed_keeps_its_finished_shapes() {
         let folder = tempfile::tempdir().unwrap();
         let mut run = Run::create(folder.path(), "bench", &Environment::look(None)).unwrap();
@@ -153,7 +230,7 @@ mod tests {
         drop(run);
         assert_eq!(rows(&path).unwrap().len(), 1);
         assert!(
-            matches!(&list(folder.path()).unwrap()[0], Entry::Run(run) if run.status == RunStatus::Running)
+            matches!(&list(folder.path()).unwrap()[0], Entry::Run { summary, .. } if summary.status == RunStatus::Running)
         );
     }
 

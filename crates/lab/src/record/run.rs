@@ -32,6 +32,9 @@ pub struct Summary {
     pub schema: String,
     /// The run's folder name.
     pub id: String,
+    /// The set that it is one of: runs of one command, made one after the other to be compared with another set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set: Option<String>,
     /// What was asked for.
     pub command: String,
     /// How far it came.
@@ -45,6 +48,7 @@ pub struct Summary {
 }
 
 /// A run being recorded.
+#[derive(Clone)]
 pub struct Run {
     folder: PathBuf,
     summary: Summary,
@@ -60,6 +64,7 @@ impl Run {
         let summary = Summary {
             schema: RUN_SCHEMA.to_owned(),
             id,
+            set: None,
             command: command.to_owned(),
             status: RunStatus::Running,
             environment: environment.clone(),
@@ -69,6 +74,12 @@ impl Run {
         let run = Self { folder, summary };
         run.write_summary()?;
         Ok(run)
+    }
+
+    /// Makes it one of a set.
+    pub fn join(&mut self, set: &str) -> Result<(), Error> {
+        self.summary.set = Some(set.to_owned());
+        self.write_summary()
     }
 
     /// Where the run is.
@@ -129,7 +140,7 @@ fn pretty(value: &impl Serialize) -> Vec<u8> {
 }
 
 /// Six hexadecimal digits that differ between runs started in the same second.
-fn short_id() -> String {
+pub fn short_id() -> String {
     use std::hash::{BuildHasher, RandomState};
     // Each RandomState is seeded anew.
     format!("{:06x}", RandomState::new().hash_one(std::process::id()) & 0xFF_FFFF)

@@ -68,8 +68,37 @@ pub struct Evolution {
     pub evaluations: Vec<Evaluation>,
     /// What was said of those that were the best at their time.
     pub diagnoses: Vec<Diagnosis>,
+    /// The winner, measured again; the last that the log has.
+    pub confirmation: Option<Confirmed>,
     /// Lines that could not be read: the last one of a killed tune is cut short.
     pub unreadable_lines: usize,
+}
+
+/// What a second measurement said of a winner.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Confirmed {
+    /// The evaluation.
+    pub number: u64,
+    /// Geometric mean of the speed-ups.
+    pub fitness: f64,
+    /// Whether it is still shown to be faster.
+    pub confirmed: bool,
+}
+
+impl Confirmed {
+    /// In plain words.
+    pub fn sentence(&self) -> String {
+        let Self { number, fitness, confirmed } = self;
+        if *confirmed {
+            format!(
+                "confirmed: #{number} is {fitness:.3}× as fast as the default, measured again on other inputs"
+            )
+        } else {
+            format!(
+                "NOT confirmed: measured again on other inputs, #{number} is {fitness:.3}× as fast as the default"
+            )
+        }
+    }
 }
 
 impl Evolution {
@@ -90,6 +119,9 @@ impl Evolution {
                         kernel = of_space.to_owned();
                     }
                     evolution.evaluations.extend(evaluation(&value, &kernel));
+                    if value.get("kind").is_some_and(|kind| kind == "confirmation") {
+                        evolution.confirmation = serde_json::from_value(value.clone()).ok();
+                    }
                     if value.get("kind").is_some_and(|kind| kind == "diagnosis") {
                         evolution.diagnoses.extend(serde_json::from_value::<Diagnosis>(value));
                     }
@@ -123,6 +155,15 @@ impl Evolution {
             *helped += usize::from(*has_helped);
         }
         counts.into_iter().map(|(id, (tried, helped))| (id.to_owned(), tried, helped)).collect()
+    }
+
+    /// What is to be believed of the winner, in plain words.
+    pub fn verdict(&self) -> Option<String> {
+        let winner = self.elites().first().map(|winner| winner.id.clone())?;
+        match &self.confirmation {
+            Some(confirmed) if confirmed.number.to_string() == winner => Some(confirmed.sentence()),
+            _ => Some(format!("not confirmed: nobody has measured #{winner} again")),
+        }
     }
 
     /// The best evaluations that passed their gates, the best first, each set of tunables once.
@@ -230,6 +271,12 @@ mod tests {
         assert_eq!(evolution.evaluations[0].shapes["mission bf16"].p50_us, Some(9.5));
         let elites: Vec<&str> = evolution.elites().iter().map(|e| e.id.as_str()).collect();
         assert_eq!(elites, ["x", "0"]);
+        // Another than the winner was measured again.
+        assert_eq!(evolution.verdict().unwrap(), "not confirmed: nobody has measured #x again");
+        let confirmed = LOG.replace("\"fitness\":1.3", "\"fitness\":1.05");
+        assert!(Evolution::parse(&confirmed).verdict().unwrap().starts_with("confirmed: #0 is 1.100×"));
+        let denied = confirmed.replace("\"confirmed\":true", "\"confirmed\":false");
+        assert!(Evolution::parse(&denied).verdict().unwrap().starts_with("NOT confirmed"), "{denied}");
         assert_eq!(evolution.insights(), [("4-grid".to_owned(), 2, 0), ("4-issue".to_owned(), 1, 1)]);
         let kernels: Vec<&str> = evolution.evaluations.iter().map(|e| e.kernel.as_str()).collect();
         assert_eq!(kernels, ["k", "k", "other", "k"]);

@@ -212,6 +212,7 @@ fn profiles(document: &Document) -> Vec<ProfileView> {
 #[derive(Serialize)]
 struct Tune {
     source: String,
+    verdict: Option<String>,
     evaluations: usize,
     accepted: usize,
     stopped: usize,
@@ -250,6 +251,7 @@ fn tune(document: &Document, index: usize) -> Tune {
         .collect();
     Tune {
         source: evolution.source.clone(),
+        verdict: evolution.verdict(),
         evaluations: evolution.evaluations.len(),
         accepted: evolution.evaluations.iter().filter(|e| e.accepted).count(),
         stopped: evolution.evaluations.iter().filter(|e| e.stopped_by.is_some()).count(),

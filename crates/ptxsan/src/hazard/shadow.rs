@@ -97,17 +97,28 @@ impl Lists {
         more.checked_sub(1).map(|index| &self.all[index as usize])
     }
 
-    fn start(&mut self, list: &List) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.all[index as usize].clone_from(list);
-                index + 1
-            }
-            None => {
-                self.all.push(list.clone());
-                self.all.len() as u32
-            }
-        }
+    /// A list of one access.
+    fn start(&mut self, access: Access) -> u32 {
+        let index = self.unused();
+        let list = &mut self.all[index as usize];
+        list.items.push(access);
+        (list.wrote, list.all_atomic, list.prune_at) = (access.wrote(), access.is_far_atomic(), PRUNE_AT);
+        index + 1
+    }
+
+    /// Another list like one that is in use.
+    fn copy(&mut self, more: u32) -> u32 {
+        let Some(list) = self.of(more).cloned() else { return 0 };
+        let index = self.unused();
+        self.all[index as usize] = list;
+        index + 1
+    }
+
+    fn unused(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.all.push(List::default());
+            self.all.len() as u32 - 1
+        })
     }
 
     fn give_up(&mut self, more: &mut u32) {
@@ -120,11 +131,6 @@ impl Lists {
 }
 
 impl List {
-    fn one(access: Access) -> Self {
-        let (wrote, all_atomic) = (access.wrote(), access.is_far_atomic());
-        List { items: vec![access], wrote, all_atomic, prune_at: PRUNE_AT }
-    }
-
     /// Adds an access; those that it covers are forgotten, nothing else ever is.
     fn remember(&mut self, mine: Access, by: &Accessor<'_>) {
         let mut at = self.items.partition_point(|a| a.base < mine.base);
@@ -371,10 +377,8 @@ fn refine(chunk: &mut Chunk, shift: u32, lists: &mut Lists) {
     for cell in &chunk.cells {
         for part in 0..parts {
             let mut copy = *cell;
-            if part > 0
-                && let Some(list) = lists.of(cell.more).cloned()
-            {
-                copy.more = lists.start(&list);
+            if part > 0 {
+                copy.more = lists.copy(cell.more);
             }
             cells.push(copy);
         }
@@ -404,6 +408,7 @@ fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> {
 }
 
 /// The conflict with an earlier read or strong write, if there is one.
+#[inline]
 fn against_access(old: &Access, by: &Accessor<'_>, write: bool) -> Option<Conflict> {
     if old.mask == 0 || !write && !old.wrote() {
         return None;
@@ -443,6 +448,7 @@ fn against_access(old: &Access, by: &Accessor<'_>, write: bool) -> Option<Confli
 }
 
 /// The worst conflict with the accesses since the last plain write.
+#[inline]
 fn against_accesses(cell: &Cell, by: &Accessor<'_>, lists: &Lists, write: bool) -> Option<Conflict> {
     let mut found = against_access(&cell.first, by, write);
     let is_atomic = by.pc & (STRONG | ATOMIC | BLOCK_SCOPE) == STRONG | ATOMIC;
@@ -481,7 +487,7 @@ fn remember(cell: &mut Cell, mine: Access, by: &Accessor<'_>, lists: &mut Lists)
         }
     }
     match cell.more.checked_sub(1) {
-        None => cell.more = lists.start(&List::one(mine)),
+        None => cell.more = lists.start(mine),
         Some(index) => lists.all[index as usize].remember(mine, by),
     }
 }
@@ -502,7 +508,8 @@ fn read_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Option<Co
             non_coherent: true,
         });
     }
-    if conflict.is_none() && (cell.first.wrote() || cell.more != 0) {
+    let is_written = || cell.first.wrote() || lists.of(cell.more).is_some_and(|list| list.wrote);
+    if conflict.is_none() && is_written() {
         conflict = against_accesses(cell, by, lists, false);
     }
     let mine = Access { base: by.base, mask: by.mask, time: by.time, pc: by.pc };
@@ -513,7 +520,8 @@ fn read_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Option<Co
 #[inline]
 fn write_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Found {
     let with_write = against_write(cell, by);
-    let with_access = against_accesses(cell, by, lists, true);
+    let is_read = cell.first.mask != 0 || cell.more != 0;
+    let with_access = if is_read { against_accesses(cell, by, lists, true) } else { None };
     if by.pc & STRONG != 0 {
         let mine = Access { base: by.base, mask: by.mask, time: by.time, pc: by.pc | WROTE };
         remember(cell, mine, by, lists);

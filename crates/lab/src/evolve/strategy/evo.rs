@@ -6,8 +6,7 @@ use crate::{
     evolve::{
         insight,
         log::Evaluation,
-        operators,
-        population::{self, TOP},
+        operators, population,
         space::{Layer, Point},
     },
     measure::rng::Rng,
@@ -38,7 +37,7 @@ impl Strategy for Evo {
     }
 
     fn propose(&mut self, view: &View<'_>, rng: &mut Rng) -> Option<Proposal> {
-        let anchors = population::anchors(view.history, TOP);
+        let anchors = population::anchors(view.history, view.top);
         let made = anchors.first().and_then(|best| {
             follow(view, best, rng).or_else(|| {
                 (0..TRIES).find_map(|_| match self.in_first_layer(view) {

@@ -35,6 +35,8 @@ pub struct View<'a> {
     pub prior: &'a Prior,
     /// Evaluations in all.
     pub budget: usize,
+    /// Elites that candidates are made from.
+    pub top: usize,
 }
 
 impl View<'_> {
@@ -137,6 +139,7 @@ mod tests {
                 insights: &insights,
                 prior: &prior,
                 budget,
+                top: population::TOP,
             };
             let proposal = strategy.propose(&view, &mut Rng::of_series(seed, number)).unwrap();
             assert!(
@@ -158,6 +161,39 @@ mod tests {
         assert!(evo > random + 0.05 && climb > random, "evo {evo}, random {random}, hill-climb {climb}");
     }
 
+    /// `--top` is how many elites a search goes on from.
+    #[test]
+    fn evo_makes_candidates_of_as_many_elites_as_asked() {
+        let space = space(&[("A", Layer::Macro, 9), ("B", Layer::Macro, 9), ("d", Layer::Micro, 9)]);
+        let history: Vec<Evaluation> = (0..30)
+            .map(|number| {
+                let point = space.at(7 * number as u128);
+                Evaluation { point, ..evaluation(number, 0, 1.0 + 0.01 * number as f64) }
+            })
+            .collect();
+        let taken = history.iter().map(|evaluation| evaluation.point.clone()).collect();
+        for top in [1, 5] {
+            let view = View {
+                space: &space,
+                keeps: &|_| true,
+                history: &history,
+                taken: &taken,
+                insights: &[],
+                prior: &Prior::default(),
+                budget: 60,
+                top,
+            };
+            let mut parents = HashSet::new();
+            for number in 0..400 {
+                let proposal =
+                    by_name("evo").unwrap().propose(&view, &mut Rng::of_series(3, number)).unwrap();
+                parents.extend(proposal.parents);
+            }
+            let expected: HashSet<u64> = (30 - top as u64..30).collect();
+            assert_eq!(parents, expected, "top {top}");
+        }
+    }
+
     #[test]
     fn every_strategy_ends_when_nothing_is_left() {
         let space = space(&[("A", Layer::Macro, 3), ("b", Layer::Micro, 2)]);
@@ -173,6 +209,7 @@ mod tests {
                     insights: &[],
                     prior: &Prior::default(),
                     budget: 10,
+                    top: population::TOP,
                 };
                 let Some(proposal) = strategy.propose(&view, &mut Rng::of_series(1, number)) else { break };
                 taken.insert(proposal.point.clone());

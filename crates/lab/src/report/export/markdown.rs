@@ -150,6 +150,9 @@ fn elites(out: &mut String, document: &Document) -> Result {
     if document.evolutions.is_empty() {
         return writeln!(out, "No tune in this report.");
     }
+    for verdict in document.evolutions.iter().filter_map(|evolution| evolution.verdict()) {
+        writeln!(out, "{verdict}\n")?;
+    }
     for elite in document.evolutions.iter().flat_map(|evolution| evolution.elites()) {
         let tunables: Vec<String> =
             elite.tunables.iter().map(|(name, value)| format!("{name}={value}")).collect();
