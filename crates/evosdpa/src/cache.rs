@@ -86,6 +86,7 @@ pub fn rotate(
     Ok(evosdpa_cpu::rotate(x, &mut out, rotary, positions)?)
 }
 
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU alone refuses nothing"))]
 fn on_cpu(device: Device, what: &'static str) -> Result<(), Error> {
     match device {
         Device::Cpu => Ok(()),
