@@ -131,7 +131,7 @@ pub(crate) unsafe fn turn<S: Simd, E: Element>(a: &Turned) {
                 for at in (0..count / S::LANES * S::LANES).step_by(S::LANES) {
                     S::store(dst.add(at), E::load::<S>(row.add(at)));
                 }
-                if count % S::LANES > 0 {
+                if !count.is_multiple_of(S::LANES) {
                     let at = count / S::LANES * S::LANES;
                     S::store(dst.add(at), E::load_first::<S>(row.add(at), count - at));
                 }

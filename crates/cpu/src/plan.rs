@@ -60,9 +60,8 @@ const DECODE_ROWS: usize = 6;
 /// busy.
 const WANTED_UNITS: usize = 64;
 
-/// No split is shorter than this: merging must stay negligible, and tiles have more rows to merge.
-const MIN_SPLIT_KEYS: usize = 1024;
-const MIN_TILE_SPLIT_KEYS: usize = 2048;
+/// No split is shorter than this: merging must stay negligible.
+const MIN_SPLIT_KEYS: usize = 2048;
 
 /// Rows of a split problem count as one piece of work in such portions.
 const SPLIT_ROWS: usize = 64;
@@ -91,7 +90,7 @@ impl Plan {
             let wanted = (UNITS_PER_THREAD * threads).div_ceil(alike.saturating_mul(shape.heads_q));
             let decode = shape.group() * span.queries <= DECODE_ROWS;
             let blocks = row_blocks(shape, &span, block_rows(&span, tiles, width, wanted), width, decode);
-            let split_keys = split_length(shape, &span, tiles.block_kv, decode);
+            let split_keys = split_length(shape, &span, tiles.block_kv);
             for kv_head in 0..shape.heads_kv {
                 for rows in &blocks {
                     plan.push(&span, sequence, kv_head, rows.clone(), split_keys, decode);
@@ -181,10 +180,9 @@ fn row_blocks(shape: &Shape, span: &Span, block: usize, width: usize, decode: bo
 }
 
 /// Keys per split of a sequence, a multiple of the key block.
-fn split_length(shape: &Shape, span: &Span, block_kv: usize, decode: bool) -> usize {
+fn split_length(shape: &Shape, span: &Span, block_kv: usize) -> usize {
     let pieces = shape.heads_kv * (shape.group() * span.queries).div_ceil(SPLIT_ROWS);
-    let least = if decode { MIN_SPLIT_KEYS } else { MIN_TILE_SPLIT_KEYS };
-    let splits = WANTED_UNITS.div_ceil(pieces).min(span.keys / least);
+    let splits = WANTED_UNITS.div_ceil(pieces).min(span.keys / MIN_SPLIT_KEYS);
     if splits <= 1 {
         return usize::MAX / 2;
     }
