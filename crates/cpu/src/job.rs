@@ -136,6 +136,7 @@ unsafe impl Sync for Job<'_> {}
 
 impl Job<'_> {
     /// Whether queries, keys and values are all bfloat16.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn is_bf16(&self) -> bool {
         [self.q.dtype, self.k.dtype, self.v.dtype] == [DType::BF16; 3]
     }

@@ -107,6 +107,20 @@ impl Call<'_> {
         }
     }
 
+    /// Checks lengths and pages in this process's memory against the tensors' shapes, wherever the tensors themselves are.
+    ///
+    /// # Safety
+    /// The lists and the page table of [`Call::side`] must be valid to read.
+    pub unsafe fn check_lists(&self) -> Result<(), Error> {
+        let problem = self.problem()?;
+        let Some(side) = self.side else { return Ok(()) };
+        // SAFETY: by this function's contract.
+        let lists = unsafe { side.lists(&problem) }?;
+        let (q, k) = (sizes("Q", self.q.shape)?, sizes("K", self.k.shape)?);
+        evosdpa_core::Sequences::new(&problem, &lists, q, k).map_err(evosdpa::Error::from)?;
+        Ok(())
+    }
+
     /// Computes attention where the tensors are. Every call from Python comes through here.
     ///
     /// # Safety
@@ -233,7 +247,7 @@ impl Operand {
     }
 }
 
-fn sizes(tensor: &'static str, shape: [i64; 4]) -> Result<[usize; 4], Error> {
+pub(crate) fn sizes(tensor: &'static str, shape: [i64; 4]) -> Result<[usize; 4], Error> {
     let mut sizes = [0; 4];
     for (size, given) in sizes.iter_mut().zip(shape) {
         *size = usize::try_from(given).map_err(|_| Error::NegativeSize { tensor, shape })?;

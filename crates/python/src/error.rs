@@ -86,12 +86,6 @@ pub enum Error {
         /// The cache.
         cache: &'static str,
     },
-    /// A kernel takes the problem, but nothing carries its data to a GPU.
-    #[error("no CUDA kernel is given {features}; compute it on the CPU")]
-    NotOnGpu {
-        /// What was asked for.
-        features: evosdpa::Features,
-    },
     /// A defect of this library.
     #[error("a defect in evosdpa: {problem}; please report it")]
     Panic {

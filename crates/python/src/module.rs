@@ -22,7 +22,7 @@ type Four = (i64, i64, i64, i64);
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{append, forward, rotate, run, straight, suggest_packages, use_exchange};
+    use super::{append, check_lists, forward, rotate, run, straight, suggest_packages, use_exchange};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
@@ -108,6 +108,23 @@ fn run(py: Python<'_>, python: PathBuf, arguments: Vec<OsString>) -> u8 {
     evosdpa_cuda::Program::declare(python, vec!["-m".into(), "evosdpa".into()]);
     let name = OsString::from("evosdpa");
     py.detach(|| evosdpa_cli::run(std::iter::once(name).chain(arguments)))
+}
+
+/// Checks lengths and pages that were copied to this process's memory against tensors that may be elsewhere.
+#[pyfunction]
+fn check_lists(
+    dtype: u8,
+    q: (usize, Four, Four),
+    k: (usize, Four, Four),
+    v: (usize, Four, Four),
+    side: &Bound<'_, PyDict>,
+) -> PyResult<()> {
+    let (q, k, v, side) = (operand(q), operand(k), operand(v), beside(side)?);
+    let visible = Visible { left: -1, right: -1, bottom_right: true };
+    let (scale, precision) = (None, Precision::Default);
+    let call = Call { dtype, q, k, v, o: q, lse: 0, scale, visible, precision, side: Some(&side) };
+    // SAFETY: the Python half has copied the lists, and holds them.
+    unsafe { call.check_lists() }.map_err(raised)
 }
 
 /// Lists come as `(address, length)`, the page table as `(address, (rows, columns), row stride)`, a bias as `(type, operand)`.
@@ -230,8 +247,9 @@ pub(crate) fn raised(error: Error) -> PyErr {
             Library::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })
             | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })),
         ) => PyTypeError::new_err(said),
-        Error::Library(Library::Kernels(_) | Library::OnCpuOnly { .. } | Library::Unreachable { .. })
-        | Error::NotOnGpu { .. } => PyNotImplementedError::new_err(said),
+        Error::Library(Library::Kernels(_) | Library::OnCpuOnly { .. } | Library::Unreachable { .. }) => {
+            PyNotImplementedError::new_err(said)
+        }
         Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),
         Error::Panic { .. } => PyRuntimeError::new_err(said),
         _ => PyValueError::new_err(said),

@@ -130,16 +130,6 @@ impl Side {
         Ok((batch, seq_q, seq_kv))
     }
 
-    /// Whether there is anything that lies in memory.
-    pub(crate) fn has_data(&self) -> bool {
-        let lengths = [self.cu_seqlens_q, self.cu_seqlens_kv, self.seqused_q, self.seqused_kv];
-        let others = [self.leftpad_kv, self.cache_batch_idx, self.alibi_slopes, self.sinks];
-        lengths.into_iter().chain(others).chain(self.scales).any(|list| list.is_some())
-            || self.page_table.is_some()
-            || self.bias.is_some()
-            || self.mask.is_some()
-    }
-
     /// What lies in this process's memory, to be read.
     ///
     /// # Safety
@@ -147,16 +137,8 @@ impl Side {
     pub(crate) unsafe fn inputs<'a>(&self, problem: &Problem) -> Result<SideInputs<'a>, Error> {
         // SAFETY: by contract.
         unsafe {
-            let integers = |name, list: Option<List>| list.map(|list| list.read::<i32>(name)).transpose();
             let floats = |name, list: Option<List>| list.map(|list| list.read::<f32>(name)).transpose();
             Ok(SideInputs {
-                cu_seqlens_q: integers("cu_seqlens_q", self.cu_seqlens_q)?,
-                cu_seqlens_kv: integers("cu_seqlens_k", self.cu_seqlens_kv)?,
-                seqused_q: integers("seqused_q", self.seqused_q)?,
-                seqused_kv: integers("seqused_k", self.seqused_kv)?,
-                leftpad_kv: integers("leftpad_k", self.leftpad_kv)?,
-                cache_batch_idx: integers("cache_batch_idx", self.cache_batch_idx)?,
-                page_table: self.page_table.map(|table| table.read(problem)).transpose()?,
                 alibi_slopes: floats("alibi_slopes", self.alibi_slopes)?,
                 bias: match self.bias {
                     None => None,
@@ -169,6 +151,28 @@ impl Side {
                     k: floats("scales of K", self.scales[1])?,
                     v: floats("scales of V", self.scales[2])?,
                 },
+                ..self.lists(problem)?
+            })
+        }
+    }
+
+    /// The part of [`Side::inputs`] that says where sequences are.
+    ///
+    /// # Safety
+    /// Every element is valid to read for `'a`.
+    pub(crate) unsafe fn lists<'a>(&self, problem: &Problem) -> Result<SideInputs<'a>, Error> {
+        // SAFETY: by contract.
+        unsafe {
+            let integers = |name, list: Option<List>| list.map(|list| list.read::<i32>(name)).transpose();
+            Ok(SideInputs {
+                cu_seqlens_q: integers("cu_seqlens_q", self.cu_seqlens_q)?,
+                cu_seqlens_kv: integers("cu_seqlens_k", self.cu_seqlens_kv)?,
+                seqused_q: integers("seqused_q", self.seqused_q)?,
+                seqused_kv: integers("seqused_k", self.seqused_kv)?,
+                leftpad_kv: integers("leftpad_k", self.leftpad_kv)?,
+                cache_batch_idx: integers("cache_batch_idx", self.cache_batch_idx)?,
+                page_table: self.page_table.map(|table| table.read(problem)).transpose()?,
+                ..SideInputs::default()
             })
         }
     }
@@ -228,7 +232,7 @@ unsafe fn slice<'a, T>(name: &'static str, address: usize, len: usize) -> Result
 }
 
 /// What is written out, by the sizes that are not one.
-fn broadcast(dense: &Operand) -> Broadcast {
+pub(crate) fn broadcast(dense: &Operand) -> Broadcast {
     let [batch, heads, queries, _] = dense.shape;
     Broadcast { batch: batch != 1, heads: heads != 1, queries: queries != 1 }
 }

@@ -4,6 +4,7 @@ import itertools
 import pathlib
 import re
 
+import numpy
 import pytest
 import torch
 
@@ -241,7 +242,9 @@ def test_what_is_wrong_is_named():
         (TypeError, "cache_seqlens is a list", {"cache_seqlens": [3, 1]}),
         (ValueError, r"cache_seqlens has shape \[3\]", {"cache_seqlens": torch.ones(3, dtype=INT)}),
         (ValueError, "uses 5 keys", {"cache_seqlens": 5}),
-        (ValueError, "uses -1 keys", {"cache_seqlens": -1}),
+        (ValueError, "cache_seqlens is -1", {"cache_seqlens": -1}),
+        (ValueError, "uses -1 keys", {"cache_seqlens": held - 2}),
+        (ValueError, "cache_seqlens is 1099511627776", {"cache_seqlens": 2**40}),
         (ValueError, "meta", {"cache_seqlens": held.to("meta")}),
         (TypeError, "cache_leftpad holds float32", {"cache_leftpad": torch.zeros(2)}),
         (ValueError, "left padding of 4", {"cache_seqlens": held, "cache_leftpad": torch.tensor([4, 0], dtype=INT)}),
@@ -251,7 +254,7 @@ def test_what_is_wrong_is_named():
         (ValueError, "k is missing", {"v": new, "cache_seqlens": held}),
         (ValueError, "cache_seqlens is missing", {"k": new, "v": new}),
         (ValueError, "holds 4 tokens and gets 1 more", {"k": new, "v": new, "cache_seqlens": 4}),
-        (ValueError, "-2", {"k": new, "v": new, "cache_seqlens": -2}),
+        (ValueError, "-2 keys", {"k": new, "v": new, "cache_seqlens": held - 3}),
         (ValueError, "sequences 1 and 0", {"k": new, "v": new, "cache_seqlens": 1, "cache_batch_idx": torch.zeros(2, dtype=INT)}),
         (TypeError, "k holds torch.float16", {"k": new.half(), "v": new.half(), "cache_seqlens": held}),
         (ValueError, "k has shape", {"k": new[:, 0], "v": new, "cache_seqlens": held}),
@@ -262,6 +265,7 @@ def test_what_is_wrong_is_named():
         (ValueError, "5 columns", {"k": new, "v": new, "cache_seqlens": held, "rotary_cos": torch.ones(9, 5), "rotary_sin": torch.ones(9, 5)}),
         (NotImplementedError, "slopes a head", {"alibi_slopes": torch.zeros(2, 2)}),
         (ValueError, "window_size is", {"window_size": (-2, 0)}),
+        (ValueError, "window_size is", {"window_size": (1, 2, 3)}),
     ]:
         with pytest.raises(error, match=words):
             call(q, cache, cache.clone(), **arguments)
@@ -277,8 +281,12 @@ def test_what_is_wrong_is_named():
         with pytest.raises(error, match=words):
             call(q, pages, pages.clone(), **arguments)
     assert torch.equal(cache, before[0]) and torch.equal(pages, before[1])
+    # Refused before anything is written.
     with pytest.raises(NotImplementedError, match="torch.no_grad"):
-        call(q.clone().requires_grad_(), cache, cache)
+        call(q.clone().requires_grad_(), cache, cache.clone(), new, new, cache_seqlens=held)
+    with pytest.raises(ValueError, match="3 heads of 8"):
+        call(torch.randn(2, 1, 3, 8), cache, cache.clone(), new, new, cache_seqlens=held)
+    assert torch.equal(cache, before[0])
     with pytest.raises(NotImplementedError, match="float64"):
         call(q.double(), cache.double(), cache.double())
     packed, cu = torch.randn(4, 2, 8), cumulative([1, 3])
@@ -303,6 +311,11 @@ def test_numpy_has_the_same_functions():
     rotary = {"rotary_cos": angles.cos().numpy(), "rotary_sin": angles.sin().numpy()}
     ours = evosdpa.flash_attn_with_kvcache(*arrays, cache_seqlens=4, causal=True, **rotary)
     assert torch.equal(torch.from_numpy(ours), theirs) and torch.equal(torch.from_numpy(arrays[1]), cache)
+    for wrong, words in [(numpy.ma.masked_array(arrays[0]), "MaskedArray"), (arrays[0].astype(">f4"), "byte order")]:
+        with pytest.raises(TypeError, match=words):
+            evosdpa.flash_attn_with_kvcache(wrong, *arrays[1:3], cache_seqlens=4)
+    with pytest.raises(TypeError, match="cache_seqlens holds >i4"):
+        evosdpa.flash_attn_with_kvcache(*arrays[:3], cache_seqlens=numpy.array([4, 4], ">i4"))
     arrays[1].setflags(write=False)
     with pytest.raises(ValueError, match="read-only"):
         evosdpa.flash_attn_with_kvcache(*arrays, cache_seqlens=4)

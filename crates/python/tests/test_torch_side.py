@@ -156,6 +156,21 @@ def test_what_is_wrong_is_named():
             run(x, x, x, side)
 
 
+def test_lists_of_a_gpu_can_be_checked():
+    """With EVOSDPA_CHECK=1 they are copied and checked; here they are on a CPU already."""
+    x = torch.empty(3, 2, 4, 8, device="meta")
+    q = torch.empty(2, 2, 1, 8, device="meta")
+    table, used = torch.tensor([[0, 1], [2, 9]], dtype=INT), torch.tensor([5, 3], dtype=INT)
+    evosdpa._operator.check_lists(q, x, x, {"page_table": table, "seqused_k": used, "softcap": 3.0})
+    for words, side in [
+        ("at 9, but there are 3 pages", {"page_table": table, "seqused_k": used + 2}),
+        ("uses 9 keys", {"page_table": table, "seqused_k": used + 4}),
+        ("uses -1 keys", {"page_table": table, "seqused_k": used - 6}),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            evosdpa._operator.check_lists(q, x, x, side)
+
+
 def test_numpy_takes_the_same():
     from evosdpa import _arrays
 

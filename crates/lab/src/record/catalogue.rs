@@ -192,7 +192,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let make = |set: Option<&str>| {
             let mut run = Run::create(folder.path(), "bench", &Environment::look(None)).unwrap();
-            set.map(|set| run.join(set).unwrap());
+            if let Some(set) = set {
+                run.join(set).unwrap();
+            }
             run.folder().to_owned()
         };
         let (a, b, alone) = (make(Some("set-x")), make(Some("set-x")), make(None));
@@ -201,7 +203,7 @@ mod tests {
         assert_eq!(find_set(folder.path(), "set-x").unwrap(), both);
         assert_eq!(find_set(folder.path(), &a.file_name().unwrap().to_string_lossy()).unwrap(), both);
         let name = alone.file_name().unwrap().to_string_lossy().into_owned();
-        assert_eq!(find_set(folder.path(), &name).unwrap(), [alone.clone()]);
+        assert_eq!(find_set(folder.path(), &name).unwrap(), std::slice::from_ref(&alone));
         let mut all = vec![a, b, alone];
         all.sort();
         assert_eq!(find_set(folder.path(), &format!("set-x, {name}")).unwrap(), all);
@@ -216,7 +218,7 @@ mod tests {
         std::fs::rename(run.folder(), &renamed).unwrap();
         for name in ["before-the-change", "change", &id, "latest"] {
             assert_eq!(find(folder.path(), name).unwrap(), renamed, "{name}");
-            assert_eq!(find_set(folder.path(), name).unwrap(), [renamed.clone()], "{name}");
+            assert_eq!(find_set(folder.path(), name).unwrap(), std::slice::from_ref(&renamed), "{name}");
         }
         assert!(rows(&renamed).unwrap().is_empty());
     }

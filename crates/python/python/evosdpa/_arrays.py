@@ -112,7 +112,8 @@ def forward(
 
 def _fact(array: Any) -> _side.Described:
     address, shape, strides = _described(array)
-    return _side.Described(array, array.dtype.name, "cpu", address, shape, strides)
+    name = array.dtype.name if array.dtype.isnative else array.dtype.str
+    return _side.Described(array, name, "cpu", address, shape, strides)
 
 
 def _described(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

@@ -13,11 +13,21 @@ def attend(
     q: Any, k: Any, v: Any, scale: float | None, window: _window.Window, with_lse: bool, high: bool, side: _side.Side
 ) -> tuple[Any, Any]:
     """Attention of ``[batch, heads, sequence, head dimension]`` views of arrays."""
+    check_plain(q=q, k=k, v=v)
     _arrays._check_dimensions(q, k, v)
-    refusal = _arrays._refusal(q, 0.0)
-    if refusal is not None:
-        raise NotImplementedError(_words.without_fallback(refusal))
     return _arrays.forward(q, k, v, scale, window, with_lse, high, side)
+
+
+def check_plain(**named: Any) -> None:
+    """Refuses arrays that mean more than their memory holds, or hold what no kernel reads."""
+    for name, array in named.items():
+        if type(array) not in (numpy.ndarray, numpy.memmap):
+            raise TypeError(_words.subclass(name, type(array).__name__))
+        if not array.dtype.isnative:
+            raise TypeError(f"{name} holds {array.dtype.str}, another machine's byte order; convert it")
+        refusal = _arrays._refusal(array, 0.0)
+        if refusal is not None:
+            raise NotImplementedError(_words.without_fallback(refusal))
 
 
 def append(k_cache: Any, v_cache: Any, k: Any, v: Any, rotary_interleaved: bool, **named: Any) -> None:
@@ -56,7 +66,7 @@ def is_tensor(value: Any) -> bool:
 
 def facts(array: Any) -> tuple[str, str]:
     """Type and device by name."""
-    return array.dtype.name, "cpu"
+    return _arrays._fact(array).dtype, "cpu"
 
 
 def ones(count: int, like: Any) -> Any:

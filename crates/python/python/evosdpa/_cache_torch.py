@@ -13,14 +13,20 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: _window.Window, with_lse: bool, high: bool, side: _side.Side
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of ``[batch, heads, sequence, head dimension]`` views of tensors whose heads come last but one."""
-    tensors = (q, k, v)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise NotImplementedError(_words.without_fallback(_words.autograd()))
+    check_plain(q=q, k=k, v=v)
     check(q, k, v, True)
-    for name, x in zip("qkv", tensors):
+    return _torch._attend(q, k, v, scale, window, True, with_lse, high, {name: value for name, value in side.items() if value is not None})
+
+
+def check_plain(**named: Tensor) -> None:
+    """Refuses tensors that are not numbers in memory of a type that kernels read, or that somebody differentiates."""
+    for name, x in named.items():
+        if x.is_nested or x.layout != torch.strided:
+            raise TypeError(f"{name} is {'nested' if x.is_nested else x.layout}; give a plain tensor")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(_words.without_fallback(_words.autograd()))
         if x.dtype not in ALL_CODES:
             raise NotImplementedError(f"{name} holds {x.dtype}; no kernel reads it: use float32, float16, bfloat16 or float8_e4m3fn")
-    return _torch._attend(q, k, v, scale, window, True, with_lse, high, {name: value for name, value in side.items() if value is not None})
 
 
 def append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, rotary_interleaved: bool, **named: Tensor | None) -> None:

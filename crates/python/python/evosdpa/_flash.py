@@ -166,6 +166,8 @@ def flash_attn_with_kvcache(
     _expect(lib, q, 4, k_cache=k_cache, v_cache=v_cache)
     batch = q.shape[0] if cu_seqlens_q is None else _count("cu_seqlens_q", cu_seqlens_q) - 1
     if isinstance(cache_seqlens, int):
+        if not 0 <= cache_seqlens < 2**31:
+            raise ValueError(f"cache_seqlens is {cache_seqlens}, but must be the number of tokens that each sequence holds")
         cache_seqlens = lib.full_int32(batch, cache_seqlens, k_cache)
     _integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new)
     lists = {"cache_seqlens": cache_seqlens, "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad}
@@ -176,6 +178,7 @@ def flash_attn_with_kvcache(
     window = _window.flash_window(causal, window_size)
     filled = cache_seqlens
     if k is not None:
+        _check_fit(q, k_cache)
         rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": rotary_seqlens}
         filled = _append(lib, k_cache, v_cache, k, v, cache_seqlens, cu_seqlens_k_new, table, cache_batch_idx, rotary, rotary_interleaved)
         if rotary_cos is not None:
@@ -219,8 +222,8 @@ def dense(
 ) -> tuple[Any, Any]:
     """The part of ``flash_attn_func`` that changes scores or reads 8-bit codes."""
     lib = _library(q)
-    _expect(lib, q, 4, q=q, k=k, v=v)
     try:
+        _expect(lib, q, 4, q=q, k=k, v=v)
         _refuse(qv, dropout_p)
         side = _scores(lib, q, extras["softcap"], extras["chunk"], extras["alibi_slopes"], extras["sinks"])
         side |= _scales(lib, q, k, v, q.shape[0], *descale)
@@ -313,6 +316,7 @@ def _expect(lib: ModuleType, like: Any, dimensions: int, **named: Any) -> None:
     for name, value in named.items():
         if not lib.is_tensor(value):
             raise TypeError(f"{name} is a {type(value).__name__}; give a {type(like).__name__}, as q is")
+        lib.check_plain(**{name: value})
         if value.ndim != dimensions:
             layout = "tokens, heads, head dimension"
             layout = layout if dimensions == 3 else f"batch or pages, {layout}"
@@ -359,6 +363,13 @@ def _longest(cu_seqlens: Any, given: Any) -> int:
     if given is None:
         given = (cu_seqlens[1:] - cu_seqlens[:-1]).max() if cu_seqlens.shape[0] > 1 else 1
     return max(int(given), 1)
+
+
+def _check_fit(q: Any, k_cache: Any) -> None:
+    """What would be refused only after new tokens are written."""
+    (heads, dim), (heads_kv, dim_kv) = q.shape[-2:], k_cache.shape[-2:]
+    if heads_kv == 0 or heads % heads_kv or dim != dim_kv:
+        raise ValueError(f"q has {heads} heads of {dim} elements, k_cache {heads_kv} of {dim_kv}: heads must be a multiple, elements as many")
 
 
 def _check_rotary(k: Any, rotary_cos: Any, rotary_sin: Any) -> None:

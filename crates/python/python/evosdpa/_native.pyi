@@ -24,6 +24,7 @@ def forward(
     queue: int,
     side: dict[str, Any] | None = None,
 ) -> None: ...
+def check_lists(dtype: int, q: _Operand, k: _Operand, v: _Operand, side: dict[str, Any]) -> None: ...
 def append(
     dtype: int,
     k_cache: _Operand,

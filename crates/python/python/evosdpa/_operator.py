@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -57,9 +58,22 @@ def compute(
     ordinal = q.get_device()
     queue = _current_stream(ordinal) if q.is_cuda else _threads()
     lse_address = 0 if lse is None else lse.data_ptr()
+    if side and q.is_cuda and os.environ.get("EVOSDPA_CHECK") == "1":
+        check_lists(q, k, v, side)
     _native.forward(ALL_CODES[q.dtype], *operands, lse_address, scale, window, high, ordinal, queue, native)
     del held  # had to live until here
     return out, lse
+
+
+def check_lists(q: Tensor, k: Tensor, v: Tensor, side: _side.Side) -> None:
+    """Refuses lengths past the tensors and pages that are not there. On a GPU only the device knows them: this copies them,
+    and waits for it."""
+    copies = {name: side[name].cpu() for name in _side.INTEGERS if side.get(name) is not None}
+    longest = {name: side.get(name) for name in ("max_seqlen_q", "max_seqlen_k")}
+    native, held = _side.described({**copies, **longest}, described, "cpu")
+    operands = ((0, tuple(x.shape), x.stride()) for x in (q, k, v))
+    _native.check_lists(CODES[_output_dtype(q)], *operands, native)
+    del held  # had to live until here
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, own_types: bool = False) -> None:

@@ -43,6 +43,8 @@ _LISTS = {
     "k_scales": "float32",
     "v_scales": "float32",
 }
+#: What says where sequences are.
+INTEGERS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "cache_batch_idx", "page_table")
 _FLOATS = ("float32", "float16", "bfloat16")
 _NUMBERS = ("max_seqlen_q", "max_seqlen_k", "scales_per", "softcap", "chunk")
 
