@@ -55,6 +55,10 @@ impl Order {
             ("VALUE_DIM", 256),
             ("PRECISE_KEYS", 256),
             ("DTYPE_BF16", 0),
+            ("PACKED_QUERIES", 0),
+            ("PACKED_KEYS", 0),
+            ("USED_LENGTHS", 0),
+            ("CHUNKED", 0),
         ];
         Variant {
             source: WALK.into(),

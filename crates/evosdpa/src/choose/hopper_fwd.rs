@@ -213,13 +213,24 @@ fn pipeline(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
         128..=192 => !look.masked(),
         _ => false,
     };
+    // Taking turns costs registers too, and modifiers of the widest heads have none for it; a boolean mask alone beside lengths
+    // that are data spills without it instead.
+    let mask_and_lengths =
+        look.own_lengths() && look.asks_for(&[Feature::BooleanMask]) && !look.asks_for(&[Feature::Bias]);
+    let turns = match look.widest() {
+        193.. if look.modified() && !mask_and_lengths => 0,
+        _ if wide || softmax_bound => 1,
+        _ => 2,
+    };
     let values = [
-        ("PINGPONG", if wide || softmax_bound { 1 } else { 2 }),
+        ("PINGPONG", turns),
         ("PROBE_AHEAD", i64::from(probe)),
         ("STAGES", if tile == Tile::Four { 4 } else { 2 }),
         ("Q_STAGES", if wide { 1 } else { 2 }),
     ];
-    let why = if wide {
+    let why = if turns == 0 {
+        "modifiers beside O of the widest heads leave no registers for warpgroups that take turns"
+    } else if wide {
         "MMA and softmax overlap as far as registers allow; one Q tile fits beside two stages of wide KV tiles"
     } else if softmax_bound {
         "the softmax takes as long as the MMAs: warpgroups take turns inside the loop alone"
