@@ -275,8 +275,9 @@ impl Work<'_> {
             }
             let (keys, values) = (scratch.add(layout.keys), scratch.add(layout.values));
             self.pack_keys::<K>(block, begin, end, keys);
-            // Only where some query is masked does it matter whether V is finite.
-            let finite = self.pack_values::<K>(block, begin, end, values, !all_clear) || all_clear;
+            // Only where some query is masked, or what rounding took from weights is multiplied, does it matter whether V is finite.
+            let harmless = all_clear && !cut.iter().any(|tile| self.whole_weights::<K>(tile));
+            let finite = self.pack_values::<K>(block, begin, end, values, !harmless) || harmless;
             for (index, tile) in cut.iter().enumerate() {
                 if tile.look.begin < tile.look.end {
                     let ahead = [
@@ -316,10 +317,7 @@ impl Work<'_> {
                 output: scratch.add(layout.output + index * layout.output_per_tile),
                 dim_v: job.shape.dim_v,
                 scores: scratch.add(layout.scores),
-                whole_weights: job.precise
-                    || self.span.chunk > 0
-                    || job.modifiers.choose_keys()
-                    || tile.sees_few_keys(&self.span),
+                whole_weights: self.whole_weights::<K>(tile),
                 key_begin: look.begin,
                 key_end: look.end,
                 vector_end: tile.vector_end::<K>(&self.span, block),
@@ -338,12 +336,21 @@ impl Work<'_> {
             }
             K::softmax(tile.vectors, &step);
             // A pair of values may reach behind what the tile sees.
-            let exact = !finite && (masked || look.hides || look.end < end);
+            let exact = !finite && (masked || look.hides || look.end < end || step.whole_weights);
             if exact {
                 K::mark_hidden(tile.vectors, &step, hidden, !look.hides);
             }
             K::values(tile.vectors, exact, &step);
         }
+    }
+
+    /// Whether what rounding takes from a tile's weights in pairs is multiplied too.
+    fn whole_weights<K: Kernels>(&self, tile: &QueryTile) -> bool {
+        K::PACKED > 1
+            && (self.job.precise
+                || self.span.chunk > 0
+                || self.job.modifiers.choose_keys()
+                || tile.sees_few_keys(&self.span))
     }
 
     /// Everything that happens to a tile's scores besides the band.

@@ -330,8 +330,8 @@ fn packed_ends<S: Simd>(t: &TileStep) -> [usize; MAX_VECTORS] {
 
 /// `Oᵀ = Oᵀ·rescale + Vᵀ·P`, `MR` value columns at a time, the last ones `TAIL` at a time where that wastes less.
 ///
-/// With `EXACT`, weights of keys a query does not see are not even multiplied: needed only where V holds NaN or
-/// infinity, because 0·NaN is NaN.
+/// With `EXACT`, weights of keys a query does not see are not even multiplied, and what rounding took from weights in pairs only with
+/// finite values: needed only where V holds NaN or infinity, because 0·NaN and 0·∞ are NaN.
 ///
 /// # Safety
 /// As [`softmax`], which ran before on the same `t`.
@@ -469,9 +469,11 @@ unsafe fn add_seen_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: 
         unsafe {
             let value = t.values.add(row / S::PACKED * t.value_stride + column);
             for r in 0..MR {
-                let x = S::halves(S::splat(*value.add(r)));
+                let x = *value.add(r);
+                let values = [S::halves(S::splat(x)), S::halves(S::splat(finite_pair(x)))];
                 for v in FIRST..NR {
                     for layer in 0..layers {
+                        let x = &values[layer];
                         let p = S::halves(S::load(t.scores.add((row + layer) * width + v * S::LANES)));
                         for part in (0..S::PACKED).rev() {
                             let hidden = S::load(t.hidden.add((row + part) * width + v * S::LANES));
@@ -483,6 +485,14 @@ unsafe fn add_seen_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: 
             }
         }
     }
+}
+
+/// A pair of bfloat16 with zeros for what is not finite.
+fn finite_pair(pair: f32) -> f32 {
+    const EXPONENT: u32 = 0x7f80;
+    let keep = |half: u32| if half & EXPONENT == EXPONENT { 0 } else { half };
+    let bits = pair.to_bits();
+    f32::from_bits(keep(bits >> 16) << 16 | keep(bits & 0xffff))
 }
 
 #[cfg(test)]

@@ -129,6 +129,35 @@ fn a_visible_nan_score_makes_the_whole_row_nan() {
     }
 }
 
+/// Where a row sees an infinite value, its column is infinite: neither a rounded weight nor what rounding took makes a NaN of it.
+#[test]
+fn a_visible_infinity_stays_one() {
+    let shapes = ["b1h1s7d40", "b1h1s100d40:causal", "b1h1s300d40", "b1h1s40/620d40", "b1h1s1/300d40"];
+    for (shape, dtype) in shapes.into_iter().flat_map(|shape| [(shape, DType::F32), (shape, DType::BF16)]) {
+        let problem = problem(shape, dtype);
+        let clean = Inputs::generate(&problem, Family::Normal, 4);
+        let mut inputs = clean.clone();
+        set(&mut inputs.v, [0, 0, 2, 3], f32::INFINITY);
+        set(&mut inputs.v, [0, 0, 3, 7], f32::NEG_INFINITY);
+        for (kernel, options) in ways() {
+            let (want, _) = run(&problem, &clean, kernel, &options);
+            let (got, _) = run(&problem, &inputs, kernel, &options);
+            let (want, got) = (elements(&problem, &want), elements(&problem, &got));
+            for (row, (want, got)) in want.chunks(40).zip(got.chunks(40)).enumerate() {
+                let sees = |key| problem.band().visible(row, problem.sizes().seq_kv).contains(&key);
+                let mut want = want.to_vec();
+                if sees(2) {
+                    want[3] = f64::INFINITY;
+                }
+                if sees(3) {
+                    want[7] = f64::NEG_INFINITY;
+                }
+                assert_eq!(got, want, "{shape} {dtype} {kernel:?} {options:?} row {row}");
+            }
+        }
+    }
+}
+
 /// K and V of one head shared by all through strides of zero.
 #[test]
 fn inputs_may_repeat_through_zero_strides() {
