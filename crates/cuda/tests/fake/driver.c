@@ -99,11 +99,14 @@ struct config { unsigned grid[3], block[3], smem_bytes; void* stream; };
 int cuLaunchKernelEx(const struct config* config, void* function, void** arguments, void** extra) {
   const word* params = arguments[0];
   if (quiet()) return 0;
+  /* One line, whatever other threads print. */
+  flockfile(stdout);
   printf("asked: launch counter %llx zeroed %d grid %u %u %u stream %d q %llx k %llx v %llx o %llx lse %llx maps",
          params[COUNTER_AT], zeroed, config->grid[0], config->grid[1], config->grid[2],
          config->stream == &capturing, params[0], params[1], params[2], params[3], params[4]);
   for (int i = 1; i <= told("FAKE_MAPS", 0); i++) printf(" %llx", ((word*)arguments[i])[0]);
   printf("\n");
   fflush(stdout);
+  funlockfile(stdout);
   return told("FAKE_LAUNCH", 0);
 }
