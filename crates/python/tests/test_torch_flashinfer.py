@@ -133,6 +133,7 @@ def test_what_is_wrong_is_named():
         (ValueError, "last_page_len of sequence 1 is 5", (indptr, indices, integers([1, 5, 2])), {}),
         (ValueError, "last_page_len of sequence 0 is 0", (indptr, indices, integers([0, 4, 2])), {}),
         (NotImplementedError, "ROPE_LLAMA", (indptr, indices, last), {"pos_encoding_mode": "ROPE_LLAMA"}),
+        (NotImplementedError, "prefix_len_ptr=", (indptr, indices, last), {"prefix_len_ptr": indptr}),
         (NotImplementedError, "o_data_type", (indptr, indices, last), {"o_data_type": "float32", "q_data_type": "float16"}),
     ]:
         with pytest.raises(error, match=words):

@@ -38,7 +38,8 @@ class _Wrapper:
     """What the wrappers share: options at construction, and the plan."""
 
     def __init__(self, float_workspace_buffer: Any = None, kv_layout: str = "NHD", use_cuda_graph: bool = False, **steering: Any) -> None:
-        del float_workspace_buffer, steering  # memory and choices of FlashInfer's kernels
+        del float_workspace_buffer  # memory of FlashInfer's kernels
+        _refuse_unknown(steering)
         if use_cuda_graph:
             raise NotImplementedError("use_cuda_graph=True: evosdpa's wrappers keep no buffers of their own for graphs; leave it out")
         self._layout = _checked_layout(kv_layout)
@@ -133,7 +134,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         **steering: Any,
     ) -> None:
         """Sequence ``i`` has the pages ``indices[indptr[i] : indptr[i + 1]]``, the last filled with ``last_page_len[i]`` tokens."""
-        del rope_scale, rope_theta, steering
+        del rope_scale, rope_theta
+        _refuse_unknown(steering)
         _refuse_output(o_data_type, q_data_type or data_type)
         self._planned = _Plan(
             _paged(indptr, indices, last_page_len, page_size),
@@ -201,7 +203,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         **steering: Any,
     ) -> None:
         """Sequence ``i`` has the queries ``qo_indptr[i] … qo_indptr[i + 1]``, and pages as in decoding."""
-        del rope_scale, rope_theta, use_fp16_qk_reduction, steering
+        del rope_scale, rope_theta, use_fp16_qk_reduction
+        _refuse_unknown(steering)
         _refuse_output(o_data_type, q_data_type)
         side = _paged(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         side |= _packed("q", qo_indptr)
@@ -270,7 +273,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         **steering: Any,
     ) -> None:
         """Sequence ``i`` has the queries ``qo_indptr[i] … qo_indptr[i + 1]`` and the keys ``kv_indptr[i] … kv_indptr[i + 1]``."""
-        del rope_scale, rope_theta, use_fp16_qk_reduction, steering
+        del rope_scale, rope_theta, use_fp16_qk_reduction
+        _refuse_unknown(steering)
         _refuse_output(o_data_type, q_data_type)
         side = _packed("q", qo_indptr) | _packed("k", kv_indptr)
         keys = kv_indptr[1:] - kv_indptr[:-1]
@@ -453,6 +457,20 @@ def _scales_of_codes(q: Tensor, k: Tensor) -> _side.Side:
 def _dtype(kind: Any) -> torch.dtype | None:
     found = getattr(torch, kind) if isinstance(kind, str) else kind
     return found if isinstance(found, torch.dtype) else None
+
+
+#: Options that choose among FlashInfer's kernels, or give them memory or what follows from other arguments: results are the same without.
+_STEERING = frozenset(
+    "backend jit_args jit_kwargs use_tensor_cores non_blocking allow_fp16_qk_reduction disable_split_kv fixed_split_size block_tables "
+    "seq_lens seq_lens_q max_token_per_sequence max_sequence_kv".split()
+)
+
+
+def _refuse_unknown(options: dict[str, Any]) -> None:
+    """Anything else might change the result."""
+    for name, value in options.items():
+        if value is not None and name not in _STEERING:
+            raise NotImplementedError(f"{name}={value!r} is not known to evosdpa's wrappers; leave it out")
 
 
 def _refuse_output(wanted: Any, q: Any) -> None:
