@@ -12,6 +12,8 @@ use anyhow::{Context, bail, ensure};
 
 /// What builds a wheel.
 const MATURIN: &str = "maturin==1.16.0";
+/// What checks the package's types.
+const MYPY: &str = "mypy==2.4.1";
 /// What links a wheel that runs on systems with an old C library.
 const ZIG: &str = "ziglang==0.15.1";
 /// The largest wheel that is still pleasant to install.
@@ -26,7 +28,7 @@ struct Base {
     finish: Option<&'static str>,
 }
 
-const TOOLS: Base = Base { name: "tools", installs: &[&[MATURIN]], finish: None };
+const TOOLS: Base = Base { name: "tools", installs: &[&[MATURIN, MYPY]], finish: None };
 
 const NUMPY: Base =
     Base { name: "numpy", installs: &[&["numpy", "ml-dtypes", "pytest==9.2.0"]], finish: None };
@@ -75,6 +77,7 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
         }
     }
     let target = target_folder(&root)?.join("python");
+    types(&root, &bases[0], &bases[2], &target)?;
     let wheels = target.join("wheels");
     let _ = fs::remove_dir_all(&wheels);
     let mut maturin = Command::new(bases[0].join("bin/maturin"));
@@ -122,6 +125,20 @@ fn lints(root: &Path) -> anyhow::Result<()> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["clippy", "--quiet", "--package", "evosdpa-py", "--features", "extension-module"]);
     passed(cargo.args(["--all-targets", "--", "-D", "warnings"]).current_dir(root), "pass the module's lints")
+}
+
+/// The package's types, and those that users see. What PyTorch and transformers say of theirs is left out, which spares half a
+/// minute; `mypy` alone, run in an environment that has them, looks at that too.
+fn types(root: &Path, tools: &Path, torch: &Path, target: &Path) -> anyhow::Result<()> {
+    let mut mypy = Command::new(tools.join("bin/mypy"));
+    mypy.args([
+        "--no-error-summary",
+        "--follow-imports=skip",
+        "--allow-subclassing-any",
+        "--python-executable",
+    ]);
+    mypy.arg(torch.join("bin/python")).arg("--cache-dir").arg(target.join("mypy")).current_dir(root);
+    passed(&mut mypy, "pass the package's type checks")
 }
 
 /// Builds the wheel that users install: optimised, and for any Linux with glibc 2.17 or newer.

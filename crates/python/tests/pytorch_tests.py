@@ -1,12 +1,12 @@
 """PyTorch's own tests of attention, with and without ``evosdpa.patch()``: none may fail with it that passes without.
 
-usage: python pytorch_tests.py TESTS OUT.json [--only FILE …]
+usage: python pytorch_tests.py TESTS OUT.json [--only FILE …] [--every N]
 
 ``TESTS`` is the folder ``test`` of PyTorch's source, of the version that is installed or near it; the packages ``pytest``,
 ``expecttest`` and ``hypothesis`` are needed too. Each file runs in two processes: as it is, and with
 ``torch.nn.functional.scaled_dot_product_attention`` replaced before anything of the file is imported. A test that fails with
 evosdpa alone is run again, both ways, before it counts. ``OUT.json`` gets the counts, every test that differs, and how many
-calls evosdpa computed. The exit status is 1 when a test fails with evosdpa alone.
+calls evosdpa computed. The exit status is 1 when a test fails with evosdpa alone. ``--every 10`` runs each tenth test.
 """
 
 from __future__ import annotations
@@ -40,9 +40,13 @@ LIMIT_S = 3600
 class Outcomes:
     """A plugin of pytest that keeps what became of each test."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: int) -> None:
+        self.every = every
         self.found: dict[str, str] = {}
         self.said: dict[str, str] = {}
+
+    def pytest_collection_modifyitems(self, items) -> None:
+        items[:] = items[:: self.every]
 
     def pytest_runtest_logreport(self, report) -> None:
         name = report.nodeid.partition("::")[2]
@@ -60,7 +64,7 @@ class Outcomes:
             self.said["collection"] = str(report.longrepr)[-1500:]
 
 
-def work(patched: bool, file: str, select: str, names: list[str], out: str) -> None:
+def work(patched: bool, file: str, select: str, every: int, names: list[str], out: str) -> None:
     """One file in this process."""
     calls = 0
     if patched:
@@ -81,7 +85,7 @@ def work(patched: bool, file: str, select: str, names: list[str], out: str) -> N
         evosdpa.patch().__enter__()
     import pytest
 
-    outcomes = Outcomes()
+    outcomes = Outcomes(1 if names else every)
     chosen = [f"{file}::{name}" for name in names] or [file]
     arguments = ["-q", "-p", "no:cacheprovider", "--no-header", "--tb=short", "--disable-warnings"]
     ended = pytest.main([*arguments, *(["-k", select] if select else []), *chosen], plugins=[outcomes])
@@ -91,11 +95,11 @@ def work(patched: bool, file: str, select: str, names: list[str], out: str) -> N
     pathlib.Path(out).write_text(json.dumps(document))
 
 
-def run(folder: pathlib.Path, file: str, patched: bool, names: list[str] | None = None) -> dict:
+def run(folder: pathlib.Path, file: str, patched: bool, every: int, names: list[str] | None = None) -> dict:
     """One file in a process of its own; that it crashed is an outcome too."""
     with tempfile.TemporaryDirectory() as scratch:
         out = pathlib.Path(scratch, "out.json")
-        command = [sys.executable, __file__, "--work", "patched" if patched else "plain", file, FILES[file], str(out)]
+        command = [sys.executable, __file__, "--work", "patched" if patched else "plain", file, FILES[file], str(every), str(out)]
         # PyTorch's tests import each other, from the folder that they are in.
         path = os.pathsep.join([str(folder / file).rpartition("/")[0], str(folder), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -117,19 +121,20 @@ def counts(outcomes: dict[str, str]) -> dict[str, int]:
     return {kind: list(outcomes.values()).count(kind) for kind in ("passed", "failed", "skipped")}
 
 
-def compare(folder: pathlib.Path, file: str) -> dict:
-    plain, patched = run(folder, file, False), run(folder, file, True)
+def compare(folder: pathlib.Path, file: str, every: int) -> dict:
+    plain, patched = run(folder, file, False, every), run(folder, file, True, every)
     before, after = plain["outcomes"], patched["outcomes"]
     suspects = [name for name, outcome in after.items() if outcome == "failed" and before.get(name) != "failed"]
     again = [name for name in suspects if name in before]
     if again:
         # Some of PyTorch's tests fail now and then.
-        second = run(folder, file, True, again)["outcomes"]
-        first = run(folder, file, False, again)["outcomes"]
+        second = run(folder, file, True, 1, again)["outcomes"]
+        first = run(folder, file, False, 1, again)["outcomes"]
         suspects = [name for name in suspects if second.get(name, "failed") == "failed" and first.get(name) != "failed"]
     return {
         "file": file,
         "select": FILES[file],
+        "every": every,
         "plain": counts(before),
         "patched": counts(after),
         "calls_computed": patched["calls"],
@@ -161,13 +166,14 @@ def main() -> int:
     parser.add_argument("tests", type=pathlib.Path, help="the folder 'test' of PyTorch's source")
     parser.add_argument("out", type=pathlib.Path, help="where the JSON document goes")
     parser.add_argument("--only", nargs="+", choices=list(FILES), default=list(FILES), help="files to run")
+    parser.add_argument("--every", type=int, default=1, help="run each so manieth test")
     arguments = parser.parse_args()
     folder = arguments.tests.resolve()
     rows = []
     for file in arguments.only:
         if not (folder / file).is_file():
             parser.error(f"{folder / file} is not there; give the folder 'test' of PyTorch's source")
-        row = compare(folder, file)
+        row = compare(folder, file, arguments.every)
         rows.append(row)
         print(json.dumps({**row, "fails_patched_alone": list(row["fails_patched_alone"])}), flush=True)
         document = {"schema": "evosdpa.pytorch-tests/1", "environment": environment(folder), "rows": rows}
@@ -177,7 +183,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        mode, name, chosen, to, *only = sys.argv[2:]
-        work(mode == "patched", name, chosen, only, to)
+        mode, name, chosen, each, to, *only = sys.argv[2:]
+        work(mode == "patched", name, chosen, int(each), only, to)
     else:
         sys.exit(main())

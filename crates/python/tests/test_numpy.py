@@ -273,6 +273,12 @@ def test_a_foreign_object_by_dlpack():
 
     with pytest.raises(NotImplementedError, match="k, a .*Broken.*lies elsewhere"):
         evosdpa.sdpa(q, Broken(k), v)
+
+    class JitTracer(Broken):
+        """Of JAX's kind."""
+
+    with pytest.raises(TypeError, match="q is a .*JitTracer.*outside jit"):
+        evosdpa.sdpa(JitTracer(q), k, v)
     for wrong in (q.tolist(), None, "q"):
         with pytest.raises(TypeError, match="v is a "):
             evosdpa.flash_attn_func(q, k, wrong)

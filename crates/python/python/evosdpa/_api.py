@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from . import _arrays, _binding, _flash, _window, _words
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import Dense
 
 Array = TypeVar("Array")
 
@@ -58,11 +62,66 @@ def sdpa(
             window = _window.CAUSAL if is_causal else _window.FULL
             done = torch_side.straight(q, k, v, scale, window, enable_gqa, False, False, high)
             if done is not None:
-                return done[0]  # type: ignore[no-any-return]
-        return torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)  # type: ignore[no-any-return]
-    return _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)  # type: ignore[no-any-return]
+                return cast(Array, done[0])
+        return cast(Array, torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback))
+    return cast(Array, _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback))
 
 
+@overload
+def flash_attn_func(
+    q: Array,
+    k: Any,
+    v: Any,
+    *,
+    return_attn_probs: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Dense],
+) -> Array: ...
+@overload
+def flash_attn_func(
+    q: Array,
+    k: Any,
+    v: Any,
+    *,
+    return_attn_probs: bool = False,
+    return_softmax_lse: bool = False,
+    return_lse: Literal[True],
+    **options: Unpack[Dense],
+) -> tuple[Array, Any]: ...
+@overload
+def flash_attn_func(
+    q: Array,
+    k: Any,
+    v: Any,
+    *,
+    return_attn_probs: bool = False,
+    return_softmax_lse: Literal[True],
+    return_lse: bool = False,
+    **options: Unpack[Dense],
+) -> tuple[Array, Any]: ...
+@overload
+def flash_attn_func(
+    q: Array,
+    k: Any,
+    v: Any,
+    *,
+    return_attn_probs: Literal[True],
+    return_softmax_lse: bool = False,
+    return_lse: bool = False,
+    **options: Unpack[Dense],
+) -> tuple[Array, Any]: ...
+@overload
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    return_attn_probs: bool = False,
+    return_softmax_lse: bool = False,
+    return_lse: bool = False,
+    **options: Unpack[Dense],
+) -> Any: ...
 def flash_attn_func(
     q: Any,
     k: Any,
@@ -118,7 +177,8 @@ def flash_attn_func(
     with_lse = return_lse or return_attn_probs or return_softmax_lse
     window = _window.flash_window(causal, window_size)
     plain = not softcap and not attention_chunk and alibi_slopes is None and s_aux is None and qv is None
-    side, done = _arrays, None
+    side: Any = _arrays
+    done: Any = None
     if torch_side is not None and torch_side.are_tensors(q, k, v):
         side = torch_side
         if plain and dropout_p == 0.0:

@@ -25,10 +25,10 @@ def sdpa(
         (attn_mask,) = _native_order(attn_mask=attn_mask)
     refusal = _refusal(q, dropout_p)
     if refusal is not None:
-        if fallback and (side := _binding.torch_side) is not None:
-            mask = None if attn_mask is None else side.torch.as_tensor(attn_mask)
-            tensors = [side.torch.as_tensor(array) for array in (q, k, v)]
-            return side.sdpa(*tensors, mask, dropout_p, is_causal, scale, enable_gqa, high, True).numpy()
+        if fallback and (torch_side := _binding.torch_side) is not None:
+            mask = None if attn_mask is None else torch_side.torch.as_tensor(attn_mask)
+            tensors = [torch_side.torch.as_tensor(array) for array in (q, k, v)]
+            return torch_side.sdpa(*tensors, mask, dropout_p, is_causal, scale, enable_gqa, high, True).numpy()
         raise NotImplementedError(refusal)
     three = q.ndim == 3
     if three:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -75,7 +77,7 @@ def _append_op(k_cache, v_cache, k, v, rotary_interleaved, cache_seqlens, *rest)
     native, held = _side.described(side, described, str(k_cache.device))
     operands = [_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (k_cache, v_cache, k, v)]
     code, ordinal = ALL_CODES[k_cache.dtype], k_cache.get_device()
-    _native.append(code, *operands, ordinal, _side.with_rotary(native, rotary_interleaved))
+    _native.append(code, operands[0], operands[1], operands[2], operands[3], ordinal, _side.with_rotary(native, rotary_interleaved))
     del held  # had to live until here
 
 
@@ -105,9 +107,9 @@ def _rotate_op(x, rotary_cos, rotary_sin, first, cu_seqlens, advance, interleave
     side = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": first, "cu_seqlens_q": cu_seqlens}
     native, held = _side.described(side, described, str(x.device))
     angles = _side.with_rotary(native, interleaved)["rotary"]
-    operands = [_operand(tensor if tensor.dim() == 4 else tensor.unsqueeze(0)) for tensor in (x, out)]
+    turned, into = (_operand(tensor if tensor.dim() == 4 else tensor.unsqueeze(0)) for tensor in (x, out))
     lists = native["rotary_seqlens"], native.get("cu_seqlens_q")
-    _native.rotate(ALL_CODES[x.dtype], *operands, angles, *lists, advance, x.get_device())
+    _native.rotate(ALL_CODES[x.dtype], turned, into, angles, *lists, advance, x.get_device())
     del held  # had to live until here
     return out
 
@@ -117,7 +119,8 @@ def _no_backward(ctx, *gradients):  # type: ignore[no-untyped-def]
 
 
 # The library object must live as long as the operators.
-_LIBRARY = torch.library.Library("evosdpa", "FRAGMENT")
+_library: Any = torch.library  # of which not all is typed
+_LIBRARY = _library.Library("evosdpa", "FRAGMENT")
 _LIBRARY.define(
     "append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, bool rotary_interleaved, Tensor cache_seqlens, "
     "Tensor? cu_seqlens_k_new=None, Tensor? page_table=None, Tensor? cache_batch_idx=None, Tensor? rotary_cos=None, "

@@ -8,9 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 from transformers import masking_utils
 
 from . import _side, _window
+
+
+#: Whose types differ from version to version.
+_sdpa_mask: Any = masking_utils.sdpa_mask
 
 
 class Pattern(NamedTuple):
@@ -101,9 +106,10 @@ class DeferredMask(Tensor):
     def __new__(cls, facts: Facts, arguments: dict[str, Any]) -> DeferredMask:
         size = (arguments["batch_size"], 1, facts.queries, facts.keys)
         device = torch.device(arguments.get("device", "cpu"))
-        mask = Tensor._make_wrapper_subclass(cls, size, dtype=torch.bool, device=device)  # type: ignore[attr-defined]
+        make: Any = Tensor._make_wrapper_subclass
+        mask: DeferredMask = make(cls, size, dtype=torch.bool, device=device)
         mask.facts, mask._arguments, mask._dense, mask._plan = facts, arguments, None, False
-        return mask  # type: ignore[no-any-return]
+        return mask
 
     def __init__(self, facts: Facts, arguments: dict[str, Any]) -> None:
         super().__init__()
@@ -118,10 +124,11 @@ class DeferredMask(Tensor):
         """Its elements, made once."""
         if self._dense is None:
             whole = {**self._arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-            self._dense = masking_utils.sdpa_mask(**whole)
+            dense: Tensor = _sdpa_mask(**whole)
+            self._dense = dense
         return self._dense
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override, unused-ignore]
         return f"DeferredMask({self.facts})"
 
     @classmethod
@@ -135,7 +142,7 @@ class DeferredMask(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override, unused-ignore]
         """Code below Python's level."""
         args, kwargs = _written_out(args, kwargs)
         return func(*args, **kwargs)
@@ -152,19 +159,21 @@ def _is_there(mask: DeferredMask, *where: Any, **named: Any) -> bool:
     """Whether ``mask.to(…)`` asks for what it is already."""
     if named.pop("copy", False) or (where and isinstance(where[0], Tensor)) or "other" in named:
         return False
-    device, dtype, *_ = torch._C._nn._parse_to(*where, **named)  # type: ignore[attr-defined]
+    parse: Any = getattr(getattr(torch._C, "_nn"), "_parse_to")
+    device, dtype, *_ = parse(*where, **named)
     return device in (None, mask.device) and dtype in (None, torch.bool)
 
 
 def _written_out(args: Any, kwargs: Any) -> Any:
-    return torch.utils._pytree.tree_map_only(DeferredMask, DeferredMask.dense, (args, kwargs or {}))
+    return _pytree.tree_map_only(DeferredMask, DeferredMask.dense, (args, kwargs or {}))
 
 
 def mask(**arguments: Any) -> Tensor | None:
     """In the place of transformers' ``sdpa_mask``, for its mask registry."""
     facts = None if _is_traced(arguments) else _facts(arguments)
     if facts is None:
-        return masking_utils.sdpa_mask(**arguments)  # type: ignore[no-any-return]
+        written: Tensor | None = _sdpa_mask(**arguments)
+        return written
     if arguments.get("allow_is_causal_skip", True) and facts.is_causal_alone():
         return None
     if arguments.get("allow_is_bidirectional_skip", False) and facts.is_nothing():
@@ -192,7 +201,7 @@ def _read(function: Any) -> Pattern | None:
     if getattr(function, "__module__", None) != masking_utils.__name__:
         return None
     cells = zip(function.__code__.co_freevars, function.__closure__ or ())
-    held = {name: cell.cell_contents for name, cell in cells}
+    held: dict[str, Any] = {name: cell.cell_contents for name, cell in cells}
     name = _name(function)
     if name == "causal_mask_function":
         return Pattern(right=0)
@@ -206,7 +215,8 @@ def _read(function: Any) -> Pattern | None:
         return Pattern(chunk=held["chunk_size"], chunk_start=held.get("left_padding"))
     if name == "and_masks.<locals>.and_mask":
         parts = [_read(part) for part in held["mask_functions"]]
-        return None if None in parts else _both(parts)
+        known = [part for part in parts if part is not None]
+        return _both(known) if len(known) == len(parts) else None
     return None
 
 
@@ -230,7 +240,7 @@ def _agrees(function: Any, pattern: Pattern) -> bool:
     for bound in (left, right, chunk):
         edges |= {bound - 1, bound, bound + 1, 2 * bound, 2 * bound + 1} if bound else set()
     place = torch.tensor(sorted(edge for edge in edges if edge >= 0))
-    start = 0
+    start: Any = 0
     if chunk_start is not None:
         place, start = place.to(chunk_start.device), chunk_start[0]
     query, key = place[:, None], place[None, :]

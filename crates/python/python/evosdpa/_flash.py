@@ -3,11 +3,74 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import _arrays, _binding, _side, _window, _words
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from ._options import Cached, Packed
+
+Array = TypeVar("Array")
+
+
+@overload
+def flash_attn_varlen_func(
+    q: Array,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_attn_probs: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False,
+    **options: Unpack[Packed],
+) -> Array: ...
+@overload
+def flash_attn_varlen_func(
+    q: Array,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_attn_probs: bool = False,
+    return_softmax_lse: Literal[True],
+    **options: Unpack[Packed],
+) -> tuple[Array, Any]: ...
+@overload
+def flash_attn_varlen_func(
+    q: Array,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_attn_probs: Literal[True],
+    return_softmax_lse: bool = False,
+    **options: Unpack[Packed],
+) -> tuple[Array, Any]: ...
+@overload
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_attn_probs: bool = False,
+    return_softmax_lse: bool = False,
+    **options: Unpack[Packed],
+) -> Any: ...
 def flash_attn_varlen_func(
     q: Any,
     k: Any,
@@ -97,6 +160,39 @@ def flash_attn_varlen_func(
     return (out, lse[0]) if with_lse else out
 
 
+@overload
+def flash_attn_with_kvcache(
+    q: Array,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    *,
+    return_softmax_lse: Literal[False] = False,
+    **options: Unpack[Cached],
+) -> Array: ...
+@overload
+def flash_attn_with_kvcache(
+    q: Array,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    *,
+    return_softmax_lse: Literal[True],
+    **options: Unpack[Cached],
+) -> tuple[Array, Any]: ...
+@overload
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    *,
+    return_softmax_lse: bool = False,
+    **options: Unpack[Cached],
+) -> Any: ...
 def flash_attn_with_kvcache(
     q: Any,
     k_cache: Any,
@@ -238,7 +334,8 @@ def dense(
 
         tensor = torch_side.torch.as_tensor
         given = {name: tensor(extra) if hasattr(extra, "shape") else extra for name, extra in extras.items()}
-        out, lse = _plain.attention(*map(tensor, (q, k, v)), softmax_scale, window, dropout_p, with_lse, **given)
+        q_tensor, k_tensor, v_tensor = map(tensor, (q, k, v))
+        out, lse = _plain.attention(q_tensor, k_tensor, v_tensor, softmax_scale, window, dropout_p, with_lse, **given)
         if isinstance(q, torch_side.Tensor):
             return out, lse
         return out.numpy(), None if lse is None else lse.numpy()

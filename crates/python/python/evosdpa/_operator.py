@@ -72,8 +72,8 @@ def check_lists(q: Tensor, k: Tensor, v: Tensor, side: _side.Side) -> None:
     copies = {name: side[name].cpu() for name in _side.INTEGERS if side.get(name) is not None}
     longest = {name: side.get(name) for name in ("max_seqlen_q", "max_seqlen_k")}
     native, held = _side.described({**copies, **longest}, described, "cpu")
-    operands = ((0, tuple(x.shape), x.stride()) for x in (q, k, v))
-    _native.check_lists(CODES[_output_dtype(q)], *operands, native)
+    first, second, third = ((0, tuple(x.shape), x.stride()) for x in (q, k, v))
+    _native.check_lists(CODES[_output_dtype(q)], first, second, third, native)
     del held  # had to live until here
 
 
@@ -214,7 +214,8 @@ _SIDE = {
 }
 
 # The library object must live as long as the operator.
-_LIBRARY = torch.library.Library("evosdpa", "DEF")
+_library: Any = torch.library  # of which not all is typed
+_LIBRARY = _library.Library("evosdpa", "DEF")
 _LIBRARY.define(
     "forward(Tensor q, Tensor k, Tensor v, float? scale, int window_left, int window_right, bool bottom_right, "
     "bool by_sequence, bool with_lse, bool high=False, "
@@ -228,10 +229,10 @@ torch.library.register_fake("evosdpa::forward", _fake, lib=_LIBRARY)
 torch.library.register_autograd("evosdpa::forward", _no_backward, lib=_LIBRARY)
 if hasattr(torch.library, "register_vmap"):  # 2.5 on
     torch.library.register_vmap("evosdpa::forward", _vmapped, lib=_LIBRARY)
+# It says so when there is no Triton, which is no news to people who do not count.
+_log = logging.getLogger("torch.utils.flop_counter")
+_said, _log.disabled = _log.disabled, True
 try:
-    # It says so when there is no Triton, which is no news to people who do not count.
-    _log = logging.getLogger("torch.utils.flop_counter")
-    _said, _log.disabled = _log.disabled, True
     from torch.utils.flop_counter import register_flop_formula
 except ImportError:  # before 2.3
     pass

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.jit import _builtins
 
 Attention = Callable[..., Any]
 
@@ -32,7 +33,7 @@ def enter(token: object, function: Attention) -> None:
         if function not in _ours:
             _ours.add(function)
             # Scripts take it for the builtin that it stands for.
-            torch.jit._builtins._register_builtin(function, "aten::scaled_dot_product_attention")  # type: ignore[no-untyped-call]
+            _builtins._register_builtin(function, "aten::scaled_dot_product_attention")
         _standing.append((token, function))
         _settle()
 

@@ -44,9 +44,13 @@ def attention(
         # Writes the new keys and values, returns all that sequences read, and picks the lengths of this layer.
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=named)
     window = named.get("sliding_window")
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = (named.get(name) for name in _LENGTHS)
+    lengths: list[Any] = [named.get(name) for name in _LENGTHS]
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     out = flash_attn_varlen_func(
-        *(x[0].transpose(0, 1) for x in (query, key, value)),
+        query,
+        key,
+        value,
         cu_seqlens_q.to(torch.int32),
         cu_seqlens_k.to(torch.int32),
         None if max_seqlen_q is None else int(max_seqlen_q),
@@ -57,7 +61,7 @@ def attention(
         softcap=softcap or 0.0,
         s_aux=s_aux,
     )
-    return out[None]  # type: ignore[no-any-return]
+    return out[None]
 
 
 def join(name: str) -> None:
@@ -76,5 +80,5 @@ def join(name: str) -> None:
             return None
         return before(self, model, *arguments, **named)
 
-    switch_to_cb_friendly_attn.keeps = name  # type: ignore[attr-defined]
-    Manager.switch_to_cb_friendly_attn = switch_to_cb_friendly_attn
+    setattr(switch_to_cb_friendly_attn, "keeps", name)
+    setattr(Manager, "switch_to_cb_friendly_attn", switch_to_cb_friendly_attn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,10 +18,11 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Asked at every call.
 _watched = torch._C._len_torch_dispatch_stack
 _overridden = torch._C._len_torch_function_stack
-_transformed = torch._C._functorch.peek_interpreter_stack
+_transformed = getattr(torch._C, "_functorch").peek_interpreter_stack
 _traced = torch._C._get_tracing_state
 _autocasting = torch._C._is_any_autocast_enabled
-_profiling = torch.autograd._profiler_enabled
+_profiling = getattr(torch.autograd, "_profiler_enabled")
+_unpacked: Any = _forward_ad.unpack_dual
 _differentiating = torch.is_grad_enabled
 _compiling = torch.compiler.is_compiling
 _empty_like = torch.empty_like
@@ -61,7 +62,7 @@ def sdpa(
         (mask is None or (objection is None and not is_causal and mask.dim() > 1 and _is_plain(mask)))
         and _can_take(q, k, v, scale, enable_gqa, refusal)
     ):
-        return _original.attention(*given, scale=scale, enable_gqa=enable_gqa)
+        return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
     if refusal is not None:
         raise NotImplementedError(refusal)
     if objection is not None:
@@ -84,7 +85,7 @@ def sdpa(
         # No kernel of this GPU takes it.
         if not fallback or side is None:
             raise
-        return _original.attention(*given, scale=scale, enable_gqa=enable_gqa)
+        return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
     return out.squeeze(0) if three else out
 
 
@@ -172,7 +173,7 @@ def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
     if q.dim() not in (3, 4):
         return _words.dimensions(q.dim())
     if not _compiling():
-        if _forward_ad._current_level >= 0 and any(_forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
+        if _forward_ad._current_level >= 0 and any(_unpacked(x).tangent is not None for x in (q, k, v)):
             return _words.autograd()
         if any(x._is_zerotensor() for x in (q, k, v)):
             return _words.layout("of zeros without memory")
@@ -273,7 +274,7 @@ def _number(scale: Any) -> float | None:
         if scale.requires_grad:
             raise TypeError(_words.scale_with_gradient())
         return float(scale)
-    return scale
+    return cast("float | None", scale)
 
 
 def attend(

@@ -353,9 +353,10 @@ def single_prefill_with_kv_cache(
     if _checked_layout(kv_layout) == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     wrapper = BatchPrefillWithRaggedKVCacheWrapper(None, "NHD")
-    bounds = (torch.tensor([0, x.size(0)], dtype=torch.int32) for x in (q, k))
+    queries, keys = (torch.tensor([0, x.size(0)], dtype=torch.int32) for x in (q, k))
     wrapper.plan(
-        *bounds,
+        queries,
+        keys,
         q.size(1),
         k.size(1),
         q.size(2),

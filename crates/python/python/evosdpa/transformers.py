@@ -170,7 +170,7 @@ def _choose(self: PreTrainedModel, requested_attention: str | None, *rest: Any, 
 
 
 _chosen: Any = PreTrainedModel.get_correct_attn_implementation
-PreTrainedModel.get_correct_attn_implementation = _choose  # type: ignore[method-assign]
+setattr(PreTrainedModel, "get_correct_attn_implementation", _choose)
 AttentionInterface.register(NAME, evosdpa_attention_forward)
 AttentionMaskInterface.register(NAME, _deferred.mask)
 _packed.join(NAME)
