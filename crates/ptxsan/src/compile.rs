@@ -108,7 +108,7 @@ pub fn compile(file_name: &str, text: &str, options: &CompileOptions) -> Result<
     match nvrtc.compile(&source, Output::Ptx).map_err(|error| Error::Compiler(error.to_string()))? {
         Outcome::Compiled { code, .. } => Ok(String::from_utf8_lossy(&code).into_owned()),
         Outcome::Rejected { log } => {
-            let hint = hint(&log, &target);
+            let hint = hint(&log, &target, options);
             let log = log.trim_end().to_owned();
             Err(Error::Rejected { file: file_name.to_owned(), target, log, hint })
         }
@@ -116,8 +116,13 @@ pub fn compile(file_name: &str, text: &str, options: &CompileOptions) -> Result<
 }
 
 /// What helps against the refusals that a newcomer meets first.
-fn hint(log: &str, target: &str) -> String {
-    if log.contains("in JIT mode") || log.contains("cannot open source file") {
+fn hint(log: &str, target: &str, options: &CompileOptions) -> String {
+    if log.contains("nv_mangled_name") {
+        let names = options.instances.join("` or `");
+        format!(
+            "is `{names}` a template of this file, and are these its arguments? a kernel that is none has no <>"
+        )
+    } else if log.contains("in JIT mode") || log.contains("cannot open source file") {
         "only device code is compiled: put host code and its headers between `#ifndef __CUDACC_RTC__` and `#endif`, name folders of \
          headers with -I, or give the PTX of `nvcc -ptx -lineinfo -arch=compute_80 FILE.cu` instead"
             .to_owned()

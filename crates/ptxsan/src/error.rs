@@ -39,7 +39,7 @@ pub enum Error {
     )]
     NoEntries,
     /// Several entries, and none was named.
-    #[error("there are several entries, so --entry is needed; the module has: {available}")]
+    #[error("there are several entries, and none was named (--entry); the module has: {available}")]
     EntryNeeded {
         /// The entries there are.
         available: String,

@@ -13,6 +13,10 @@ pub fn demangled(symbol: &str) -> String {
 }
 
 fn written(symbol: &str, options: DemangleOptions) -> Option<String> {
+    // A lone letter is a mangled type: `e` would be a long double.
+    if !symbol.starts_with("_Z") {
+        return None;
+    }
     let parsed =
         Symbol::new_with_options(symbol, &cpp_demangle::ParseOptions::default().recursion_limit(DEPTH));
     let name = parsed.ok()?.demangle_with_options(&options.recursion_limit(DEPTH)).ok()?;
@@ -132,7 +136,9 @@ mod tests {
 
     #[test]
     fn hostile_symbols_are_their_own_names() {
-        for symbol in ["_Z", "_ZN", "", "_Z99999999999999999999x", &format!("_Z{}", "PK".repeat(100_000))] {
+        for symbol in
+            ["_Z", "_ZN", "", "e", "main", "_Z99999999999999999999x", &format!("_Z{}", "PK".repeat(100_000))]
+        {
             assert_eq!(demangled(symbol), symbol);
             let _ = spellings(symbol);
         }

@@ -97,7 +97,7 @@ fn names_are_listed_and_chosen_as_people_write_them() {
     for (more, message) in [
         (&["--entry", "scale"][..], candidates),
         (&["--entry", "scala"][..], "no entry `scala`; the module has: void scale<double>"),
-        (&[][..], "--entry is needed"),
+        (&[][..], "none was named (--entry)"),
         (&["--entry", "other", "--read", "count:i32"][..], "a::count, b::count"),
         (&["--entry", "other", "--read", "cunt:i32"][..], "no variable `cunt`; the module has: a::count"),
         (&["--entry", "other", "--set", "a::count=i32:1,2"][..], "has 4 bytes, 8 were given"),

@@ -14,6 +14,8 @@ mod exit;
 mod gpu;
 #[cfg(feature = "extension-module")]
 mod module;
+#[cfg(feature = "extension-module")]
+mod sanitizer;
 mod side;
 #[cfg(feature = "extension-module")]
 mod straight;

@@ -26,6 +26,8 @@ mod _native {
     use super::{
         append, check_lists, ending, forward, rotate, run, straight, suggest_packages, use_exchange,
     };
+    #[pymodule_export]
+    use crate::sanitizer::sanitize;
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
@@ -102,6 +104,7 @@ fn straight<'py>(
 /// Names a folder of Python packages that may hold the CUDA compiler library.
 #[pyfunction]
 fn suggest_packages(folder: PathBuf) {
+    ptxsan::nvrtc::toolkit::suggest_packages(folder.clone());
     evosdpa_cuda::toolkit::suggest_packages(folder);
 }
 

@@ -101,7 +101,7 @@ fn value(session: &mut Session, text: &str, name: &str) -> Result<Arg> {
             let (from, to) = value.split_once(':').context("expected inout:FROM.npy:TO.npy")?;
             let array = npy::read(from)?;
             let buffer = session.device.upload(from, &array.bytes)?;
-            session.outputs.push(Output { buffer, path: to.into(), about: array.about });
+            session.outputs.push(Output { buffer, path: npy::writable(to)?, about: array.about });
             Arg::Buffer(buffer)
         }
         "out" => Arg::Buffer(output(session, value)?),
@@ -118,9 +118,10 @@ fn output(session: &mut Session, text: &str) -> Result<Buffer> {
     let sizes: Option<Vec<u64>> = shape.split('x').map(|part| part.parse().ok()).collect();
     let sizes = sizes.with_context(|| format!("`{shape}` is no shape; write whole numbers, such as 2x3"))?;
     let (about, bytes) = About::new(dtype, sizes)?;
+    let file = npy::writable(path)?;
     let buffer = session.device.allocate(path, bytes)?;
     session.device.expect_written(buffer, true)?;
-    session.outputs.push(Output { buffer, path: path.into(), about });
+    session.outputs.push(Output { buffer, path: file, about });
     Ok(buffer)
 }
 

@@ -38,16 +38,20 @@ fn main() -> ExitCode {
 fn command(words: &[OsString], json: bool) -> Result<bool> {
     let mut parts = words.split(|word| word == THEN);
     let cli = Cli::try_parse_from(parts.next().unwrap_or_default())?;
-    let mut then: Vec<LaunchArgs> = Vec::new();
-    for part in parts {
-        // `--json` may stand anywhere.
-        then.push(Next::try_parse_from(part.iter().filter(|word| *word != "--json"))?.launch);
-    }
-    match (cli.command, then.is_empty()) {
-        (Command::Run(args), _) => run::run(&args, &then, json),
-        (Command::Entries(args), true) => entries::entries(&args, json),
-        (Command::Mutate(args), true) => mutate::mutate(&args, json),
-        _ => bail!("--then is for `ptxsan run`: leave it out"),
+    let mut parts = parts.peekable();
+    match cli.command {
+        Command::Run(args) => {
+            // `--json` may stand anywhere.
+            let own =
+                |part: &[OsString]| part.iter().filter(|word| *word != "--json").cloned().collect::<Vec<_>>();
+            let then: Result<Vec<Next>, clap::Error> =
+                parts.map(|part| Next::try_parse_from(own(part))).collect();
+            let then: Vec<LaunchArgs> = then?.into_iter().map(|next| next.launch).collect();
+            run::run(&args, &then, json)
+        }
+        _ if parts.peek().is_some() => bail!("--then is for `ptxsan run`: leave it out"),
+        Command::Entries(args) => entries::entries(&args, json),
+        Command::Mutate(args) => mutate::mutate(&args, json),
     }
 }
 

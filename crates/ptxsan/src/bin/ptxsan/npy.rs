@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use npyz::WriterBuilder;
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Bytes with what a `.npy` file says of them.
 pub(crate) struct Array {
@@ -75,6 +75,17 @@ pub(crate) fn read(path: &str) -> Result<Array> {
         bail!("{path}: {} bytes of data where {count} are needed", bytes.len());
     }
     Ok(Array { bytes, about: About { dtype, shape } })
+}
+
+/// A file that is to be written, if there is a folder for it: better known before a launch than after it.
+pub(crate) fn writable(path: &str) -> Result<PathBuf> {
+    let path = PathBuf::from(path);
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        Some(folder) => {
+            bail!("{} cannot be written: there is no folder {}", path.display(), folder.display())
+        }
+        None => Ok(path),
+    }
 }
 
 /// Writes a whole file.

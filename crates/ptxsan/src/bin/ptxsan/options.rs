@@ -70,7 +70,7 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
     /// Warp instructions before a launch is stopped.
-    #[arg(long, default_value_t = DEFAULT_BUDGET)]
+    #[arg(long, default_value_t = DEFAULT_BUDGET, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) budget: u64,
     /// Largest shared memory of a block, such as 227K.
     #[arg(long, value_parser = parse_shared)]
