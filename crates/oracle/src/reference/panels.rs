@@ -39,7 +39,8 @@ impl<R: Real> Panels<R> {
             }
             v.row_f64(place.batch, h, place.row, &mut row);
             values_finite &= row.iter().all(|x| x.is_finite());
-            largest_value = row.iter().filter(|x| x.is_finite()).fold(largest_value, |most, x| most.max(x.abs()));
+            largest_value =
+                row.iter().filter(|x| x.is_finite()).fold(largest_value, |most, x| most.max(x.abs()));
             for (d, &x) in row.iter().enumerate() {
                 values[d / LANES * seq_kv + s][d % LANES] = R::from_f64(x);
             }

@@ -319,8 +319,7 @@ pub fn error_bound(problem: &Problem, reference: &Reference, row: usize, column:
     let (output, compute) = (problem.output_float(), problem.compute_float());
     let scores = reference.score_size[row];
     let score_error = score_error(problem, reference, row);
-    let weight_error =
-        score_error + U32 * (8.0 + 2.0 * scores.range.min(110.0)) + compute.unit_roundoff();
+    let weight_error = score_error + U32 * (8.0 + 2.0 * scores.range.min(110.0)) + compute.unit_roundoff();
     let index = row * reference.dim_v + column;
     reference.abs_o[index] * (2.0 * weight_error + 2.0 * scores.keys as f64 * U32)
         + compute.rounding_error(0.0) * scores.faint
