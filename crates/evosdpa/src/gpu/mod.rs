@@ -19,11 +19,13 @@
 //! # }
 //! ```
 
+mod cache_write;
 mod open;
 mod plan;
 mod side;
 mod tensors;
 
+pub use cache_write::{CacheWrite, DeviceNewTokens, DeviceQueries, DeviceRotary, DeviceTable};
 pub use evosdpa_cuda::RawStream;
 pub use open::{Gpu, shared};
 pub use plan::OnGpu;
