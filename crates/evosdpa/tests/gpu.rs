@@ -19,7 +19,7 @@ use evosdpa::{
     gpu::{CacheWrite, DeviceNewTokens, DeviceRotary, Gpu, RawStream},
 };
 use evosdpa_cuda::{Builder, Graph, Stream};
-use evosdpa_kernels::{Arch, InputType, Registry, Target};
+use evosdpa_kernels::{Arch, Registry, Target};
 
 #[path = "../../cuda/tests/fake/mod.rs"]
 mod fake;
@@ -422,7 +422,7 @@ fn a_first_call_may_be_captured_and_its_counter_is_its_own() {
 
 #[test]
 fn a_cache_is_written_by_one_launch() {
-    let variant = evosdpa_kernels::cache::variant(Arch::Sm90a, InputType::BF16);
+    let variant = evosdpa_kernels::cache::variant(Arch::Sm90a, DType::BF16);
     Builder::new().unwrap().build(&variant).unwrap();
     let text = on_fake("cache", &[("FAKE_MAPS", "0")]);
     let all = asked(&text);

@@ -3,7 +3,9 @@
 
 use std::mem::{offset_of, size_of};
 
-use crate::{Arch, Header, InputType, LaunchGeometry, Limits, Variant, VariantId};
+use evosdpa_core::DType;
+
+use crate::{Arch, Header, LaunchGeometry, Limits, Variant, VariantId};
 
 const SOURCE: &str = include_str!("../cuda/cache/cache_write.cu");
 const HEADERS: [(&str, &str); 3] = [
@@ -154,13 +156,13 @@ const _: () = {
 const THREADS: u32 = 128;
 
 /// The kernel for elements of this type. Its grid is for the launch to say: [`CacheParams::blocks_needed`].
-pub fn variant(arch: Arch, element: InputType) -> Variant {
+pub fn variant(arch: Arch, element: DType) -> Variant {
     let header = |(name, text): (&str, &str)| Header { name: name.to_owned(), text: text.to_owned() };
     let code = match element {
-        InputType::F32 => 0,
-        InputType::F16 => 1,
-        InputType::BF16 => 2,
-        InputType::U8 | InputType::E4M3 => 3,
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        DType::U8 | DType::E4M3 => 3,
     };
     Variant {
         id: VariantId::new("cache_write", [("ELEMENT", code)]),

@@ -5,7 +5,7 @@ use evosdpa::{
     gpu::{CacheWrite, DeviceNewTokens, DeviceQueries, DeviceRotary, DeviceTable},
 };
 use evosdpa_cuda::Builder;
-use evosdpa_kernels::{Arch, InputType, cache::variant};
+use evosdpa_kernels::{Arch, cache::variant};
 use ptxsan::{Arg, Buffer, Launch, Module, Options, Outcome, Schedule};
 
 /// What is asked of one launch.
@@ -196,8 +196,7 @@ struct Kernels(Vec<(DType, Module)>);
 impl Kernels {
     fn compile() -> Self {
         let module = |dtype: DType| {
-            let element: InputType = dtype.name().parse().unwrap();
-            let ptx = Builder::default().ptx(&variant(Arch::Sm90a, element)).unwrap();
+            let ptx = Builder::default().ptx(&variant(Arch::Sm90a, dtype)).unwrap();
             (dtype, Module::parse(std::str::from_utf8(&ptx.code).unwrap().trim_end_matches('\0')).unwrap())
         };
         Self([DType::F32, DType::F16, DType::BF16, DType::E4M3].into_iter().map(module).collect())

@@ -31,10 +31,7 @@ use std::sync::PoisonError;
 
 use evosdpa_core::{DType, Error as Asked};
 use evosdpa_cuda::{PreparedLaunch, RawStream, RelaxedCapture};
-use evosdpa_kernels::{
-    InputType,
-    cache::{self, CacheParams},
-};
+use evosdpa_kernels::cache::{self, CacheParams};
 
 use super::{
     DeviceTensor, Gpu,
@@ -338,25 +335,24 @@ impl Gpu {
     }
 
     fn cache_kernel(&self, dtype: DType) -> Result<PreparedLaunch, Error> {
-        let element: InputType = dtype.name().parse()?;
         if let Some(known) =
-            self.cache_kernels.read().unwrap_or_else(PoisonError::into_inner).get(&element).cloned()
+            self.cache_kernels.read().unwrap_or_else(PoisonError::into_inner).get(&dtype).cloned()
         {
             return Ok(known);
         }
         let entered = self.device().enter()?;
         // The first call may come while its caller captures a graph.
         let _relaxed = RelaxedCapture::begin(&entered)?;
-        let variant = cache::variant(self.target().arch, element);
+        let variant = cache::variant(self.target().arch, dtype);
         let mut kernels = self.cache_kernels.write().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have been faster.
-        if let Some(known) = kernels.get(&element) {
+        if let Some(known) = kernels.get(&dtype) {
             return Ok(known.clone());
         }
         let artifact = self.builder().build(&variant)?;
         let function = self.device().load(&artifact.code, &artifact.label)?.function(&variant.entry)?;
         let prepared = PreparedLaunch::new(&function, variant.launch)?;
-        kernels.insert(element, prepared.clone());
+        kernels.insert(dtype, prepared.clone());
         Ok(prepared)
     }
 }

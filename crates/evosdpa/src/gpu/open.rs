@@ -5,9 +5,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard},
 };
 
-use evosdpa_core::Problem;
+use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{Builder, Device, PreparedLaunch};
-use evosdpa_kernels::{InputType, Registry, Target, Variant, VariantId};
+use evosdpa_kernels::{Registry, Target, Variant, VariantId};
 
 use super::plan::{OnGpu, Plans};
 use crate::{
@@ -25,7 +25,7 @@ pub struct Gpu {
     /// Of every plan that asks for none of its own.
     plans: Arc<Plans>,
     /// What writes to caches, by the type of their elements.
-    pub(super) cache_kernels: RwLock<HashMap<InputType, PreparedLaunch>>,
+    pub(super) cache_kernels: RwLock<HashMap<DType, PreparedLaunch>>,
 }
 
 /// The GPUs that [`shared`] has opened, by number. They are kept for the life of the process: other users of the device may
