@@ -5,6 +5,7 @@
 //! turns on: without it this crate needs no Python.
 
 mod cache;
+mod cache_gpu;
 mod call;
 mod error;
 #[cfg(feature = "extension-module")]
@@ -16,6 +17,8 @@ mod gpu;
 mod module;
 #[cfg(feature = "extension-module")]
 mod sanitizer;
+#[cfg(feature = "extension-module")]
+mod serving;
 mod side;
 #[cfg(feature = "extension-module")]
 mod straight;

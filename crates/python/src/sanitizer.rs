@@ -49,6 +49,9 @@ struct Answer {
     variables: Vec<Vec<u8>>,
 }
 
+/// The bytes of buffers and of variables that a launch leaves.
+type Left = (Vec<Vec<u8>>, Vec<Vec<u8>>);
+
 /// Why nothing ran: what an exception is made of.
 struct Refusal {
     kind: &'static str,
@@ -170,12 +173,7 @@ impl Request {
     }
 
     /// One launch on a device of its own, and the bytes that it leaves.
-    fn once(
-        &self,
-        module: &Module,
-        entry: &str,
-        schedule: Schedule,
-    ) -> Result<(Outcome, (Vec<Vec<u8>>, Vec<Vec<u8>>)), Refusal> {
+    fn once(&self, module: &Module, entry: &str, schedule: Schedule) -> Result<(Outcome, Left), Refusal> {
         let mut device = Device::new();
         let id = device.load(module)?;
         let mut set = Vec::new();
