@@ -1,5 +1,7 @@
 //! What can be typed. What it means is decided by each command.
 
+mod llm;
+
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::{Args, Parser, Subcommand};
@@ -12,6 +14,7 @@ use evosdpa_lab::{
     report::Format,
 };
 use evosdpa_oracle::Control;
+use llm::Llm;
 
 /// A laboratory for fused attention kernels: check them, time them, compare them.
 #[derive(Parser)]
@@ -38,7 +41,7 @@ pub(crate) enum Command {
     /// Make a page, or another tool's file, of recorded runs
     Report(Report),
     /// Search a kernel's tunables for the fastest variant that passes every gate
-    Tune(Tune),
+    Tune(Box<Tune>),
     /// List kernels with their lineage
     Kernels(Kernels),
     /// Say which kernel the library takes for a problem, and why
@@ -437,9 +440,9 @@ pub(crate) struct Tune {
     /// A program that proposes candidates: reads and writes lines of JSON (see docs/tuning.md)
     #[arg(long, value_name = "COMMAND")]
     pub(crate) proposer: Option<String>,
-    /// Seconds the proposer may take for an answer
-    #[arg(long, default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
-    pub(crate) proposer_timeout: f64,
+    /// Seconds the proposer may take for an answer [default: 60, with --llm 600]
+    #[arg(long, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) proposer_timeout: Option<f64>,
     /// The insights.json of an earlier tune: what has helped before is tried more often
     #[arg(long, value_name = "FILE")]
     pub(crate) prior: Option<PathBuf>,
@@ -470,6 +473,8 @@ pub(crate) struct Tune {
     /// With --simulate: replays of each strategy
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) replays: u32,
+    #[command(flatten)]
+    pub(crate) llm: Llm,
 }
 
 #[derive(Args)]
