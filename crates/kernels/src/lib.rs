@@ -9,6 +9,7 @@ mod embedded;
 mod error;
 mod expr;
 mod facts;
+mod foreign;
 mod id;
 mod include;
 mod manifest;
