@@ -331,6 +331,7 @@ impl<'a> World<'a> {
         let schedule = self.setting.options.schedule;
         let code = &self.setting.kernel.code;
         self.enter(number, |cx| {
+            warps[w].turns += 1;
             warps[w].run(cx, turn);
             if schedule == Schedule::RoundRobin {
                 warps[w].land_copies(cx, |_| true);
