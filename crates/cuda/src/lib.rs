@@ -37,6 +37,7 @@ mod timing;
 pub mod toolchain;
 pub mod toolkit;
 pub mod worker;
+mod workspace;
 
 pub use artifact::{Artifact, ArtifactKind};
 pub use buffer::DeviceBuffer;

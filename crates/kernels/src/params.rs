@@ -107,6 +107,9 @@ pub struct SdpaParams {
     pub page_size: i32,
     /// Pages of the cache.
     pub pages: i32,
+    /// Device address of memory between the CTAs of a launch ([`LaunchGeometry::workspace_bytes`](crate::LaunchGeometry)); 0:
+    /// there is none, and the kernel does without.
+    pub workspace: u64,
 }
 
 /// A bias of single precision.
@@ -117,7 +120,7 @@ pub const BIAS_F16: i32 = 1;
 pub const BIAS_BF16: i32 = 2;
 
 const _: () = {
-    assert!(size_of::<SdpaParams>() == 384);
+    assert!(size_of::<SdpaParams>() == 392);
     assert!(offset_of!(SdpaParams, q) == 0);
     assert!(offset_of!(SdpaParams, k) == 8);
     assert!(offset_of!(SdpaParams, v) == 16);
@@ -163,4 +166,5 @@ const _: () = {
     assert!(offset_of!(SdpaParams, page_table_stride) == 368);
     assert!(offset_of!(SdpaParams, page_size) == 376);
     assert!(offset_of!(SdpaParams, pages) == 380);
+    assert!(offset_of!(SdpaParams, workspace) == 384);
 };

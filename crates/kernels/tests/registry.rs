@@ -32,6 +32,7 @@ fn facts() -> ProblemFacts {
         head_dim: 60,
         value_dim: 60,
         dtype: InputType::F16,
+        kv_dtype: InputType::F16,
         band_lo: None,
         band_hi: None,
         lse: false,

@@ -21,6 +21,7 @@ pub(crate) fn facts() -> ProblemFacts {
         head_dim: 64,
         value_dim: 64,
         dtype: InputType::F16,
+        kv_dtype: InputType::F16,
         band_lo: None,
         band_hi: None,
         lse: false,

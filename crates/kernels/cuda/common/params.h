@@ -76,6 +76,10 @@ struct SdpaParams {
   long long page_table_stride;  // entries from row to row
   int page_size;
   int pages;  // of the cache
+
+  // Memory between a launch's CTAs, of the size that the manifest says. Its first words are 0 before the launch and left at 0 by the
+  // kernel; null: the kernel does without.
+  void* workspace;
 };
 
 #define SDPA_BIAS_F32 0
@@ -135,6 +139,7 @@ SDPA_OFFSET_IS(page_table, 360);
 SDPA_OFFSET_IS(page_table_stride, 368);
 SDPA_OFFSET_IS(page_size, 376);
 SDPA_OFFSET_IS(pages, 380);
-static_assert(sizeof(SdpaParams) == 384, "SdpaParams changed size: change the Rust mirror too");
+SDPA_OFFSET_IS(workspace, 384);
+static_assert(sizeof(SdpaParams) == 392, "SdpaParams changed size: change the Rust mirror too");
 #undef SDPA_OFFSET_IS
 #undef SDPA_OFFSET_OF

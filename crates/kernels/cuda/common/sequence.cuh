@@ -12,6 +12,7 @@ struct Sequence {
   int position;         // of its first query among its keys
   int chunk;            // keys of an attention chunk
   int q_first, kv_first;  // where its tokens begin among the packed ones
+  int block;     // its block of the cache, or row of the page table
 };
 
 __device__ __forceinline__ const Sequence& edges_of(const Sequence& s) { return s; }
@@ -38,12 +39,12 @@ __device__ __forceinline__ Tokens tokens_kv(const SdpaParams& p, int sequence) {
 // OWN_LENGTHS: lengths are data. Otherwise they are the problem's, and only chunks set a sequence apart.
 template <bool OWN_LENGTHS>
 __device__ __forceinline__ Sequence sequence_of(const SdpaParams& p, int sequence) {
-  if (!OWN_LENGTHS) return {p.seq_q, p.seq_kv, p.band_lo, p.band_hi, p.position, p.chunk, 0, 0};
+  if (!OWN_LENGTHS) return {p.seq_q, p.seq_kv, p.band_lo, p.band_hi, p.position, p.chunk, 0, 0, sequence};
   const Tokens q = tokens_q(p, sequence), kv = tokens_kv(p, sequence);
   const int diagonal = p.bottom_right ? kv.count - q.count : 0;
   const int lo = p.band_lo > SDPA_BAND_UNBOUNDED_LO ? p.band_lo + diagonal : p.band_lo;
   const int hi = p.band_hi < SDPA_BAND_UNBOUNDED_HI ? p.band_hi + diagonal : p.band_hi;
-  return {q.count, kv.count, lo, hi, p.position + diagonal, p.chunk, q.first, kv.first};
+  return {q.count, kv.count, lo, hi, p.position + diagonal, p.chunk, q.first, kv.first, sequence};
 }
 
 // Where a sequence's tokens begin among the packed ones.

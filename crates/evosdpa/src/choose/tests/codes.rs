@@ -30,6 +30,7 @@ fn facts(dims: (u32, u32), dtype: InputType, mask: &str, sizes: [u32; 5]) -> Pro
         head_dim,
         value_dim,
         dtype,
+        kv_dtype: dtype,
         band_lo,
         band_hi,
         lse: false,
