@@ -3,12 +3,12 @@
 use std::{sync::Mutex, thread};
 
 use evosdpa::choose;
-use evosdpa_core::Feature;
+use evosdpa_core::{DType, Feature};
 use evosdpa_cuda::{Builder, Error, Finding, resources};
-use evosdpa_kernels::{Arch, Assignment, InputType, Kernel, ProblemFacts, Registry, Target};
+use evosdpa_kernels::{Arch, Assignment, Kernel, ProblemFacts, Registry, Target};
 
 /// A problem the kernel supports, near the ones people have.
-fn problem(kernel: &Kernel, dtype: InputType, target: &Target) -> Option<ProblemFacts> {
+fn problem(kernel: &Kernel, dtype: DType, target: &Target) -> Option<ProblemFacts> {
     let candidates = [64, 128, 96, 32].into_iter().flat_map(|dim| [(dim, 512), (dim, 2048)]);
     let facts = candidates.map(|(dim, seq)| ProblemFacts {
         batch: 1,
@@ -28,7 +28,7 @@ fn problem(kernel: &Kernel, dtype: InputType, target: &Target) -> Option<Problem
     facts.into_iter().find(|facts| kernel.supports(facts, target).is_ok())
 }
 
-fn gate(kernel: &Kernel, arch: Arch, dtype: InputType) -> Result<Vec<String>, Error> {
+fn gate(kernel: &Kernel, arch: Arch, dtype: DType) -> Result<Vec<String>, Error> {
     let target = Target::nominal(arch);
     let facts = problem(kernel, dtype, &target)
         .unwrap_or_else(|| panic!("{} supports no ordinary problem in {dtype} on {arch}", kernel.name()));
@@ -68,8 +68,8 @@ fn defaults_of_every_kind_keep_their_limits() {
         seq_kv,
         head_dim: dim,
         value_dim: dim,
-        dtype: InputType::BF16,
-        kv_dtype: InputType::BF16,
+        dtype: DType::BF16,
+        kv_dtype: DType::BF16,
         band_lo: None,
         band_hi: causal.then_some(0),
         lse: true,

@@ -92,14 +92,6 @@ pub enum Error {
         /// The nearest known one.
         nearest: Option<String>,
     },
-    /// No input type has this name.
-    #[error("there is no input type `{name}` (there are f16, bf16, f32, u8, e4m3){}", suggestion(nearest))]
-    UnknownInputType {
-        /// The name asked for.
-        name: String,
-        /// The nearest known one.
-        nearest: Option<String>,
-    },
     /// The kernel has no tunable of this name.
     #[error("kernel `{kernel}` has no tunable `{name}` (it has {known}){}", suggestion(nearest))]
     UnknownTunable {

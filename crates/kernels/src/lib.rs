@@ -22,7 +22,7 @@ mod variant;
 pub use arch::{Arch, Target};
 pub use error::{Error, Result};
 pub use expr::{Expr, ExprError};
-pub use facts::{InputType, ProblemFacts};
+pub use facts::ProblemFacts;
 pub use id::VariantId;
 pub use include::Header;
 pub use manifest::{

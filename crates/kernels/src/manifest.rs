@@ -4,10 +4,10 @@ mod read;
 
 use std::{collections::BTreeMap, fmt};
 
-use evosdpa_core::Shape;
+use evosdpa_core::{DType, Shape};
 use serde::Deserialize;
 
-use crate::{Arch, Expr, InputType};
+use crate::{Arch, Expr};
 
 /// A kernel's manifest, read and checked.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ pub struct Manifest {
     /// Tensor maps it takes by value after the parameters, in order.
     pub tensor_maps: Vec<TensorMapSpec>,
     /// Input types it reads.
-    pub dtypes: Vec<InputType>,
+    pub dtypes: Vec<DType>,
     /// Head dimensions it supports.
     pub head_dim: Range,
     /// Whether V may have another head dimension than Q and K.

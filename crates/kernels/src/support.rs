@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use evosdpa_core::{Feature, Features};
+use evosdpa_core::{DType, Feature, Features};
 
-use crate::{Arch, InputType, Manifest, MaskKind, ProblemFacts, Range, ValueDim};
+use crate::{Arch, Manifest, MaskKind, ProblemFacts, Range, ValueDim};
 
 /// A kernel that cannot take a problem, and every reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Reason {
     /// It does not compile for the architecture.
     Arch(Arch, Vec<Arch>),
     /// It does not read the input type.
-    Dtype(InputType, Vec<InputType>),
+    Dtype(DType, Vec<DType>),
     /// It does not support a size.
     Size {
         /// Which size.

@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    Arch, Assignment, Constraint, Error, Expr, ExprError, Header, InputType, Kernel, Limits, Manifest,
-    ProblemFacts, Reason, Refusal, Result, SpaceSize, Swizzle, Target, TensorName, TunableSpace, VariantId,
+    Arch, Assignment, Constraint, Error, Expr, ExprError, Header, Kernel, Limits, Manifest, ProblemFacts,
+    Reason, Refusal, Result, SpaceSize, Swizzle, Target, TensorName, TunableSpace, VariantId,
     expr::Environment, reads::DYNAMIC_SMEM_BYTES, support, tunables::SEARCH_LIMIT,
 };
+use evosdpa_core::DType;
 
 /// How a variant is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,7 +255,7 @@ impl Environment for Resolution<'_, '_> {
         self.kernel.manifest.derived(name).map(|expr| expr.evaluate(self)).transpose()
     }
 
-    fn dtype(&self) -> Option<InputType> {
+    fn dtype(&self) -> Option<DType> {
         Some(self.facts.dtype)
     }
 }

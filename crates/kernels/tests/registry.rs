@@ -2,9 +2,8 @@
 
 use std::{fs, path::Path};
 
-use evosdpa_kernels::{
-    Arch, Error, Gate, InputType, Kernel, Manifest, ProblemFacts, Registry, SpaceSize, Target,
-};
+use evosdpa_core::DType;
+use evosdpa_kernels::{Arch, Error, Gate, Kernel, Manifest, ProblemFacts, Registry, SpaceSize, Target};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny");
 
@@ -31,8 +30,8 @@ fn facts() -> ProblemFacts {
         seq_kv: 100,
         head_dim: 60,
         value_dim: 60,
-        dtype: InputType::F16,
-        kv_dtype: InputType::F16,
+        dtype: DType::F16,
+        kv_dtype: DType::F16,
         band_lo: None,
         band_hi: None,
         lse: false,
@@ -134,7 +133,7 @@ fn limits_on_registers_follow_the_variant() {
     let registry = Registry::embedded().unwrap();
     let kernel = registry.kernel("hopper_fwd").unwrap();
     let target = Target::nominal(Arch::Sm90a);
-    let facts = ProblemFacts { dtype: InputType::BF16, head_dim: 64, value_dim: 64, ..facts() };
+    let facts = ProblemFacts { dtype: DType::BF16, head_dim: 64, value_dim: 64, ..facts() };
     for (consumers, ctas_per_sm, registers) in [(1, 1, 255), (2, 1, 168), (1, 2, 128)] {
         let tunables = [("CONSUMERS", consumers), ("CTAS_PER_SM", ctas_per_sm), ("BLOCK_N", 64)];
         let variant = kernel.variant(&facts, &target, tunables).unwrap();
@@ -288,7 +287,7 @@ fn a_refusal_gives_every_reason() {
     let hard = ProblemFacts {
         head_dim: 256,
         value_dim: 128,
-        dtype: InputType::BF16,
+        dtype: DType::BF16,
         band_lo: Some(-3),
         lse: true,
         ..facts()

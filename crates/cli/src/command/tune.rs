@@ -211,7 +211,7 @@ impl Subject {
         };
         let registry = cuda.registry();
         let kernel = registry.kernel(name)?;
-        let first = kernel.manifest.dtypes.first().map(|dtype| dtype.name().parse::<DType>()).transpose()?;
+        let first = kernel.manifest.dtypes.first().copied();
         let problems = problems(first.unwrap_or(DType::BF16))?;
         let target = *cuda.target();
         let space = Space::of_kernel(kernel, &problems[0], &target)?;

@@ -2,7 +2,7 @@
 
 use evosdpa_core::{DType, Layout, Problem};
 use evosdpa_cuda::TensorMapRequest;
-use evosdpa_kernels::{InputType, SdpaParams, TensorMapUse, TensorName};
+use evosdpa_kernels::{SdpaParams, TensorMapUse, TensorName};
 
 use super::DeviceSide;
 use crate::Error;
@@ -186,7 +186,7 @@ impl DeviceTensors {
         wanted: &TensorMapUse,
     ) -> evosdpa_kernels::Result<TensorMapRequest<'static>> {
         let (name, tensor) = self.named(wanted.tensor);
-        let dtype: InputType = dtype_of(problem, wanted.tensor).name().parse()?;
+        let dtype = dtype_of(problem, wanted.tensor);
         let [batch, heads, seq, dim] = self.shape(problem, wanted.tensor).map(|size| size as u64);
         let any = dim.next_multiple_of(16);
         let stride = |size: u64, stride: i64| if size == 1 { any } else { stride as u64 };

@@ -11,6 +11,7 @@ use crate::{
     names::{nearest, suggestion},
     tunables::{SEARCH_LIMIT, TunableSpace},
 };
+use evosdpa_core::DType;
 
 /// The only schema there is.
 const SCHEMA: u32 = 1;
@@ -59,7 +60,7 @@ fn yes() -> bool {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProblemTable {
-    dtypes: Vec<InputType>,
+    dtypes: Vec<DType>,
     head_dim: RangeTable,
     value_dim: ValueDim,
     seq_q: Option<RangeTable>,
@@ -467,7 +468,7 @@ impl Environment for TunablesOnly<'_> {
         self.manifest.derived(name).map(|expr| expr.evaluate(self)).transpose()
     }
 
-    fn dtype(&self) -> Option<InputType> {
+    fn dtype(&self) -> Option<DType> {
         None
     }
 }

@@ -1,8 +1,8 @@
 //! One compiled variant on the simulator, with all that ptxsan has to say about a run of it.
 
-use evosdpa_core::Problem;
+use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::TensorMapRequest;
-use evosdpa_kernels::{InputType, Swizzle, Variant, WORKSPACE_COUNTER_BYTES};
+use evosdpa_kernels::{Swizzle, Variant, WORKSPACE_COUNTER_BYTES};
 use evosdpa_oracle::inputs::Inputs;
 use ptxsan::{Arg, Launch, Module, Options, Outcome, TensorElement, TensorMap, tensor::wgmma};
 
@@ -19,12 +19,12 @@ pub struct Simulation {
 /// The same request that a GPU's driver gets, for the simulator. Rules are checked as for a GPU.
 fn tensor_map(request: &TensorMapRequest<'_>) -> Result<TensorMap, Error> {
     request.check()?;
-    let bytes = u64::from(request.dtype.bytes());
+    let bytes = request.dtype.bytes() as u64;
     let element = match request.dtype {
-        InputType::F16 => TensorElement::F16,
-        InputType::BF16 => TensorElement::Bf16,
-        InputType::F32 => TensorElement::F32,
-        InputType::U8 | InputType::E4M3 => TensorElement::U8,
+        DType::F16 => TensorElement::F16,
+        DType::BF16 => TensorElement::Bf16,
+        DType::F32 => TensorElement::F32,
+        DType::U8 | DType::E4M3 => TensorElement::U8,
     };
     let swizzle = match request.swizzle {
         Swizzle::None => wgmma::Swizzle::None,

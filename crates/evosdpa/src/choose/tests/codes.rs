@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evosdpa_kernels::{Arch, InputType, ProblemFacts, Target};
+use evosdpa_core::DType;
+use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
 use super::*;
 
@@ -12,7 +13,7 @@ const CODES_MAX: usize = 12;
 /// Masks by their kind; the bounds of a band are no part of the code.
 const MASKS: [&str; 3] = ["full", "causal", "window"];
 
-fn facts(dims: (u32, u32), dtype: InputType, mask: &str, sizes: [u32; 5]) -> ProblemFacts {
+fn facts(dims: (u32, u32), dtype: DType, mask: &str, sizes: [u32; 5]) -> ProblemFacts {
     let [batch, heads_q, heads_kv, seq_q, seq_kv] = sizes;
     let (band_lo, band_hi) = match mask {
         "full" => (None, None),
@@ -66,7 +67,7 @@ fn sweep(
     registry: &Registry,
     arch: Arch,
     dims: (u32, u32),
-    dtype: InputType,
+    dtype: DType,
     mask: &str,
     group: u32,
 ) -> BTreeMap<Code, ProblemFacts> {
@@ -84,13 +85,7 @@ fn sweep(
 }
 
 /// The sweeps with more codes than there may be, each with its codes.
-fn too_many(
-    arch: Arch,
-    dims: &[(u32, u32)],
-    dtypes: &[InputType],
-    groups: &[u32],
-    most: usize,
-) -> Vec<String> {
+fn too_many(arch: Arch, dims: &[(u32, u32)], dtypes: &[DType], groups: &[u32], most: usize) -> Vec<String> {
     let registry = Registry::embedded().unwrap();
     let mut wrong = Vec::new();
     for (&dims, &dtype) in dims.iter().flat_map(|dims| dtypes.iter().map(move |dtype| (dims, dtype))) {
@@ -109,16 +104,16 @@ fn too_many(
 #[test]
 fn a_new_length_or_batch_is_never_new_code() {
     let dims = [(64, 64), (32, 32), (128, 128), (96, 96), (192, 128), (160, 160), (256, 256)];
-    let wrong = too_many(Arch::Sm90a, &dims, &[InputType::BF16], &[1, 2, 4, 8], CODES_MAX);
+    let wrong = too_many(Arch::Sm90a, &dims, &[DType::BF16], &[1, 2, 4, 8], CODES_MAX);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    let f16 = too_many(Arch::Sm90a, &[(64, 64), (128, 128)], &[InputType::F16], &[1, 4], CODES_MAX);
+    let f16 = too_many(Arch::Sm90a, &[(64, 64), (128, 128)], &[DType::F16], &[1, 4], CODES_MAX);
     assert!(f16.is_empty(), "{}", f16.join("\n"));
 }
 
 #[test]
 fn older_gpus_have_half_as_many_codes() {
     let dims = [(64, 64), (128, 128), (256, 256)];
-    let wrong = too_many(Arch::Sm89, &dims, &[InputType::BF16, InputType::F16], &[1, 4], CODES_MAX / 2);
+    let wrong = too_many(Arch::Sm89, &dims, &[DType::BF16, DType::F16], &[1, 4], CODES_MAX / 2);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
