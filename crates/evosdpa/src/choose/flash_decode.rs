@@ -4,37 +4,22 @@ use evosdpa_core::Feature;
 
 use super::{look::Look, settings::Settings};
 
-/// Bytes that a CTA's shared memory holds beside the ones it asks for.
+/// Shared memory that the system keeps of every CTA (CUDA programming guide, compute capabilities 8.x and 9.x).
 const RESERVED_BYTES: i64 = 1024;
 
 pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
-    let rows = look.facts.seq_q.saturating_mul(look.group());
-    let warps_m: i64 = match rows {
-        ..=16 => 1,
-        17..=32 => 2,
-        _ => 4,
-    };
-    // Wide accumulators of several warps leave no registers for a second CTA.
-    let (warps_n, ctas) = match (warps_m, look.widest() > 128) {
-        (1, false) => (4, 2),
-        (1, true) | (2, _) => (4, 1),
-        _ => (2, 1),
-    };
+    let cta = Cta::of(look);
     settings.decide(
         "tile",
-        &[("WARPS_M", warps_m), ("WARPS_N", warps_n), ("CTAS_PER_SM", ctas)],
-        match warps_m {
+        &[("WARPS_M", cta.warps_m), ("WARPS_N", cta.warps_n), ("CTAS_PER_SM", cta.per_sm)],
+        match cta.warps_m {
             1 => "all query heads of a key head fit 16 rows: one warp reads a key for all of them",
             _ => "warps share a key's rows, 16 each, so that the cache is read once",
         },
     );
-    let codes = look.asks_for(&[Feature::KvType]);
-    // Twice the keys of half the bytes are a stage of the same size.
-    let keys: i64 = if codes && look.widest() <= 128 { 32 } else { 16 };
-    let ring = Ring { look, keys, warps_m, warps_n, ctas, code_bytes: if codes { 1 } else { 2 } };
     settings.decide(
         "pipeline",
-        &[("WARP_KEYS", keys), ("STAGES", ring.stages())],
+        &[("WARP_KEYS", cta.keys), ("STAGES", cta.stages())],
         "as many KV tiles in flight as shared memory holds: memory answers late, and is asked early",
     );
     settings.decide(
@@ -44,29 +29,105 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
     );
 }
 
-/// What a CTA's rings take.
-struct Ring<'a> {
-    look: &'a Look<'a>,
-    keys: i64,
-    warps_m: i64,
-    warps_n: i64,
-    ctas: i64,
-    code_bytes: i64,
+pub(super) fn kinds(look: &Look<'_>, settings: &mut Settings) {
+    // Memory is what takes time: code for rows with few keys costs nothing, and other code for other lengths would.
+    look.decide_precision(true, settings);
 }
 
-impl Ring<'_> {
+/// The warps of a CTA and what its rings are made of.
+#[derive(Clone, Copy)]
+struct Cta {
+    warps_m: i64,
+    warps_n: i64,
+    /// Keys of a team's KV tile.
+    keys: i64,
+    per_sm: i64,
+    /// Of one key and value.
+    key_bytes: i64,
+    /// Of Q, where it lies in shared memory.
+    query_bytes: i64,
+    smem_limit_bytes: i64,
+}
+
+impl Cta {
+    fn of(look: &Look<'_>) -> Self {
+        let rows = look.facts.seq_q.saturating_mul(look.group());
+        // Two codes: rows that are not there cost MMAs, of which there are plenty.
+        let warps_m = if rows <= 16 { 1 } else { 4 };
+        // The accumulators of wide heads, and those of several warps, leave no registers for a second CTA.
+        let (warps_n, per_sm) = match (warps_m, look.widest() > 128) {
+            (1, false) => (4, 2),
+            (1, true) => (4, 1),
+            _ => (2, 1),
+        };
+        let codes = look.asks_for(&[Feature::KvType]);
+        let padded = |dim: u32| i64::from(dim.next_multiple_of(32));
+        let (head_dim, value_dim) = (padded(look.facts.head_dim), padded(look.facts.value_dim));
+        let cta = Self {
+            warps_m,
+            warps_n,
+            // Twice the keys of half the bytes are a stage of the same size.
+            keys: if codes && look.widest() <= 128 { 32 } else { 16 },
+            per_sm,
+            key_bytes: if codes { head_dim + value_dim + 8 } else { 2 * (head_dim + value_dim) },
+            query_bytes: if head_dim > 128 { 32 * warps_m * head_dim } else { 0 },
+            smem_limit_bytes: i64::from(look.target.smem_limit_bytes),
+        };
+        // Where two stages are too much for two CTAs, one has all of the shared memory; then fewer teams share it.
+        let fewer = |warps_n: i64| Self { warps_n, per_sm: 1, ..cta };
+        let smaller = [cta, fewer(cta.warps_n), fewer(2), fewer(1)];
+        smaller.into_iter().find(|cta| cta.most_stages() >= 2).unwrap_or(fewer(1))
+    }
+
     /// The most stages that leave room for every CTA of an SM.
-    fn stages(&self) -> i64 {
-        let room = i64::from(self.look.target.smem_limit_bytes) / self.ctas - RESERVED_BYTES;
+    fn most_stages(&self) -> i64 {
         let merge = self.warps_n * self.warps_m * 16 * (4 * 36 + 8) + 16;
-        let facts = self.look.facts;
-        let dims = i64::from(facts.head_dim.next_multiple_of(32) + facts.value_dim.next_multiple_of(32));
-        let stage = self.warps_n * self.keys * (dims * self.code_bytes + 8);
-        let fits = (room - merge) / stage;
-        [8, 6, 5, 4, 3].into_iter().find(|stages| *stages <= fits).unwrap_or(2)
+        let room = self.smem_limit_bytes / self.per_sm - RESERVED_BYTES - merge - self.query_bytes;
+        room / (self.warps_n * self.keys * self.key_bytes)
+    }
+
+    fn stages(&self) -> i64 {
+        let most = self.most_stages();
+        [8, 6, 5, 4, 3].into_iter().find(|stages| *stages <= most).unwrap_or(2)
     }
 }
 
-pub(super) fn kinds(look: &Look<'_>, settings: &mut Settings) {
-    look.decide_precision(look.few_keys(), settings);
+#[cfg(test)]
+mod tests {
+    use evosdpa_core::{DType, Problem};
+    use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target};
+
+    use super::*;
+
+    /// What is chosen fits the SM as often as it says, and as many bytes are in flight as the memory needs.
+    #[test]
+    fn rings_fill_shared_memory() {
+        let registry = Registry::embedded().unwrap();
+        let kernel = registry.kernel("flash_decode").unwrap();
+        for (shape, in_flight_kib) in [
+            ("b16h32/8s1/8192d128", [32, 32, 128]),
+            ("b16h32/8s1/8192d64", [32, 32, 128]),
+            ("b16h32/8s4/8192d256", [64, 32, 128]),
+            ("b16h32/8s16/8192d128", [64, 32, 96]),
+            ("b16h32/8s16/8192d256", [32, 16, 96]),
+            ("b16h64/8s3/8192d128", [64, 32, 128]),
+            ("b16h32/8s1/8192d128:paged=16:kv=e4m3", [32, 32, 128]),
+            ("b16h32/8s1/8192d256:kv=e4m3:scales=token", [64, 32, 128]),
+        ] {
+            let facts =
+                ProblemFacts::try_from(&Problem::new(shape.parse().unwrap(), DType::BF16).unwrap()).unwrap();
+            for (arch, least_kib) in [Arch::Sm80, Arch::Sm89, Arch::Sm90a].into_iter().zip(in_flight_kib) {
+                let target = Target::nominal(arch);
+                let cta = Cta::of(&Look::new(&facts, &target));
+                let variant =
+                    super::super::variant(kernel, &facts, &target, &Default::default()).unwrap();
+                let smem = i64::from(variant.launch.dynamic_smem_bytes) + RESERVED_BYTES;
+                let label = format!("{shape} on {arch}: {}", variant.label());
+                assert!(cta.per_sm * smem <= i64::from(target.smem_limit_bytes) + RESERVED_BYTES, "{label}: {smem}");
+                let stage = cta.warps_n * cta.keys * cta.key_bytes;
+                let in_flight = cta.per_sm * (cta.stages() - 1) * stage / 1024;
+                assert!(in_flight >= least_kib, "{label}: {in_flight} KiB in flight");
+            }
+        }
+    }
 }

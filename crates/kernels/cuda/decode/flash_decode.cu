@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(
   Loader loader(p, smem, division, now);
   loader.fill();
   while (now.valid()) {
-    Part part(p, now);
+    Part part(p, smem, now);
     part.run(loader, now);
     finish_segment(p, smem, division, now, part);
     now.next(p, division);

@@ -1,6 +1,6 @@
 // flash_decode: how a KV tile is divided among warps, and what lies where in shared memory.
 //
-//   | (K, V, scales) × STAGES × WARPS_N teams | columns of the teams' O × WARPS_N | statistics × WARPS_N | flag |
+//   | (K, V, scales) × STAGES × WARPS_N teams | columns of the teams' O × WARPS_N | statistics × WARPS_N | flag | Q of wide heads |
 #pragma once
 #include "dtype.cuh"
 #include "params.h"
@@ -50,6 +50,10 @@ constexpr int MERGE_PITCH = MERGE_COLUMNS + 4;  // floats
 constexpr int COLUMNS_OFFSET = WARPS_N * RING_BYTES;
 constexpr int STATISTICS_OFFSET = COLUMNS_OFFSET + WARPS_N * ROWS * MERGE_PITCH * 4;
 constexpr int FLAG_OFFSET = STATISTICS_OFFSET + WARPS_N * ROWS * 8;
-static_assert(FLAG_OFFSET + 16 == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
+// Q of wide heads finds no registers beside O: a fragment lies as its lanes hold it.
+constexpr bool Q_IN_SMEM = HEAD_DIM > 128;
+constexpr int Q_OFFSET = FLAG_OFFSET + 16;
+constexpr int LAYOUT_BYTES = Q_OFFSET + (Q_IN_SMEM ? WARPS_M * K_STEPS * 512 : 0);
+static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
 }  // namespace

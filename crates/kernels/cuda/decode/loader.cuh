@@ -24,38 +24,35 @@ __device__ __forceinline__ void cp_async_4(u32 to, const void* from, int valid_b
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid_bytes) : "memory");
 }
 
-// One of K and V: a head's rows, strides in bytes.
+// One of K and V: a head's rows. What the parameters say is read where it is needed: registers are for O.
 struct Source {
   const unsigned char* base;  // the sequence's first row, or the first of page 0
-  long long row_stride, page_stride;
-  int row_bytes;
   bool aligned;
 
-  __device__ __forceinline__ void enter(const void* tensor, const long long (&stride)[3], const Cursor& at, int dim) {
+  __device__ __forceinline__ void enter(const void* tensor, const long long (&stride)[3], const Cursor& at) {
     base = static_cast<const unsigned char*>(tensor) + at.head_kv * stride[1] * KV_BYTES;
-    row_stride = stride[2] * KV_BYTES;
-    page_stride = stride[0] * KV_BYTES;
-    row_bytes = dim * KV_BYTES;
-    if (!PAGED_CACHE) base += at.asked.bounds.block * page_stride + at.asked.bounds.kv_first * row_stride;
-    aligned = rows_are_16_byte_aligned(base, row_stride) && (!PAGED_CACHE || page_stride % 16 == 0);
+    if (!PAGED_CACHE) base += (at.asked.bounds.block * stride[0] + at.asked.bounds.kv_first * stride[2]) * KV_BYTES;
+    const long long steps = stride[2] | (PAGED_CACHE ? stride[0] : 0);
+    aligned = rows_are_16_byte_aligned(base, steps * KV_BYTES);
   }
 
-  // Rows [0, rows) from where `row` says; the rest of the tile becomes zero.
+  // Rows [0, rows) of `dim` elements from where `row` says; the rest of the tile becomes zero.
   template <typename Tile, typename Row>
-  __device__ __forceinline__ void copy(u32 to, int rows, Row row) const {
+  __device__ __forceinline__ void copy(u32 to, int rows, int dim, Row row) const {
+    const int thread = opaque(threadIdx.x) % TEAM;
 #pragma unroll
     for (int i = 0; i < (WARP_KEYS * Tile::CHUNKS + TEAM - 1) / TEAM; ++i) {
-      const int index = i * TEAM + int(threadIdx.x) % TEAM;
+      const int index = i * TEAM + thread;
       const int number = index / Tile::CHUNKS;
       const int chunk = index % Tile::CHUNKS;
       // All lanes take part: rows are asked for from lane to lane.
-      const unsigned char* from = row(number, *this);
+      const unsigned char* from = base + row(number) * KV_BYTES + chunk * 16;
       if ((WARP_KEYS * Tile::CHUNKS) % TEAM != 0 && number >= WARP_KEYS) continue;
-      const int valid = number < rows ? min(max(row_bytes - chunk * 16, 0), 16) : 0;
+      const int valid = number < rows ? min(max(dim * KV_BYTES - chunk * 16, 0), 16) : 0;
       if (aligned)
-        cp_async_16<true>(to + Tile::offset(number, chunk), valid > 0 ? from + chunk * 16 : base, valid);
+        cp_async_16<true>(to + Tile::offset(number, chunk), valid > 0 ? from : base, valid);
       else
-        copy_plain(to + Tile::offset(number, chunk), from + chunk * 16, valid);
+        copy_plain(to + Tile::offset(number, chunk), from, valid);
     }
   }
 };
@@ -104,8 +101,8 @@ struct Loader {
  private:
   __device__ __forceinline__ void enter() {
     tile = at.tile;
-    k.enter(p.k, p.k_stride, at, p.dim_qk);
-    v.enter(p.v, p.v_stride, at, p.dim_v);
+    k.enter(p.k, p.k_stride, at);
+    v.enter(p.v, p.v_stride, at);
     look_up();
   }
 
@@ -126,15 +123,16 @@ struct Loader {
 
   __device__ __forceinline__ void copy(u32 to, int key) {
     const int rows = at.asked.key_end - key;
-    const auto row = [&](int number, const Source& source) {
-      if (PAGED_CACHE) {
+    // Where a row of the tile begins, in elements from the base.
+    const auto row_of = [&](const long long(&stride)[3]) {
+      return [&](int number) {
+        if (!PAGED_CACHE) return (key + number) * stride[2];
         const int in_page = __shfl_sync(~0u, token, number % 32);
-        return source.base + __shfl_sync(~0u, page, number % 32) * source.page_stride + in_page * source.row_stride;
-      }
-      return source.base + (key + number) * source.row_stride;
+        return __shfl_sync(~0u, page, number % 32) * stride[0] + in_page * stride[2];
+      };
     };
-    k.copy<KTile>(to, rows, row);
-    v.copy<VTile>(to + KTile::BYTES, rows, row);
+    k.copy<KTile>(to, rows, p.dim_qk, row_of(p.k_stride));
+    v.copy<VTile>(to + KTile::BYTES, rows, p.dim_v, row_of(p.v_stride));
     const int lane = threadIdx.x % TEAM;
     if (TOKEN_SCALES && lane < WARP_KEYS) {
       // Scales are contiguous: [block or page, key head, token].

@@ -34,14 +34,16 @@ struct Part {
   int rows[2];    // query positions of this thread's two rows
   int heads[2];   // and their query heads
   bool inside[2];
-  u32 q[K_STEPS][4];
+  u32 q[Q_IN_SMEM ? 1 : K_STEPS][4];
+  u32 q_smem;       // this lane's part of Q where it lies in shared memory
   float factor[2];  // what scores are multiplied with: powers of two taken out of Q, and the scale of K
   float v_factor;   // of O: the scale of V
   float v_top;      // where tokens have their own scales, the largest so far: P · V is taken in terms of it
   RowPair state;
   float o[VALUE_DIM / 2] = {};
 
-  __device__ __forceinline__ Part(const SdpaParams& params, const Cursor& at) : p(params) {
+  __device__ __forceinline__ Part(const SdpaParams& params, unsigned char* smem, const Cursor& at)
+      : p(params), q_smem(shared_address(smem) + Q_OFFSET + threadIdx.x / 32 % WARPS_M * (K_STEPS * 512) + threadIdx.x % 32 * 16) {
     const int group = p.heads_q / p.heads_kv;
     const int lane = threadIdx.x % 32;
     const int warp_row = at.m_block * ROWS + int(threadIdx.x) / 32 % WARPS_M * 16;
@@ -54,10 +56,12 @@ struct Part {
     }
     row_pair_reset(state);
     v_top = 0.f;
-    load_queries(at);
     factor[0] = factor[1] = 1.f;
     v_factor = 1.f;
-    if (CODES) prepare_scales(at);
+    u32 fragments[K_STEPS][4];
+    load_queries(at, fragments);
+    if (CODES) prepare_scales(at, fragments);
+    keep_queries(fragments);
   }
 
   __device__ __forceinline__ void run(Loader& loader, const Cursor& at) {
@@ -88,7 +92,36 @@ struct Part {
     return pair;
   }
 
-  __device__ __forceinline__ void load_queries(const Cursor& at) {
+  // All teams have the same: one writes it where it is shared.
+  __device__ __forceinline__ void keep_queries(const u32 (&fragments)[K_STEPS][4]) {
+#pragma unroll
+    for (int step = 0; step < K_STEPS; ++step) {
+      const u32(&from)[4] = fragments[step];
+      if (!Q_IN_SMEM) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) q[Q_IN_SMEM ? 0 : step][i] = from[i];
+      } else if (threadIdx.x < TEAM) {
+        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(q_smem + step * 512), "r"(from[0]), "r"(from[1]), "r"(from[2]),
+                     "r"(from[3])
+                     : "memory");
+      }
+    }
+    if (Q_IN_SMEM) __syncthreads();
+  }
+
+  __device__ __forceinline__ void query(int step, u32 (&a)[4]) const {
+    if (Q_IN_SMEM) {
+      asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                   : "r"(q_smem + step * 512)
+                   : "memory");
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = q[Q_IN_SMEM ? 0 : step][i];
+    }
+  }
+
+  __device__ __forceinline__ void load_queries(const Cursor& at, u32 (&q)[K_STEPS][4]) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -109,7 +142,7 @@ struct Part {
   }
 
   // bf16 queries become halves: exactly, once the power of two of a row's largest is taken out of it.
-  __device__ __forceinline__ void prepare_scales(const Cursor& at) {
+  __device__ __forceinline__ void prepare_scales(const Cursor& at, u32 (&q)[K_STEPS][4]) {
     const long long head = (long long)at.batch * p.heads_kv + at.head_kv;
     const long long index = TENSOR_SCALES ? 0 : head;
     const float k_scale = TOKEN_SCALES ? 1.f : p.k_scale[index];
@@ -198,20 +231,25 @@ struct Part {
     const int lane = threadIdx.x % 32;
     const u32 k_lane = stage + KTile::offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
 #pragma unroll
-    for (int pair = 0; pair < KTile::CHUNKS / 2; ++pair)
+    for (int pair = 0; pair < KTile::CHUNKS / 2; ++pair) {
+      constexpr int STEPS = CODES ? 2 : 1;  // of two chunks
+      u32 a[STEPS][4];
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) query(STEPS * pair + step, a[step]);
 #pragma unroll
       for (int n = 0; n < WARP_KEYS / 16; ++n) {
         u32 b[4];
         ldmatrix_x4(b, KTile::advance(k_lane, pair, n));
         if (!CODES) {
-          multiply(s + 8 * n, q[pair % K_STEPS], b[0], b[1]);
-          multiply(s + 8 * n + 4, q[pair % K_STEPS], b[2], b[3]);
+          multiply(s + 8 * n, a[0], b[0], b[1]);
+          multiply(s + 8 * n + 4, a[0], b[2], b[3]);
         } else {
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            multiply(s + 8 * n + 4 * (i / 2), q[(2 * pair + i % 2) % K_STEPS], halves_of_low_codes(b[i]), halves_of_high_codes(b[i]));
+            multiply(s + 8 * n + 4 * (i / 2), a[i % STEPS], halves_of_low_codes(b[i]), halves_of_high_codes(b[i]));
         }
       }
+    }
   }
 
   __device__ __forceinline__ void multiply_values(u32 stage, const float (&s)[WARP_KEYS / 2], bool precise) {

@@ -57,6 +57,12 @@ impl Simulation {
         self
     }
 
+    /// The same without a workspace, as where there is no memory left for one.
+    pub fn without_workspace(mut self) -> Self {
+        self.variant.launch.workspace_bytes = 0;
+        self
+    }
+
     /// The variant, as it is called: `sdpa_v2b[MAX_BLOCK_N=64]`.
     pub fn label(&self) -> String {
         self.variant.label()

@@ -1,5 +1,8 @@
 //! Kernels on the simulator: every result held against the oracle, every access watched, rows of nobody untouched.
 
+// Not every test program uses all of it.
+#![allow(dead_code)]
+
 use evosdpa_core::DType;
 use evosdpa_kernels::Registry;
 use evosdpa_lab::{device::Sim, gate::suite::CaseSpec, sweep::case_spec};
