@@ -72,7 +72,8 @@ impl Workspaces {
     #[cold]
     fn grow(&self, made: &mut Made, order: Order, bytes: usize) -> Result<u64> {
         let bytes = bytes.next_power_of_two();
-        if let (Some(_), Some(at)) = (order.capture, made.spare.iter().position(|spare| spare.bytes() >= bytes))
+        if let (Some(_), Some(at)) =
+            (order.capture, made.spare.iter().position(|spare| spare.bytes() >= bytes))
         {
             let spare = made.spare.swap_remove(at);
             return Ok(made.place(order, spare));

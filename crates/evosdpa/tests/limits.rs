@@ -137,7 +137,10 @@ fn defaults_of_every_kind_keep_their_limits() {
         ("flash_decode", asking(problem([16, 32, 8, 16, 8192, 128], true), &everything)),
         ("flash_decode", asking(problem([16, 32, 8, 1, 8192, 256], false), &everything)),
         ("flash_decode", asking(coded([16, 32, 8, 1, 8192, 128]), &[KvType, UsedLengths, PagedCache])),
-        ("flash_decode", asking(coded([16, 32, 8, 16, 8192, 256]), &[KvType, TokenScales, UsedLengths, PagedCache])),
+        (
+            "flash_decode",
+            asking(coded([16, 32, 8, 16, 8192, 256]), &[KvType, TokenScales, UsedLengths, PagedCache]),
+        ),
     ];
     let registry = Registry::embedded().unwrap();
     let wrong = |(name, facts): (&str, ProblemFacts)| -> Vec<String> {

@@ -73,7 +73,10 @@ fn a_fixed_split_does_not_depend_on_the_others() {
         [1, 2, 5].map(|blocks| {
             let simulation = sim.simulation(kernel, &spec.problem).unwrap().on_blocks(blocks);
             let (output, outcome) = simulation.run(&case.inputs, &Options::default()).unwrap();
-            assert!(outcome.is_clean() && case.judge(&output.o.view(), None).passed(), "{kernel} on {blocks}");
+            assert!(
+                outcome.is_clean() && case.judge(&output.o.view(), None).passed(),
+                "{kernel} on {blocks}"
+            );
             output.o.bytes().to_vec()
         })
     };
@@ -92,7 +95,9 @@ fn a_fixed_split_does_not_depend_on_the_others() {
 #[test]
 fn code_of_another_cache_is_found_out() {
     let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
-    let of = |shape: &str| sim.simulation(DECODE, &case_of(&trial("", shape.to_owned().leak(), F16)).0.problem).unwrap();
+    let of = |shape: &str| {
+        sim.simulation(DECODE, &case_of(&trial("", shape.to_owned().leak(), F16)).0.problem).unwrap()
+    };
     for (kind, other) in [
         (":kv=e4m3", ":kv=e4m3:scales=tensor"),
         (":kv=e4m3:scales=token", ":kv=e4m3"),

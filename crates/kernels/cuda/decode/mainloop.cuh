@@ -183,13 +183,12 @@ struct Part {
     const int lane = threadIdx.x % 32;
     float s[WARP_KEYS / 2] = {};
     multiply_keys(stage, s);
-    const float* scales = TOKEN_SCALES ? scales_at(stage) : nullptr;
     if (CODES) {
 #pragma unroll
       for (int i = 0; i < WARP_KEYS / 2; ++i) s[i] *= factor[i / 2 % 2];
       if (TOKEN_SCALES) {
 #pragma unroll
-        for (int i = 0; i < WARP_KEYS / 2; ++i) s[i] *= scales[i / 4 * 8 + 2 * (lane % 4) + i % 2];
+        for (int i = 0; i < WARP_KEYS / 2; ++i) s[i] *= scale_at(stage, i / 4 * 8 + 2 * (lane % 4) + i % 2);
       }
     }
     const int column = key + 2 * (lane % 4);
@@ -204,31 +203,33 @@ struct Part {
     if (tile_needs_mask(bounds, 0, bounds.seq_q - 1, key, WARP_KEYS)) mask_scores<WARP_KEYS>(bounds, s, rows, column);
     float shrink[2];
     softmax_scores<WARP_KEYS, true>(s, state, ScoreHook::scale_log2(p), shrink);
-    if (TOKEN_SCALES) weigh_values(scales + WARP_KEYS, s, shrink);
+    if (TOKEN_SCALES) weigh_values(stage, s, shrink);
     if (!__all_sync(~0u, shrink[0] == 1.f && shrink[1] == 1.f)) scale_rows(o, shrink);
     multiply_values(stage, s, precise);
   }
 
-  static __device__ __forceinline__ const float* scales_at(u32 stage) {
-    extern __shared__ __align__(128) unsigned char smem[];
-    return reinterpret_cast<const float*>(smem + (stage - shared_address(smem)) + SCALES_OFFSET);
+  // A token's scale of K; those of V follow WARP_KEYS further.
+  static __device__ __forceinline__ float scale_at(u32 stage, int number) {
+    float scale;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(scale) : "r"(stage + SCALES_OFFSET + 4 * number) : "memory");
+    return scale;
   }
 
   // Values' scales go into P, in terms of the largest so far: P stays at most 1, and its halves keep their bits.
-  __device__ __forceinline__ void weigh_values(const float* scales, float (&s)[WARP_KEYS / 2], float (&shrink)[2]) {
+  __device__ __forceinline__ void weigh_values(u32 stage, float (&s)[WARP_KEYS / 2], float (&shrink)[2]) {
     const int lane = threadIdx.x % 32;
-    float top = fmaxf(v_top, lane < WARP_KEYS ? fabsf(scales[lane]) : 0.f);
+    float top = fmaxf(v_top, lane < WARP_KEYS ? fabsf(scale_at(stage, WARP_KEYS + lane)) : 0.f);
     top = group_max(top);
     const float inverse = top > 0.f ? 1.f / top : 0.f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) shrink[r] *= v_top == top ? 1.f : v_top * inverse;
     v_top = top;
 #pragma unroll
-    for (int i = 0; i < WARP_KEYS / 2; ++i) s[i] *= scales[i / 4 * 8 + 2 * (lane % 4) + i % 2] * inverse;
+    for (int i = 0; i < WARP_KEYS / 2; ++i) s[i] *= scale_at(stage, WARP_KEYS + i / 4 * 8 + 2 * (lane % 4) + i % 2) * inverse;
   }
 
   __device__ __forceinline__ void multiply_keys(u32 stage, float (&s)[WARP_KEYS / 2]) const {
-    const int lane = threadIdx.x % 32;
+    const int lane = opaque(threadIdx.x) % 32;
     const u32 k_lane = stage + KTile::offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
 #pragma unroll
     for (int pair = 0; pair < KTile::CHUNKS / 2; ++pair) {
@@ -253,7 +254,7 @@ struct Part {
   }
 
   __device__ __forceinline__ void multiply_values(u32 stage, const float (&s)[WARP_KEYS / 2], bool precise) {
-    const int lane = threadIdx.x % 32;
+    const int lane = opaque(threadIdx.x) % 32;
     const u32 v_lane = stage + KTile::BYTES + VTile::offset(lane & 15, lane >> 4);
 #pragma unroll
     for (int block = 0; block < WARP_KEYS / 16; ++block) {

@@ -137,8 +137,9 @@ impl Simulation {
         if let Some(workspace) = workspace.filter(|_| outcome.is_clean())
             && device.read(workspace)?[..WORKSPACE_COUNTER_BYTES as usize].iter().any(|byte| *byte != 0)
         {
-            let findings =
-                vec!["the workspace's counters are not left at 0, where the next launch needs them".to_owned()];
+            let findings = vec![
+                "the workspace's counters are not left at 0, where the next launch needs them".to_owned(),
+            ];
             return Err(Error::Findings { kernel: self.label(), findings });
         }
         output.o.bytes_mut().copy_from_slice(&device.read(o)?);

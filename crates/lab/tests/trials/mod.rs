@@ -9,32 +9,32 @@ use evosdpa_lab::{device::Sim, gate::suite::CaseSpec, sweep::case_spec};
 use evosdpa_oracle::{Case, inputs::Family};
 use ptxsan::{Options, Schedule};
 
-pub const F16: DType = DType::F16;
-pub const BF16: DType = DType::BF16;
+pub(crate) const F16: DType = DType::F16;
+pub(crate) const BF16: DType = DType::BF16;
 
-pub struct Trial {
-    pub kernel: &'static str,
-    pub shape: &'static str,
-    pub dtype: DType,
-    pub family: Family,
+pub(crate) struct Trial {
+    pub(crate) kernel: &'static str,
+    pub(crate) shape: &'static str,
+    pub(crate) dtype: DType,
+    pub(crate) family: Family,
     /// Which lengths and pages are drawn.
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// At most so many CTAs: on fewer, each has several Q tiles.
-    pub blocks: u32,
+    pub(crate) blocks: u32,
 }
 
-pub const fn trial(kernel: &'static str, shape: &'static str, dtype: DType) -> Trial {
+pub(crate) const fn trial(kernel: &'static str, shape: &'static str, dtype: DType) -> Trial {
     Trial { kernel, shape, dtype, family: Family::Normal, seed: 1, blocks: u32::MAX }
 }
 
-pub fn case_of(trial: &Trial) -> (CaseSpec, Case) {
+pub(crate) fn case_of(trial: &Trial) -> (CaseSpec, Case) {
     let mut spec = case_spec(trial.shape.parse().unwrap(), trial.dtype).unwrap();
     (spec.family, spec.seed) = (trial.family, trial.seed);
     (spec, spec.build())
 }
 
 /// Runs a trial under two schedules, others from trial to trial; returns what went wrong.
-pub fn run(sim: &Sim, number: usize, trial: &Trial) -> Vec<String> {
+pub(crate) fn run(sim: &Sim, number: usize, trial: &Trial) -> Vec<String> {
     let (spec, case) = case_of(trial);
     let mut wrong = Vec::new();
     if !case.broken_controls().is_empty() {
@@ -67,7 +67,7 @@ pub fn run(sim: &Sim, number: usize, trial: &Trial) -> Vec<String> {
     wrong
 }
 
-pub fn run_all(trials: &[Trial]) {
+pub(crate) fn run_all(trials: &[Trial]) {
     let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
     let wrong: Vec<String> =
         trials.iter().enumerate().flat_map(|(number, trial)| run(&sim, number, trial)).collect();
