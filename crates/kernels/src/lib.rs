@@ -4,10 +4,12 @@
 //! [`Variant`] that says what to compile, how to launch it and which limits it must keep.
 
 mod arch;
+pub mod cache;
 mod embedded;
 mod error;
 mod expr;
 mod facts;
+mod foreign;
 mod id;
 mod include;
 mod manifest;

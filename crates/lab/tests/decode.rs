@@ -44,6 +44,8 @@ fn caches_of_every_kind() {
         Trial { seed: 2, ..on(3, "b5h2/1s4/100d64:varlen", F16) },
         on(5, "b40h1s2/30d32:causal-br:varlen", BF16),
         Trial { seed: 3, ..on(3, "b4h4/1s1/200d64:used", BF16) },
+        Trial { seed: 2, ..on(4, "b3h4/2s3/90d64:causal-br:used:used-q:leftpad:indexed", F16) },
+        Trial { seed: 5, ..on(4, "b3h2s2/90d64:used:leftpad:indexed:paged=16", BF16) },
         on(3, "b2h2s2/70d64:window=30/9:softcap=5:alibi:bias=b:mask:chunk=32:sinks", F16),
         on(3, "b3h2s3/70d64:causal-br:varlen:softcap=9:alibi:bias=bh:mask=b:chunk=16:sinks", BF16),
     ]);

@@ -38,6 +38,7 @@ fn leaves_room(facts: &ProblemFacts, target: &Target) -> bool {
 
 /// Whether a cache's lengths, pages or codes are data.
 fn reads_cache(facts: &ProblemFacts) -> bool {
-    let kinds = [Feature::UsedLengths, Feature::PagedCache, Feature::KvType, Feature::PackedKeys];
+    use Feature::*;
+    let kinds = [UsedLengths, PagedCache, KvType, PackedKeys, UsedQueries, LeftPadding, CacheIndices];
     kinds.into_iter().any(|kind| facts.features.contains(kind))
 }
