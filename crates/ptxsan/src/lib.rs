@@ -63,6 +63,7 @@ mod module;
 pub mod mutate;
 pub mod numeric;
 mod parse;
+mod random;
 pub mod report;
 pub mod tensor;
 
