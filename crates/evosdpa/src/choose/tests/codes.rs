@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evosdpa_core::DType;
+use evosdpa_core::{DType, Feature, Features};
 use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
 use super::*;
@@ -34,7 +34,7 @@ fn facts(dims: (u32, u32), dtype: DType, mask: &str, sizes: [u32; 5]) -> Problem
         band_lo,
         band_hi,
         lse: false,
-        features: evosdpa_core::Features::NONE,
+        features: Features::NONE,
     }
 }
 
@@ -42,8 +42,11 @@ fn facts(dims: (u32, u32), dtype: DType, mask: &str, sizes: [u32; 5]) -> Problem
 type Code = (&'static str, Vec<(&'static str, i64)>);
 
 fn code(registry: &Registry, facts: &ProblemFacts, target: &Target) -> Code {
-    // With tensors that TMA can read, the kernel that the rules put first is the one that is taken.
-    let (name, _) = rules::candidates(facts, target)[0];
+    // With tensors that TMA can read, the first kernel of the rules that knows the features is the one that is taken.
+    let takes = |name: &str| {
+        facts.features.is_empty() || registry.kernel(name).unwrap().supports(facts, target).is_ok()
+    };
+    let (name, _) = rules::candidates(facts, target).into_iter().find(|(name, _)| takes(name)).unwrap();
     let kernel = registry.kernel(name).unwrap();
     let settings = settings(kernel, facts, target, &Assignment::default()).unwrap();
     let values = settings.reasons().flat_map(|(_, values)| values.iter().copied());
@@ -69,6 +72,7 @@ fn sweep(
     dtype: DType,
     mask: &str,
     group: u32,
+    features: Features,
 ) -> BTreeMap<Code, ProblemFacts> {
     let target = Target::nominal(arch);
     let mut codes = BTreeMap::new();
@@ -76,6 +80,7 @@ fn sweep(
         for length in lengths() {
             for seq_q in [length, 1, 9, 16, 64, 80, 190] {
                 let facts = facts(dims, dtype, mask, [batch, heads_kv * group, heads_kv, seq_q, length]);
+                let facts = ProblemFacts { features, ..facts };
                 codes.entry(code(registry, &facts, &target)).or_insert(facts);
             }
         }
@@ -89,7 +94,7 @@ fn too_many(arch: Arch, dims: &[(u32, u32)], dtypes: &[DType], groups: &[u32], m
     let mut wrong = Vec::new();
     for (&dims, &dtype) in dims.iter().flat_map(|dims| dtypes.iter().map(move |dtype| (dims, dtype))) {
         for (&group, mask) in groups.iter().flat_map(|group| MASKS.map(|mask| (group, mask))) {
-            let codes = sweep(&registry, arch, dims, dtype, mask, group);
+            let codes = sweep(&registry, arch, dims, dtype, mask, group, Features::NONE);
             if codes.len() > most {
                 let list = codes.iter().map(|(code, facts)| format!("\n  {code:?}, say of {facts}"));
                 let list: String = list.collect();
@@ -107,6 +112,28 @@ fn a_new_length_or_batch_is_never_new_code() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let f16 = too_many(Arch::Sm90a, &[(64, 64), (128, 128)], &[DType::F16], &[1, 4], CODES_MAX);
     assert!(f16.is_empty(), "{}", f16.join("\n"));
+}
+
+/// Lengths that are data, pages and modifiers: what a server has of a new length every second.
+#[test]
+fn nor_is_a_new_length_of_a_served_problem() {
+    use Feature::{Alibi, PackedKeys, PackedQueries, PagedCache, Sinks, Softcap, UsedLengths};
+    let registry = Registry::embedded().unwrap();
+    let served: [&[Feature]; 4] = [
+        &[UsedLengths, PagedCache],
+        &[PackedQueries, PackedKeys],
+        &[PackedQueries, UsedLengths, PagedCache],
+        &[UsedLengths, PagedCache, Softcap, Alibi, Sinks],
+    ];
+    for (arch, features) in
+        [Arch::Sm89, Arch::Sm90a].into_iter().flat_map(|arch| served.map(|all| (arch, all)))
+    {
+        let of: Features = features.iter().copied().collect();
+        for (mask, group) in [("full", 1), ("causal", 4)] {
+            let codes = sweep(&registry, arch, (128, 128), DType::BF16, mask, group, of);
+            assert!(codes.len() <= CODES_MAX, "{arch} {of} {mask} group {group}: {codes:#?}");
+        }
+    }
 }
 
 #[test]
