@@ -21,7 +21,7 @@ mod spelling;
 mod tensor;
 mod types;
 
-pub use append::{NewRow, NewTokens, Placement};
+pub use append::{NewRow, NewTokens, Placement, check_position};
 pub use code::{CODE_MAX, E4M3Code, U8Code};
 pub use dtype::{DType, Element};
 pub use error::Error;

@@ -103,6 +103,31 @@ impl PreparedLaunch {
         unsafe { self.submit(stream.0 as sys::CUstream, &mut arguments[..1 + maps.len()]) }
     }
 
+    /// Launches a kernel that takes parameters of its own, and nothing else, with so many blocks instead of the geometry's.
+    ///
+    /// # Safety
+    /// As for [`PreparedLaunch::launch_on`].
+    pub unsafe fn launch_own<P: bytemuck::Pod>(
+        &self,
+        entered: &Entered<'_>,
+        stream: RawStream,
+        blocks: u32,
+        params: &P,
+    ) -> Result<()> {
+        if !entered.is_of(self.function.context()) {
+            return Err(self.refuse("another device's context is current".to_owned()));
+        }
+        let mut arguments = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        let mut attributes = self.attributes();
+        let config = self.config(stream.0 as sys::CUstream, &mut attributes);
+        let config = sys::CUlaunchConfig { gridDimX: blocks, ..config };
+        // SAFETY: function, attributes and parameters are alive; stream and what the parameters name are the caller's promise.
+        let code = unsafe {
+            sys::cuLaunchKernelEx(&config, self.function.raw(), arguments.as_mut_ptr(), ptr::null_mut())
+        };
+        check("cuLaunchKernelEx", code, || self.describe())
+    }
+
     /// Launches with arbitrary arguments, each a pointer to a value that the driver copies.
     ///
     /// # Safety

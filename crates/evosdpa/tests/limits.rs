@@ -123,8 +123,18 @@ fn defaults_of_every_kind_keep_their_limits() {
         ..facts
     };
     use Feature::*;
-    let everything =
-        [PackedQueries, UsedLengths, PagedCache, Softcap, Alibi, Bias, BooleanMask, Chunks, Sinks];
+    let everything = [
+        PackedQueries,
+        UsedQueries,
+        UsedLengths,
+        PagedCache,
+        Softcap,
+        Alibi,
+        Bias,
+        BooleanMask,
+        Chunks,
+        Sinks,
+    ];
     // Lengths, pages and modifiers, alone and together.
     let asking = [
         ("ampere_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &everything)),

@@ -4,6 +4,7 @@
 //! [`Variant`] that says what to compile, how to launch it and which limits it must keep.
 
 mod arch;
+pub mod cache;
 mod embedded;
 mod error;
 mod expr;

@@ -150,6 +150,20 @@ fn ampere_fwd_gathers_pages() {
     run_all(&trials);
 }
 
+/// Queries, paddings and cache blocks of each sequence's own, alone and with what they may meet.
+#[test]
+fn ampere_fwd_finds_each_sequences_place() {
+    run_all(&[
+        trial("ampere_fwd", "b3h2s70/40d64:causal-br:used-q", F16),
+        trial("ampere_fwd", "b3h2s40/70d40:window=9/2:varlen:used:used-q", BF16),
+        Trial { seed: 2, ..trial("ampere_fwd", "b3h4/2s9/70d64:causal-br:leftpad", BF16) },
+        trial("ampere_fwd", "b3h4/2s9/70d64:alibi:used:leftpad:indexed", F16),
+        trial("ampere_fwd", "b3h2s9/70d64:causal:varlen=kv:leftpad", F16),
+        trial("ampere_fwd", "b3h2s9/70d64:causal-br:used:leftpad:indexed:paged=16:bias=bh:mask=b", BF16),
+        Trial { seed: 3, ..trial("ampere_fwd", "b4h2s9/33d64:indexed:paged=5", F16) },
+    ]);
+}
+
 /// The same modifiers in the consumers of hopper_fwd: whole tiles, cut ones, several Q tiles for a CTA, packed heads, wide heads.
 #[test]
 fn hopper_fwd_changes_scores() {
@@ -213,15 +227,39 @@ fn hopper_fwd_gathers_pages() {
     ]);
 }
 
+/// Paddings move tiles off the edges of pages; blocks and rows of the table are looked up; queries end before their room does.
+#[test]
+fn hopper_fwd_finds_each_sequences_place() {
+    run_all(&[
+        trial("hopper_fwd", "b3h2s140/40d64:causal-br:used-q", F16),
+        trial("hopper_fwd", "b3h1s40/200d128:window=60/9:varlen:used:used-q", BF16),
+        Trial { seed: 2, ..trial("hopper_fwd", "b3h8/2s1/300d64:leftpad", BF16) },
+        Trial { seed: 3, ..trial("hopper_fwd", "b3h2s20/300d64:causal-br:used:leftpad:indexed", F16) },
+        Trial { seed: 5, ..trial("hopper_fwd[BLOCK_N=64]", "b3h1s9/300d64:used:leftpad:paged=128", F16) },
+        trial("hopper_fwd", "b3h2/1s9/150d64:causal-br:used:used-q:leftpad:indexed:paged=16", BF16),
+        Trial { blocks: 1, seed: 9, ..trial("hopper_fwd", "b4h2/1s20/200d128:used:indexed:paged=64", F16) },
+    ]);
+}
+
 /// Code that does not know a kind gives an answer that the gate refuses, or breaks a rule that the simulator watches.
 #[test]
 fn code_without_a_kind_is_found_out() {
     let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
     for kernel in ["ampere_fwd", "hopper_fwd"] {
         let plain = sim.simulation(kernel, &case_of(&trial("", "b2h2s20/70d64", F16)).0.problem).unwrap();
-        for kind in
-            ["softcap=3", "alibi", "bias", "mask=b", "chunk=16", "sinks", "used", "varlen", "paged=16"]
-        {
+        for kind in [
+            "softcap=3",
+            "alibi",
+            "bias",
+            "mask=b",
+            "chunk=16",
+            "sinks",
+            "used",
+            "varlen",
+            "paged=16",
+            "leftpad",
+            "indexed",
+        ] {
             let shape: &'static str = format!("b2h2s20/70d64:{kind}").leak();
             let (spec, case) = case_of(&trial(kernel, shape, F16));
             let simulation = sim.simulation(kernel, &spec.problem).unwrap();
@@ -249,6 +287,9 @@ fn every_claimed_feature_is_tried() {
         PackedQueries,
         PackedKeys,
         UsedLengths,
+        UsedQueries,
+        LeftPadding,
+        CacheIndices,
         PagedCache,
         Softcap,
         Alibi,

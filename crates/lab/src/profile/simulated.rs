@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use evosdpa_core::Problem;
-use evosdpa_oracle::inputs::{Family, Inputs};
+use evosdpa_oracle::inputs::Inputs;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -58,7 +58,7 @@ pub struct Line {
 impl Counted {
     /// Runs a kernel on the simulator and counts.
     pub fn of(sim: &Sim, kernel: &str, problem: &Problem) -> Result<Self, Error> {
-        let inputs = Inputs::generate(problem, Family::Normal, 0);
+        let inputs = Inputs::timed(problem, 0);
         let counters = sim.count(kernel, problem, &inputs)?;
         // Through JSON, whose field names are the simulator's public promise.
         let value =

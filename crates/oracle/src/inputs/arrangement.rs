@@ -66,6 +66,9 @@ pub struct Arrangement {
 }
 
 impl Arrangement {
+    /// Every sequence as long as its problem says, its pages anywhere: what is timed, so that work and time are of one problem.
+    pub const FULL: Self = Self { lengths: LengthFamily::Equal, pages: PageOrder::Random };
+
     /// One that differs from family to family and seed to seed, so that cases between them see every combination.
     pub fn of(family: Family, seed: u64) -> Self {
         let case = family as usize + Family::ALL.len() * (seed % 16) as usize;

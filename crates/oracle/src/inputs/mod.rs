@@ -148,6 +148,11 @@ impl Inputs {
         Self::arranged(problem, family, seed, None, Arrangement::of(family, seed))
     }
 
+    /// What is timed: every sequence as long as the problem says.
+    pub fn timed(problem: &Problem, seed: u64) -> Self {
+        Self::arranged(problem, Family::Normal, seed, None, Arrangement::FULL)
+    }
+
     /// The same numbers in buffers whose rows are further apart than needed, with `0xFF` in every gap: NaN, or the
     /// largest value of u8, which has no NaN.
     pub fn with_poisoned_gaps(problem: &Problem, family: Family, seed: u64, row_gap: usize) -> Self {
@@ -188,8 +193,8 @@ impl Inputs {
     }
 
     /// The numbers before they are quantised: packed f32 tensors in place of those with codes.
-    pub fn original(problem: &Problem, family: Family, seed: u64) -> Self {
-        let drawn = Drawn::new(problem, family, seed, Arrangement::of(family, seed));
+    pub fn original(problem: &Problem, family: Family, seed: u64, arrangement: Arrangement) -> Self {
+        let drawn = Drawn::new(problem, family, seed, arrangement);
         let [q, k, v] = [Which::Q, Which::K, Which::V].map(|which| drawn.original(which));
         let side = Side::draw(problem, &drawn.source, &drawn.places);
         Self { q, k, v, scales: None, side }
