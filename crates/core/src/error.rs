@@ -31,14 +31,14 @@ pub enum Error {
         why: String,
     },
     /// A size outside its range.
-    #[error("{what} is {value}, but must be from 1 to {most}")]
+    #[error("{what} is {value}, but must be {allowed}")]
     Size {
         /// Which size.
         what: &'static str,
         /// Its value.
         value: usize,
-        /// The largest allowed.
-        most: usize,
+        /// The allowed range, in words.
+        allowed: &'static str,
     },
     /// Query heads cannot be shared out evenly among key/value heads.
     #[error(

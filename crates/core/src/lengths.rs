@@ -38,7 +38,7 @@ impl PageSize {
     pub fn new(tokens: usize) -> Result<Self, Error> {
         match NonZeroUsize::new(tokens) {
             Some(size) if tokens <= MAX_PAGE => Ok(Self(size)),
-            _ => Err(Error::Size { what: "page size", value: tokens, most: MAX_PAGE }),
+            _ => Err(Error::Size { what: "page size", value: tokens, allowed: "from 1 to 256" }),
         }
     }
 

@@ -64,7 +64,7 @@ impl Chunk {
     pub fn new(keys: usize) -> Result<Self, Error> {
         match NonZeroUsize::new(keys) {
             Some(size) if keys < MAX_SEQUENCE => Ok(Self(size)),
-            _ => Err(Error::Size { what: "attention chunk", value: keys, most: MAX_SEQUENCE - 1 }),
+            _ => Err(Error::Size { what: "attention chunk", value: keys, allowed: "from 1 to 2^30 - 1" }),
         }
     }
 

@@ -4,6 +4,8 @@ use crate::{Error, Feature, Features, Granularity, Lengths, Mask, Precision, Sco
 
 /// The largest head dimension a problem may have.
 pub const MAX_HEAD_DIM: usize = 512;
+/// The same for people.
+pub const HEAD_DIMS: &str = "from 1 to 512";
 /// Sequence lengths stay below this, so that positions and their sums fit 32-bit arithmetic in kernels.
 pub const MAX_SEQUENCE: usize = 1 << 30;
 
@@ -97,17 +99,17 @@ impl Shape {
     pub fn new(sizes: Sizes, mask: Mask) -> Result<Self, Error> {
         let Sizes { batch, heads_q, heads_kv, seq_q, seq_kv, dim_qk, dim_v } = sizes;
         let counts = [
-            ("batch", batch, MAX_SEQUENCE - 1),
-            ("number of query heads", heads_q, MAX_SEQUENCE - 1),
-            ("number of key/value heads", heads_kv, MAX_SEQUENCE - 1),
-            ("query length", seq_q, MAX_SEQUENCE - 1),
-            ("key length", seq_kv, MAX_SEQUENCE - 1),
-            ("head dimension", dim_qk, MAX_HEAD_DIM),
-            ("value head dimension", dim_v, MAX_HEAD_DIM),
+            ("batch", batch, MAX_SEQUENCE, "from 1 to 2^30 - 1"),
+            ("number of query heads", heads_q, MAX_SEQUENCE, "from 1 to 2^30 - 1"),
+            ("number of key/value heads", heads_kv, MAX_SEQUENCE, "from 1 to 2^30 - 1"),
+            ("query length", seq_q, MAX_SEQUENCE, "from 1 to 2^30 - 1"),
+            ("key length", seq_kv, MAX_SEQUENCE, "from 1 to 2^30 - 1"),
+            ("head dimension", dim_qk, MAX_HEAD_DIM + 1, HEAD_DIMS),
+            ("value head dimension", dim_v, MAX_HEAD_DIM + 1, HEAD_DIMS),
         ];
-        for (what, value, most) in counts {
-            if value == 0 || value > most {
-                return Err(Error::Size { what, value, most });
+        for (what, value, limit, allowed) in counts {
+            if value == 0 || value >= limit {
+                return Err(Error::Size { what, value, allowed });
             }
         }
         if !heads_q.is_multiple_of(heads_kv) {

@@ -235,7 +235,7 @@ fn check_wanted(what: &'static str, given: bool, wanted: bool) -> Result<bool, E
 fn check_count(what: &'static str, value: usize) -> Result<(), Error> {
     match i32::try_from(value) {
         Ok(1..) => Ok(()),
-        _ => Err(Asked::Size { what, value, most: i32::MAX as usize }.into()),
+        _ => Err(Asked::Size { what, value, allowed: "from 1 to 2^31 - 1" }.into()),
     }
 }
 
