@@ -15,6 +15,7 @@ mod matrix;
 mod order;
 mod race;
 mod run;
+mod spin;
 mod sync_trace;
 mod validity;
 mod validity_memory;
