@@ -35,6 +35,7 @@ mod stream;
 mod tensor_map;
 mod timing;
 pub mod worker;
+mod workspace;
 
 pub use artifact::{Artifact, ArtifactKind};
 pub use buffer::DeviceBuffer;
