@@ -20,14 +20,14 @@ pub enum DType {
 }
 
 impl DType {
-    /// The floating-point types, in the order they are documented: what every backend is asked for by default.
-    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::BF16];
+    /// Every type.
+    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::BF16, Self::U8, Self::E4M3];
+
+    /// The floating-point types: what every backend is asked for by default.
+    pub const FLOATS: [Self; 3] = [Self::F32, Self::F16, Self::BF16];
 
     /// The types whose elements are codes with a scale per head; results come as f16.
     pub const EIGHT_BIT: [Self; 2] = [Self::U8, Self::E4M3];
-
-    /// Every type that has a name.
-    const NAMED: [Self; 5] = [Self::F32, Self::F16, Self::BF16, Self::U8, Self::E4M3];
 
     /// The name used on the command line and in records.
     pub fn name(self) -> &'static str {
@@ -75,11 +75,11 @@ impl FromStr for DType {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        Self::NAMED.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| Error::UnknownName {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| Error::UnknownName {
             kind: "dtype",
             name: text.to_owned(),
-            nearest: nearest(text, Self::NAMED.iter().map(|dtype| dtype.name())),
-            allowed: Self::NAMED.map(Self::name).join(", "),
+            nearest: nearest(text, Self::ALL.iter().map(|dtype| dtype.name())),
+            allowed: Self::ALL.map(Self::name).join(", "),
         })
     }
 }
@@ -117,15 +117,15 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for (dtype, name) in DType::NAMED.into_iter().zip(["f32", "f16", "bf16", "u8", "e4m3"]) {
+        for (dtype, name) in DType::ALL.into_iter().zip(["f32", "f16", "bf16", "u8", "e4m3"]) {
             assert_eq!((dtype.name(), name.parse::<DType>().unwrap()), (name, dtype));
         }
     }
 
     #[test]
     fn every_type_is_a_float_or_an_eight_bit_one() {
-        for dtype in DType::NAMED {
-            assert_eq!(DType::ALL.contains(&dtype), dtype.float().is_some());
+        for dtype in DType::ALL {
+            assert_eq!(DType::FLOATS.contains(&dtype), dtype.float().is_some());
             assert_eq!(DType::EIGHT_BIT.contains(&dtype), dtype.is_eight_bit());
             assert_eq!(dtype.float().map_or(dtype, Float::dtype), dtype);
         }

@@ -54,7 +54,7 @@ pub(crate) unsafe fn modify<S: Simd, const NR: usize>(t: &TileStep, hook: &TileH
                     score = S::fma(S::load(hook.slopes.add(v * S::LANES)), abs::<S>(away), score);
                 }
                 if !hook.bias.is_null() {
-                    score = S::fma(S::load(hook.bias.add(at)), S::splat(LOG2_E), score);
+                    score = biased::<S>(score, S::load(hook.bias.add(at)));
                 }
                 if !hook.hidden.is_null() {
                     score = S::select_between(S::load(hook.hidden.add(at)), 0.0, 0.0, score, hidden_score);
@@ -241,13 +241,28 @@ pub(crate) unsafe fn modify_row<S: Simd>(scores: *mut f32, keys: usize, hook: &R
                 score = S::fma(S::splat(hook.slope), S::load(hook.distance.add(at)), score);
             }
             if !hook.bias.is_null() {
-                score = S::fma(S::load(hook.bias.add(at)), S::splat(LOG2_E), score);
+                score = biased::<S>(score, S::load(hook.bias.add(at)));
             }
             S::store(scores.add(at), score);
         }
         for past in keys..keys.div_ceil(S::LANES) * S::LANES {
             *scores.add(past) = f32::NEG_INFINITY;
         }
+    }
+}
+
+/// Beyond this a bias is infinite in units of log2.
+const BIAS_END: f32 = f32::MAX / 1.5;
+
+/// A score with its bias. A finite bias stays finite: rows that a model fills with the lowest number are means, not nothing.
+#[inline(always)]
+unsafe fn biased<S: Simd>(score: S::V, bias: S::V) -> S::V {
+    // SAFETY: the instruction set of `S`.
+    unsafe {
+        let end = S::splat(-BIAS_END);
+        let near = S::select_between(bias, f32::MIN, -BIAS_END, end, bias);
+        let near = S::select_between(near, BIAS_END, f32::MAX, S::sub(S::splat(0.0), end), near);
+        S::fma(near, S::splat(LOG2_E), score)
     }
 }
 

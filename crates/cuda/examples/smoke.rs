@@ -9,13 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use evosdpa_core::DType;
 use evosdpa_cuda::{
     Builder, Device, Error, Event, Function, Graph, GuardedBuffer, L2Flush, PreparedLaunch, Result, Stream,
     TensorMap, TensorMapRequest, resources, time_each_us, time_graph_us, worker,
 };
-use evosdpa_kernels::{
-    InputType, Kernel, LaunchGeometry, ProblemFacts, Registry, SdpaParams, Swizzle, Target, Variant,
-};
+use evosdpa_kernels::{Kernel, LaunchGeometry, ProblemFacts, Registry, SdpaParams, Swizzle, Target, Variant};
 use half::f16;
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -100,7 +99,8 @@ fn facts() -> ProblemFacts {
         seq_kv: 1000,
         head_dim: 64,
         value_dim: 64,
-        dtype: InputType::F16,
+        dtype: DType::F16,
+        kv_dtype: DType::F16,
         band_lo: None,
         band_hi: None,
         lse: false,
@@ -290,6 +290,7 @@ fn slow_kernel(table: &mut Table, device: &Device, stream: &Stream, variant: &Va
         dynamic_smem_bytes: 0,
         programmatic: false,
         counter: false,
+        workspace_bytes: 0,
     };
     let prepared = PreparedLaunch::new(&function, geometry)?;
     let mut wanted_ns: u64 = 1_000_000_000;

@@ -10,7 +10,8 @@ use cudarc::driver::sys::{
     CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as L2Promotion,
     CUtensorMapSwizzle_enum as RawSwizzle,
 };
-use evosdpa_kernels::{InputType, Swizzle};
+use evosdpa_core::DType;
+use evosdpa_kernels::Swizzle;
 
 use crate::{Device, Entered, Error, Result, driver::check};
 
@@ -33,7 +34,7 @@ pub struct TensorMapRequest<'a> {
     /// The device address of its first element.
     pub address: u64,
     /// Its element type.
-    pub dtype: InputType,
+    pub dtype: DType,
     /// Head dimension, sequence, heads, batch.
     pub sizes: [u64; 4],
     /// Strides in elements of sequence, heads and batch; the head dimension is contiguous.
@@ -58,7 +59,7 @@ impl TensorMap {
         // The proof is only there so that the driver is.
         let _ = entered;
         request.check()?;
-        let bytes = u64::from(request.dtype.bytes());
+        let bytes = request.dtype.bytes() as u64;
         let strides = request.strides.map(|stride| stride * bytes);
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: every array has as many entries as the rank asks for (one stride less), and the driver only reads them.
@@ -106,7 +107,7 @@ impl TensorMapRequest<'_> {
     }
 
     fn broken_rule(&self) -> Result<(), String> {
-        let bytes = u64::from(self.dtype.bytes());
+        let bytes = self.dtype.bytes() as u64;
         check_address(self.address)?;
         for (name, size) in ["head dimension", "sequence", "heads", "batch"].iter().zip(self.sizes) {
             if size == 0 || size > 1 << 32 {
@@ -146,12 +147,12 @@ fn check_address(address: u64) -> Result<(), String> {
     Ok(())
 }
 
-fn data_type(dtype: InputType) -> DataType {
+fn data_type(dtype: DType) -> DataType {
     match dtype {
-        InputType::F16 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        InputType::BF16 => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        InputType::F32 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        InputType::U8 | InputType::E4M3 => DataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        DType::F16 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        DType::BF16 => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        DType::F32 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        DType::U8 | DType::E4M3 => DataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     }
 }
 
@@ -172,7 +173,7 @@ mod tests {
         TensorMapRequest {
             name: "K",
             address: 0x1000,
-            dtype: InputType::F16,
+            dtype: DType::F16,
             sizes: [64, 512, 8, 1],
             strides: [64, 64 * 512, 64 * 512 * 8],
             box_sizes: [64, 128, 1, 1],

@@ -61,6 +61,14 @@ pub enum Error {
         /// The file it names.
         wanted: String,
     },
+    /// A source from outside reads what it may not.
+    #[error("the source of {name} is refused: {why}")]
+    ForeignSource {
+        /// The kernel that it was to be.
+        name: String,
+        /// What it does.
+        why: String,
+    },
     /// Two kernels have the same name.
     #[error("kernel `{name}` is defined twice: in {first} and in {second}; rename one")]
     DuplicateKernel {
@@ -87,14 +95,6 @@ pub enum Error {
         suggestion(nearest)
     )]
     UnknownArch {
-        /// The name asked for.
-        name: String,
-        /// The nearest known one.
-        nearest: Option<String>,
-    },
-    /// No input type has this name.
-    #[error("there is no input type `{name}` (there are f16, bf16, f32, u8, e4m3){}", suggestion(nearest))]
-    UnknownInputType {
         /// The name asked for.
         name: String,
         /// The nearest known one.

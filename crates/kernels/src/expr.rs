@@ -7,7 +7,8 @@ mod parse;
 
 use std::fmt;
 
-use crate::{InputType, ProblemFacts, Target};
+use crate::{ProblemFacts, Target};
+use evosdpa_core::DType;
 
 /// What is wrong with an expression, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,7 +40,7 @@ struct Node {
 enum Kind {
     Integer(i64),
     Name(String),
-    DtypeIs { dtype: InputType, negated: bool },
+    DtypeIs { dtype: DType, negated: bool },
     Not(Box<Node>),
     Negate(Box<Node>),
     Binary(Binary, Box<Node>, Box<Node>),
@@ -91,7 +92,7 @@ pub(crate) trait Environment {
     /// The value of a name; `Ok(None)` when there is no such name.
     fn value(&self, name: &str) -> Result<Option<i64>, ExprError>;
     /// The problem's input type; `None` where an expression may not depend on the problem.
-    fn dtype(&self) -> Option<InputType>;
+    fn dtype(&self) -> Option<DType>;
 }
 
 struct ProblemOnly<'a> {
@@ -104,7 +105,7 @@ impl Environment for ProblemOnly<'_> {
         Ok(self.facts.value(name, self.target))
     }
 
-    fn dtype(&self) -> Option<InputType> {
+    fn dtype(&self) -> Option<DType> {
         Some(self.facts.dtype)
     }
 }
@@ -305,19 +306,19 @@ impl Evaluation<'_> {
 mod tests {
     use super::*;
 
-    struct Fixed(&'static [(&'static str, i64)], InputType);
+    struct Fixed(&'static [(&'static str, i64)], DType);
 
     impl Environment for Fixed {
         fn value(&self, name: &str) -> Result<Option<i64>, ExprError> {
             Ok(self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| *value))
         }
 
-        fn dtype(&self) -> Option<InputType> {
+        fn dtype(&self) -> Option<DType> {
             Some(self.1)
         }
     }
 
-    const ENVIRONMENT: Fixed = Fixed(&[("seq_q", 1000), ("BLOCK_M", 64), ("zero", 0)], InputType::BF16);
+    const ENVIRONMENT: Fixed = Fixed(&[("seq_q", 1000), ("BLOCK_M", 64), ("zero", 0)], DType::BF16);
 
     fn value(text: &str) -> Result<i64, ExprError> {
         Expr::parse(text)?.evaluate(&ENVIRONMENT)

@@ -1,74 +1,10 @@
 //! What a kernel's expressions and support rules may know about a problem.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
-use evosdpa_core::{Band, Feature, Features, Problem};
+use evosdpa_core::{Band, DType, Feature, Features, Problem};
 
-use crate::{Error, MaskKind, names::nearest};
-
-/// The element type of Q, K and V as a kernel reads them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum InputType {
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    BF16,
-    /// IEEE single precision.
-    F32,
-    /// Unsigned 8-bit codes, symmetric around 128, with a scale per head.
-    U8,
-    /// 8-bit floating point, 4 exponent and 3 mantissa bits, with a scale per head.
-    E4M3,
-}
-
-impl InputType {
-    /// Every input type.
-    pub const ALL: [Self; 5] = [Self::F16, Self::BF16, Self::F32, Self::U8, Self::E4M3];
-
-    /// The name in manifests.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F16 => "f16",
-            Self::BF16 => "bf16",
-            Self::F32 => "f32",
-            Self::U8 => "u8",
-            Self::E4M3 => "e4m3",
-        }
-    }
-
-    /// Bytes per element.
-    pub fn bytes(self) -> u32 {
-        match self {
-            Self::F16 | Self::BF16 => 2,
-            Self::F32 => 4,
-            Self::U8 | Self::E4M3 => 1,
-        }
-    }
-}
-
-impl fmt::Display for InputType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for InputType {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|input| input.name() == text).ok_or_else(|| Error::UnknownInputType {
-            name: text.to_owned(),
-            nearest: nearest(text, Self::ALL.map(Self::name)),
-        })
-    }
-}
-
-impl<'de> serde::Deserialize<'de> for InputType {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
+use crate::{Error, MaskKind};
 
 /// A problem in plain integers: the environment of a manifest's expressions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,8 +23,10 @@ pub struct ProblemFacts {
     pub head_dim: u32,
     /// Head dimension of V and O.
     pub value_dim: u32,
-    /// Element type of Q, K and V.
-    pub dtype: InputType,
+    /// Element type of Q, and of K and V where they have none of their own.
+    pub dtype: DType,
+    /// Element type of K and V.
+    pub kv_dtype: DType,
     /// Key `j` is visible to query `i` only if `i + band_lo <= j`; `None` is unbounded.
     pub band_lo: Option<i32>,
     /// Key `j` is visible to query `i` only if `j <= i + band_hi`; `None` is unbounded.
@@ -101,7 +39,7 @@ pub struct ProblemFacts {
 
 impl ProblemFacts {
     /// The names an expression may use for these facts and the target's.
-    pub const NAMES: [&'static str; 32] = [
+    pub const NAMES: [&'static str; 34] = [
         "batch",
         "heads_q",
         "heads_kv",
@@ -114,6 +52,8 @@ impl ProblemFacts {
         "masked",
         "lse",
         "dtype_bytes",
+        "kv_e4m3",
+        "kv_u8",
         "sm_count",
         "smem_limit",
         "packed_queries",
@@ -187,7 +127,9 @@ impl ProblemFacts {
             "window" => i64::from(mask == MaskKind::Window),
             "masked" => i64::from(mask != MaskKind::Full),
             "lse" => i64::from(self.lse),
-            "dtype_bytes" => self.dtype.bytes().into(),
+            "dtype_bytes" => self.dtype.bytes() as i64,
+            "kv_e4m3" => i64::from(self.kv_dtype == DType::E4M3),
+            "kv_u8" => i64::from(self.kv_dtype == DType::U8),
             "sm_count" => target.sm_count.into(),
             "smem_limit" => target.smem_limit_bytes.into(),
             _ => {
@@ -225,7 +167,8 @@ impl TryFrom<&Problem> for ProblemFacts {
             seq_kv: size("seq_kv", sizes.seq_kv)?,
             head_dim: size("head_dim", sizes.dim_qk)?,
             value_dim: size("value_dim", sizes.dim_v)?,
-            dtype: problem.dtype().name().parse()?,
+            dtype: problem.dtype(),
+            kv_dtype: problem.kv_dtype(),
             band_lo: bound(band.lo, Band::FULL.lo),
             band_hi: bound(band.hi, Band::FULL.hi),
             lse: problem.lse(),
@@ -265,7 +208,8 @@ mod tests {
             seq_kv,
             head_dim: 64,
             value_dim: 64,
-            dtype: InputType::F16,
+            dtype: DType::F16,
+            kv_dtype: DType::F16,
             band_lo,
             band_hi,
             lse: true,
@@ -293,22 +237,12 @@ mod tests {
 
     #[test]
     fn reads_a_core_problem() {
-        use evosdpa_core::{DType, Shape};
+        use evosdpa_core::Shape;
         let shape = Shape::parse_list("b2h8/2s4/8d64/32:causal-br").unwrap()[0];
         let problem = Problem::new(shape, DType::BF16).unwrap().with_lse(true);
         let facts = ProblemFacts::try_from(&problem).unwrap();
         assert_eq!(facts.to_string(), "b2h8/2s4/8d64/32 bf16 causal with LSE");
         assert_eq!((facts.band_lo, facts.band_hi), (None, Some(4)));
-    }
-
-    #[test]
-    fn every_core_dtype_is_an_input_type() {
-        use evosdpa_core::DType;
-        for dtype in DType::ALL.into_iter().chain(DType::EIGHT_BIT) {
-            let problem = Problem::new("tiny".parse().unwrap(), dtype).unwrap();
-            let facts = ProblemFacts::try_from(&problem).unwrap();
-            assert_eq!((facts.dtype.name(), facts.dtype.bytes() as usize), (dtype.name(), dtype.bytes()));
-        }
     }
 
     #[test]

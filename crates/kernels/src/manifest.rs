@@ -4,10 +4,13 @@ mod read;
 
 use std::{collections::BTreeMap, fmt};
 
-use evosdpa_core::Shape;
+use evosdpa_core::{DType, Shape};
 use serde::Deserialize;
 
-use crate::{Arch, Expr, InputType};
+use crate::{Arch, Expr};
+
+/// The largest head dimension of a kernel whose manifest names no other.
+pub const HEAD_DIM_MAX: u32 = 256;
 
 /// A kernel's manifest, read and checked.
 #[derive(Clone, Debug)]
@@ -35,7 +38,7 @@ pub struct Manifest {
     /// Tensor maps it takes by value after the parameters, in order.
     pub tensor_maps: Vec<TensorMapSpec>,
     /// Input types it reads.
-    pub dtypes: Vec<InputType>,
+    pub dtypes: Vec<DType>,
     /// Head dimensions it supports.
     pub head_dim: Range,
     /// Whether V may have another head dimension than Q and K.
@@ -169,6 +172,9 @@ pub struct Launch {
     /// Not 0: the kernel hands its work out by a counter. See [`LaunchGeometry::counter`](crate::LaunchGeometry::counter)
     /// for what that asks of the kernel.
     pub counter: Option<Expr>,
+    /// Bytes of memory that its blocks share. See
+    /// [`LaunchGeometry::workspace_bytes`](crate::LaunchGeometry::workspace_bytes) for what that asks of the kernel.
+    pub workspace: Option<Expr>,
 }
 
 /// A tensor map (TMA descriptor) that a kernel takes by value.

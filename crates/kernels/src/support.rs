@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use evosdpa_core::{Feature, Features};
+use evosdpa_core::{DType, Feature, Features};
 
-use crate::{Arch, InputType, Manifest, MaskKind, ProblemFacts, Range, ValueDim};
+use crate::{Arch, Manifest, MaskKind, ProblemFacts, Range, ValueDim};
 
 /// A kernel that cannot take a problem, and every reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Reason {
     /// It does not compile for the architecture.
     Arch(Arch, Vec<Arch>),
     /// It does not read the input type.
-    Dtype(InputType, Vec<InputType>),
+    Dtype(DType, Vec<DType>),
     /// It does not support a size.
     Size {
         /// Which size.
@@ -132,7 +132,10 @@ pub(crate) fn reasons(manifest: &Manifest, facts: &ProblemFacts, arch: Arch) -> 
         ValueDim::Same if facts.value_dim != facts.head_dim => {
             reasons.push(Reason::ValueDim { head_dim: facts.head_dim, value_dim: facts.value_dim });
         }
-        ValueDim::Any if !manifest.head_dim.contains(facts.value_dim) => {
+        // One size that is too large for both is one reason.
+        ValueDim::Any
+            if facts.value_dim != facts.head_dim && !manifest.head_dim.contains(facts.value_dim) =>
+        {
             let allowed = manifest.head_dim.clone();
             reasons.push(Reason::Size { field: "value_dim", value: facts.value_dim, allowed });
         }

@@ -2,9 +2,8 @@
 
 use std::{fs, path::Path};
 
-use evosdpa_kernels::{
-    Arch, Error, Gate, InputType, Kernel, Manifest, ProblemFacts, Registry, SpaceSize, Target,
-};
+use evosdpa_core::DType;
+use evosdpa_kernels::{Arch, Error, Gate, Kernel, Manifest, ProblemFacts, Registry, SpaceSize, Target};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny");
 
@@ -31,7 +30,8 @@ fn facts() -> ProblemFacts {
         seq_kv: 100,
         head_dim: 60,
         value_dim: 60,
-        dtype: InputType::F16,
+        dtype: DType::F16,
+        kv_dtype: DType::F16,
         band_lo: None,
         band_hi: None,
         lse: false,
@@ -133,7 +133,7 @@ fn limits_on_registers_follow_the_variant() {
     let registry = Registry::embedded().unwrap();
     let kernel = registry.kernel("hopper_fwd").unwrap();
     let target = Target::nominal(Arch::Sm90a);
-    let facts = ProblemFacts { dtype: InputType::BF16, head_dim: 64, value_dim: 64, ..facts() };
+    let facts = ProblemFacts { dtype: DType::BF16, head_dim: 64, value_dim: 64, ..facts() };
     for (consumers, ctas_per_sm, registers) in [(1, 1, 255), (2, 1, 168), (1, 2, 128)] {
         let tunables = [("CONSUMERS", consumers), ("CTAS_PER_SM", ctas_per_sm), ("BLOCK_N", 64)];
         let variant = kernel.variant(&facts, &target, tunables).unwrap();
@@ -287,7 +287,7 @@ fn a_refusal_gives_every_reason() {
     let hard = ProblemFacts {
         head_dim: 256,
         value_dim: 128,
-        dtype: InputType::BF16,
+        dtype: DType::BF16,
         band_lo: Some(-3),
         lse: true,
         ..facts()
@@ -393,4 +393,26 @@ fn a_kernel_with_another_source_can_be_put_into_a_folder_and_found_there() {
     let parent = registry.kernel("sdpa_v2c").unwrap();
     assert_eq!(format!("{:?}", found.manifest.tunables), format!("{:?}", parent.manifest.tunables));
     assert_eq!(format!("{:?}", found.manifest.limits), format!("{:?}", parent.manifest.limits));
+}
+
+/// A layout that outgrew its manifest would be found by whoever runs it: every source asserts the two to be equal.
+#[test]
+fn every_shipped_source_asserts_its_shared_memory_against_its_manifest() {
+    let registry = Registry::embedded().unwrap();
+    let wrong: Vec<&str> = registry
+        .kernels()
+        .filter(|kernel| kernel.manifest.launch.dynamic_smem.to_string() != "0")
+        .filter(|kernel| {
+            let texts = kernel.headers.iter().map(|header| header.text.as_str()).chain([&*kernel.source]);
+            let asserted = |text: &str| {
+                text.split("static_assert(").skip(1).any(|rest| {
+                    let condition = rest.split(';').next().unwrap_or_default();
+                    condition.contains("== DYNAMIC_SMEM_BYTES") || condition.contains("== LAYOUT_BYTES")
+                })
+            };
+            !texts.into_iter().any(asserted)
+        })
+        .map(Kernel::name)
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
 }

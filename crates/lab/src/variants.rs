@@ -2,7 +2,7 @@
 
 use evosdpa::choose;
 use evosdpa_core::{DType, Problem, Shape};
-use evosdpa_kernels::{Arch, InputType, Kernel, MaskKind, ProblemFacts, Range, Target, ValueDim, Variant};
+use evosdpa_kernels::{Arch, Kernel, MaskKind, ProblemFacts, Range, Target, ValueDim, Variant};
 
 use crate::{Error, gate::GateResult};
 
@@ -18,7 +18,7 @@ pub struct Request {
     /// What to compile for; every architecture of the kernel's manifest when empty.
     pub targets: Vec<Target>,
     /// Input types; every one of the kernel's manifest when empty.
-    pub dtypes: Vec<InputType>,
+    pub dtypes: Vec<DType>,
     /// The problem.
     pub shape: Shape,
     /// Whether a kernel that cannot take the problem gets the nearest one it can take.
@@ -33,7 +33,7 @@ pub struct Request {
 #[derive(Clone, Debug)]
 pub struct Job {
     /// What it reads.
-    pub dtype: InputType,
+    pub dtype: DType,
     /// The problem it is built for.
     pub problem: ProblemFacts,
     /// What it is built for.
@@ -57,7 +57,7 @@ pub struct Refused {
     /// What it was to be built for.
     pub arch: Arch,
     /// What it was to read.
-    pub dtype: InputType,
+    pub dtype: DType,
     /// Why not. A manifest that fits no problem at all is a failure; a problem it does not support is not.
     pub gate: GateResult,
 }
@@ -115,7 +115,7 @@ impl Selection {
         kernel: &Kernel,
         request: &Request,
         target: Target,
-        dtype: InputType,
+        dtype: DType,
     ) -> Result<(), Error> {
         // Only the sizes and the mask are taken from it, so that any type the shape accepts will do.
         let asked = Problem::new(request.shape, DType::F16)?;

@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn gaps_hold_nan_in_every_dtype() {
-        for dtype in DType::ALL {
+        for dtype in DType::FLOATS {
             for layout in Layout::ALL {
                 let mut tensor = Tensor::poisoned_gaps([2, 2, 3, 4], dtype, layout, 3);
                 fill(&mut tensor, |_| 1.0);

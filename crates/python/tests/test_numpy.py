@@ -183,12 +183,8 @@ def test_errors_say_what_is_wrong():
 
 def test_unsupported_names_what_to_use():
     q, *_ = drawn("normal", [(1, 2, 8, 16)] * 3)
-    for arguments, words in [
-        ({"dropout_p": 0.5}, "dropout_p is 0.5"),
-        ({"attn_mask": numpy.ones((8, 8), bool)}, "is_causal=True"),
-    ]:
-        with pytest.raises(NotImplementedError, match=words):
-            evosdpa.sdpa(q, q, q, **arguments)
+    with pytest.raises(NotImplementedError, match="dropout_p is 0.5"):
+        evosdpa.sdpa(q, q, q, dropout_p=0.5)
     for arguments in [{"qv": q}, {"alibi_slopes": numpy.ones((2, 2), numpy.float32)}, {"dropout_p": 0.1}]:
         with pytest.raises(NotImplementedError, match=next(iter(arguments))):
             evosdpa.flash_attn_func(q, q, q, **arguments)
@@ -196,6 +192,40 @@ def test_unsupported_names_what_to_use():
         evosdpa.sdpa(q.astype(float), q.astype(float), q.astype(float))
     with pytest.raises(ValueError, match="both"):
         evosdpa.sdpa(q, q, q, attn_mask=numpy.ones((8, 8), bool), is_causal=True)
+
+
+def test_dense_masks():
+    """Each shape that spreads, each way to lie in memory, against the same mask written out."""
+    q, k, v = drawn("normal", [(2, 4, 5, 16), (2, 4, 7, 16), (2, 4, 7, 16)])
+    numbers = numpy.random.default_rng(3).standard_normal((2, 4, 5, 7)).astype(numpy.float32)
+    scores = numpy.einsum("bhqd,bhkd->bhqk", q, k) / 4
+    given = [numbers, numbers[:1], numbers[0], numbers[0, 0], numbers[:, :, :1], numbers[0, 0, 0], numbers[..., :1]]
+    given += [numbers[..., ::-1], numpy.asfortranarray(numbers), numbers.astype(">f4"), any_strides(numbers)["unaligned"]]
+    given += [numpy.broadcast_to(numbers[:1, :1], (2, 4, 5, 7)), numpy.array(0.5, numpy.float32)]
+    for mask in given:
+        for is_boolean in (False, True):
+            used = mask > -0.5 if is_boolean else mask
+            added = numpy.where(used, 0.0, -numpy.inf) if is_boolean else used
+            weights = numpy.exp(scores + added)
+            total = weights.sum(-1, keepdims=True)
+            wanted = numpy.divide(weights, total, out=numpy.zeros_like(weights), where=total > 0) @ v
+            numpy.testing.assert_allclose(evosdpa.sdpa(q, k, v, used), wanted, rtol=2e-5, atol=2e-5)
+            if used.ndim < 4:
+                out = evosdpa.sdpa(q[0], k[0], v[0], used)
+                assert out.shape == (4, 5, 16)
+    half = [x.astype(numpy.float16) for x in (q, k, v)]
+    for mask in (numbers, numbers.astype(numpy.float16)):
+        numpy.testing.assert_allclose(evosdpa.sdpa(*half, mask), evosdpa.sdpa(q, k, v, numbers), rtol=2e-2, atol=2e-2)
+    for mask, kind, words in [
+        (numbers.astype(float), TypeError, "float64"),
+        (numbers.astype(numpy.float16), TypeError, "float16"),
+        (numbers[..., :3], ValueError, r"\[2, 4, 5, 3\]"),
+        (numbers[None], ValueError, r"\[1, 2, 4, 5, 7\]"),
+        (numbers.tolist(), TypeError, "attn_mask is a list"),
+        (numpy.ma.masked_array(numbers), TypeError, "attn_mask is a MaskedArray"),
+    ]:
+        with pytest.raises(kind, match=words):
+            evosdpa.sdpa(q, k, v, mask)
 
 
 def test_bfloat16_with_ml_dtypes():
@@ -219,9 +249,33 @@ def test_a_foreign_object_by_dlpack():
         def __dlpack_device__(self):
             return self.array.__dlpack_device__()
 
+    class Plain:
+        """One that is known as an array."""
+
+        def __init__(self, array):
+            self.array = array
+
+        def __array__(self, dtype=None, copy=None):
+            return self.array
+
     q, k, v = drawn("normal", [(1, 2, 9, 8)] * 3)
-    out = evosdpa.sdpa(*map(Foreign, (q, k, v)))
-    numpy.testing.assert_array_equal(numpy.from_dlpack(out), evosdpa.sdpa(q, k, v))
+    mask = numpy.tri(9, dtype=bool)
+    for kind in (Foreign, Plain):
+        out = evosdpa.sdpa(*map(kind, (q, k, v)))
+        numpy.testing.assert_array_equal(numpy.asarray(out), evosdpa.sdpa(q, k, v))
+        mixed = evosdpa.sdpa(q, kind(k), v, kind(mask))
+        assert type(mixed) is numpy.ndarray
+        numpy.testing.assert_array_equal(mixed, evosdpa.sdpa(q, k, v, mask))
+
+    class Broken(Foreign):
+        def __dlpack__(self, **arguments):
+            raise BufferError("lies elsewhere")
+
+    with pytest.raises(NotImplementedError, match="k, a .*Broken.*lies elsewhere"):
+        evosdpa.sdpa(q, Broken(k), v)
+    for wrong in (q.tolist(), None, "q"):
+        with pytest.raises(TypeError, match="v is a "):
+            evosdpa.flash_attn_func(q, k, wrong)
 
 
 def test_threads_and_the_interpreter_lock():

@@ -77,3 +77,10 @@ def test_gradients_are_refused_not_wrong():
     out, _ = torch.ops.evosdpa.forward(x, x, x, None, -1, -1, False, False, False)
     with pytest.raises(NotImplementedError, match="forward pass alone"):
         out.sum().backward()
+
+
+def test_dense_masks():
+    q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 16)
+    compiled = torch.compile(evosdpa.sdpa, backend="aot_eager", fullgraph=True)
+    for mask in (torch.rand(5, 7) < 0.7, torch.randn(2, 1, 5, 1)):
+        torch.testing.assert_close(compiled(q, k, v, mask), evosdpa.sdpa(q, k, v, mask), rtol=0, atol=0)

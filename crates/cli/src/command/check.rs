@@ -144,7 +144,7 @@ fn work(
 ) -> anyhow::Result<Vec<(CaseSpec, Vec<String>)>> {
     let dtypes: Vec<DType> = if args.dtype.is_empty() {
         let taken = |dtype: &DType| kernels.iter().any(|kernel| device.takes(kernel, *dtype));
-        DType::ALL.into_iter().chain(DType::EIGHT_BIT).filter(taken).collect()
+        DType::ALL.into_iter().filter(taken).collect()
     } else {
         args.dtype.clone()
     };

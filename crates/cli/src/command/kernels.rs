@@ -71,7 +71,7 @@ fn cpu_rows() -> Vec<KernelRow> {
         summary: kernel.summary,
         changed: kernel.changed,
         archs: Vec::new(),
-        dtypes: evosdpa_core::DType::ALL.map(|dtype| dtype.name().to_owned()).to_vec(),
+        dtypes: evosdpa_core::DType::FLOATS.map(|dtype| dtype.name().to_owned()).to_vec(),
         manifest: None,
     };
     Cpu::default().kernels().into_iter().map(row).collect()

@@ -5,7 +5,7 @@ use std::{fmt::Write, path::Path, time::Duration};
 use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::Device as Gpu;
-use evosdpa_kernels::{Arch, InputType, Kernel, Registry, Target, VariantId};
+use evosdpa_kernels::{Arch, Kernel, Registry, Target, VariantId};
 use evosdpa_lab::{
     device::{Cuda, Device, DeviceId},
     gate::Verdict,
@@ -16,7 +16,7 @@ use evosdpa_lab::{
     },
     record::{Row, Run, RunStatus},
 };
-use evosdpa_oracle::inputs::{Family, Inputs};
+use evosdpa_oracle::inputs::Inputs;
 
 use crate::{Status, args::Profile, command, interrupt, output, progress};
 
@@ -90,7 +90,7 @@ fn works(args: &Profile, registry: &Registry) -> anyhow::Result<Vec<Subject>> {
         };
         for &shape in &shapes {
             let dtype = args.dtype.unwrap_or_else(|| usual_dtype(kernel));
-            let problem = Problem::new(shape, dtype.name().parse::<DType>()?)?;
+            let problem = Problem::new(shape, dtype)?;
             works.push(Subject { name: name.clone(), problem });
         }
     }
@@ -98,7 +98,7 @@ fn works(args: &Profile, registry: &Registry) -> anyhow::Result<Vec<Subject>> {
 }
 
 /// bf16 as in `bench`, else the first the kernel reads.
-fn usual_dtype(kernel: &Kernel) -> InputType {
+fn usual_dtype(kernel: &Kernel) -> DType {
     let dtypes = &kernel.manifest.dtypes;
     // A manifest without a type is refused when it is read.
     dtypes.iter().copied().find(|dtype| dtype.name() == "bf16").unwrap_or(dtypes[0])
@@ -108,7 +108,7 @@ fn usual_dtype(kernel: &Kernel) -> InputType {
 fn launch(args: &Profile, work: &[Subject], registry: Registry) -> anyhow::Result<Status> {
     let device = Cuda::open(ordinal(args)?, registry)?;
     for work in work {
-        let inputs = [Inputs::generate(&work.problem, Family::Normal, 0)];
+        let inputs = [Inputs::timed(&work.problem, 0)];
         device.load(&work.name, &work.problem, &inputs)?.run(0)?;
     }
     Ok(Status::Passed)
@@ -165,7 +165,7 @@ fn import(args: &Profile, file: &Path, registry: &Registry) -> anyhow::Result<St
         let problem = match (args.shape.as_slice(), kernel) {
             ([], _) => None,
             (shapes, kernel) => {
-                let dtype = args.dtype.or_else(|| kernel.map(usual_dtype)).map_or("bf16", InputType::name);
+                let dtype = args.dtype.or_else(|| kernel.map(usual_dtype)).map_or("bf16", DType::name);
                 Some(Problem::new(shapes[0], dtype.parse()?)?)
             }
         };

@@ -16,7 +16,7 @@ use std::{
 use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::{Device, Program};
-use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target, VariantId};
+use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, VariantId};
 use evosdpa_lab::{
     device::{Device as _, DeviceId, Sim},
     gate::{
@@ -142,7 +142,7 @@ fn under_ptxsan(sim: &Sim, work: &[Work<'_>], mut policy: Policy) -> anyhow::Res
             break;
         }
         progress::say(&bar, work.name.clone());
-        let problem = Problem::new(work.shape, work.dtype.name().parse::<DType>()?)?.with_lse(true);
+        let problem = Problem::new(work.shape, work.dtype)?.with_lse(true);
         let inputs = Inputs::with_poisoned_gaps(&problem, Family::Normal, 0, 8);
         let result = hazards::run(sim, &work.name, &problem, &inputs, &mut policy)?;
         rows.push(work.row(PTXSAN, result.gate(PTXSAN)));
@@ -256,7 +256,7 @@ struct Work<'a> {
     name: String,
     kernel: &'a Kernel,
     shape: Shape,
-    dtype: InputType,
+    dtype: DType,
 }
 
 impl Work<'_> {

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use evosdpa_kernels::{Arch, InputType, Kernel, ProblemFacts, Registry, Target, Variant};
+use evosdpa_core::DType;
+use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant};
 
 pub(crate) fn fixture() -> Kernel {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/tests/fixtures/tiny");
@@ -20,7 +21,8 @@ pub(crate) fn facts() -> ProblemFacts {
         seq_kv: 100,
         head_dim: 64,
         value_dim: 64,
-        dtype: InputType::F16,
+        dtype: DType::F16,
+        kv_dtype: DType::F16,
         band_lo: None,
         band_hi: None,
         lse: false,

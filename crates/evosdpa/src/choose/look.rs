@@ -1,7 +1,7 @@
 //! A problem on a GPU, in the numbers that the rules ask for.
 
-use evosdpa_core::Feature;
-use evosdpa_kernels::{InputType, MaskKind, ProblemFacts, Target};
+use evosdpa_core::{DType, Feature};
+use evosdpa_kernels::{MaskKind, ProblemFacts, Target};
 
 use super::settings::Settings;
 
@@ -78,9 +78,10 @@ impl<'a> Look<'a> {
         features.iter().any(|feature| self.facts.features.contains(*feature))
     }
 
-    /// Whether sequences have lengths of their own, which no host knows.
+    /// Whether sequences have lengths or places of their own, which no host knows.
     pub(super) fn own_lengths(&self) -> bool {
-        self.asks_for(&[Feature::PackedQueries, Feature::PackedKeys, Feature::UsedLengths])
+        use Feature::*;
+        self.asks_for(&[PackedQueries, PackedKeys, UsedLengths, UsedQueries, LeftPadding, CacheIndices])
     }
 
     /// Whether scores are changed between QKᵀ and the softmax.
@@ -103,7 +104,7 @@ impl<'a> Look<'a> {
 
     /// Whether every row is asked to be kept precise. f16 keeps P to 11 bits, which is enough.
     pub(super) fn every_row_precise(&self) -> bool {
-        self.facts.dtype == InputType::BF16 && self.asks_for(&[Feature::HighPrecision])
+        self.facts.dtype == DType::BF16 && self.asks_for(&[Feature::HighPrecision])
     }
 
     /// Decides on the kind PRECISE_KEYS, where the code knows rows with few keys or not.
@@ -112,17 +113,15 @@ impl<'a> Look<'a> {
             _ if self.every_row_precise() => {
                 (EVERY_ROW, "asked for: a second PV with what rounding left of P, for every row")
             }
-            (InputType::BF16, _) if self.modified() => (
+            (DType::BF16, _) if self.modified() => (
                 EVERY_ROW,
                 "modified scores may leave a row with few keys that count: a second PV with what rounding left of P",
             ),
-            (InputType::BF16, true) => (
+            (DType::BF16, true) => (
                 PRECISE_KEYS,
                 "bf16 rows that see fewer than 256 keys get a second PV with what rounding left of P",
             ),
-            (InputType::BF16, false) => {
-                (0, "every row sees at least 256 keys: one PV, and no code for a second")
-            }
+            (DType::BF16, false) => (0, "every row sees at least 256 keys: one PV, and no code for a second"),
             _ => (0, "f16 keeps P to 11 bits: one PV is precise enough"),
         };
         settings.decide("precision", &[("PRECISE_KEYS", i64::from(keys))], why);

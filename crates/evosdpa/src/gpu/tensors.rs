@@ -2,7 +2,7 @@
 
 use evosdpa_core::{DType, Layout, Problem};
 use evosdpa_cuda::TensorMapRequest;
-use evosdpa_kernels::{InputType, SdpaParams, TensorMapUse, TensorName};
+use evosdpa_kernels::{SdpaParams, TensorMapUse, TensorName};
 
 use super::DeviceSide;
 use crate::Error;
@@ -87,20 +87,21 @@ impl DeviceTensors {
         }
     }
 
-    /// A tensor's shape. How many tokens are packed, and how many pages a cache has, the call says.
+    /// A tensor's shape. How many tokens are packed, and how many pages or blocks a cache has, the call says.
     fn shape(&self, problem: &Problem, tensor: TensorName) -> [usize; 4] {
-        let DeviceSide { queries, keys, pages, .. } = self.side;
-        let (mut shape, tokens, pages) = match tensor {
+        let DeviceSide { queries, keys, pages, indices, .. } = self.side;
+        let blocks = pages.map(|pages| pages.pages).or(indices.map(|indices| indices.rows));
+        let (mut shape, tokens, blocks) = match tensor {
             TensorName::Q => (problem.q_shape(), queries, None),
-            TensorName::K => (problem.k_shape(), keys, pages),
-            TensorName::V => (problem.v_shape(), keys, pages),
+            TensorName::K => (problem.k_shape(), keys, blocks),
+            TensorName::V => (problem.v_shape(), keys, blocks),
             TensorName::O => (problem.o_shape(), queries, None),
         };
         if let Some(tokens) = tokens {
             shape[2] = tokens.tokens;
         }
-        if let Some(pages) = pages {
-            shape[0] = pages.pages;
+        if let Some(blocks) = blocks {
+            shape[0] = blocks;
         }
         shape
     }
@@ -186,7 +187,7 @@ impl DeviceTensors {
         wanted: &TensorMapUse,
     ) -> evosdpa_kernels::Result<TensorMapRequest<'static>> {
         let (name, tensor) = self.named(wanted.tensor);
-        let dtype: InputType = dtype_of(problem, wanted.tensor).name().parse()?;
+        let dtype = dtype_of(problem, wanted.tensor);
         let [batch, heads, seq, dim] = self.shape(problem, wanted.tensor).map(|size| size as u64);
         let any = dim.next_multiple_of(16);
         let stride = |size: u64, stride: i64| if size == 1 { any } else { stride as u64 };
@@ -261,7 +262,12 @@ pub(super) fn check_strides(tensor: &'static str, strides: &[i64], sizes: &[usiz
 /// Refuses an output in which two elements could lie at one place.
 ///
 /// `inner` elements are contiguous; then each dimension, by growing stride, must step past all that lies inside it.
-fn check_apart(tensor: &'static str, strides: &[i64], sizes: &[usize], inner: usize) -> Result<(), Error> {
+pub(super) fn check_apart(
+    tensor: &'static str,
+    strides: &[i64],
+    sizes: &[usize],
+    inner: usize,
+) -> Result<(), Error> {
     let mut steps = [(0_i64, 0_usize); 3];
     let mut count = 0;
     for (stride, size) in strides.iter().zip(sizes) {

@@ -29,7 +29,7 @@
 use std::collections::BTreeMap;
 
 use evosdpa_core::{DType, Problem, Shape};
-use evosdpa_kernels::{Arch, InputType, ProblemFacts, Registry, Target};
+use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Scope, TunedDevice, TunedRow, TunedTable};
@@ -277,9 +277,9 @@ fn row(
         None => (problem, None),
     };
     let shape: Shape = shape.parse().map_err(|error: evosdpa_core::Error| error.to_string())?;
-    let dtype: Option<InputType> = own_dtype
+    let dtype: Option<DType> = own_dtype
         .or(dtype)
-        .map(|name| name.parse().map_err(|error: evosdpa_kernels::Error| error.to_string()))
+        .map(|name| name.parse().map_err(|error: evosdpa_core::Error| error.to_string()))
         .transpose()?;
     let kernel = registry.kernel(&entry.kernel).map_err(|error| error.to_string())?;
     let asked = Problem::new(shape, DType::F16).map_err(|error| error.to_string())?;
@@ -350,8 +350,8 @@ mod tests {
         let rows: Vec<(String, i64)> =
             elites.rows.iter().map(|row| (row.shape().to_string(), row.tunables["WG_N"])).collect();
         assert_eq!(rows, [("mission".to_owned(), 2), ("mission:causal".to_owned(), 1)]);
-        assert_eq!(elites.rows[0].dtypes, [InputType::BF16]);
-        assert_eq!(elites.rows[1].dtypes, [InputType::F16]);
+        assert_eq!(elites.rows[0].dtypes, [DType::BF16]);
+        assert_eq!(elites.rows[1].dtypes, [DType::F16]);
         let whys: Vec<&str> = elites.left_out.iter().map(|left| left.why.as_str()).collect();
         assert!(whys[0].contains("is faster there") && whys[1].contains("slower than"), "{whys:?}");
     }
@@ -388,7 +388,7 @@ mod tests {
             ("\"CLUSTER\"", "\"CLUSTR\"", "did you mean `CLUSTER`"),
             ("\"CLUSTER\": 2", "\"CLUSTER\": 3", "CLUSTER = 3 is not one of its values"),
             ("\"mission\":", "\"misson\":", "did you mean `mission`"),
-            ("\"dtype\": \"bf16\"", "\"dtype\": \"bf61\"", "no input type `bf61`"),
+            ("\"dtype\": \"bf16\"", "\"dtype\": \"bf61\"", "unknown dtype `bf61`"),
             ("elite/1", "elite/2", "schema \"evosdpa.elite/2\" is not known"),
             ("sm_90a", "sm_91", "architecture `sm_91`"),
             ("\"arch\": \"sm_90a\"", "\"isa\": \"avx2\"", "only a tune on a GPU"),

@@ -36,8 +36,8 @@ mod user;
 
 use std::collections::BTreeMap;
 
-use evosdpa_core::Shape;
-use evosdpa_kernels::{Arch, Expr, InputType, ProblemFacts, Target, VariantId};
+use evosdpa_core::{DType, Shape};
+use evosdpa_kernels::{Arch, Expr, ProblemFacts, Target, VariantId};
 
 pub use elite::{Elites, LeftOut, Merged, Unconfirmed};
 pub use user::{VARIABLE, read_table, update_table, user_table, user_table_path};
@@ -73,7 +73,7 @@ pub struct TunedRow {
     /// Which problems.
     pub scope: Scope,
     /// Input types; every one when empty.
-    pub dtypes: Vec<InputType>,
+    pub dtypes: Vec<DType>,
     /// The kernel.
     pub kernel: String,
     /// Tunables that are not at their defaults.

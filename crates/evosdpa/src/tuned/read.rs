@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use evosdpa_core::Shape;
-use evosdpa_kernels::{Arch, Expr, InputType, ProblemFacts, Registry};
+use evosdpa_core::{DType, Shape};
+use evosdpa_kernels::{Arch, Expr, ProblemFacts, Registry};
 use serde::{Deserialize, Serialize};
 
 use super::{Scope, TunedDevice, TunedRow, TunedTable};
@@ -117,7 +117,7 @@ fn row(entry: RowEntry) -> Result<TunedRow, String> {
         }
         _ => return Err("it needs either `shape` or `when`".to_owned()),
     };
-    let dtypes = entry.dtypes.iter().map(|name| name.parse::<InputType>().map_err(|error| error.to_string()));
+    let dtypes = entry.dtypes.iter().map(|name| name.parse::<DType>().map_err(|error| error.to_string()));
     Ok(TunedRow {
         scope,
         dtypes: dtypes.collect::<Result<_, _>>()?,
@@ -192,7 +192,7 @@ kernel = "hopper_fwd"
                 "row 1 of NVIDIA H200 (sm_90a): it needs either `shape` or `when`",
             ),
             ("b2h32/8s1", "b2h32/7s1", "multiple"),
-            ("\"f16\"", "\"fp16\"", "no input type `fp16`"),
+            ("\"f16\"", "\"fp16\"", "unknown dtype `fp16`"),
             ("causal &&", "casual &&", "row 2 of NVIDIA H200 (sm_90a): `when` uses `casual`"),
             ("causal &&", "causal &", "`when`: in `causal &"),
         ] {

@@ -14,6 +14,7 @@
 #include "softmax.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float BIAS_END = 2.2e38f;  // beyond this a score is infinite in log2 units
 
 // tanh within 2e-7 of the truth everywhere: its error is multiplied by the cap, so tanh.approx (2^-11) will not do. Near 0, where the
 // quotient loses digits, by its series.
@@ -58,7 +59,7 @@ struct ScoreModifiers {
     if (CAPS) x = tanh_exact(x * (p.scale / p.softcap));
     if (NATURAL) x *= CAPS ? p.softcap : p.scale;
     if (SLOPES) x = fmaf(-slope, float(abs(row + position - key)), x);
-    if (ADDS && exists) x += bias_at(row * p.bias_stride[2] + key);
+    if (ADDS && exists) x = finite_in_log2(x + bias_at(row * p.bias_stride[2] + key));
     if (MASKS && exists && !mask[row * p.mask_stride[2] + key]) x = NEG_INF;
     return x;
   }
@@ -84,6 +85,11 @@ struct ScoreModifiers {
     if (p.bias_type == SDPA_BIAS_F32) return static_cast<const float*>(bias)[at];
     if (p.bias_type == SDPA_BIAS_F16) return to_float(static_cast<const __half*>(bias)[at]);
     return to_float(static_cast<const __nv_bfloat16*>(bias)[at]);
+  }
+
+  // Models fill rows with the lowest number there is; such a row is a mean, not NaN.
+  static __device__ __forceinline__ float finite_in_log2(float x) {
+    return fabsf(x) > BIAS_END && fabsf(x) < -NEG_INF ? copysignf(BIAS_END, x) : x;
   }
 
   // A denominator with its sink: relative to a maximum in natural units, and what is left of the keys' part. A sink comes when a row is

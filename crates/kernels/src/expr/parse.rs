@@ -1,10 +1,8 @@
 //! Recursive descent, one function per precedence level.
 
 use super::{Binary, ExprError, Function, Kind, Node};
-use crate::{
-    InputType,
-    names::{nearest, suggestion},
-};
+use crate::names::{nearest, suggestion};
+use evosdpa_core::DType;
 
 /// Deep enough for any manifest a person writes; shallow enough for any stack.
 const DEPTH_LIMIT: usize = 64;
@@ -195,7 +193,7 @@ impl<'a> Parser<'a> {
             let (Binary::Equal | Binary::NotEqual, Kind::Name(name)) = (operator, &other.kind) else {
                 return Err(self.error(at, "`dtype` can only be compared with a type's name".to_owned()));
             };
-            let dtype = name.parse::<InputType>().map_err(|error| self.error(other.at, error.to_string()))?;
+            let dtype = name.parse::<DType>().map_err(|error| self.error(other.at, error.to_string()))?;
             return Ok(Node { at, kind: Kind::DtypeIs { dtype, negated: operator == Binary::NotEqual } });
         }
         Ok(Node { at: token.at, kind: Kind::Binary(operator, Box::new(left), Box::new(right)) })
@@ -203,7 +201,7 @@ impl<'a> Parser<'a> {
 
     fn refuse_stray_types(&self, node: &Node) -> Result<(), ExprError> {
         if let Kind::Name(name) = &node.kind
-            && (name == "dtype" || name.parse::<InputType>().is_ok())
+            && (name == "dtype" || name.parse::<DType>().is_ok())
         {
             let problem = format!("`{name}` only makes sense in a comparison such as `dtype == bf16`");
             return Err(self.error(node.at, problem));

@@ -11,6 +11,7 @@ use crate::{
     names::{nearest, suggestion},
     tunables::{SEARCH_LIMIT, TunableSpace},
 };
+use evosdpa_core::DType;
 
 /// The only schema there is.
 const SCHEMA: u32 = 1;
@@ -59,7 +60,7 @@ fn yes() -> bool {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProblemTable {
-    dtypes: Vec<InputType>,
+    dtypes: Vec<DType>,
     head_dim: RangeTable,
     value_dim: ValueDim,
     seq_q: Option<RangeTable>,
@@ -86,6 +87,7 @@ struct LaunchTable {
     dynamic_smem: Expr,
     programmatic: Option<Expr>,
     counter: Option<Expr>,
+    workspace: Option<Expr>,
 }
 
 #[derive(Deserialize, Default)]
@@ -131,7 +133,10 @@ impl Manifest {
             return Err(checker.value("schema", format!("{} is not known; it must be {SCHEMA}", read.schema)));
         }
         let manifest = Self {
-            head_dim: checker.range("problem.head_dim", Some(read.problem.head_dim))?,
+            head_dim: match checker.range("problem.head_dim", Some(read.problem.head_dim))? {
+                Range::Between { min, max: None } => Range::Between { min, max: Some(HEAD_DIM_MAX) },
+                range => range,
+            },
             seq_q: checker.range("problem.seq_q", read.problem.seq_q)?,
             seq_kv: checker.range("problem.seq_kv", read.problem.seq_kv)?,
             name: read.name,
@@ -157,6 +162,7 @@ impl Manifest {
                 dynamic_smem: read.launch.dynamic_smem,
                 programmatic: read.launch.programmatic,
                 counter: read.launch.counter,
+                workspace: read.launch.workspace,
             },
             family: read.family,
             defines: read.defines,
@@ -441,6 +447,7 @@ impl Manifest {
         }
         all.extend(self.launch.programmatic.iter().map(|expr| ("launch.programmatic".to_owned(), expr)));
         all.extend(self.launch.counter.iter().map(|expr| ("launch.counter".to_owned(), expr)));
+        all.extend(self.launch.workspace.iter().map(|expr| ("launch.workspace".to_owned(), expr)));
         all.extend(self.defines.iter().map(|(name, expr)| (format!("defines.{name}"), expr)));
         all.extend(self.lets.iter().map(|(name, expr)| (format!("let.{name}"), expr)));
         all.extend(self.constraints.iter().map(|constraint| ("constraint".to_owned(), &constraint.expr)));
@@ -464,7 +471,7 @@ impl Environment for TunablesOnly<'_> {
         self.manifest.derived(name).map(|expr| expr.evaluate(self)).transpose()
     }
 
-    fn dtype(&self) -> Option<InputType> {
+    fn dtype(&self) -> Option<DType> {
         None
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use evosdpa_core::DType;
 use evosdpa_cuda::{ArtifactKind, Builder, CompileRequest, worker::CompilePool};
-use evosdpa_kernels::{InputType, Registry, Variant, VariantId};
+use evosdpa_kernels::{Registry, Variant, VariantId};
 
 use crate::Error;
 
@@ -32,6 +32,5 @@ pub(super) fn compile(
 
 /// Whether the manifest of a kernel, given with or without tunables, lists a type.
 pub(super) fn reads(registry: &Registry, name: &str, dtype: DType) -> bool {
-    let Ok(wanted) = dtype.name().parse::<InputType>() else { return false };
-    registry.kernel(VariantId::kernel_of(name)).is_ok_and(|kernel| kernel.manifest.dtypes.contains(&wanted))
+    registry.kernel(VariantId::kernel_of(name)).is_ok_and(|kernel| kernel.manifest.dtypes.contains(&dtype))
 }

@@ -4,7 +4,7 @@
 
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::Builder;
-use evosdpa_kernels::{Gate, InputType, Kernel, Mutant, ProblemFacts, Target};
+use evosdpa_kernels::{Gate, Kernel, Mutant, ProblemFacts, Target};
 use evosdpa_oracle::inputs::Family;
 use serde::Serialize;
 
@@ -104,7 +104,7 @@ pub fn built(
     let problem = ProblemFacts::try_from(&problem(about)?)?;
     let variant = kernel.variant(&problem, &target, [(SWITCH, i64::from(mistake))])?;
     let artifact = Builder::new()?.build(&variant);
-    let job = Job { dtype: InputType::F16, problem, target, variant };
+    let job = Job { dtype: DType::F16, problem, target, variant };
     Ok(resources::check(&job, artifact, None)?.gates)
 }
 

@@ -26,17 +26,19 @@ def sdpa(
     """Attention with the meaning of ``torch.nn.functional.scaled_dot_product_attention``.
 
     Tensors are ``[batch, heads, sequence, head dimension]`` (or without the batch), in float32, float16 or bfloat16: torch
-    tensors on a CPU or a GPU, NumPy arrays, or anything with DLPack. They are read where they lie; any strides will do as
-    long as the head dimension is contiguous. The result is of the same kind as ``q``.
+    tensors on a CPU or a GPU, NumPy arrays, or anything with DLPack (JAX, CuPy), also mixed. They are read where they lie; any
+    strides will do as long as the head dimension is contiguous. The result is of the same kind as ``q``.
 
-    ``is_causal`` masks from the top left, as PyTorch does: query ``i`` sees keys ``0 … i``. ``enable_gqa`` lets several
-    query heads share a key/value head.
+    ``is_causal`` masks from the top left, as PyTorch does: query ``i`` sees keys ``0 … i``. ``attn_mask`` may have any shape
+    that spreads to ``[batch, heads, queries, keys]`` and any strides: booleans, of which False hides a key, or float32 or numbers
+    of the type of ``q`` that are added to the scores. A query that sees no key gives zeros. ``enable_gqa`` lets several query
+    heads share a key/value head.
 
     ``precision="high"`` keeps every element of a float16 or bfloat16 result within 1e-3 and the rounding of its type, for any
     data: by default weights may be rounded before they meet V, as FlashAttention and cuDNN do.
 
-    Dropout, a dense ``attn_mask`` and gradients are not supported: they raise ``NotImplementedError``, or are left to
-    torch with ``fallback=True``. Wrong shapes raise ``ValueError``, mixed types ``TypeError``.
+    Dropout and gradients are not supported: they raise ``NotImplementedError``, or are left to torch with ``fallback=True``.
+    Wrong shapes raise ``ValueError``, mixed types ``TypeError``.
 
     >>> import numpy, evosdpa
     >>> q = numpy.zeros((1, 2, 3, 8), numpy.float32)
@@ -51,7 +53,7 @@ def sdpa(
     """
     high = precision != "default" and _words.is_high(precision)
     torch_side = _binding.torch_side
-    if torch_side is not None and isinstance(q, torch_side.Tensor):
+    if torch_side is not None and torch_side.are_tensors(q, k, v):
         if attn_mask is None and dropout_p == 0.0:
             window = _window.CAUSAL if is_causal else _window.FULL
             done = torch_side.straight(q, k, v, scale, window, enable_gqa, False, False, high)
@@ -117,7 +119,7 @@ def flash_attn_func(
     window = _window.flash_window(causal, window_size)
     plain = not softcap and not attention_chunk and alibi_slopes is None and s_aux is None and qv is None
     side, done = _arrays, None
-    if torch_side is not None and isinstance(q, torch_side.Tensor):
+    if torch_side is not None and torch_side.are_tensors(q, k, v):
         side = torch_side
         if plain and dropout_p == 0.0:
             done = torch_side.straight(q, k, v, softmax_scale, window, True, True, with_lse, high)

@@ -1,11 +1,11 @@
-"""NumPy arrays, and whatever else speaks DLPack."""
+"""NumPy arrays."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from . import _binding, _native, _side, _window, _words
+from . import _binding, _exchange, _native, _side, _window, _words
 
 _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
@@ -13,14 +13,17 @@ _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 def sdpa(
     q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, high: bool, fallback: bool
 ) -> Any:
-    if not _are_arrays(q, k, v):
-        return _through_dlpack(
-            q, k, v, lambda side, *tensors: side.sdpa(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback)
+    if not _are_arrays(q, k, v) or not (attn_mask is None or _are_arrays(attn_mask)):
+        return _exchange.exchanged(
+            {"q": q, "k": k, "v": v, "attn_mask": attn_mask},
+            lambda side, q, k, v, mask: side.sdpa(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, high, fallback),
         )
-    q, k, v = _native_order(q, k, v)
-    if attn_mask is not None and is_causal:
-        raise ValueError(_words.mask_twice())
-    refusal = _words.dense_mask() if attn_mask is not None else _refusal(q, dropout_p)
+    q, k, v = _native_order(q=q, k=k, v=v)
+    if attn_mask is not None:
+        if is_causal:
+            raise ValueError(_words.mask_twice())
+        (attn_mask,) = _native_order(attn_mask=attn_mask)
+    refusal = _refusal(q, dropout_p)
     if refusal is not None:
         if fallback and (side := _binding.torch_side) is not None:
             mask = None if attn_mask is None else side.torch.as_tensor(attn_mask)
@@ -34,7 +37,8 @@ def sdpa(
     if q.shape[1] != k.shape[1] and k.shape[1] != 1 and not enable_gqa:
         raise ValueError(_words.heads(q.shape[1], k.shape[1]))
     q, k, v = _broadcast_batch(q, k, v)
-    out, _ = forward(q, k, v, scale, _window.CAUSAL if is_causal else _window.FULL, False, high)
+    side = None if attn_mask is None else _beside(attn_mask, q, k, three)
+    out, _ = forward(q, k, v, scale, _window.CAUSAL if is_causal else _window.FULL, False, high, side)
     return out[0] if three else out
 
 
@@ -52,9 +56,11 @@ def flash_attention(
 ) -> tuple[Any, Any]:
     rest = (softmax_scale, causal, window_size, dropout_p, with_lse, high, fallback)
     if not _are_arrays(q, k, v):
-        out, lse = _through_dlpack(q, k, v, lambda side, *tensors: side.flash_attention(*tensors, *rest))
+        out, lse = _exchange.exchanged(
+            {"q": q, "k": k, "v": v}, lambda side, *tensors: side.flash_attention(*tensors, *rest)
+        )
         return out, lse
-    q, k, v = _native_order(q, k, v)
+    q, k, v = _native_order(q=q, k=k, v=v)
     refusal = _refusal(q, dropout_p)
     if refusal is not None:
         if fallback and (side := _binding.torch_side) is not None:
@@ -131,14 +137,34 @@ def _readable(array: Any) -> Any:
     return array if is_readable else numpy.array(array, order="C")
 
 
-def _native_order(*arrays: Any) -> list[Any]:
+def _beside(mask: Any, q: Any, k: Any, three: bool) -> _side.Side:
+    """A dense mask as the native side takes it: four dimensions, of which the last is contiguous."""
+    import numpy
+
+    if mask.dtype not in (numpy.bool_, numpy.float32, q.dtype):
+        raise TypeError(_words.mask_dtype(mask.dtype, q.dtype))
+    scores = (*q.shape[:3], k.shape[2])
+    wanted = scores[1:] if three else scores
+    spreads = mask.ndim <= len(wanted) and all(size in (1, whole) for size, whole in zip(mask.shape[::-1], wanted[::-1]))
+    if not spreads:
+        raise ValueError(_words.mask_shape(mask.shape, wanted))
+    mask = mask[(None,) * (4 - mask.ndim)]
+    for axis in range(3):
+        if mask.shape[axis] > 1 and mask.strides[axis] == 0:
+            mask = mask.take([0], axis)  # what repeats itself is said once
+    if mask.shape[3] != scores[3]:
+        mask = numpy.broadcast_to(mask, (*mask.shape[:3], scores[3]))
+    return {"mask" if mask.dtype == numpy.bool_ else "bias": _readable(mask)}
+
+
+def _native_order(**arrays: Any) -> list[Any]:
     """Arrays in the byte order of this machine: the other one is copied. Subclasses mean more than their memory holds."""
     import numpy
 
-    for name, array in zip("qkv", arrays):
+    for name, array in arrays.items():
         if type(array) not in (numpy.ndarray, numpy.memmap):
             raise TypeError(_words.subclass(name, type(array).__name__))
-    return [array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")) for array in arrays]
+    return [array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")) for array in arrays.values()]
 
 
 def _are_arrays(*tensors: Any) -> bool:
@@ -169,34 +195,3 @@ def _broadcast_batch(*arrays: Any) -> list[Any]:
     return [
         numpy.broadcast_to(array, (batch, *array.shape[1:])) if array.shape[0] == 1 and batch > 1 else array for array in arrays
     ]
-
-
-def _through_dlpack(q: Any, k: Any, v: Any, call: Any) -> Any:
-    """Takes tensors over by DLPack, without a copy, and gives the result back to the library of ``q`` in the same way."""
-    for name, tensor in zip("qkv", (q, k, v)):
-        if not hasattr(tensor, "__dlpack__"):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor, a NumPy array or an object with __dlpack__")
-    side = _binding.torch_side
-    if side is not None:
-        result = call(side, *map(side.torch.from_dlpack, (q, k, v)))
-    else:
-        try:
-            import numpy
-        except ImportError:
-            raise ImportError("evosdpa takes DLPack objects with the help of NumPy or torch; install one of them") from None
-        try:
-            tensors = [numpy.from_dlpack(tensor) for tensor in (q, k, v)]
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise NotImplementedError(f"NumPy cannot take these tensors over ({error}); install torch, which can") from error
-        result = call(sys.modules[__name__], *tensors)
-    give_back = _importer_of(q)
-    if isinstance(result, tuple):
-        return tuple(None if part is None else give_back(part) for part in result)
-    return give_back(result)
-
-
-def _importer_of(tensor: Any) -> Any:
-    """``from_dlpack`` of the library that a tensor is from; the identity if it has none."""
-    namespace = getattr(tensor, "__array_namespace__", None)
-    library = namespace() if namespace is not None else sys.modules.get(type(tensor).__module__.partition(".")[0])
-    return getattr(library, "from_dlpack", lambda result: result)

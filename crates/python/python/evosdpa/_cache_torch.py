@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _side, _torch, _window, _words
-from ._operator import ALL_CODES, check, described
+from ._operator import ALL_CODES, check, described, is_checked, place
 
 
 def attend(
@@ -74,9 +74,18 @@ def _append_op(k_cache, v_cache, k, v, rotary_interleaved, cache_seqlens, *rest)
     _check_cache(k_cache, v_cache, k, v)
     native, held = _side.described(side, described, str(k_cache.device))
     operands = [_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (k_cache, v_cache, k, v)]
-    code, ordinal = ALL_CODES[k_cache.dtype], k_cache.get_device()
-    _native.append(code, *operands, ordinal, _side.with_rotary(native, rotary_interleaved))
+    code = ALL_CODES[k_cache.dtype]
+    if is_checked(k_cache):
+        copies, copied = _copied(side)
+        _native.check_append(code, *operands, _side.with_rotary(copies, rotary_interleaved))
+        del copied  # had to live until here
+    _native.append(code, *operands, *place(k_cache), _side.with_rotary(native, rotary_interleaved))
     del held  # had to live until here
+
+
+def _copied(side: _side.Side) -> tuple[_side.Side, list[object]]:
+    """Lists and page tables in this process's memory, for which it waits. Of angles only the form is asked."""
+    return _side.described({name: value if value is None else value.cpu() for name, value in side.items()}, described, "cpu")
 
 
 def _check_cache(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor) -> None:
@@ -99,15 +108,20 @@ def _operand(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
 
 def _rotate_op(x, rotary_cos, rotary_sin, first, cu_seqlens, advance, interleaved):  # type: ignore[no-untyped-def]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if cu_seqlens is not None:
-        # Tokens that belong to no sequence stay as they are.
+    if cu_seqlens is not None and not x.is_cuda:
+        # Tokens that belong to no sequence stay as they are; on a GPU the kernel sees to it.
         out.copy_(x)
     side = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": first, "cu_seqlens_q": cu_seqlens}
     native, held = _side.described(side, described, str(x.device))
     angles = _side.with_rotary(native, interleaved)["rotary"]
     operands = [_operand(tensor if tensor.dim() == 4 else tensor.unsqueeze(0)) for tensor in (x, out)]
     lists = native["rotary_seqlens"], native.get("cu_seqlens_q")
-    _native.rotate(ALL_CODES[x.dtype], *operands, angles, *lists, advance, x.get_device())
+    if is_checked(x):
+        copies, copied = _copied(side)
+        turned = _side.with_rotary(copies, interleaved)["rotary"]
+        _native.check_rotate(ALL_CODES[x.dtype], operands[0], turned, copies["rotary_seqlens"], copies.get("cu_seqlens_q"), advance)
+        del copied  # had to live until here
+    _native.rotate(ALL_CODES[x.dtype], *operands, angles, *lists, advance, *place(x))
     del held  # had to live until here
     return out
 

@@ -13,7 +13,7 @@ from . import _binding
 class patch(contextlib.ContextDecorator):
     """Makes ``torch.nn.functional.scaled_dot_product_attention`` evosdpa's while it is entered.
 
-    What evosdpa does not compute (a dense mask, dropout, gradients, tensors that are more than memory) goes to torch as
+    What evosdpa does not compute (dropout, gradients, tensors that are more than memory) goes to torch as
     before, so that a program's results and exceptions stay what they are; with ``fallback=False`` it raises instead, which
     shows what a program asks for. Who chooses among torch's backends (``torch.nn.attention.sdpa_kernel``) gets them.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad as _forward_ad
 
-from . import _native, _original, _side, _window, _words
+from . import _mask, _native, _original, _side, _window, _words
 from ._operator import CODES, check, compute, shard_on_demand
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -26,8 +26,13 @@ _differentiating = torch.is_grad_enabled
 _compiling = torch.compiler.is_compiling
 _empty_like = torch.empty_like
 _threads = torch.get_num_threads
+_MADE = (Tensor, torch.empty_like, torch.zeros_like)
 # Newer versions of torch (2.10 on) describe a tensor by one C call; with older ones every call goes the long way.
 _EXCHANGED = hasattr(Tensor, "__dlpack_c_exchange_api__") and _native.use_exchange(Tensor.__dlpack_c_exchange_api__)
+
+
+def are_tensors(q: object, k: object, v: object) -> bool:
+    return isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
 
 
 def sdpa(
@@ -43,17 +48,25 @@ def sdpa(
     fallback: bool,
 ) -> Tensor:
     given = (q, k, v, attn_mask, dropout_p, is_causal)
-    window: _window.Window | None = _window.CAUSAL if is_causal else _window.FULL
-    if attn_mask is not None:
-        if is_causal and not fallback:
-            raise ValueError(_words.mask_twice())
-        window = None if is_causal else _window_of(attn_mask, q, k)
+    if attn_mask is not None and is_causal and not fallback:
+        raise ValueError(_words.mask_twice())
+    window, mask = _meaning(attn_mask, is_causal, q, k)
     q, k, v = autocast(q, k, v)
-    refusal = _words.dense_mask() if window is None else refusal_of(q, k, v, dropout_p)
-    if fallback and (window is None or not _can_take(q, k, v, scale, enable_gqa, refusal)):
+    refusal = refusal_of(q, k, v, dropout_p)
+    objection = None
+    if mask is not None and refusal is None:
+        mask = autocast(mask)[0] if isinstance(mask, Tensor) else mask
+        objection = _mask.objection(mask, q, k)
+    if fallback and not (
+        # A mask of one dimension is an error of torch's.
+        (mask is None or (objection is None and not is_causal and mask.dim() > 1 and _is_plain(mask)))
+        and _can_take(q, k, v, scale, enable_gqa, refusal)
+    ):
         return _original.attention(*given, scale=scale, enable_gqa=enable_gqa)
-    if window is None or refusal is not None:
+    if refusal is not None:
         raise NotImplementedError(refusal)
+    if objection is not None:
+        raise objection
     three = q.dim() == 3
     if three:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
@@ -65,7 +78,14 @@ def sdpa(
         q, k, v = (x.expand(batch, -1, -1, -1) if x.size(0) == 1 else x for x in (q, k, v))
     # The output lies in memory as the queries do, so that a model's next view of it is free.
     by_sequence = q.stride(1) < q.stride(2)
-    out, _ = attend(q, k, v, _number(scale), window, by_sequence, False, high)
+    side = None if mask is None else _mask.beside(mask, k.size(2))
+    try:
+        out, _ = attend(q, k, v, _number(scale), window, by_sequence, False, high, side)
+    except NotImplementedError:
+        # No kernel of this GPU takes it.
+        if not fallback or side is None:
+            raise
+        return _original.attention(*given, scale=scale, enable_gqa=enable_gqa)
     return out.squeeze(0) if three else out
 
 
@@ -132,6 +152,42 @@ def straight(
     return _native.straight(q, k, v, scale, window, enable_gqa, flash_layout, with_lse, high, _threads(), _empty_like)
 
 
+def straight_cache(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    new: tuple[Tensor, Tensor] | None,
+    angles: tuple[Tensor, Tensor] | None,
+    lists: tuple[Tensor | None, ...],
+    longest: tuple[int | None, int | None],
+    scale: float | None,
+    window: _window.Window,
+    interleaved: bool,
+    with_lse: bool,
+    high: bool,
+) -> tuple[Tensor, Tensor | None] | None:
+    """The same for packed sequences and caches: ``lists`` are ``cu_seqlens_q``, ``cu_seqlens_k``, ``cu_seqlens_k_new``,
+    ``seqused_q``, ``seqused_k``, ``leftpad_k``, ``cache_batch_idx``, ``rotary_seqlens`` and ``page_table``."""
+    if (
+        not _EXCHANGED
+        or _compiling()
+        or (scale is not None and type(scale) is not float)
+        or _watched() > 0
+        or _overridden() > 0
+        or _transformed() is not None
+        or _traced() is not None
+        or _autocasting()
+        or _profiling()
+        or _forward_ad._current_level >= 0
+    ):
+        return None
+    differentiating = _differentiating()
+    for x in tensors if new is None else tensors + new:
+        if type(x) is not Tensor or x.is_neg() or (differentiating and x.requires_grad):
+            return None
+    return _native.straight_cache(
+        tensors, new, angles, lists, longest, scale, window, interleaved, with_lse, high, _threads(), _MADE
+    )
+
+
 def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
     """Why evosdpa does not compute this; ``None`` when it does."""
     if dropout_p != 0.0:
@@ -176,7 +232,12 @@ def _can_take(q: Tensor, k: Tensor, v: Tensor, scale: Any, enable_gqa: bool, ref
         return False
     if _watched() > 0 or _overridden() > 0 or _traced() is not None or _transformed() is not None:
         return False
-    return all(type(x) in _PLAIN and _is_dense(x) and x.data_ptr() % x.element_size() == 0 for x in (q, k, v))
+    return all(_is_plain(x) and x.data_ptr() % x.element_size() == 0 for x in (q, k, v))
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor is memory and nothing else; while compiling all look so."""
+    return _compiling() or (type(x) in _PLAIN and _is_dense(x))
 
 
 def _have_one_form(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -216,14 +277,21 @@ def _keys(*names: str) -> int:
 _DENSE = _keys("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView")
 
 
-def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast torch computes attention in the lower precision."""
-    kind = q.device.type
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast torch computes attention in the lower precision, and takes a mask in it too."""
+    kind = tensors[0].device.type
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
-        return q, k, v
+        return tensors
     lower = torch.get_autocast_dtype(kind)
-    q, k, v = (x.to(lower) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v))
-    return q, k, v
+    return tuple(x.to(lower) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
+def _meaning(attn_mask: Any, is_causal: bool, q: Tensor, k: Tensor) -> tuple[_window.Window, Any]:
+    """What queries see, and what of the mask that does not say."""
+    if attn_mask is None or is_causal:
+        return (_window.CAUSAL if is_causal else _window.FULL), attn_mask
+    window = _window_of(attn_mask, q, k)
+    return (_window.FULL, attn_mask) if window is None else (window, None)
 
 
 def _window_of(attn_mask: Any, q: Tensor, k: Tensor) -> _window.Window | None:

@@ -9,11 +9,12 @@ def dropout(p: float) -> str:
     return f"dropout_p is {p}: evosdpa has no dropout; use 0.0 (model.eval()), {FALLBACK}"
 
 
-def dense_mask() -> str:
-    return (
-        "attn_mask is given: evosdpa has no dense mask; use is_causal=True, or flash_attn_func with causal or window_size, "
-        f"{FALLBACK}"
-    )
+def mask_dtype(given: object, wanted: object) -> str:
+    return f"attn_mask holds {given}; use booleans (False hides a key), float32 or the type of q, {wanted}"
+
+
+def mask_shape(given: tuple[int, ...], scores: tuple[int, ...]) -> str:
+    return f"attn_mask has shape {list(given)}, which does not spread to {list(scores)}, the shape of the scores"
 
 
 def autograd() -> str:

@@ -129,7 +129,7 @@ def _computed(
             return done[0].transpose(1, 2).contiguous()
     if not _torch.takes(query, key, value, dropout, scaling):
         return None
-    if side and (query.is_cuda or torch.compiler.is_compiling() or not _is_for(side, query)):
+    if side and (torch.compiler.is_compiling() or not _is_for(side, query)):
         return None
     try:
         out, _ = _torch.attend(query, key, value, scaling, window, True, False, False, {**side, "fast": _FAST} if side else None)

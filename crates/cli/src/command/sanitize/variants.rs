@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, thread};
 
-use evosdpa_core::{DType, Shape};
+use evosdpa_core::Shape;
 use evosdpa_lab::{
     device::{Device as _, Sim},
     gate::Verdict,
@@ -45,8 +45,7 @@ fn sweep(args: &Sanitize, sim: &Sim, most: usize) -> anyhow::Result<Vec<SweepRow
     let mut lots: Vec<Result<Lot, SweepRow>> = Vec::new();
     for (name, kernel) in named_kernels(sim.registry(), &args.cuda.kernels)? {
         let dtypes = if args.dtype.is_empty() { &kernel.manifest.dtypes } else { &args.dtype };
-        for dtype in dtypes {
-            let dtype = dtype.name().parse::<DType>()?;
+        for &dtype in dtypes {
             let takes = |shape: &&Shape| {
                 case_spec(**shape, dtype).is_ok_and(|spec| sim.refuses(&name, &spec.problem).is_none())
             };

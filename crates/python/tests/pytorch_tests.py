@@ -1,0 +1,183 @@
+"""PyTorch's own tests of attention, with and without ``evosdpa.patch()``: none may fail with it that passes without.
+
+usage: python pytorch_tests.py TESTS OUT.json [--only FILE …]
+
+``TESTS`` is the folder ``test`` of PyTorch's source, of the version that is installed or near it; the packages ``pytest``,
+``expecttest`` and ``hypothesis`` are needed too. Each file runs in two processes: as it is, and with
+``torch.nn.functional.scaled_dot_product_attention`` replaced before anything of the file is imported. A test that fails with
+evosdpa alone is run again, both ways, before it counts. ``OUT.json`` gets the counts, every test that differs, and how many
+calls evosdpa computed. The exit status is 1 when a test fails with evosdpa alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+
+#: Which tests of which files; all of a file when nothing is said.
+FILES = {
+    "test_transformers.py": "",
+    "nn/test_multihead_attention.py": "",
+    "test_ops.py": "scaled_dot_product_attention",
+    "test_ops_gradients.py": "scaled_dot_product_attention",
+    "test_ops_fwd_gradients.py": "scaled_dot_product_attention",
+    "test_ops_jit.py": "scaled_dot_product_attention",
+    "functorch/test_ops.py": "scaled_dot_product_attention",
+    "functorch/test_vmap.py": "scaled_dot_product_attention",
+    "functorch/test_aotdispatch.py": "scaled_dot_product_attention",
+}
+#: A process that says nothing for so long hangs.
+LIMIT_S = 3600
+
+
+class Outcomes:
+    """A plugin of pytest that keeps what became of each test."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        self.said: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report) -> None:
+        name = report.nodeid.partition("::")[2]
+        if report.failed:
+            self.found[name] = "failed"
+            self.said[name] = str(report.longrepr)[-1500:]
+        elif report.skipped:
+            self.found.setdefault(name, "skipped")
+        elif report.when == "call":
+            self.found.setdefault(name, "passed")
+
+    def pytest_collectreport(self, report) -> None:
+        if report.failed:
+            self.found["collection"] = "failed"
+            self.said["collection"] = str(report.longrepr)[-1500:]
+
+
+def work(patched: bool, file: str, select: str, names: list[str], out: str) -> None:
+    """One file in this process."""
+    calls = 0
+    if patched:
+        import evosdpa
+        from evosdpa import _native
+
+        def counted(function):
+            def call(*args, **named):
+                nonlocal calls
+                result = function(*args, **named)
+                calls += function is not straight or result is not None
+                return result
+
+            return call
+
+        straight = _native.straight
+        _native.straight, _native.forward = counted(straight), counted(_native.forward)
+        evosdpa.patch().__enter__()
+    import pytest
+
+    outcomes = Outcomes()
+    chosen = [f"{file}::{name}" for name in names] or [file]
+    arguments = ["-q", "-p", "no:cacheprovider", "--no-header", "--tb=short", "--disable-warnings"]
+    ended = pytest.main([*arguments, *(["-k", select] if select else []), *chosen], plugins=[outcomes])
+    if not outcomes.found:
+        outcomes.found["process"], outcomes.said["process"] = "failed", f"pytest ran nothing and ended with {ended}"
+    document = {"outcomes": outcomes.found, "said": outcomes.said, "calls": calls}
+    pathlib.Path(out).write_text(json.dumps(document))
+
+
+def run(folder: pathlib.Path, file: str, patched: bool, names: list[str] | None = None) -> dict:
+    """One file in a process of its own; that it crashed is an outcome too."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = pathlib.Path(scratch, "out.json")
+        command = [sys.executable, __file__, "--work", "patched" if patched else "plain", file, FILES[file], str(out)]
+        # PyTorch's tests import each other, from the folder that they are in.
+        path = os.pathsep.join([str(folder / file).rpartition("/")[0], str(folder), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        start = time.monotonic()
+        try:
+            done = subprocess.run(
+                [*command, *(names or [])], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+            )
+            ended, said = done.returncode, done.stdout[-1500:] + done.stderr[-1500:]
+        except subprocess.TimeoutExpired:
+            ended, said = None, f"no end after {LIMIT_S} s"
+        seconds = round(time.monotonic() - start, 1)
+        if not out.is_file():
+            return {"outcomes": {"process": "failed"}, "said": {"process": f"ended with {ended}: {said}"}, "calls": 0, "seconds": seconds}
+        return {**json.loads(out.read_text()), "seconds": seconds}
+
+
+def counts(outcomes: dict[str, str]) -> dict[str, int]:
+    return {kind: list(outcomes.values()).count(kind) for kind in ("passed", "failed", "skipped")}
+
+
+def compare(folder: pathlib.Path, file: str) -> dict:
+    plain, patched = run(folder, file, False), run(folder, file, True)
+    before, after = plain["outcomes"], patched["outcomes"]
+    suspects = [name for name, outcome in after.items() if outcome == "failed" and before.get(name) != "failed"]
+    again = [name for name in suspects if name in before]
+    if again:
+        # Some of PyTorch's tests fail now and then.
+        second = run(folder, file, True, again)["outcomes"]
+        first = run(folder, file, False, again)["outcomes"]
+        suspects = [name for name in suspects if second.get(name, "failed") == "failed" and first.get(name) != "failed"]
+    return {
+        "file": file,
+        "select": FILES[file],
+        "plain": counts(before),
+        "patched": counts(after),
+        "calls_computed": patched["calls"],
+        "seconds": [plain["seconds"], patched["seconds"]],
+        "fails_patched_alone": {name: patched["said"].get(name, "") for name in suspects},
+        "fails_plain_alone": sorted(name for name, outcome in before.items() if outcome == "failed" and after.get(name) == "passed"),
+        "not_run_patched": sorted(before.keys() - after.keys()),
+    }
+
+
+def environment(folder: pathlib.Path) -> dict:
+    import torch
+
+    import evosdpa
+
+    version = folder.parent / "version.txt"
+    return {
+        "evosdpa": evosdpa.__version__,
+        "torch": torch.__version__,
+        "tests": version.read_text().strip() if version.is_file() else "unknown version",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tests", type=pathlib.Path, help="the folder 'test' of PyTorch's source")
+    parser.add_argument("out", type=pathlib.Path, help="where the JSON document goes")
+    parser.add_argument("--only", nargs="+", choices=list(FILES), default=list(FILES), help="files to run")
+    arguments = parser.parse_args()
+    folder = arguments.tests.resolve()
+    rows = []
+    for file in arguments.only:
+        if not (folder / file).is_file():
+            parser.error(f"{folder / file} is not there; give the folder 'test' of PyTorch's source")
+        row = compare(folder, file)
+        rows.append(row)
+        print(json.dumps({**row, "fails_patched_alone": list(row["fails_patched_alone"])}), flush=True)
+        document = {"schema": "evosdpa.pytorch-tests/1", "environment": environment(folder), "rows": rows}
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    return int(any(row["fails_patched_alone"] or row["not_run_patched"] for row in rows))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        mode, name, chosen, to, *only = sys.argv[2:]
+        work(mode == "patched", name, chosen, only, to)
+    else:
+        sys.exit(main())
