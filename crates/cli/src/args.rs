@@ -1,6 +1,7 @@
 //! What can be typed. What it means is decided by each command.
 
 mod choose;
+mod llm;
 mod measure;
 mod prove;
 mod value;
@@ -40,7 +41,7 @@ pub(crate) enum Command {
     /// Make a page, or another tool's file, of recorded runs
     Report(Report),
     /// Search a kernel's tunables for the fastest variant that passes every gate
-    Tune(Tune),
+    Tune(Box<Tune>),
     /// List kernels with their lineage
     Kernels(Kernels),
     /// Say which kernel the library takes for a problem, and why

@@ -1,6 +1,7 @@
 //! `evosdpa`: check, time and compare attention kernels. The program is [`run`] with its arguments; the Python package
 //! reaches the same commands through it.
 
+mod agent;
 mod args;
 mod command;
 mod interrupt;
@@ -77,7 +78,7 @@ fn dispatch(cli: Cli, own: &[OsString]) -> anyhow::Result<Status> {
         Command::Sanitize(args) => command::sanitize::run(args),
         Command::Profile(args) => command::profile::run(args),
         Command::Report(args) => command::report::run(args),
-        Command::Tune(args) => command::tune::run(args),
+        Command::Tune(args) => command::tune::run(&args),
         Command::Cache(args) => command::cache::run(args),
         Command::Kernels(args) => command::kernels::run(args),
         Command::Plan(args) => command::plan::run(args),

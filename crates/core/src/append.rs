@@ -122,6 +122,24 @@ impl Placement {
         Ok(())
     }
 
+    /// Refuses tokens past the last position that has angles; `first` is the position of each sequence's first new token, the one it
+    /// gets in the cache when that is `None`.
+    pub fn check_positions(&self, first: Option<&[i32]>, positions: usize) -> Result<(), Error> {
+        if let Some(first) = first
+            && first.len() != self.sequences
+        {
+            return Err(Error::RotaryFirst { got: first.len(), expected: self.sequences });
+        }
+        for row in &self.rows {
+            let position = match first {
+                None => row.position as i64,
+                Some(first) => i64::from(first[row.sequence]) + row.number as i64,
+            };
+            check_position(row.sequence, position, positions)?;
+        }
+        Ok(())
+    }
+
     fn check_apart(&self) -> Result<(), Error> {
         let mut taken = HashMap::with_capacity(self.rows.len());
         for NewRow { sequence, to, .. } in &self.rows {
@@ -150,6 +168,14 @@ impl Placement {
         }
         Ok(())
     }
+}
+
+/// Refuses a position that has no angles.
+pub fn check_position(sequence: usize, position: i64, positions: usize) -> Result<(), Error> {
+    if usize::try_from(position).is_ok_and(|position| position < positions) {
+        return Ok(());
+    }
+    Err(Error::RotaryPosition { sequence, position, positions })
 }
 
 const CU_NEW: &str = "cumulative new lengths";

@@ -302,6 +302,40 @@ pub enum Error {
         /// Pages in the cache.
         pages: usize,
     },
+    /// Positions for another number of sequences.
+    #[error("rotary positions: {got} values, but there are {expected} sequences")]
+    RotaryFirst {
+        /// How many were given.
+        got: usize,
+        /// Sequences.
+        expected: usize,
+    },
+    /// More to turn than a row has, or nothing.
+    #[error("rotary cosines have {columns} columns, but a head dimension of {dim} allows 1 to {}", dim / 2)]
+    RotaryDim {
+        /// Columns.
+        columns: usize,
+        /// Head dimension.
+        dim: usize,
+    },
+    /// Codes, which cannot be turned without their scale.
+    #[error("rotary embedding of {given}: only f32, f16 and bf16 are turned")]
+    RotaryType {
+        /// What was given.
+        given: DType,
+    },
+    /// A position without angles.
+    #[error(
+        "sequence {sequence} has a token at position {position}, but there are angles for {positions} positions"
+    )]
+    RotaryPosition {
+        /// Which sequence.
+        sequence: usize,
+        /// The position.
+        position: i64,
+        /// How many there are.
+        positions: usize,
+    },
     /// The LSE buffer has the wrong length.
     #[error("the LSE buffer holds {got} values, but batch × query heads × queries is {expected}")]
     LseLength {

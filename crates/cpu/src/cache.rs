@@ -3,7 +3,7 @@
 //! Both move each element once, so that memory is what they wait for: one thread, no vectors.
 
 use evosdpa_core::{
-    DType, Element, Error as Refusal, Placement, TensorView, TensorViewMut, check_cumulative,
+    DType, Element, Error as Refusal, Placement, TensorView, TensorViewMut, check_cumulative, check_position,
 };
 use half::{bf16, f16};
 
@@ -91,19 +91,7 @@ pub fn check_append(
     }
     let Some((rotary, first)) = rotary else { return Ok(()) };
     rotary.check(cache_dtype, cache_shape[3])?;
-    if let Some(first) = first
-        && first.len() != placement.sequences()
-    {
-        return Err(Error::RotaryFirst { got: first.len(), expected: placement.sequences() });
-    }
-    for row in placement.rows() {
-        let position = match first {
-            None => row.position as i64,
-            Some(first) => i64::from(first[row.sequence]) + row.number as i64,
-        };
-        rotary.check_position(row.sequence, position)?;
-    }
-    Ok(())
+    Ok(placement.check_positions(first, rotary.cos.shape()[2])?)
 }
 
 /// Turns every token of `x` into `out`, a tensor of its shape and type. Tokens that belong to no sequence are not written.
@@ -126,10 +114,7 @@ pub fn rotate(
     }
     let (heads, dim) = (x.shape()[1], x.shape()[3]);
     rotary.check(x.dtype(), dim)?;
-    let tokens = positions.tokens(x.shape())?;
-    for token in &tokens {
-        rotary.check_position(token.sequence, token.position)?;
-    }
+    let tokens = positions.tokens(x.shape(), rotary.cos.shape()[2])?;
     let (mut turn, mut row) = (Turn::new(rotary), vec![0.0; dim]);
     for token in tokens {
         // Checked to be 0 or more.
@@ -152,7 +137,16 @@ struct Token {
 }
 
 impl Positions<'_> {
-    fn tokens(&self, [blocks, _, rows, _]: [usize; 4]) -> Result<Vec<Token>, Error> {
+    /// Refuses tokens of a tensor of this shape past the last of so many positions.
+    ///
+    /// # Errors
+    /// When lists do not fit the tensor, or a position is past the last.
+    pub fn check(&self, shape: [usize; 4], positions: usize) -> Result<(), Error> {
+        self.tokens(shape, positions).map(drop)
+    }
+
+    /// Every token, each at one of so many positions.
+    fn tokens(&self, [blocks, _, rows, _]: [usize; 4], positions: usize) -> Result<Vec<Token>, Error> {
         let batch = self.first.len();
         let sequences: Vec<(usize, std::ops::Range<usize>)> = match self.cu_seqlens {
             Some(cu) if cu.len() != batch + 1 => {
@@ -163,18 +157,24 @@ impl Positions<'_> {
                 check_cumulative("cumulative lengths", cu, rows, rows)?;
                 (0..batch).map(|b| (0, cu[b] as usize..cu[b + 1] as usize)).collect()
             }
-            None if batch != blocks => return Err(Error::RotaryFirst { got: batch, expected: blocks }),
+            None if batch != blocks => {
+                return Err(Refusal::RotaryFirst { got: batch, expected: blocks }.into());
+            }
             None => (0..batch).map(|b| (b, 0..rows)).collect(),
         };
         let token = |sequence: usize, block, number: usize, row| {
             let step = if self.advance { number as i64 } else { 0 };
             Token { sequence, block, row, position: i64::from(self.first[sequence]) + step }
         };
-        Ok(sequences
+        let tokens: Vec<Token> = sequences
             .into_iter()
             .enumerate()
             .flat_map(|(b, (block, rows))| rows.enumerate().map(move |(n, row)| token(b, block, n, row)))
-            .collect())
+            .collect();
+        for token in &tokens {
+            check_position(token.sequence, token.position, positions)?;
+        }
+        Ok(tokens)
     }
 }
 
@@ -186,22 +186,14 @@ impl Rotary<'_> {
             return Err(Refusal::TensorShape { tensor: "rotary sines", got, expected }.into());
         }
         if columns == 0 || 2 * columns > dim {
-            return Err(Error::RotaryDim { columns, dim });
+            return Err(Refusal::RotaryDim { columns, dim }.into());
         }
         for given in [dtype, self.cos.dtype(), self.sin.dtype()] {
             if given.is_eight_bit() {
-                return Err(Error::RotaryType { given });
+                return Err(Refusal::RotaryType { given }.into());
             }
         }
         Ok(())
-    }
-
-    fn check_position(&self, sequence: usize, position: i64) -> Result<(), Error> {
-        let positions = self.cos.shape()[2];
-        if usize::try_from(position).is_ok_and(|position| position < positions) {
-            return Ok(());
-        }
-        Err(Error::RotaryPosition { sequence, position, positions })
     }
 }
 

@@ -1,4 +1,5 @@
-//! A cache of keys and values: new ones put behind those there are, and rotary embedding on the way.
+//! A cache of keys and values in this process's memory: new ones put behind those there are, and rotary embedding on the way.
+//! One in a GPU's memory is written by [`Gpu::write_cache`](crate::gpu::Gpu::write_cache).
 
 use evosdpa_core::{DType, NewTokens, Placement, TensorView, TensorViewMut};
 use evosdpa_cpu::{Positions, Rotary};
@@ -91,6 +92,6 @@ fn on_cpu(device: Device, what: &'static str) -> Result<(), Error> {
     match device {
         Device::Cpu => Ok(()),
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => Err(Error::OnCpuOnly { what, device }),
+        Device::Cuda(_) => Err(Error::CacheOnHost { what, device }),
     }
 }

@@ -154,10 +154,10 @@ pub enum Error {
         /// Each kernel with its reason.
         reasons: String,
     },
-    /// What no GPU does yet.
+    /// A cache in this process's memory for a GPU.
     #[cfg(feature = "cuda")]
-    #[error("{what} is done on the CPU alone, not on {device}; move the tensors to the CPU")]
-    OnCpuOnly {
+    #[error("{what}: {device} takes tensors in its own memory; call `Gpu::write_cache`, or name Device::Cpu")]
+    CacheOnHost {
         /// What was asked for.
         what: &'static str,
         /// Where.

@@ -67,5 +67,6 @@ pub use evosdpa_cpu::{CpuKernel, FlashTiles, Isa, Positions, Rotary};
 pub use evosdpa_kernels::VariantId;
 #[cfg(feature = "cuda")]
 pub use gpu::{
-    DeviceDense, DeviceLse, DevicePages, DeviceScales, DeviceSide, DeviceTensor, DeviceTensors, DeviceTokens,
+    DeviceDense, DeviceIndices, DeviceLse, DevicePages, DeviceScales, DeviceSide, DeviceTensor,
+    DeviceTensors, DeviceTokens,
 };

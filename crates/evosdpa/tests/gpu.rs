@@ -14,9 +14,9 @@ use std::{
 };
 
 use evosdpa::{
-    Attention, DType, Device, DeviceLse, DeviceTensors, Error, Options, Problem,
+    Attention, DType, Device, DeviceLse, DeviceTensor, DeviceTensors, Error, Layout, Options, Problem,
     choose::{Planner, Question, assumed_tensors},
-    gpu::{Gpu, RawStream},
+    gpu::{CacheWrite, DeviceNewTokens, DeviceRotary, Gpu, RawStream},
 };
 use evosdpa_cuda::{Builder, Graph, Stream};
 use evosdpa_kernels::{Arch, Registry, Target};
@@ -108,6 +108,7 @@ fn inner() {
         "threads" => here.threads(),
         "lengths" => here.lengths(),
         "cost" => here.cost(),
+        "cache" => here.cache(),
         other => panic!("no step {other}"),
     }
 }
@@ -253,6 +254,40 @@ impl Here {
         println!("\nin hand {in_hand:.3} µs\nlooked up {looked_up:.3} µs");
     }
 
+    fn write(&self, change: fn(&mut CacheWrite)) -> Result<(), Error> {
+        let mut write = one_token();
+        change(&mut write);
+        // SAFETY: the fake launches nothing.
+        unsafe { self.gpu.write_cache(self.stream.number(), &write) }
+    }
+
+    fn cache(&self) {
+        let graph = Graph::capture(&self.stream, || self.write(|_| {})).unwrap();
+        graph.launch(&self.stream).unwrap();
+        println!("asked: -- again");
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        for _ in 0..50 {
+            self.write(|write| write.lengths += 64).unwrap();
+        }
+        println!("{} allocations", ALLOCATIONS.load(Ordering::Relaxed) - before);
+        println!("asked: -- refused");
+        let changes: [fn(&mut CacheWrite); 10] = [
+            |write| write.lengths = 2,
+            |write| write.batch = 0,
+            |write| write.tokens.as_mut().unwrap().caches[1].address = 0,
+            |write| write.tokens.as_mut().unwrap().caches[0].strides[0] = 5,
+            |write| write.tokens.as_mut().unwrap().new[1].strides[1] = -1,
+            |write| write.tokens.as_mut().unwrap().blocks = 3,
+            |write| write.tokens.as_mut().unwrap().dims = [1024, 128],
+            |write| write.tokens.as_mut().unwrap().tokens = 1 << 30,
+            |write| write.rotary.as_mut().unwrap().columns = 65,
+            |write| write.dtype = DType::E4M3,
+        ];
+        for change in changes {
+            println!("{}", self.write(change).unwrap_err());
+        }
+    }
+
     fn lengths(&self) {
         let shape = |keys: usize| format!("b1h32/8s1/{keys}d128");
         self.run(&shape(1024), AT).unwrap();
@@ -289,6 +324,29 @@ fn said_us(text: &str, what: &str) -> f64 {
 fn packed(shape: &str, at: u64) -> (Problem, DeviceTensors) {
     let problem = problem(shape);
     (problem, DeviceTensors::packed(&problem, [0, 1, 2, 3].map(|i| at + (i << 20)), None))
+}
+
+/// One new token for each of four sequences, turned.
+fn one_token() -> CacheWrite {
+    let at = |number: u64, shape| DeviceTensor::packed(AT + (number << 20), shape, Layout::Bshd);
+    let (new, room) = ([4, 8, 1, 128], [4, 8, 64, 128]);
+    let tokens = DeviceNewTokens {
+        new: [at(0, new), at(1, new)],
+        caches: [at(2, room), at(3, room)],
+        heads: 8,
+        dims: [128, 128],
+        tokens: 1,
+        cu_seqlens: None,
+        blocks: 4,
+        room: 64,
+        table: None,
+        cache_batch_idx: None,
+        filled: None,
+    };
+    let (cos, sin, columns) = ((AT, 64), (AT, 64), 64);
+    let rotary = DeviceRotary { dtype: DType::F32, cos, sin, positions: 64, columns, interleaved: true };
+    let write = CacheWrite::new(DType::BF16, 4, AT + (5 << 20));
+    CacheWrite { tokens: Some(tokens), rotary: Some(rotary), ..write }
 }
 
 /// What was asked for after a line.
@@ -360,6 +418,36 @@ fn a_first_call_may_be_captured_and_its_counter_is_its_own() {
         all.iter().filter_map(|what| what.strip_prefix("launch counter ")?.split(' ').next()).collect();
     // From the half for captured launches, then from the other.
     assert_eq!(counters, ["10020000", "10000000"], "{all:?}");
+}
+
+#[test]
+fn a_cache_is_written_by_one_launch() {
+    let variant = evosdpa_kernels::cache::variant(Arch::Sm90a, DType::BF16);
+    Builder::new().unwrap().build(&variant).unwrap();
+    let text = on_fake("cache", &[("FAKE_MAPS", "0")]);
+    let all = asked(&text);
+    let first: Vec<&str> = all.iter().take_while(|what| !what.starts_with("--")).copied().collect();
+    let kinds: Vec<&str> = first.iter().filter_map(|what| what.split(' ').next()).collect();
+    assert_eq!(kinds, ["capture", "load", "launch", "captured", "replay"], "{all:?}");
+    let again = after(&all, "again");
+    assert_eq!((of_kind(&again, "launch"), again.len()), (50, 50), "{again:?}");
+    assert_contains(&text, &["\n0 allocations"]);
+    assert_eq!(of_kind(&after(&all, "refused"), "launch"), 0, "{text}");
+    assert_contains(
+        &text,
+        &[
+            "lengths: the address 0x2",
+            "batch",
+            "value cache has no memory",
+            "key cache: the stride 5",
+            "new values: the stride -1 is negative",
+            "blocks of the cache",
+            "head dimension",
+            "up to 2^31 - 1 in all",
+            "rotary cosines have 65 columns, but a head dimension of 128 allows 1 to 64",
+            "rotary embedding of e4m3",
+        ],
+    );
 }
 
 #[test]

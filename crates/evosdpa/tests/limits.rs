@@ -19,6 +19,7 @@ fn problem(kernel: &Kernel, dtype: DType, target: &Target) -> Option<ProblemFact
         head_dim: dim,
         value_dim: dim,
         dtype,
+        kv_dtype: dtype,
         band_lo: None,
         band_hi: None,
         lse: kernel.manifest.lse,
@@ -32,7 +33,7 @@ fn gate(kernel: &Kernel, arch: Arch, dtype: DType) -> Result<Vec<String>, Error>
     let facts = problem(kernel, dtype, &target)
         .unwrap_or_else(|| panic!("{} supports no ordinary problem in {dtype} on {arch}", kernel.name()));
     let variant = choose::variant(kernel, &facts, &target, &Assignment::default()).unwrap();
-    let report = resources::gate(&Builder::default().build(&variant)?, &variant, &target)?;
+    let report = resources::gate(&Builder::new()?.build(&variant)?, &variant, &target)?;
     Ok(report.findings.into_iter().filter(|finding| finding.fails).map(|finding| finding.text).collect())
 }
 
@@ -55,7 +56,7 @@ fn every_kernel_compiles_and_keeps_its_limits() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The defaults of the fast kernels change their whole structure with the problem: one of each kind. Products that the compiler
+/// The defaults of the fast kernels change their whole structure with the problem: one of each kind. MMAs that the compiler
 /// serialises, or registers that are not reallocated, only cost time elsewhere; here they count as failures.
 #[test]
 fn defaults_of_every_kind_keep_their_limits() {
@@ -68,6 +69,7 @@ fn defaults_of_every_kind_keep_their_limits() {
         head_dim: dim,
         value_dim: dim,
         dtype: DType::BF16,
+        kv_dtype: DType::BF16,
         band_lo: None,
         band_hi: causal.then_some(0),
         lse: true,
@@ -122,15 +124,33 @@ fn defaults_of_every_kind_keep_their_limits() {
         features: features.iter().copied().collect(),
         ..facts
     };
+    let coded = |sizes| ProblemFacts { kv_dtype: DType::E4M3, ..problem(sizes, false) };
     use Feature::*;
-    let everything =
-        [PackedQueries, UsedLengths, PagedCache, Softcap, Alibi, Bias, BooleanMask, Chunks, Sinks];
+    let everything = [
+        PackedQueries,
+        UsedQueries,
+        UsedLengths,
+        PagedCache,
+        Softcap,
+        Alibi,
+        Bias,
+        BooleanMask,
+        Chunks,
+        Sinks,
+    ];
     // Lengths, pages and modifiers, alone and together.
     let asking = [
         ("ampere_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &everything)),
         ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &[PackedQueries, PackedKeys])),
         ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 256], true), &everything)),
         ("hopper_fwd", asking(problem([16, 32, 8, 1, 8192, 128], false), &[UsedLengths, PagedCache])),
+        ("flash_decode", asking(problem([16, 32, 8, 16, 8192, 128], true), &everything)),
+        ("flash_decode", asking(problem([16, 32, 8, 1, 8192, 256], false), &everything)),
+        ("flash_decode", asking(coded([16, 32, 8, 1, 8192, 128]), &[KvType, UsedLengths, PagedCache])),
+        (
+            "flash_decode",
+            asking(coded([16, 32, 8, 16, 8192, 256]), &[KvType, TokenScales, UsedLengths, PagedCache]),
+        ),
     ];
     let registry = Registry::embedded().unwrap();
     let wrong = |(name, facts): (&str, ProblemFacts)| -> Vec<String> {
@@ -139,7 +159,8 @@ fn defaults_of_every_kind_keep_their_limits() {
         let of_target = |target: Target| {
             let variant = choose::variant(kernel, &facts, &target, &Assignment::default()).unwrap();
             let report =
-                resources::gate(&Builder::default().build(&variant).unwrap(), &variant, &target).unwrap();
+                resources::gate(&Builder::new().unwrap().build(&variant).unwrap(), &variant, &target)
+                    .unwrap();
             let fails =
                 |f: &Finding| f.fails || f.text.contains("serialized") || f.text.contains("setmaxnreg");
             let findings = report.findings.into_iter().filter(fails);

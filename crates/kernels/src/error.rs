@@ -61,6 +61,14 @@ pub enum Error {
         /// The file it names.
         wanted: String,
     },
+    /// A source from outside reads what it may not.
+    #[error("the source of {name} is refused: {why}")]
+    ForeignSource {
+        /// The kernel that it was to be.
+        name: String,
+        /// What it does.
+        why: String,
+    },
     /// Two kernels have the same name.
     #[error("kernel `{name}` is defined twice: in {first} and in {second}; rename one")]
     DuplicateKernel {

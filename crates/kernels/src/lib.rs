@@ -4,10 +4,12 @@
 //! [`Variant`] that says what to compile, how to launch it and which limits it must keep.
 
 mod arch;
+pub mod cache;
 mod embedded;
 mod error;
 mod expr;
 mod facts;
+mod foreign;
 mod id;
 mod include;
 mod manifest;
@@ -26,11 +28,11 @@ pub use facts::ProblemFacts;
 pub use id::VariantId;
 pub use include::Header;
 pub use manifest::{
-    Constraint, Gate, Kind, Launch, Layer, LimitRules, Limits, Manifest, MaskKind, Mutant, Range, Swizzle,
-    TensorMapSpec, TensorName, Tolerance, Tunable, ValueDim,
+    Constraint, Gate, HEAD_DIM_MAX, Kind, Launch, Layer, LimitRules, Limits, Manifest, MaskKind, Mutant,
+    Range, Swizzle, TensorMapSpec, TensorName, Tolerance, Tunable, ValueDim,
 };
 pub use params::SdpaParams;
 pub use registry::{Kernel, LineageEntry, Origin, Registry};
 pub use support::{Reason, Refusal};
 pub use tunables::{Assignment, SpaceSize, TunableSpace};
-pub use variant::{LaunchGeometry, TensorMapUse, Variant};
+pub use variant::{LaunchGeometry, TensorMapUse, Variant, WORKSPACE_COUNTER_BYTES};

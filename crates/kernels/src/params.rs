@@ -107,6 +107,17 @@ pub struct SdpaParams {
     pub page_size: i32,
     /// Pages of the cache.
     pub pages: i32,
+    /// Device address of how many queries of each sequence there are; 0: all.
+    pub seqused_q: u64,
+    /// Device address of how many of each sequence's filled keys come before its first; 0: none.
+    pub leftpad_kv: u64,
+    /// Device address of which block of the cache, or row of the page table, is each sequence's; 0: that of its own number.
+    pub cache_batch_idx: u64,
+    /// Blocks, or rows of the page table, that there are.
+    pub cache_rows: i64,
+    /// Device address of memory between the CTAs of a launch ([`LaunchGeometry::workspace_bytes`](crate::LaunchGeometry)); 0:
+    /// there is none, and the kernel does without.
+    pub workspace: u64,
 }
 
 /// A bias of single precision.
@@ -117,7 +128,7 @@ pub const BIAS_F16: i32 = 1;
 pub const BIAS_BF16: i32 = 2;
 
 const _: () = {
-    assert!(size_of::<SdpaParams>() == 384);
+    assert!(size_of::<SdpaParams>() == 424);
     assert!(offset_of!(SdpaParams, q) == 0);
     assert!(offset_of!(SdpaParams, k) == 8);
     assert!(offset_of!(SdpaParams, v) == 16);
@@ -163,4 +174,9 @@ const _: () = {
     assert!(offset_of!(SdpaParams, page_table_stride) == 368);
     assert!(offset_of!(SdpaParams, page_size) == 376);
     assert!(offset_of!(SdpaParams, pages) == 380);
+    assert!(offset_of!(SdpaParams, seqused_q) == 384);
+    assert!(offset_of!(SdpaParams, leftpad_kv) == 392);
+    assert!(offset_of!(SdpaParams, cache_batch_idx) == 400);
+    assert!(offset_of!(SdpaParams, cache_rows) == 408);
+    assert!(offset_of!(SdpaParams, workspace) == 416);
 };

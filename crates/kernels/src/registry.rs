@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    Arch, Error, Header, Manifest, ProblemFacts, Refusal, Result, Target, embedded,
+    Arch, Error, Header, Manifest, ProblemFacts, Refusal, Result, Target, embedded, foreign,
     include::{Files, folder, headers, join},
     names::nearest,
     reads::{self, names_read},
@@ -130,7 +130,8 @@ impl Registry {
     }
 
     /// Adds a kernel that is another one with a new source: its headers are found in the same places, and its manifest
-    /// differs only in the name, the source's name and the descent.
+    /// differs only in the name, the source's name and the descent. The source may be anybody's: it is refused when it would
+    /// have the compiler read any other file than headers.
     pub fn register_source(&mut self, of: &str, name: &str, source: &str) -> Result<()> {
         let parent = self.kernel(of)?.clone();
         if let Some(first) = self.kernels.get(name) {
@@ -143,6 +144,9 @@ impl Registry {
         let mut all = embedded::files();
         // Headers of a user's own folder are known by the names they were found under.
         all.extend(parent.headers.iter().map(|header| (header.name.clone(), header.text.clone())));
+        if let Some(why) = foreign::refusal(source, &all) {
+            return Err(Error::ForeignSource { name: name.to_owned(), why });
+        }
         let beside = |file: &str, ending: &str| match file.rfind('/') {
             Some(slash) => format!("{}{name}.{ending}", &file[..=slash]),
             None => format!("{name}.{ending}"),

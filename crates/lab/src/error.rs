@@ -68,6 +68,9 @@ pub enum Error {
     /// A gate met a fault of the machine and could not say anything.
     #[error("{0}")]
     MachineFault(String),
+    /// A proposer gave up.
+    #[error("the proposer gave up: {0}; what was evaluated is kept, and --resume goes on with it")]
+    Proposer(String),
     /// A tune could not begin or go on.
     #[error("{0}")]
     Tune(String),

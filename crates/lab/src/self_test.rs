@@ -15,10 +15,10 @@ use crate::{
         audit::Audited,
         compare::Outcome,
         duel::{Rule, duel},
-        rng::Rng,
         samples::median,
     },
 };
+use evosdpa_oracle::rng::Rng;
 
 /// What came of many duels of a kernel with itself.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -79,7 +79,7 @@ pub fn against_itself(
     let sets = device.input_sets(problem);
     let seed = Rng::entropy();
     let inputs: Vec<Inputs> =
-        (0..sets).map(|i| Inputs::generate(problem, Family::Normal, seed.wrapping_add(i as u64))).collect();
+        (0..sets).map(|i| Inputs::timed(problem, seed.wrapping_add(i as u64))).collect();
     // Nothing is gained by cheating against oneself, but audits are part of every duel, and so of what may be unfair.
     let cases = [0, 1].map(|i| Case::in_bounded_time(*problem, Family::Normal, seed.wrapping_add(i), None));
     let mut sides = [0, 1]

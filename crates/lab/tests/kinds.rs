@@ -1,76 +1,14 @@
 //! What a problem can say beyond sizes and a mask, in the CUDA kernels on the simulator: every result held against the
 //! oracle, every access watched, rows of nobody untouched.
 
-use evosdpa_core::{DType, Feature};
+mod trials;
+
+use evosdpa_core::Feature;
 use evosdpa_kernels::Registry;
-use evosdpa_lab::{device::Sim, gate::suite::CaseSpec, sweep::case_spec};
-use evosdpa_oracle::{Case, inputs::Family};
-use ptxsan::{Options, Schedule};
-
-const F16: DType = DType::F16;
-const BF16: DType = DType::BF16;
-
-struct Trial {
-    kernel: &'static str,
-    shape: &'static str,
-    dtype: DType,
-    family: Family,
-    /// Which lengths and pages are drawn.
-    seed: u64,
-    /// At most so many CTAs: on fewer, each has several Q tiles.
-    blocks: u32,
-}
-
-const fn trial(kernel: &'static str, shape: &'static str, dtype: DType) -> Trial {
-    Trial { kernel, shape, dtype, family: Family::Normal, seed: 1, blocks: u32::MAX }
-}
-
-fn case_of(trial: &Trial) -> (CaseSpec, Case) {
-    let mut spec = case_spec(trial.shape.parse().unwrap(), trial.dtype).unwrap();
-    (spec.family, spec.seed) = (trial.family, trial.seed);
-    (spec, spec.build())
-}
-
-/// Runs a trial under two schedules, others from trial to trial; returns what went wrong.
-fn run(sim: &Sim, number: usize, trial: &Trial) -> Vec<String> {
-    let (spec, case) = case_of(trial);
-    let mut wrong = Vec::new();
-    if !case.broken_controls().is_empty() {
-        wrong.push(format!("{}: the gate accepts {:?}", spec.label(), case.broken_controls()));
-    }
-    let simulation = sim.simulation(trial.kernel, &spec.problem).unwrap().on_blocks(trial.blocks);
-    let mut first: Option<Vec<u8>> = None;
-    for turn in [2 * number, 2 * number + 1] {
-        let schedule = Schedule::ALL[turn % Schedule::ALL.len()];
-        let options = Options { schedule, ..Options::default() };
-        let label = format!("{} on {} under {}", simulation.label(), spec.label(), schedule.name());
-        let (output, outcome) = match simulation.run(&case.inputs, &options) {
-            Ok(result) => result,
-            Err(error) => return vec![format!("{label}: {error}")],
-        };
-        let judgement = case.judge(&output.o.view(), output.lse.as_deref());
-        if let Some(finding) = outcome.findings.first() {
-            wrong.push(format!("{label}: {} findings, {finding}", outcome.findings.len()));
-        } else if !judgement.passed() {
-            wrong.push(format!("{label}: {}", judgement.summary()));
-        }
-        if let Some(row) = case.first_stray_row(&output.o.view()) {
-            wrong.push(format!("{label}: row {row:?} of nobody was written"));
-        }
-        let bytes = output.o.bytes().to_vec();
-        if *first.get_or_insert_with(|| bytes.clone()) != bytes {
-            wrong.push(format!("{label}: another result than under the schedule before"));
-        }
-    }
-    wrong
-}
-
-fn run_all(trials: &[Trial]) {
-    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
-    let wrong: Vec<String> =
-        trials.iter().enumerate().flat_map(|(number, trial)| run(&sim, number, trial)).collect();
-    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
-}
+use evosdpa_lab::device::Sim;
+use evosdpa_oracle::inputs::Family;
+use ptxsan::Options;
+use trials::{BF16, F16, Trial, case_of, run_all, trial};
 
 /// Modifiers by themselves and together, under every mask, on tiles that are not whole; one with several warps a row.
 #[test]
@@ -150,6 +88,20 @@ fn ampere_fwd_gathers_pages() {
     run_all(&trials);
 }
 
+/// Queries, paddings and cache blocks of each sequence's own, alone and with what they may meet.
+#[test]
+fn ampere_fwd_finds_each_sequences_place() {
+    run_all(&[
+        trial("ampere_fwd", "b3h2s70/40d64:causal-br:used-q", F16),
+        trial("ampere_fwd", "b3h2s40/70d40:window=9/2:varlen:used:used-q", BF16),
+        Trial { seed: 2, ..trial("ampere_fwd", "b3h4/2s9/70d64:causal-br:leftpad", BF16) },
+        trial("ampere_fwd", "b3h4/2s9/70d64:alibi:used:leftpad:indexed", F16),
+        trial("ampere_fwd", "b3h2s9/70d64:causal:varlen=kv:leftpad", F16),
+        trial("ampere_fwd", "b3h2s9/70d64:causal-br:used:leftpad:indexed:paged=16:bias=bh:mask=b", BF16),
+        Trial { seed: 3, ..trial("ampere_fwd", "b4h2s9/33d64:indexed:paged=5", F16) },
+    ]);
+}
+
 /// The same modifiers in the consumers of hopper_fwd: whole tiles, cut ones, several Q tiles for a CTA, packed heads, wide heads.
 #[test]
 fn hopper_fwd_changes_scores() {
@@ -213,15 +165,39 @@ fn hopper_fwd_gathers_pages() {
     ]);
 }
 
+/// Paddings move tiles off the edges of pages; blocks and rows of the table are looked up; queries end before their room does.
+#[test]
+fn hopper_fwd_finds_each_sequences_place() {
+    run_all(&[
+        trial("hopper_fwd", "b3h2s140/40d64:causal-br:used-q", F16),
+        trial("hopper_fwd", "b3h1s40/200d128:window=60/9:varlen:used:used-q", BF16),
+        Trial { seed: 2, ..trial("hopper_fwd", "b3h8/2s1/300d64:leftpad", BF16) },
+        Trial { seed: 3, ..trial("hopper_fwd", "b3h2s20/300d64:causal-br:used:leftpad:indexed", F16) },
+        Trial { seed: 5, ..trial("hopper_fwd[BLOCK_N=64]", "b3h1s9/300d64:used:leftpad:paged=128", F16) },
+        trial("hopper_fwd", "b3h2/1s9/150d64:causal-br:used:used-q:leftpad:indexed:paged=16", BF16),
+        Trial { blocks: 1, seed: 9, ..trial("hopper_fwd", "b4h2/1s20/200d128:used:indexed:paged=64", F16) },
+    ]);
+}
+
 /// Code that does not know a kind gives an answer that the gate refuses, or breaks a rule that the simulator watches.
 #[test]
 fn code_without_a_kind_is_found_out() {
     let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
     for kernel in ["ampere_fwd", "hopper_fwd"] {
         let plain = sim.simulation(kernel, &case_of(&trial("", "b2h2s20/70d64", F16)).0.problem).unwrap();
-        for kind in
-            ["softcap=3", "alibi", "bias", "mask=b", "chunk=16", "sinks", "used", "varlen", "paged=16"]
-        {
+        for kind in [
+            "softcap=3",
+            "alibi",
+            "bias",
+            "mask=b",
+            "chunk=16",
+            "sinks",
+            "used",
+            "varlen",
+            "paged=16",
+            "leftpad",
+            "indexed",
+        ] {
             let shape: &'static str = format!("b2h2s20/70d64:{kind}").leak();
             let (spec, case) = case_of(&trial(kernel, shape, F16));
             let simulation = sim.simulation(kernel, &spec.problem).unwrap();
@@ -249,6 +225,9 @@ fn every_claimed_feature_is_tried() {
         PackedQueries,
         PackedKeys,
         UsedLengths,
+        UsedQueries,
+        LeftPadding,
+        CacheIndices,
         PagedCache,
         Softcap,
         Alibi,
@@ -260,5 +239,10 @@ fn every_claimed_feature_is_tried() {
     ];
     assert_eq!(takes("ampere_fwd"), all);
     assert_eq!(takes("hopper_fwd"), all);
+    // Their own tests are in decode.rs.
+    let codes = [KvType, TensorScales, TokenScales];
+    let more: Vec<Feature> =
+        Feature::ALL.into_iter().filter(|feature| all.contains(feature) || codes.contains(feature)).collect();
+    assert_eq!(takes("flash_decode"), more);
     assert_eq!(takes("sdpa_v1"), []);
 }

@@ -6,7 +6,7 @@ use evosdpa_core::{Float, Precision, Problem, SideInputs, Tensor, TensorView};
 
 use crate::{
     Control, control_output,
-    inputs::{Family, Inputs},
+    inputs::{Arrangement, Family, Inputs},
     reference::{self, Question, Sample},
     tolerance::{self, Judgement, Standard, Truth},
 };
@@ -34,15 +34,16 @@ pub struct Case {
 impl Case {
     /// Draws inputs and solves the problem. With a row gap, the inputs lie in larger buffers with NaN in the gaps.
     pub fn new(problem: Problem, family: Family, seed: u64, row_gap: Option<usize>) -> Self {
-        Self::judged_by(problem, family, seed, row_gap, Sample::whole())
+        Self::judged_by(problem, (family, seed, Arrangement::of(family, seed)), row_gap, Sample::whole())
     }
 
-    /// As [`Case::new`], but a problem that would keep the oracle busy for long is solved for a sample of its rows, drawn with
-    /// the seed. 8-bit problems are solved whole: their rules are about all of an output.
+    /// A problem as it is timed: as [`Case::new`], but every sequence is as long as the problem says, and one that would keep
+    /// the oracle busy for long is solved for a sample of its rows, drawn with the seed. 8-bit problems are solved whole: their
+    /// rules are about all of an output.
     pub fn in_bounded_time(problem: Problem, family: Family, seed: u64, row_gap: Option<usize>) -> Self {
         let sample =
             if problem.has_codes() { Sample::whole() } else { Sample::of_at_most(&problem, MOST_WORK, seed) };
-        Self::judged_by(problem, family, seed, row_gap, sample)
+        Self::judged_by(problem, (family, seed, Arrangement::FULL), row_gap, sample)
     }
 
     /// One adversarial case of a problem, the family by the seed, for a sample of rows that takes the oracle little time.
@@ -52,26 +53,23 @@ impl Case {
         let family = families[(seed % families.len() as u64) as usize];
         let sample = Sample::of_at_most(&problem, MOST_WORK / 8, seed);
         let solvable = !problem.has_codes() || sample.count(&problem).is_none();
-        solvable.then(|| Self::judged_by(problem, family, seed, None, sample))
+        let drawn = (family, seed, Arrangement::of(family, seed));
+        solvable.then(|| Self::judged_by(problem, drawn, None, sample))
     }
 
     fn judged_by(
         problem: Problem,
-        family: Family,
-        seed: u64,
+        (family, seed, arrangement): (Family, u64, Arrangement),
         row_gap: Option<usize>,
         sample: Sample,
     ) -> Self {
-        let inputs = match row_gap {
-            None => Inputs::generate(&problem, family, seed),
-            Some(gap) => Inputs::with_poisoned_gaps(&problem, family, seed, gap),
-        };
+        let inputs = Inputs::arranged(&problem, family, seed, row_gap, arrangement);
         let values = inputs.dequantized(&problem);
         let question = question_of(&problem, &values);
         let reference = reference::solve_rows(&question, sample);
         let value_scale = family.value_scale(&problem);
         let standard = if problem.has_codes() {
-            let original = Inputs::original(&problem, family, seed);
+            let original = Inputs::original(&problem, family, seed, arrangement);
             let original = question_of(&problem, &original);
             Standard::eight_bit(reference::solve_output(&original), &reference, value_scale)
         } else {
@@ -226,7 +224,7 @@ mod tests {
     fn a_sample_judges_its_rows_and_wants_the_others_finite() {
         let problem = Problem::new("b1h2s400d16".parse().unwrap(), DType::BF16).unwrap();
         let sample = Sample::of_at_most(&problem, (400 * 400 * 32) / 4, 3);
-        let case = Case::judged_by(problem, Family::Normal, 3, None, sample);
+        let case = Case::judged_by(problem, (Family::Normal, 3, Arrangement::FULL), None, sample);
         let (chosen, other): (Vec<usize>, Vec<usize>) =
             (0..problem.rows()).partition(|&row| case.truth.reference.sample.has(row));
         assert!(chosen.len() > 100 && other.len() > 100);
@@ -263,14 +261,17 @@ mod tests {
             let keys = problem.sizes().seq_kv;
             let mut dot = |j: usize| {
                 k.row_f64(b, h / problem.group(), j, &mut row);
-                q_row.iter().zip(&row).map(|(x, y)| x * y).sum::<f64>() * f64::from(problem.scale())
+                let score =
+                    q_row.iter().zip(&row).map(|(x, y)| x * y).sum::<f64>() * f64::from(problem.scale());
+                let cap = problem.scores().softcap.map(|cap| f64::from(cap.value()));
+                cap.map_or(score, |cap| cap * (score / cap).tanh())
             };
             let scores: Vec<f64> = (0..keys).map(&mut dot).collect();
             let largest = scores.iter().copied().fold(f64::MIN, f64::max);
             let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
             for (j, score) in scores.iter().enumerate() {
                 v.row_f64(b, h / problem.group(), j, &mut row);
-                let weight = Float::BF16.round((score - largest).exp()) / sum;
+                let weight = problem.compute_float().round((score - largest).exp()) / sum;
                 o[r * dim..][..dim].iter_mut().zip(&row).for_each(|(o, x)| *o += weight * x);
             }
         }
@@ -292,6 +293,15 @@ mod tests {
         // Few keys, or independent noise: 1e-3 as ever.
         assert!(!passes("b1h4/2s70/200d64", Family::LargeLogits));
         assert!(passes("b1h4/2s70/515d64:precise", Family::Normal));
+    }
+
+    /// One key holds the row, the others keep weights that f16 has few digits for. Where the one key's value is next to 0, they show.
+    #[test]
+    fn faint_weights_may_be_rounded_as_f16_rounds_them() {
+        let case = case("b2h4s300d64:softcap=30", DType::F16, Family::OneHot);
+        let judgement = case.judge(&with_rounded_weights(&case).view(), None);
+        assert!(judgement.passed(), "{}", judgement.summary());
+        assert!(case.broken_controls().is_empty());
     }
 
     #[test]

@@ -164,7 +164,11 @@ fn alter(problem: &Problem, side: &mut Side, control: Control) -> Problem {
                     side.page_table.iter_mut().flatten().for_each(|page| *page = (*page).max(0));
                 }
                 (None, _) => {
-                    side.cu_seqlens_kv = side.cu_seqlens_kv.take().map(|cu| moved(cu, by, sizes.seq_kv))
+                    side.cu_seqlens_kv = side.cu_seqlens_kv.take().map(|cu| moved(cu, by, sizes.seq_kv));
+                    if let (Some(cu), Some(leftpad)) = (&side.cu_seqlens_kv, &mut side.leftpad_kv) {
+                        let rooms = cu.windows(2).map(|room| room[1] - room[0]);
+                        leftpad.iter_mut().zip(rooms).for_each(|(pad, room)| *pad = (*pad).min(room));
+                    }
                 }
             }
         }

@@ -2,14 +2,14 @@
 
 use evosdpa::{Device, NewTokens, Placement, Positions, Rotary, cache};
 
-use crate::{Error, List, Operand, Table, call};
+use crate::{Error, List, Operand, Place, Table, call};
 
 /// New keys and values for a cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Append {
-    dtype: u8,
-    caches: [Operand; 2],
-    new: [Operand; 2],
+    pub(crate) dtype: u8,
+    pub(crate) caches: [Operand; 2],
+    pub(crate) new: [Operand; 2],
     /// Tokens that each sequence holds: 32-bit integers.
     pub lengths: List,
     /// Where each sequence's new tokens begin among packed ones.
@@ -63,17 +63,42 @@ impl Append {
         Self { dtype, caches, new, lengths, cu_seqlens, page_table, cache_batch_idx, rotary, rotary_first }
     }
 
-    /// Writes them, or refuses before anything is written.
+    /// Writes them, or refuses before anything is written. On a GPU it is queued; what lengths and pages hold is not known then.
     ///
     /// # Safety
-    /// Every element that an operand's shape and strides reach must be valid memory of its type, the caches' to write and
-    /// nobody else's for the time of the call.
-    pub unsafe fn run(&self, ordinal: i64) -> Result<(), Error> {
-        let (device, dtype) = (device(ordinal), call::dtype(self.dtype)?);
-        if device != Device::Cpu {
-            let what = "appending to a cache";
-            return Err(evosdpa::Error::OnCpuOnly { what, device }.into());
+    /// Every element that an operand's shape and strides reach must be valid memory of its type and place, the caches' to write
+    /// and nobody else's: on a CPU for the time of the call, on a GPU until the stream has come past it.
+    pub unsafe fn run(&self, place: Place) -> Result<(), Error> {
+        let shapes = self.shapes()?;
+        call::caught(|| match place {
+            // SAFETY: by this function's contract.
+            Place::Cpu { .. } => unsafe { self.run_on_cpu(shapes) },
+            // SAFETY: as above.
+            Place::Cuda { ordinal, stream } => unsafe { self.queue_on_gpu(shapes, ordinal, stream) },
+        })
+    }
+
+    /// Checks lists in this process's memory against tensors that may be elsewhere.
+    ///
+    /// # Safety
+    /// The lists must be valid to read.
+    pub unsafe fn check_lists(&self) -> Result<(), Error> {
+        let shapes = self.shapes()?;
+        // SAFETY: by this function's contract.
+        let (tokens, first) = unsafe { (self.tokens()?, self.first()?) };
+        let [k, v] = [call::sizes("k", self.new[0].shape)?, call::sizes("v", self.new[1].shape)?];
+        let placement = Placement::new(&tokens, shapes[0], k).map_err(evosdpa::Error::from)?;
+        placement.check(shapes[1], v).map_err(evosdpa::Error::from)?;
+        if let Some(angles) = &self.rotary {
+            let positions = call::sizes("rotary_cos", angles.cos.1.shape)?[2];
+            placement.check_positions(first, positions).map_err(evosdpa::Error::from)?;
         }
+        Ok(())
+    }
+
+    /// The caches' shapes. New tokens must not lie in a cache.
+    fn shapes(&self) -> Result<[[usize; 4]; 2], Error> {
+        let dtype = call::dtype(self.dtype)?;
         let mut shapes = [[0; 4]; 2];
         for (i, name) in ["k_cache", "v_cache"].into_iter().enumerate() {
             let (shape, _, bytes) = self.caches[i].extent(name, dtype)?;
@@ -86,17 +111,38 @@ impl Append {
                 }
             }
         }
-        // SAFETY: by contract; the caches' views do not live at the same time, since one may lie between the other's rows.
+        Ok(shapes)
+    }
+
+    /// # Safety
+    /// The lists must be valid to read for `'a`.
+    unsafe fn tokens<'a>(&self) -> Result<NewTokens<'a>, Error> {
+        // SAFETY: by contract.
         unsafe {
-            let integers = |name, list: Option<List>| list.map(|list| list.read::<i32>(name)).transpose();
-            let tokens = NewTokens {
+            Ok(NewTokens {
                 lengths: self.lengths.read("cache_seqlens")?,
                 cu_seqlens: integers("cu_seqlens_k_new", self.cu_seqlens)?,
                 pages: self.page_table.map(|table| table.entries()).transpose()?,
                 cache_batch_idx: integers("cache_batch_idx", self.cache_batch_idx)?,
-            };
+            })
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::tokens`].
+    unsafe fn first<'a>(&self) -> Result<Option<&'a [i32]>, Error> {
+        // SAFETY: by contract.
+        unsafe { integers("rotary_seqlens", self.rotary_first) }
+    }
+
+    /// # Safety
+    /// As [`Self::run`].
+    unsafe fn run_on_cpu(&self, shapes: [[usize; 4]; 2]) -> Result<(), Error> {
+        let (device, dtype) = (Device::Cpu, call::dtype(self.dtype)?);
+        // SAFETY: by contract; the caches' views do not live at the same time, since one may lie between the other's rows.
+        unsafe {
+            let (tokens, first) = (self.tokens()?, self.first()?);
             let (k, v) = (self.new[0].view("k", dtype)?, self.new[1].view("v", dtype)?);
-            let first = integers("rotary_seqlens", self.rotary_first)?;
             let rotary = self.rotary.map(|angles| angles.views()).transpose()?.map(|angles| (angles, first));
             let placement = Placement::new(&tokens, shapes[0], k.shape()).map_err(evosdpa::Error::from)?;
             cache::check(shapes[1], dtype, v, &placement, None)?;
@@ -115,15 +161,46 @@ impl Rotate {
     ///
     /// # Safety
     /// As [`Append::run`], for the output.
-    pub unsafe fn run(&self, ordinal: i64) -> Result<(), Error> {
+    pub unsafe fn run(&self, place: Place) -> Result<(), Error> {
+        call::caught(|| match place {
+            // SAFETY: by this function's contract.
+            Place::Cpu { .. } => unsafe { self.run_on_cpu() },
+            // SAFETY: as above.
+            Place::Cuda { ordinal, stream } => unsafe { self.queue_on_gpu(ordinal, stream) },
+        })
+    }
+
+    /// Checks lists in this process's memory against tensors that may be elsewhere.
+    ///
+    /// # Safety
+    /// The lists must be valid to read.
+    pub unsafe fn check_lists(&self) -> Result<(), Error> {
+        let shape = call::sizes("q", self.x.shape)?;
+        let positions = call::sizes("rotary_cos", self.rotary.cos.1.shape)?[2];
+        // SAFETY: by this function's contract.
+        let given = unsafe { self.positions()? };
+        Ok(given.check(shape, positions).map_err(evosdpa::Error::from)?)
+    }
+
+    /// # Safety
+    /// The lists must be valid to read for `'a`.
+    unsafe fn positions<'a>(&self) -> Result<Positions<'a>, Error> {
+        // SAFETY: by contract.
+        unsafe {
+            let cu_seqlens = integers("cu_seqlens_q", self.cu_seqlens)?;
+            Ok(Positions { first: self.first.read("rotary positions")?, cu_seqlens, advance: self.advance })
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::run`].
+    unsafe fn run_on_cpu(&self) -> Result<(), Error> {
         let dtype = call::dtype(self.dtype)?;
         // SAFETY: by contract.
         unsafe {
-            let cu_seqlens = self.cu_seqlens.map(|cu| cu.read::<i32>("cu_seqlens_q")).transpose()?;
-            let first = self.first.read("rotary positions")?;
-            let positions = Positions { first, cu_seqlens, advance: self.advance };
+            let positions = self.positions()?;
             let (x, out) = (self.x.view("q", dtype)?, self.out.view_mut("q", dtype)?);
-            Ok(cache::rotate(device(ordinal), x, out, self.rotary.views()?, positions)?)
+            Ok(cache::rotate(Device::Cpu, x, out, self.rotary.views()?, positions)?)
         }
     }
 }
@@ -143,7 +220,9 @@ impl Angles {
     }
 }
 
-/// -1 is the CPU.
-fn device(ordinal: i64) -> Device {
-    usize::try_from(ordinal).map_or(Device::Cpu, Device::Cuda)
+/// # Safety
+/// The list must be valid to read for `'a`.
+unsafe fn integers<'a>(name: &'static str, list: Option<List>) -> Result<Option<&'a [i32]>, Error> {
+    // SAFETY: by contract.
+    list.map(|list| unsafe { list.read::<i32>(name) }).transpose()
 }

@@ -257,7 +257,7 @@ pub(crate) fn sizes(tensor: &'static str, shape: [i64; 4]) -> Result<[usize; 4],
 }
 
 /// A panic as an error: Python's `except Exception` does not catch what a panic becomes by itself.
-fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let said = payload.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| payload.downcast_ref::<&str>().copied());

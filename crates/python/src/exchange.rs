@@ -15,6 +15,7 @@ const CAPSULE: &CStr = c"dlpack_exchange_api";
 /// DLPack's codes for the devices and types that kernels take.
 const ON_CPU: i32 = 1;
 const ON_CUDA: i32 = 2;
+const INT: u8 = 0;
 const FLOAT: u8 = 2;
 const BFLOAT: u8 = 4;
 
@@ -78,8 +79,50 @@ pub(crate) struct Described {
     pub(crate) operand: Operand,
 }
 
-/// A tensor of the library whose interface was taken; `None` if no kernel takes such a tensor.
+/// What a tensor's elements are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Float32,
+    Float16,
+    Bfloat16,
+    Int32,
+}
+
+impl Kind {
+    /// The code of a floating-point type, as in [`crate::Call`].
+    pub(crate) fn float(self) -> Option<u8> {
+        match self {
+            Self::Float32 => Some(0),
+            Self::Float16 => Some(1),
+            Self::Bfloat16 => Some(2),
+            Self::Int32 => None,
+        }
+    }
+}
+
+/// A tensor of up to four dimensions.
+#[derive(Clone, Copy)]
+pub(crate) struct Looked {
+    pub(crate) kind: Kind,
+    /// The number of the GPU; `None` on a CPU.
+    pub(crate) gpu: Option<usize>,
+    pub(crate) address: usize,
+    pub(crate) dimensions: usize,
+    /// Of the first dimensions; 0 behind them.
+    pub(crate) shape: [i64; 4],
+    /// In elements, likewise.
+    pub(crate) strides: [i64; 4],
+}
+
+/// A tensor with four dimensions of the library whose interface was taken; `None` if no kernel takes such a tensor.
 pub(crate) fn describe(tensor: &Bound<'_, PyAny>) -> Option<Described> {
+    let Looked { kind, gpu, address, dimensions, shape, strides } = look(tensor)?;
+    let dtype = kind.float().filter(|_| dimensions == 4)?;
+    Some(Described { dtype, gpu, operand: Operand { address, shape, strides } })
+}
+
+/// A tensor of the library whose interface was taken; `None` if nothing here reads such a tensor.
+pub(crate) fn look(tensor: &Bound<'_, PyAny>) -> Option<Looked> {
     let describe = API.get()?.describe?;
     let mut found = std::mem::MaybeUninit::<DlTensor>::uninit();
     // SAFETY: the function takes an object of its library, which the caller has checked, and fills the struct when it
@@ -91,10 +134,11 @@ pub(crate) fn describe(tensor: &Bound<'_, PyAny>) -> Option<Described> {
         }
         found.assume_init()
     };
-    let dtype = match (found.code, found.bits, found.lanes) {
-        (FLOAT, 32, 1) => 0,
-        (FLOAT, 16, 1) => 1,
-        (BFLOAT, 16, 1) => 2,
+    let kind = match (found.code, found.bits, found.lanes) {
+        (FLOAT, 32, 1) => Kind::Float32,
+        (FLOAT, 16, 1) => Kind::Float16,
+        (BFLOAT, 16, 1) => Kind::Bfloat16,
+        (INT, 32, 1) => Kind::Int32,
         _ => return None,
     };
     let gpu = match found.device_type {
@@ -102,13 +146,17 @@ pub(crate) fn describe(tensor: &Bound<'_, PyAny>) -> Option<Described> {
         ON_CUDA => Some(usize::try_from(found.device_id).ok()?),
         _ => return None,
     };
-    if found.ndim != 4 || found.shape.is_null() || found.strides.is_null() {
+    if !(1..=4).contains(&found.ndim) || found.shape.is_null() || found.strides.is_null() {
         return None;
     }
-    // SAFETY: both hold as many values as the tensor has dimensions.
-    let (shape, strides) = unsafe { (*found.shape.cast::<[i64; 4]>(), *found.strides.cast::<[i64; 4]>()) };
+    let dimensions = found.ndim as usize;
+    let (mut shape, mut strides) = ([0; 4], [0; 4]);
+    for at in 0..dimensions {
+        // SAFETY: both hold as many values as the tensor has dimensions.
+        (shape[at], strides[at]) = unsafe { (*found.shape.add(at), *found.strides.add(at)) };
+    }
     let address = (found.data as usize).checked_add(usize::try_from(found.byte_offset).ok()?)?;
-    Some(Described { dtype, gpu, operand: Operand { address, shape, strides } })
+    Some(Looked { kind, gpu, address, dimensions, shape, strides })
 }
 
 /// The stream on which the library queues work for a GPU.

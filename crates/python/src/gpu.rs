@@ -2,7 +2,7 @@
 
 use evosdpa::{
     DType, DeviceLse, DeviceScales, DeviceTensor, DeviceTensors, Granularity, Options, Problem,
-    gpu::{self, DeviceDense, DevicePages, DeviceSide, DeviceTokens, RawStream},
+    gpu::{self, DeviceDense, DeviceIndices, DevicePages, DeviceSide, DeviceTokens, RawStream},
 };
 
 use crate::{Call, Error, List, Operand, Side, call, side::broadcast};
@@ -52,7 +52,6 @@ impl Call<'_> {
 impl Side {
     /// The same in device memory.
     fn on_device(&self, problem: &Problem, q: [usize; 4], k: [usize; 4]) -> Result<DeviceSide, Error> {
-        // What no kernel of a GPU reads has no place there, and is refused by its name when the call is planned.
         let address = |list: Option<List>| list.map(|list| list.address as u64);
         let lengths =
             |cu: Option<List>, tokens| cu.map(|cu| DeviceTokens { cu_seqlens: cu.address as u64, tokens });
@@ -69,6 +68,7 @@ impl Side {
         let batch = problem.sizes().batch;
         if let Some(table) = self.page_table
             && table.shape[0] != batch as i64
+            && self.cache_batch_idx.is_none()
         {
             let rows = usize::try_from(table.shape[0]).unwrap_or(0);
             return Err(Error::TableRows { rows, batch });
@@ -77,6 +77,9 @@ impl Side {
             ("cumulative query lengths", self.cu_seqlens_q, batch + 1),
             ("cumulative key lengths", self.cu_seqlens_kv, batch + 1),
             ("used key lengths", self.seqused_kv, batch),
+            ("used query lengths", self.seqused_q, batch),
+            ("left paddings", self.leftpad_kv, batch),
+            ("cache batch indices", self.cache_batch_idx, batch),
             ("ALiBi slopes", self.alibi_slopes, problem.sizes().heads_q),
             ("sinks", self.sinks, problem.sizes().heads_q),
             ("scales of Q", self.scales[0], self.scale_count(batch, q)),
@@ -94,6 +97,12 @@ impl Side {
             queries: lengths(self.cu_seqlens_q, q[2]),
             keys: lengths(self.cu_seqlens_kv, k[2]),
             seqused_kv: address(self.seqused_kv),
+            seqused_q: address(self.seqused_q),
+            leftpad_kv: address(self.leftpad_kv),
+            indices: self.cache_batch_idx.map(|list| DeviceIndices {
+                address: list.address as u64,
+                rows: self.page_table.map_or(k[0], |table| usize::try_from(table.shape[0]).unwrap_or(0)),
+            }),
             pages: self.page_table.map(|table| DevicePages {
                 table: table.address as u64,
                 row_stride: table.row_stride,
@@ -125,7 +134,7 @@ impl Side {
 }
 
 impl Operand {
-    fn on_device(
+    pub(crate) fn on_device(
         &self,
         tensor: &'static str,
         dtype: DType,

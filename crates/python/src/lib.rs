@@ -5,6 +5,7 @@
 //! turns on: without it this crate needs no Python.
 
 mod cache;
+mod cache_gpu;
 mod call;
 mod error;
 #[cfg(feature = "extension-module")]
@@ -14,6 +15,10 @@ mod exit;
 mod gpu;
 #[cfg(feature = "extension-module")]
 mod module;
+#[cfg(feature = "extension-module")]
+mod sanitizer;
+#[cfg(feature = "extension-module")]
+mod serving;
 mod side;
 #[cfg(feature = "extension-module")]
 mod straight;

@@ -14,6 +14,7 @@ use pyo3::{
 use crate::{
     Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible, exchange,
     exit::{detached, ending},
+    serving,
     straight::{Outputs, Wanted},
 };
 
@@ -24,8 +25,11 @@ type Four = (i64, i64, i64, i64);
 mod _native {
     #[pymodule_export]
     use super::{
-        append, check_lists, ending, forward, rotate, run, straight, suggest_packages, use_exchange,
+        append, check_append, check_lists, check_rotate, ending, forward, rotate, run, straight,
+        straight_cache, suggest_packages, use_exchange,
     };
+    #[pymodule_export]
+    use crate::sanitizer::sanitize;
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
@@ -61,13 +65,9 @@ fn forward(
     let (q, k, v, o) = (operand(q), operand(k), operand(v), operand(o));
     let call =
         Call { dtype, q, k, v, o, lse, scale, visible, precision: precision(high), side: side.as_ref() };
-    let place = match usize::try_from(ordinal) {
-        Ok(ordinal) => Place::Cuda { ordinal, stream: queue },
-        Err(_) => Place::Cpu { threads: usize::try_from(queue).unwrap_or(usize::MAX) },
-    };
     // SAFETY: the Python half describes live tensors, which its caller holds, and an output it has just made; on a GPU also
     // its current stream, whose order the allocator that owns their memory keeps.
-    detached(py, || unsafe { call.run(place) }).map_err(raised)
+    detached(py, || unsafe { call.run(place(ordinal, queue)) }).map_err(raised)
 }
 
 /// Takes torch's DLPack interface for [`straight`]; says whether it can be used.
@@ -99,9 +99,50 @@ fn straight<'py>(
     crate::straight::attention([q, k, v], empty_like, &wanted)
 }
 
+/// Attention of plain torch tensors over packed sequences or a cache, new tokens written to it first: `(out, lse)`, or `None`
+/// when something about them is out of the ordinary. `made` is the class of plain tensors, `empty_like` and `zeros_like`.
+#[pyfunction]
+fn straight_cache<'py>(
+    py: Python<'py>,
+    tensors: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
+    new: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
+    angles: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
+    lists: serving::Lists<'py>,
+    longest: (Option<i64>, Option<i64>),
+    scale: Option<f64>,
+    window: (i64, i64, bool),
+    interleaved: bool,
+    with_lse: bool,
+    high: bool,
+    threads: usize,
+    made: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
+) -> PyResult<Option<Outputs<'py>>> {
+    let (left, right, bottom_right) = window;
+    let visible = Visible { left, right, bottom_right };
+    let (precision, (class, empty_like, zeros_like)) = (precision(high), made);
+    let served = serving::Served {
+        tensors: tensors.into(),
+        new: new.map(Into::into),
+        angles: angles.map(Into::into),
+        lists,
+        longest: longest.into(),
+        scale,
+        visible,
+        interleaved,
+        with_lse,
+        precision,
+        threads,
+        class,
+        empty_like,
+        zeros_like,
+    };
+    serving::attention(py, &served)
+}
+
 /// Names a folder of Python packages that may hold the CUDA compiler library.
 #[pyfunction]
 fn suggest_packages(folder: PathBuf) {
+    ptxsan::nvrtc::toolkit::suggest_packages(folder.clone());
     evosdpa_cuda::toolkit::suggest_packages(folder);
 }
 
@@ -187,9 +228,32 @@ fn append(
     k: (usize, Four, Four),
     v: (usize, Four, Four),
     ordinal: i64,
+    queue: u64,
     named: &Bound<'_, PyDict>,
 ) -> PyResult<()> {
-    let [k_cache, v_cache, k, v] = [k_cache, v_cache, k, v].map(operand);
+    let append = appended(dtype, [k_cache, v_cache, k, v], named)?;
+    // SAFETY: the Python half describes live tensors, which its caller holds; on a GPU also its current stream, whose order the
+    // allocator that owns their memory keeps.
+    detached(py, || unsafe { append.run(place(ordinal, queue)) }).map_err(raised)
+}
+
+/// Checks lists that were copied to this process's memory as [`append`] would check them on a CPU.
+#[pyfunction]
+fn check_append(
+    dtype: u8,
+    k_cache: (usize, Four, Four),
+    v_cache: (usize, Four, Four),
+    k: (usize, Four, Four),
+    v: (usize, Four, Four),
+    named: &Bound<'_, PyDict>,
+) -> PyResult<()> {
+    let append = appended(dtype, [k_cache, v_cache, k, v], named)?;
+    // SAFETY: the Python half has copied the lists, and holds them.
+    unsafe { append.check_lists() }.map_err(raised)
+}
+
+fn appended(dtype: u8, tensors: [(usize, Four, Four); 4], named: &Bound<'_, PyDict>) -> PyResult<Append> {
+    let [k_cache, v_cache, k, v] = tensors.map(operand);
     let mut append = Append::new(dtype, [k_cache, v_cache], [k, v]);
     for (name, value) in named.iter() {
         let list = || value.extract().map(|(address, len)| List { address, len });
@@ -203,8 +267,7 @@ fn append(
             other => return Err(PyTypeError::new_err(format!("append takes no {other:?}"))),
         }
     }
-    // SAFETY: the Python half describes live tensors, which its caller holds.
-    detached(py, || unsafe { append.run(ordinal) }).map_err(raised)
+    Ok(append)
 }
 
 /// Turns the tokens of a tensor into another of its shape: those of each sequence from its own position on.
@@ -219,13 +282,49 @@ fn rotate(
     cu_seqlens: Option<(usize, usize)>,
     advance: bool,
     ordinal: i64,
+    queue: u64,
 ) -> PyResult<()> {
+    let rotate = rotated(dtype, x, out, rotary, first, cu_seqlens, advance)?;
+    // SAFETY: the Python half describes live tensors, which its caller holds, and an output it has just made; on a GPU also its
+    // current stream.
+    detached(py, || unsafe { rotate.run(place(ordinal, queue)) }).map_err(raised)
+}
+
+/// Checks lists that were copied to this process's memory as [`rotate`] would check them on a CPU.
+#[pyfunction]
+fn check_rotate(
+    dtype: u8,
+    x: (usize, Four, Four),
+    rotary: &Bound<'_, PyAny>,
+    first: (usize, usize),
+    cu_seqlens: Option<(usize, usize)>,
+    advance: bool,
+) -> PyResult<()> {
+    let rotate = rotated(dtype, x, x, rotary, first, cu_seqlens, advance)?;
+    // SAFETY: the Python half has copied the lists, and holds them.
+    unsafe { rotate.check_lists() }.map_err(raised)
+}
+
+fn rotated(
+    dtype: u8,
+    x: (usize, Four, Four),
+    out: (usize, Four, Four),
+    rotary: &Bound<'_, PyAny>,
+    first: (usize, usize),
+    cu_seqlens: Option<(usize, usize)>,
+    advance: bool,
+) -> PyResult<Rotate> {
     let list = |(address, len)| List { address, len };
     let (x, out, rotary) = (operand(x), operand(out), angles(rotary)?);
-    let rotate =
-        Rotate { dtype, x, out, rotary, first: list(first), cu_seqlens: cu_seqlens.map(list), advance };
-    // SAFETY: the Python half describes live tensors, which its caller holds, and an output it has just made.
-    detached(py, || unsafe { rotate.run(ordinal) }).map_err(raised)
+    Ok(Rotate { dtype, x, out, rotary, first: list(first), cu_seqlens: cu_seqlens.map(list), advance })
+}
+
+/// On the CPU (`ordinal` -1) on `queue` threads, or on the stream `queue` of a GPU.
+fn place(ordinal: i64, queue: u64) -> Place {
+    match usize::try_from(ordinal) {
+        Ok(ordinal) => Place::Cuda { ordinal, stream: queue },
+        Err(_) => Place::Cpu { threads: usize::try_from(queue).unwrap_or(usize::MAX) },
+    }
 }
 
 /// `((type, cosines), (type, sines), interleaved)`.
@@ -251,7 +350,7 @@ pub(crate) fn raised(error: Error) -> PyErr {
             Library::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })
             | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })),
         ) => PyTypeError::new_err(said),
-        Error::Library(Library::Kernels(_) | Library::OnCpuOnly { .. } | Library::Unreachable { .. }) => {
+        Error::Library(Library::Kernels(_) | Library::CacheOnHost { .. } | Library::Unreachable { .. }) => {
             PyNotImplementedError::new_err(said)
         }
         Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),

@@ -117,7 +117,7 @@ fn are_ordinary(q: &Described, k: &Described, v: &Described, wanted: &Wanted) ->
         && (q.gpu.is_none() || q.dtype != 0)
 }
 
-fn new_lse<'py>(like: &Bound<'py, PyAny>, shape: [i64; 3]) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn new_lse<'py>(like: &Bound<'py, PyAny>, shape: [i64; 3]) -> PyResult<Bound<'py, PyAny>> {
     let py = like.py();
     let torch = py.import(intern!(py, "torch"))?;
     let options = pyo3::types::PyDict::new(py);

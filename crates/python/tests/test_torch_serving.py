@@ -193,6 +193,86 @@ def test_kvcache(page, packed, new, extras):
             torch.testing.assert_close(ours, theirs[: ours.size(0)], rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+def test_one_native_call_and_the_long_way_agree(monkeypatch):
+    """Plain tensors take one native call; whatever it does not take gets the same bits by the long way."""
+    torch.manual_seed(7)
+    short, taken = evosdpa._torch.straight_cache, []
+
+    def counted(*given):
+        done = short(*given)
+        taken.append(done is not None)
+        return done
+
+    angles = torch.randn(40, 4), torch.randn(40, 4)
+    held, padding, rows = torch.tensor([5, 0], dtype=INT), torch.tensor([2, 0], dtype=INT), torch.tensor([1, 0], dtype=INT)
+    cache = torch.randn(2, 16, 2, 16), torch.randn(2, 16, 2, 24)
+    pages, table = (torch.randn(9, 4, 2, 16), torch.randn(9, 4, 2, 24)), torch.tensor([[8, 1, 2, 5], [0, 7, 3, 4]], dtype=INT)
+    new = torch.randn(2, 3, 2, 16), torch.randn(2, 3, 2, 24)
+    joined = torch.randn(4, 2, 16), torch.randn(4, 2, 24)
+    q = torch.randn(2, 3, 4, 16)
+    tokens = torch.randn(2, 4, 6, 16).permute(0, 2, 1, 3)[0]  # packed queries, not contiguous
+    turn = {"rotary_cos": angles[0], "rotary_sin": angles[1]}
+    cases = [
+        (q, cache, None, {}),
+        (q, cache, None, {"cache_seqlens": held, "cache_leftpad": padding, "cache_batch_idx": rows, "return_softmax_lse": True}),
+        (q, cache, new, {"cache_seqlens": held, "causal": True, **turn}),
+        (q, cache, new, {"cache_seqlens": held, **turn, "rotary_interleaved": False, "rotary_seqlens": padding}),
+        (q, pages, new, {"cache_seqlens": held, "page_table": table, "cache_batch_idx": rows, "window_size": (4, 1)}),
+        (q, pages, joined, {"cache_seqlens": held, "block_table": table, "cu_seqlens_k_new": cumulative([1, 3]), **turn}),
+        (tokens, pages, new, {"cache_seqlens": held, "page_table": table, "cu_seqlens_q": cumulative([4, 1]), "max_seqlen_q": 4, "causal": True, **turn}),
+    ]
+    for queries, (k_cache, v_cache), added, named in cases:
+        results = []
+        for way in (counted, lambda *given: None):
+            monkeypatch.setattr(evosdpa._torch, "straight_cache", way)
+            caches = k_cache.clone(), v_cache.clone()
+            out = evosdpa.flash_attn_with_kvcache(queries, *caches, *(added or ()), **named)
+            out = out if isinstance(out, tuple) else (out,)
+            assert all(x.is_contiguous() for x in out)
+            results.append((*out, *caches))
+        for ours, theirs in zip(*results, strict=True):
+            assert torch.equal(ours, theirs), named.keys()
+    x = torch.randn(9, 4, 16), torch.randn(9, 2, 16), torch.randn(9, 2, 16)
+    cu, used = cumulative([5, 0, 3]), {"seqused_q": torch.tensor([4, 0, 3], dtype=INT), "seqused_k": torch.tensor([2, 0, 3], dtype=INT)}
+    for named in ({}, {"causal": True, "softmax_scale": 0.5}, used):
+        results = []
+        for way in (counted, lambda *given: None):
+            monkeypatch.setattr(evosdpa._torch, "straight_cache", way)
+            results.append(evosdpa.flash_attn_varlen_func(*x, cu, cu, 5, 5, **named))
+        assert torch.equal(*results), named.keys()
+    assert len(taken) == 10 and all(taken), taken
+
+
+def test_checked_mode_refuses_before_anything_is_queued(monkeypatch):
+    """What EVOSDPA_CHECK=1 does with the lists of CUDA tensors, here with those of a CPU."""
+    queued = []
+    monkeypatch.setattr(evosdpa._torch, "straight_cache", lambda *given: None)
+    monkeypatch.setattr(evosdpa._cache_torch, "is_checked", lambda x: True)
+    monkeypatch.setattr(evosdpa._native, "append", lambda *given: queued.append(given))
+    pages, q, new = torch.randn(8, 4, 2, 16), torch.randn(2, 1, 4, 16), torch.randn(2, 1, 2, 16)
+    angles = torch.randn(6, 8)
+    good = {"cache_seqlens": torch.tensor([3, 6], dtype=INT), "page_table": torch.tensor([[0, 1], [2, 3]], dtype=INT)}
+    cases = [
+        ("page 8|at 8", {"page_table": torch.tensor([[0, 1], [2, 8]], dtype=INT)}),
+        ("-1", {"page_table": torch.tensor([[-1, 1], [2, 3]], dtype=INT)}),
+        ("sequence 1 holds 8 tokens .* room for 8", {"cache_seqlens": torch.tensor([3, 8], dtype=INT)}),
+        ("sequence 0 uses -2 keys", {"cache_seqlens": torch.tensor([-2, 6], dtype=INT)}),
+        ("sequences 1 and 0", {"page_table": torch.tensor([[0, 1], [2, 0]], dtype=INT), "cache_seqlens": torch.tensor([4, 6], dtype=INT)}),
+        ("position 6", {"rotary_cos": angles, "rotary_sin": angles}),
+    ]
+    for said, change in cases:
+        with pytest.raises(ValueError, match=said):
+            evosdpa.flash_attn_with_kvcache(q, pages, pages.clone(), new, new, **{**good, **change})
+        assert not queued
+    evosdpa.flash_attn_with_kvcache(q, pages, pages.clone(), new, new, **good)
+    assert len(queued) == 1
+    # Queries are turned at positions of their own.
+    monkeypatch.setattr(evosdpa._native, "rotate", lambda *given: queued.append(given))
+    with pytest.raises(ValueError, match="sequence 1 has a token at position 6"):
+        evosdpa._cache_torch.rotate(q, angles, angles, good["cache_seqlens"], None, True, True)
+    assert len(queued) == 1
+
+
 def test_kvcache_without_lengths_and_with_a_number():
     q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 9, 2, 8), torch.randn(2, 9, 2, 8)
     whole = evosdpa.flash_attn_with_kvcache(q, k, v, causal=True)

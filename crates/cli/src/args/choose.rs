@@ -8,6 +8,7 @@ use evosdpa_kernels::Arch;
 
 use super::{
     Common,
+    llm::Llm,
     value::{Place, positive_seconds},
 };
 
@@ -53,9 +54,9 @@ pub(crate) struct Tune {
     /// A program that proposes candidates: reads and writes lines of JSON (see docs/tuning.md)
     #[arg(long, value_name = "COMMAND")]
     pub(crate) proposer: Option<String>,
-    /// Seconds the proposer may take for an answer
-    #[arg(long, default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
-    pub(crate) proposer_timeout: f64,
+    /// Seconds the proposer may take for an answer [default: 60, with --llm 600]
+    #[arg(long, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) proposer_timeout: Option<f64>,
     /// The insights.json of an earlier tune: what has helped before is tried more often
     #[arg(long, value_name = "FILE")]
     pub(crate) prior: Option<PathBuf>,
@@ -86,6 +87,8 @@ pub(crate) struct Tune {
     /// With --simulate: replays of each strategy
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) replays: u32,
+    #[command(flatten)]
+    pub(crate) llm: Llm,
 }
 
 #[derive(Args)]

@@ -16,7 +16,7 @@ use evosdpa_lab::{
     },
     record::{Row, Run, RunStatus},
 };
-use evosdpa_oracle::inputs::{Family, Inputs};
+use evosdpa_oracle::inputs::Inputs;
 
 use crate::{Status, args::Profile, command, interrupt, output, progress};
 
@@ -108,7 +108,7 @@ fn usual_dtype(kernel: &Kernel) -> DType {
 fn launch(args: &Profile, work: &[Subject], registry: Registry) -> anyhow::Result<Status> {
     let device = Cuda::open(ordinal(args)?, registry)?;
     for work in work {
-        let inputs = [Inputs::generate(&work.problem, Family::Normal, 0)];
+        let inputs = [Inputs::timed(&work.problem, 0)];
         device.load(&work.name, &work.problem, &inputs)?.run(0)?;
     }
     Ok(Status::Passed)

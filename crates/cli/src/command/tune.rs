@@ -1,5 +1,7 @@
 //! `evosdpa tune`: search a kernel's tunables.
 
+mod llm;
+
 use std::{fmt::Write, path::PathBuf, time::Duration};
 
 use anyhow::Context;
@@ -30,7 +32,7 @@ use evosdpa_lab::{
 use serde::Serialize;
 
 use crate::{
-    Status,
+    Status, agent,
     args::{Place, Tune},
     interrupt, output, progress,
 };
@@ -38,11 +40,11 @@ use crate::{
 /// Seconds one compilation may take.
 const COMPILE_LIMIT: Duration = Duration::from_secs(120);
 
-pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
+pub(crate) fn run(args: &Tune) -> anyhow::Result<Status> {
     if args.simulate.is_some() {
-        return replay(&args);
+        return replay(args);
     }
-    let subject = Subject::find(&args)?;
+    let subject = Subject::find(args)?;
     let Subject { device, no_gpu, space, problems, mut ahead, constraints, device_name, arch } = subject;
     let mut environment = Environment::look(args.common.thread_count());
     environment.accelerator = device.accelerator();
@@ -58,7 +60,7 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
     let without_counters = |why: &str| progress::say(&bar, format!("no counters: {why}"));
     let profiler = match constraints.as_ref().filter(|_| !args.no_profile) {
         Some(constraints) => {
-            let session = constraints.session(&args)?;
+            let session = constraints.session(args)?;
             Some(Profiler::new(session, problems[0], folder.clone(), &without_counters))
         }
         None => None,
@@ -78,14 +80,13 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
         limit: args.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
         top: args.top as usize,
         resume: args.resume,
-        ahead: if on_cpu { 1 } else { 2 * workers(&args) },
+        ahead: if on_cpu { 1 } else { 2 * workers(args) },
         rule: Rule { most_blocks: args.blocks as usize, ..gates::rule(None) },
         prior,
         sets: args.sets.map(|sets| sets as usize),
         last_gate: (!on_cpu).then_some(&gate),
     };
-    let limit = Duration::from_secs_f64(args.proposer_timeout);
-    let proposer = args.proposer.as_deref().map(|command| Proposer::new(command, limit));
+    let proposer = proposer(args, &folder)?;
     interrupt::listen();
     let watch = |evaluation: &Evaluation| {
         bar.set_position(evaluation.number + 1);
@@ -109,7 +110,20 @@ pub(crate) fn run(args: Tune) -> anyhow::Result<Status> {
         }
         output::print(&page)?;
     }
-    Ok(if outcome.ended == "interrupted" { Status::Interrupted } else { Status::Passed })
+    Ok(if outcome.ended == tune::Ended::Interrupted { Status::Interrupted } else { Status::Passed })
+}
+
+/// Seconds for a program, and for a language model.
+const PROPOSER_LIMITS_S: [f64; 2] = [60.0, 600.0];
+
+fn proposer(args: &Tune, folder: &std::path::Path) -> anyhow::Result<Option<Proposer>> {
+    let [of_program, of_model] = PROPOSER_LIMITS_S.map(|default| args.proposer_timeout.unwrap_or(default));
+    if args.llm.is_asked_for() {
+        let command = agent::proposer(args.llm.arguments(folder, of_model))?;
+        return Ok(Some(Proposer::program(command, Duration::from_secs_f64(of_model))));
+    }
+    let limit = Duration::from_secs_f64(of_program);
+    Ok(args.proposer.as_deref().map(|command| Proposer::new(command, limit)))
 }
 
 /// The last gate where profiles are not wanted.
@@ -244,7 +258,7 @@ struct Summary {
     problems: Vec<String>,
     evaluations: usize,
     new: usize,
-    ended: &'static str,
+    ended: String,
     rejected: usize,
     elites: evosdpa_lab::evolve::population::EliteFile,
 }
@@ -257,7 +271,7 @@ impl Summary {
             problems: outcome.header.problems.clone(),
             evaluations: outcome.history.len(),
             new: outcome.new,
-            ended: outcome.ended,
+            ended: outcome.ended.to_string(),
             rejected: outcome.history.iter().filter(|e| e.status == Standing::Rejected).count(),
             elites: outcome.elites.clone(),
         }
@@ -343,6 +357,12 @@ fn write_page(out: &mut String, outcome: &Finished, folder: &std::path::Path) ->
             .collect();
         let header = ["insight", "tried", "helped", "accepted", "best over its parent"];
         write!(out, "\n{}", output::table(&header, 1, rows))?;
+    }
+    if let Some(operators) = llm::table(history) {
+        write!(out, "\n{operators}")?;
+    }
+    if let Some(spent) = llm::spent(folder) {
+        writeln!(out, "\n{spent}")?;
     }
     for evaluation in history.iter().filter(|evaluation| evaluation.status == Standing::Rejected).take(5) {
         let failed = evaluation.gates.iter().find(|gate| gate.verdict.is_fail());

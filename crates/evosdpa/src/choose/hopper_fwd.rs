@@ -244,16 +244,14 @@ fn pipeline(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
 fn accumulator(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
     let widest = look.widest();
     let few_keys = !look.masked() && look.facts.seq_kv <= 512;
+    let own_queries = look.asks_for(&[Feature::PackedQueries, Feature::UsedQueries]);
     let in_registers = widest <= 128 && tile == Tile::Two && (look.narrow() || !look.masked());
     settings.decide(
         "registers",
         &[
             ("Q_IN_REGS", i64::from(in_registers)),
-            // TMA would store past the last query of a packed sequence.
-            (
-                "STORE_DIRECT",
-                i64::from(widest > 192 && !look.causal() || look.asks_for(&[Feature::PackedQueries])),
-            ),
+            // TMA would store past the last query of a sequence.
+            ("STORE_DIRECT", i64::from(widest > 192 && !look.causal() || own_queries)),
             ("SCALE_LATE", i64::from(look.facts.value_dim <= 128 || widest > 192 && few_keys)),
         ],
         match (in_registers, widest) {

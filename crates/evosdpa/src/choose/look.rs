@@ -78,9 +78,10 @@ impl<'a> Look<'a> {
         features.iter().any(|feature| self.facts.features.contains(*feature))
     }
 
-    /// Whether sequences have lengths of their own, which no host knows.
+    /// Whether sequences have lengths or places of their own, which no host knows.
     pub(super) fn own_lengths(&self) -> bool {
-        self.asks_for(&[Feature::PackedQueries, Feature::PackedKeys, Feature::UsedLengths])
+        use Feature::*;
+        self.asks_for(&[PackedQueries, PackedKeys, UsedLengths, UsedQueries, LeftPadding, CacheIndices])
     }
 
     /// Whether scores are changed between QKᵀ and the softmax.

@@ -19,19 +19,21 @@
 //! # }
 //! ```
 
+mod cache_write;
 mod open;
 mod plan;
 mod side;
 mod tensors;
 
+pub use cache_write::{CacheWrite, DeviceNewTokens, DeviceQueries, DeviceRotary, DeviceTable};
 pub use evosdpa_cuda::RawStream;
 pub use open::{Gpu, shared};
 pub use plan::OnGpu;
-pub use side::{DeviceDense, DevicePages, DeviceSide, DeviceTokens};
+pub use side::{DeviceDense, DeviceIndices, DevicePages, DeviceSide, DeviceTokens};
 pub use tensors::{DeviceLse, DeviceScales, DeviceTensor, DeviceTensors};
 
 /// The largest head dimension that a kernel takes, of queries and keys or of values.
-pub const HEAD_DIM_MAX: usize = 256;
+pub const HEAD_DIM_MAX: usize = evosdpa_kernels::HEAD_DIM_MAX as usize;
 
 #[cfg(test)]
 mod tests {

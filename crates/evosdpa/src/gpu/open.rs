@@ -1,9 +1,12 @@
 //! A GPU with the kernels that may be chosen for it.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard},
+};
 
-use evosdpa_core::Problem;
-use evosdpa_cuda::{Builder, Device};
+use evosdpa_core::{DType, Problem};
+use evosdpa_cuda::{Builder, Device, PreparedLaunch};
 use evosdpa_kernels::{Registry, Target, Variant, VariantId};
 
 use super::plan::{OnGpu, Plans};
@@ -21,6 +24,8 @@ pub struct Gpu {
     planner: RwLock<Planner>,
     /// Of every plan that asks for none of its own.
     plans: Arc<Plans>,
+    /// What writes to caches, by the type of their elements.
+    pub(super) cache_kernels: RwLock<HashMap<DType, PreparedLaunch>>,
 }
 
 /// The GPUs that [`shared`] has opened, by number. They are kept for the life of the process: other users of the device may
@@ -59,7 +64,8 @@ impl Gpu {
     pub fn open(ordinal: usize, planner: Planner, builder: Builder) -> Result<Self, Error> {
         let device = Device::open(ordinal)?;
         let (target, plans) = (device.target()?, Arc::new(Plans::new(&device, None)));
-        Ok(Self { device, target, builder, planner: RwLock::new(planner), plans })
+        let (planner, cache_kernels) = (RwLock::new(planner), RwLock::default());
+        Ok(Self { device, target, builder, planner, plans, cache_kernels })
     }
 
     /// The device.

@@ -9,7 +9,7 @@ use evosdpa_core::Problem;
 use evosdpa_cuda::{Counters, Device, Function, PreparedLaunch, RawStream, RelaxedCapture, TensorMap};
 use evosdpa_kernels::{ProblemFacts, TensorMapUse, Variant, VariantId};
 
-use super::{DeviceTensors, Gpu};
+use super::{DeviceSide, DeviceTensors, Gpu};
 use crate::Error;
 
 /// Past this many plans all are made anew: who asks for so many problems does not come back to the first ones soon. The
@@ -217,9 +217,9 @@ impl Plan {
         let params = tensors.params(problem);
         let entered = device.enter()?;
         let mut maps = [TensorMap::EMPTY; PreparedLaunch::TENSOR_MAPS_MAX];
-        // How many tokens or pages there are, only the call says.
-        let same_sizes =
-            tensors.side.queries.is_none() && tensors.side.keys.is_none() && tensors.side.pages.is_none();
+        // How many tokens, pages or blocks there are, only the call says.
+        let DeviceSide { queries, keys, pages, indices, .. } = tensors.side;
+        let same_sizes = queries.is_none() && keys.is_none() && pages.is_none() && indices.is_none();
         for (map, (wanted, planned)) in maps.iter_mut().zip(&self.tensor_maps) {
             *map = if same_sizes {
                 let (name, tensor) = tensors.named(wanted.tensor);

@@ -26,6 +26,15 @@ pub struct DevicePages {
     pub pages: usize,
 }
 
+/// Which block of a cache, or row of a page table, is each sequence's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceIndices {
+    /// The device address of one `i32` a sequence.
+    pub address: u64,
+    /// Blocks that the cache has, or rows of the page table.
+    pub rows: usize,
+}
+
 /// A bias or a boolean mask: `[batch, query heads, queries, keys]`, its keys contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceDense {
@@ -46,6 +55,12 @@ pub struct DeviceSide {
     pub keys: Option<DeviceTokens>,
     /// The device address of how many keys of each sequence are filled: `batch` values (`i32`).
     pub seqused_kv: Option<u64>,
+    /// The device address of how many queries of each sequence there are: `batch` values (`i32`).
+    pub seqused_q: Option<u64>,
+    /// The device address of how many of each sequence's filled keys come before its first: `batch` values (`i32`).
+    pub leftpad_kv: Option<u64>,
+    /// Blocks of the cache, or rows of the page table, in an order of their own.
+    pub indices: Option<DeviceIndices>,
     /// A cache in pages.
     pub pages: Option<DevicePages>,
     /// The device address of ALiBi's slopes: one `f32` a query head.
@@ -73,6 +88,9 @@ impl DeviceSide {
             queries: tokens(lengths.packed_queries, problem.q_shape()[2]),
             keys: tokens(lengths.packed_keys, problem.k_shape()[2]),
             seqused_kv: lengths.used.then_some(address),
+            seqused_q: lengths.used_queries.then_some(address),
+            leftpad_kv: lengths.left_padded.then_some(address),
+            indices: lengths.indexed.then_some(DeviceIndices { address, rows: sizes.batch }),
             pages: lengths.page.map(|_| DevicePages {
                 table: address,
                 row_stride: problem.pages_per_sequence() as i64,
@@ -92,6 +110,9 @@ impl DeviceSide {
             ("cumulative query lengths", self.queries.map(|q| q.cu_seqlens), lengths.packed_queries),
             ("cumulative key lengths", self.keys.map(|k| k.cu_seqlens), lengths.packed_keys),
             ("used key lengths", self.seqused_kv, lengths.used),
+            ("used query lengths", self.seqused_q, lengths.used_queries),
+            ("left paddings", self.leftpad_kv, lengths.left_padded),
+            ("cache batch indices", self.indices.map(|indices| indices.address), lengths.indexed),
             ("page table", self.pages.map(|pages| pages.table), lengths.page.is_some()),
             ("ALiBi slopes", self.alibi_slopes, scores.alibi),
             ("sinks", self.sinks, scores.sinks),
@@ -107,6 +128,9 @@ impl DeviceSide {
                 return Err(Error::PageRows { row_stride: pages.row_stride, entries });
             }
             check_count("pages of the cache", pages.pages)?;
+        }
+        if let Some(indices) = &self.indices {
+            check_count("blocks of the cache", indices.rows)?;
         }
         for (what, tokens) in [("packed queries", self.queries), ("packed keys", self.keys)] {
             tokens.map_or(Ok(()), |tokens| check_count(what, tokens.tokens))?;
@@ -136,8 +160,10 @@ impl DeviceSide {
     /// Fills in what kernels are told of all this.
     pub(super) fn fill(&self, problem: &Problem, params: &mut SdpaParams) {
         let (lengths, scores, sizes) = (problem.lengths(), problem.scores(), problem.sizes());
+        // What kernels read for each sequence before they look at its rows.
         let own_lengths = lengths.packed_queries || lengths.packed_keys || lengths.used;
-        if own_lengths {
+        let own_places = lengths.used_queries || lengths.left_padded || lengths.indexed;
+        if own_lengths || own_places {
             // Counted from each sequence's own diagonal.
             let band = problem.mask().band(0, 0);
             let bottom_right = alignment(problem.mask()) == Alignment::BottomRight;
@@ -155,6 +181,11 @@ impl DeviceSide {
             (params.k_stride[0], params.v_stride[0]) = (0, 0);
         }
         params.seqused_kv = self.seqused_kv.unwrap_or(0);
+        params.seqused_q = self.seqused_q.unwrap_or(0);
+        params.leftpad_kv = self.leftpad_kv.unwrap_or(0);
+        if let Some(indices) = self.indices {
+            (params.cache_batch_idx, params.cache_rows) = (indices.address, indices.rows as i64);
+        }
         if let (Some(pages), Some(size)) = (self.pages, lengths.page) {
             (params.page_table, params.page_table_stride) = (pages.table, pages.row_stride);
             (params.page_size, params.pages) = (size.tokens() as i32, pages.pages as i32);
@@ -219,18 +250,22 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_not_asked_for_is_refused_by_name() {
-        let everything = "b3h4/2s9/33d16:varlen=q:used:paged=16:softcap=30:alibi:bias=h:mask=b:chunk=8:sinks";
+        let everything = "b3h4/2s9/33d16:varlen=q:used:used-q:leftpad:indexed:paged=16:softcap=30:alibi:bias=h:mask=b:chunk=8:sinks";
         let good = assumed_tensors(&problem(everything));
         let refusal = |tensors: &DeviceTensors, text: &str| {
             tensors.check(&problem(text)).err().map(|error| error.to_string()).unwrap_or_default()
         };
         assert_eq!(refusal(&good, everything), "");
         type Change = fn(&mut DeviceSide);
-        let cases: [(Change, &str); 12] = [
+        let cases: [(Change, &str); 16] = [
             (|s| s.queries = None, "cumulative query lengths"),
             (|s| s.keys = s.queries, "cumulative key lengths"),
             (|s| s.seqused_kv = None, "used key lengths"),
             (|s| s.seqused_kv = Some(2), "used key lengths: the address 0x2"),
+            (|s| s.seqused_q = None, "used query lengths"),
+            (|s| s.leftpad_kv = Some(6), "left paddings: the address 0x6"),
+            (|s| s.indices = None, "cache batch indices"),
+            (|s| s.indices.as_mut().unwrap().rows = 0, "blocks of the cache"),
             (|s| s.pages = None, "page table"),
             (|s| s.pages.as_mut().unwrap().row_stride = 2, "page table: rows of 2 entries"),
             (|s| s.pages.as_mut().unwrap().pages = 0, "pages of the cache"),
@@ -258,6 +293,10 @@ mod tests {
         assert_eq!((own.band_hi, own.position, own.bottom_right), (0, 0, 1));
         let left = params("b2h4s9/33d16:window-tl=3/1:used");
         assert_eq!((left.band_lo, left.band_hi, left.bottom_right), (-3, 1, 0));
+        for own in ["used-q", "leftpad", "indexed"] {
+            let own = params(&format!("b2h4s9/33d16:causal-br:{own}"));
+            assert_eq!((own.band_hi, own.position, own.bottom_right), (0, 0, 1));
+        }
         let full = params("b2h4s9/33d16:alibi:varlen");
         assert_eq!((full.band_hi, full.bottom_right, full.q_stride[0]), (1 << 30, 1, 0));
     }

@@ -87,20 +87,21 @@ impl DeviceTensors {
         }
     }
 
-    /// A tensor's shape. How many tokens are packed, and how many pages a cache has, the call says.
+    /// A tensor's shape. How many tokens are packed, and how many pages or blocks a cache has, the call says.
     fn shape(&self, problem: &Problem, tensor: TensorName) -> [usize; 4] {
-        let DeviceSide { queries, keys, pages, .. } = self.side;
-        let (mut shape, tokens, pages) = match tensor {
+        let DeviceSide { queries, keys, pages, indices, .. } = self.side;
+        let blocks = pages.map(|pages| pages.pages).or(indices.map(|indices| indices.rows));
+        let (mut shape, tokens, blocks) = match tensor {
             TensorName::Q => (problem.q_shape(), queries, None),
-            TensorName::K => (problem.k_shape(), keys, pages),
-            TensorName::V => (problem.v_shape(), keys, pages),
+            TensorName::K => (problem.k_shape(), keys, blocks),
+            TensorName::V => (problem.v_shape(), keys, blocks),
             TensorName::O => (problem.o_shape(), queries, None),
         };
         if let Some(tokens) = tokens {
             shape[2] = tokens.tokens;
         }
-        if let Some(pages) = pages {
-            shape[0] = pages.pages;
+        if let Some(blocks) = blocks {
+            shape[0] = blocks;
         }
         shape
     }
@@ -261,7 +262,12 @@ pub(super) fn check_strides(tensor: &'static str, strides: &[i64], sizes: &[usiz
 /// Refuses an output in which two elements could lie at one place.
 ///
 /// `inner` elements are contiguous; then each dimension, by growing stride, must step past all that lies inside it.
-fn check_apart(tensor: &'static str, strides: &[i64], sizes: &[usize], inner: usize) -> Result<(), Error> {
+pub(super) fn check_apart(
+    tensor: &'static str,
+    strides: &[i64],
+    sizes: &[usize],
+    inner: usize,
+) -> Result<(), Error> {
     let mut steps = [(0_i64, 0_usize); 3];
     let mut count = 0;
     for (stride, size) in strides.iter().zip(sizes) {

@@ -21,8 +21,10 @@ struct PagedSource {
   bool aligned;
   const int* table;  // the sequence's row
   int page_size, last_page;
+  int first;  // keys of the sequence's pages before its first one
 
   __device__ __forceinline__ const element* row(int key) const {
+    key += first;
     const int index = key / page_size;
     // Whatever the table holds, nothing outside the cache is read.
     const int page = min(max(table[index], 0), last_page);
@@ -40,13 +42,6 @@ struct CacheSourceOf<true> {
 };
 using CacheSource = CacheSourceOf<(PAGED_CACHE > 0)>::type;
 
-// The same value, of which the compiler knows nothing: what is computed from it is computed where it is needed, instead
-// of once before the loop and then kept in registers that are not there.
-__device__ __forceinline__ u32 opaque(u32 value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
 __device__ __forceinline__ Source rows_of(const void* tensor, const long long (&stride)[3], int batch, int head, int first, int dim) {
   const element* base = head_of(static_cast<const element*>(tensor), stride, batch, head);
   if (OWN_LENGTHS) base += first * stride[2];
@@ -55,12 +50,14 @@ __device__ __forceinline__ Source rows_of(const void* tensor, const long long (&
 
 template <typename Cache>
 __device__ __forceinline__ Cache cache_of(const SdpaParams& p, const void* tensor, const long long (&stride)[3], const Work& work, int dim) {
+  const int block = OWN_LENGTHS ? work.sequence.block : work.batch;
+  const int first = first_key(work.bounds(p));
   if constexpr (PAGED_CACHE) {
     const element* base = head_of(static_cast<const element*>(tensor), stride, 0, work.head_kv);
     const bool aligned = rows_are_16_byte_aligned(base, stride[2]) && stride[0] * sizeof(element) % 16 == 0;
-    return {base, stride[2], stride[0], dim, aligned, p.page_table + work.batch * p.page_table_stride, p.page_size, p.pages - 1};
+    return {base, stride[2], stride[0], dim, aligned, p.page_table + block * p.page_table_stride, p.page_size, p.pages - 1, first};
   } else {
-    return rows_of(tensor, stride, work.batch, work.head_kv, first_key(work.bounds(p)), dim);
+    return rows_of(tensor, stride, block, work.head_kv, first, dim);
   }
 }
 

@@ -76,6 +76,17 @@ struct SdpaParams {
   long long page_table_stride;  // entries from row to row
   int page_size;
   int pages;  // of the cache
+
+  // Of each sequence, null where there is none: how many of its queries there are, how many of its filled keys come before its first, and
+  // which block of the cache, or row of the page table, is its own.
+  const int* seqused_q;
+  const int* leftpad_kv;
+  const int* cache_batch_idx;
+  long long cache_rows;  // blocks, or rows of the page table, that there are
+
+  // Memory between a launch's CTAs, of the size that the manifest says. Its first words are 0 before the launch and left at 0 by the
+  // kernel; null: the kernel does without.
+  void* workspace;
 };
 
 #define SDPA_BIAS_F32 0
@@ -135,6 +146,11 @@ SDPA_OFFSET_IS(page_table, 360);
 SDPA_OFFSET_IS(page_table_stride, 368);
 SDPA_OFFSET_IS(page_size, 376);
 SDPA_OFFSET_IS(pages, 380);
-static_assert(sizeof(SdpaParams) == 384, "SdpaParams changed size: change the Rust mirror too");
+SDPA_OFFSET_IS(seqused_q, 384);
+SDPA_OFFSET_IS(leftpad_kv, 392);
+SDPA_OFFSET_IS(cache_batch_idx, 400);
+SDPA_OFFSET_IS(cache_rows, 408);
+SDPA_OFFSET_IS(workspace, 416);
+static_assert(sizeof(SdpaParams) == 424, "SdpaParams changed size: change the Rust mirror too");
 #undef SDPA_OFFSET_IS
 #undef SDPA_OFFSET_OF

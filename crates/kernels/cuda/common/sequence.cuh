@@ -11,7 +11,9 @@ struct Sequence {
   int band_lo, band_hi;
   int position;         // of its first query among its keys
   int chunk;            // keys of an attention chunk
-  int q_first, kv_first;  // where its tokens begin among the packed ones
+  int q_first;   // where its queries begin among the packed ones
+  int kv_first;  // where its keys begin: among the packed ones, in its block, in its pages
+  int block;     // its block of the cache, or row of the page table
 };
 
 __device__ __forceinline__ const Sequence& edges_of(const Sequence& s) { return s; }
@@ -26,27 +28,39 @@ __device__ __forceinline__ Tokens packed_tokens(const int* cumulative, int seque
 }
 
 __device__ __forceinline__ Tokens tokens_q(const SdpaParams& p, int sequence) {
-  return p.cu_seqlens_q ? packed_tokens(p.cu_seqlens_q, sequence, p.tokens_q, p.seq_q) : Tokens{0, p.seq_q};
+  Tokens room = p.cu_seqlens_q ? packed_tokens(p.cu_seqlens_q, sequence, p.tokens_q, p.seq_q) : Tokens{0, p.seq_q};
+  if (p.seqused_q) room.count = min(max(p.seqused_q[sequence], 0), room.count);
+  return room;
 }
 
 __device__ __forceinline__ Tokens tokens_kv(const SdpaParams& p, int sequence) {
   Tokens room = p.cu_seqlens_kv ? packed_tokens(p.cu_seqlens_kv, sequence, p.tokens_kv, p.seq_kv) : Tokens{0, p.seq_kv};
   if (p.seqused_kv) room.count = min(max(p.seqused_kv[sequence], 0), room.count);
+  if (p.leftpad_kv) {
+    const int padding = min(max(p.leftpad_kv[sequence], 0), room.count);
+    room.first += padding;
+    room.count -= padding;
+  }
   return room;
+}
+
+__device__ __forceinline__ int cache_block(const SdpaParams& p, int sequence) {
+  if (!p.cache_batch_idx) return sequence;
+  return int(min((long long)max(p.cache_batch_idx[sequence], 0), p.cache_rows - 1));
 }
 
 // OWN_LENGTHS: lengths are data. Otherwise they are the problem's, and only chunks set a sequence apart.
 template <bool OWN_LENGTHS>
 __device__ __forceinline__ Sequence sequence_of(const SdpaParams& p, int sequence) {
-  if (!OWN_LENGTHS) return {p.seq_q, p.seq_kv, p.band_lo, p.band_hi, p.position, p.chunk, 0, 0};
+  if (!OWN_LENGTHS) return {p.seq_q, p.seq_kv, p.band_lo, p.band_hi, p.position, p.chunk, 0, 0, sequence};
   const Tokens q = tokens_q(p, sequence), kv = tokens_kv(p, sequence);
   const int diagonal = p.bottom_right ? kv.count - q.count : 0;
   const int lo = p.band_lo > SDPA_BAND_UNBOUNDED_LO ? p.band_lo + diagonal : p.band_lo;
   const int hi = p.band_hi < SDPA_BAND_UNBOUNDED_HI ? p.band_hi + diagonal : p.band_hi;
-  return {q.count, kv.count, lo, hi, p.position + diagonal, p.chunk, q.first, kv.first};
+  return {q.count, kv.count, lo, hi, p.position + diagonal, p.chunk, q.first, kv.first, cache_block(p, sequence)};
 }
 
-// Where a sequence's tokens begin among the packed ones.
+// Where a sequence's tokens begin.
 __device__ __forceinline__ int first_query(const SdpaParams&) { return 0; }
 __device__ __forceinline__ int first_query(const Sequence& s) { return s.q_first; }
 __device__ __forceinline__ int first_key(const SdpaParams&) { return 0; }

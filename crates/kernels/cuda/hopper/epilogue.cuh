@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
   if (PACK_HEADS > 1) head += warp_row / POSITIONS;
   m0 += warp_row % POSITIONS;
   const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};
-  const auto& bounds = bounds_of<(PACKED_QUERIES > 0)>(layout.work_slot(slot), p);
+  const auto& bounds = bounds_of<OWN_QUERIES>(layout.work_slot(slot), p);
   const int seq_q = bounds.seq_q;
   const int first = first_query(bounds);
   reduce_row_sums(state);

@@ -13,12 +13,12 @@ __device__ __forceinline__ bool is_leader() { return !GATHERS || threadIdx.x % 3
 
 // Whatever the table holds, nothing outside the cache is read.
 __device__ __forceinline__ int page_of(const SdpaParams& p, const QTile& t, int index) {
-  return min(max(p.page_table[t.batch * p.page_table_stride + index], 0), p.pages - 1);
+  return min(max(p.page_table[block_of(t, t.batch) * p.page_table_stride + index], 0), p.pages - 1);
 }
 
 // A whole tile is TMA's where it lies in one piece.
 __device__ __forceinline__ bool needs_gather(const SdpaParams& p, const QTile& t, int n) {
-  return (n + 1) * BLOCK_N > keys_of(p, t) || PAGED_CACHE && p.page_size % BLOCK_N != 0;
+  return (n + 1) * BLOCK_N > keys_of(p, t) || PAGED_CACHE && (p.page_size % BLOCK_N != 0 || first_key(t) % BLOCK_N != 0);
 }
 
 // The coordinates of such a tile in the tensor map.
@@ -26,9 +26,9 @@ struct TileAt {
   int row, batch;
 };
 __device__ __forceinline__ TileAt place_of_tile(const SdpaParams& p, const QTile& t, int n) {
-  const int key = n * BLOCK_N;
+  const int key = first_key(t) + n * BLOCK_N;
   if (PAGED_CACHE) return {key % p.page_size, page_of(p, t, key / p.page_size)};
-  return {first_key(t) + key, PACKED_KEYS ? 0 : t.batch};
+  return {key, PACKED_KEYS ? 0 : block_of(t, t.batch)};
 }
 
 // What has been copied and not yet told the consumers.
@@ -41,7 +41,7 @@ struct Gathered {
   __device__ __forceinline__ void copy(const SdpaParams& p, const void* tensor, const long long (&stride)[3], int dim, const QTile& t,
                                        int n, u32 smem, u32 barrier) {
     constexpr int CHUNKS = 8 * PANELS;
-    const element* base = head_of(static_cast<const element*>(tensor), stride, PAGED_CACHE ? 0 : t.batch, t.head_kv);
+    const element* base = head_of(static_cast<const element*>(tensor), stride, PAGED_CACHE ? 0 : block_of(t, t.batch), t.head_kv);
     const int keys = keys_of(p, t) - n * BLOCK_N;
 #pragma unroll 1
     for (int index = threadIdx.x % 32; index < BLOCK_N * CHUNKS; index += 32) {
@@ -70,7 +70,8 @@ struct Gathered {
 
  private:
   static __device__ __forceinline__ long long row_offset(const SdpaParams& p, const long long (&stride)[3], const QTile& t, int key) {
-    if (!PAGED_CACHE) return (first_key(t) + key) * stride[2];
+    key += first_key(t);
+    if (!PAGED_CACHE) return key * stride[2];
     const int index = key / p.page_size;
     return page_of(p, t, index) * stride[0] + (key - index * p.page_size) * stride[2];
   }

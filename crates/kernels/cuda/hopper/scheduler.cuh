@@ -10,7 +10,8 @@ constexpr int POSITIONS = BLOCK_M / PACK_HEADS;  // query positions of one Q til
 static_assert(BLOCK_M % PACK_HEADS == 0 && POSITIONS % 16 == 0, "the 16 rows of a warp are of one head");
 
 // Lengths that are data, and bounds that are not the parameters' own (sequence.cuh).
-constexpr bool OWN_LENGTHS = PACKED_QUERIES || PACKED_KEYS || USED_LENGTHS;
+constexpr bool OWN_QUERIES = PACKED_QUERIES || USED_QUERIES;
+constexpr bool OWN_LENGTHS = OWN_QUERIES || PACKED_KEYS || USED_LENGTHS;
 constexpr bool OWN_BOUNDS = OWN_LENGTHS || CHUNKED;
 
 // A Q tile: its number in its head, and the head, or group of PACK_HEADS heads, counted through all batches; negative: the list ends.
@@ -126,7 +127,7 @@ template <bool OWN>
 struct OwnTokens {};
 template <>
 struct OwnTokens<true> {
-  int q_first, kv_first, seq_kv;
+  int q_first, kv_first, seq_kv, block;
 };
 
 // POSITIONS rows of one head, or of each of PACK_HEADS heads, and the KV tiles that they see.
@@ -169,9 +170,8 @@ __device__ __forceinline__ decltype(auto) bounds_of(u32 smem, const SdpaParams& 
   } else {
     Sequence s = sequence_of<false>(p, 0);
     if (OWN_LENGTHS) {
-      int spare;
       load_four(smem + 32, s.seq_q, s.seq_kv, s.band_lo, s.band_hi);
-      load_four(smem + 48, s.position, s.q_first, s.kv_first, spare);
+      load_four(smem + 48, s.position, s.q_first, s.kv_first, s.block);
     }
     return s;
   }
@@ -183,7 +183,7 @@ __device__ __forceinline__ void publish_keys(u32 smem, const Bounds& b, int m0) 
   const int m_last = last_row_of(b, m0);
   const int key_first = max(0, band_first(b, m0)), key_last = min(b.seq_kv - 1, band_last(b, m_last));
   const int first = key_first / BLOCK_N;
-  const int count = key_last >= key_first ? key_last / BLOCK_N - first + 1 : 0;
+  const int count = key_last >= key_first && m_last >= m0 ? key_last / BLOCK_N - first + 1 : 0;
   const int precise = PRECISE_KEYS > 0 && any_row_sees_fewer(b, m0, m_last, PRECISE_KEYS);
   store_four(smem + 16, first, count, precise, 1);
 }
@@ -202,7 +202,7 @@ __device__ __forceinline__ void publish_own_work(u32 smem, const SdpaParams& p, 
   const Sequence s = sequence_of<OWN_LENGTHS>(p, batch);
   if (OWN_LENGTHS) {
     store_four(smem + 32, s.seq_q, s.seq_kv, s.band_lo, s.band_hi);
-    store_four(smem + 48, s.position, s.q_first, s.kv_first, 0);
+    store_four(smem + 48, s.position, s.q_first, s.kv_first, s.block);
   }
   publish_keys(smem, s, m0);
 }
@@ -227,15 +227,17 @@ __device__ __forceinline__ void publish_work(u32 smem, const SdpaParams& p, cons
 }
 
 __device__ __forceinline__ void set_tokens(OwnTokens<true>& t, const Sequence& s) {
-  t.q_first = s.q_first, t.kv_first = s.kv_first, t.seq_kv = s.seq_kv;
+  t.q_first = s.q_first, t.kv_first = s.kv_first, t.seq_kv = s.seq_kv, t.block = s.block;
 }
 __device__ __forceinline__ void set_tokens(OwnTokens<false>&, const SdpaParams&) {}
 
-// Where a Q tile's sequence begins among packed tokens, and its number of keys.
+// Where a Q tile's sequence begins, its block of the cache or row of the page table, and its number of keys.
 __device__ __forceinline__ int first_query(const OwnTokens<true>& t) { return t.q_first; }
 __device__ __forceinline__ int first_query(const OwnTokens<false>&) { return 0; }
 __device__ __forceinline__ int first_key(const OwnTokens<true>& t) { return t.kv_first; }
 __device__ __forceinline__ int first_key(const OwnTokens<false>&) { return 0; }
+__device__ __forceinline__ int block_of(const OwnTokens<true>& t, int) { return t.block; }
+__device__ __forceinline__ int block_of(const OwnTokens<false>&, int batch) { return batch; }
 __device__ __forceinline__ int keys_of(const SdpaParams&, const OwnTokens<true>& t) { return t.seq_kv; }
 __device__ __forceinline__ int keys_of(const SdpaParams& p, const OwnTokens<false>&) { return p.seq_kv; }
 

@@ -87,6 +87,7 @@ struct LaunchTable {
     dynamic_smem: Expr,
     programmatic: Option<Expr>,
     counter: Option<Expr>,
+    workspace: Option<Expr>,
 }
 
 #[derive(Deserialize, Default)]
@@ -132,7 +133,10 @@ impl Manifest {
             return Err(checker.value("schema", format!("{} is not known; it must be {SCHEMA}", read.schema)));
         }
         let manifest = Self {
-            head_dim: checker.range("problem.head_dim", Some(read.problem.head_dim))?,
+            head_dim: match checker.range("problem.head_dim", Some(read.problem.head_dim))? {
+                Range::Between { min, max: None } => Range::Between { min, max: Some(HEAD_DIM_MAX) },
+                range => range,
+            },
             seq_q: checker.range("problem.seq_q", read.problem.seq_q)?,
             seq_kv: checker.range("problem.seq_kv", read.problem.seq_kv)?,
             name: read.name,
@@ -158,6 +162,7 @@ impl Manifest {
                 dynamic_smem: read.launch.dynamic_smem,
                 programmatic: read.launch.programmatic,
                 counter: read.launch.counter,
+                workspace: read.launch.workspace,
             },
             family: read.family,
             defines: read.defines,
@@ -442,6 +447,7 @@ impl Manifest {
         }
         all.extend(self.launch.programmatic.iter().map(|expr| ("launch.programmatic".to_owned(), expr)));
         all.extend(self.launch.counter.iter().map(|expr| ("launch.counter".to_owned(), expr)));
+        all.extend(self.launch.workspace.iter().map(|expr| ("launch.workspace".to_owned(), expr)));
         all.extend(self.defines.iter().map(|(name, expr)| (format!("defines.{name}"), expr)));
         all.extend(self.lets.iter().map(|(name, expr)| (format!("let.{name}"), expr)));
         all.extend(self.constraints.iter().map(|constraint| ("constraint".to_owned(), &constraint.expr)));

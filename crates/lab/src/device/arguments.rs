@@ -1,7 +1,8 @@
 //! A problem with its data as the library's description of it: what goes to device memory, and what lies where there.
 
 use evosdpa::{
-    DeviceDense, DeviceLse, DevicePages, DeviceScales, DeviceSide, DeviceTensor, DeviceTensors, DeviceTokens,
+    DeviceDense, DeviceIndices, DeviceLse, DevicePages, DeviceScales, DeviceSide, DeviceTensor,
+    DeviceTensors, DeviceTokens,
 };
 use evosdpa_core::{Problem, TensorView};
 use evosdpa_oracle::inputs::Inputs;
@@ -22,6 +23,9 @@ pub(super) fn buffers(inputs: &Inputs) -> Vec<(&'static str, &[u8])> {
         ("the cumulative query lengths", bytes(side.cu_seqlens_q)),
         ("the cumulative key lengths", bytes(side.cu_seqlens_kv)),
         ("the used key lengths", bytes(side.seqused_kv)),
+        ("the used query lengths", bytes(side.seqused_q)),
+        ("the left paddings", bytes(side.leftpad_kv)),
+        ("the cache batch indices", bytes(side.cache_batch_idx)),
         ("the page table", bytes(side.page_table.map(|table| table.entries))),
         ("the ALiBi slopes", bytes(side.alibi_slopes)),
         ("the sinks", bytes(side.sinks)),
@@ -52,6 +56,8 @@ pub(super) fn tensors(
             strides: tensor(view, 0).strides,
         })
     };
+    let blocks = inputs.k.view().shape()[0];
+    let rows = given.page_table.map_or(blocks, |table| table.rows(problem.pages_per_sequence()));
     let tokens = |name: &str, tokens| place(name).map(|cu_seqlens| DeviceTokens { cu_seqlens, tokens });
     DeviceTensors {
         q: tensor(inputs.q.view(), at("Q")),
@@ -68,10 +74,13 @@ pub(super) fn tensors(
             queries: tokens("the cumulative query lengths", inputs.q.view().shape()[2]),
             keys: tokens("the cumulative key lengths", inputs.k.view().shape()[2]),
             seqused_kv: place("the used key lengths"),
+            seqused_q: place("the used query lengths"),
+            leftpad_kv: place("the left paddings"),
+            indices: place("the cache batch indices").map(|address| DeviceIndices { address, rows }),
             pages: given.page_table.map(|table| DevicePages {
                 table: at("the page table"),
                 row_stride: table.row_stride as i64,
-                pages: inputs.k.view().shape()[0],
+                pages: blocks,
             }),
             alibi_slopes: place("the ALiBi slopes"),
             bias: dense(given.bias, "the bias"),

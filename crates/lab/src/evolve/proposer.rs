@@ -5,6 +5,8 @@
 //! whole process group, and started anew for the next.
 
 use std::{
+    collections::BTreeMap,
+    ffi::OsString,
     io::{BufRead, BufReader, Read, Write},
     process::{Command, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
@@ -38,6 +40,8 @@ pub struct Request<'a> {
     pub left: u64,
     /// Source of the kernel that is tuned, where it has one.
     pub source: Option<&'a str>,
+    /// The other files that make it, by name: its manifest, which is the contract that a new source keeps, and its headers.
+    pub files: BTreeMap<&'a str, &'a str>,
     /// Elites, best first.
     pub elites: Vec<EliteView<'a>>,
     /// Advice on the best.
@@ -69,12 +73,50 @@ pub struct Answer {
     /// Why.
     #[serde(default)]
     pub rationale: Option<String>,
+    /// How the candidate was made, for the log; `proposer` where it is not said.
+    #[serde(default)]
+    pub operator: Option<String>,
+    /// Evaluations it was made from; the best where they are not said.
+    #[serde(default)]
+    pub parents: Option<Vec<u64>>,
+    /// Nothing is proposed this time, for this reason. It costs the evaluation.
+    #[serde(default)]
+    pub none: Option<String>,
+    /// Nothing will be proposed any more, for this reason: the tune ends as it does when its budget is spent.
+    #[serde(default)]
+    pub end: Option<String>,
+    /// Nothing can be proposed, for this reason: the tune ends with an error, and can be resumed.
+    #[serde(default)]
+    pub error: Option<String>,
+}
+
+/// The longest name of an operator.
+const OPERATOR_CHARS_MAX: usize = 40;
+
+impl Answer {
+    /// What is wrong with it, for evaluation `number`.
+    fn fault(&self, number: u64) -> Option<String> {
+        let is_name = |name: &String| {
+            let letters = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+            letters && !name.is_empty() && name.len() <= OPERATOR_CHARS_MAX
+        };
+        if let Some(operator) = self.operator.as_ref().filter(|operator| !is_name(operator)) {
+            let shown: String = operator.chars().take(OPERATOR_CHARS_MAX).collect();
+            return Some(format!(
+                "the operator `{}` is no name of at most {OPERATOR_CHARS_MAX} letters, digits, - and _",
+                shown.escape_debug()
+            ));
+        }
+        let later = self.parents.iter().flatten().find(|parent| **parent >= number);
+        later.map(|parent| format!("{parent} cannot be a parent of evaluation {number}"))
+    }
 }
 
 /// A proposer: a command and, while it runs, its process.
 #[derive(Debug)]
 pub struct Proposer {
-    command: String,
+    /// The program and its arguments.
+    command: Vec<OsString>,
     limit: Duration,
     running: Option<Running>,
 }
@@ -94,7 +136,12 @@ const PATIENCE: Duration = Duration::from_millis(50);
 impl Proposer {
     /// A shell command, with this much time for each answer. It is started when first asked.
     pub fn new(command: &str, limit: Duration) -> Self {
-        Self { command: command.to_owned(), limit, running: None }
+        Self::program(["sh", "-c", command].map(OsString::from).to_vec(), limit)
+    }
+
+    /// A program with its arguments, which no shell reads.
+    pub fn program(command: Vec<OsString>, limit: Duration) -> Self {
+        Self { command, limit, running: None }
     }
 
     /// Asks once. Whatever goes wrong is the answer's fault and ends the process, never the tune. `stopped` ends the wait.
@@ -129,17 +176,25 @@ impl Proposer {
                 }
             }
         };
-        serde_json::from_str(&line).map_err(|error| {
+        let answer: Answer = serde_json::from_str(&line).map_err(|error| {
             let shown: String = line.chars().take(80).collect();
             format!("the proposer answered `{shown}`, which is no proposal: {error}")
-        })
+        })?;
+        match answer.fault(request.number) {
+            Some(fault) => Err(format!("the proposer's answer is no proposal: {fault}")),
+            None => Ok(answer),
+        }
     }
 }
 
-fn start(command: &str) -> Result<Running, String> {
+fn start(command: &[OsString]) -> Result<Running, String> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Err("the proposer has no program".to_owned());
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut group =
-        Group::spawn(Command::new("sh").args(["-c", command]).stdin(Stdio::piped()).stdout(Stdio::piped()))
-            .map_err(|error| format!("the proposer cannot be started: {error}"))?;
+        Group::spawn(&mut command).map_err(|error| format!("the proposer cannot be started: {error}"))?;
     // Both were asked for above.
     let (Some(mut input), Some(output)) = (group.child.stdin.take(), group.child.stdout.take()) else {
         return Err("the proposer has no standard input or output".to_owned());
@@ -193,6 +248,7 @@ mod tests {
                     number: number as u64,
                     left: 5,
                     source: None,
+                    files: BTreeMap::new(),
                     elites: vec![EliteView { evaluation: &history[0], source: None }],
                     insights: &[],
                     history: &history,
@@ -218,6 +274,8 @@ mod tests {
             ("echo junk; sleep 5", "is no proposal"),
             ("echo '{\"tunable\":{}}'; sleep 5", "unknown field"),
             ("head -c 5000000 /dev/zero; sleep 5", "longer than 4 MiB"),
+            ("echo '{\"operator\":\"a b\"}'; sleep 5", "is no name"),
+            ("echo '{\"parents\":[0]}'; sleep 5", "0 cannot be a parent of evaluation 0"),
             ("/nowhere/proposer", "ended without an answer"),
         ] {
             let message = ask(command, 1)[0].clone().unwrap_err();
@@ -259,6 +317,7 @@ mod tests {
                         number,
                         left: 5,
                         source: Some(&source),
+                        files: BTreeMap::new(),
                         elites: vec![],
                         insights: &[],
                         history: &history,
@@ -300,6 +359,7 @@ mod tests {
             number: 0,
             left: 1,
             source: None,
+            files: BTreeMap::new(),
             elites: vec![],
             insights: &[],
             history: &[],

@@ -25,9 +25,10 @@ use crate::{
     Error,
     device::TimedDevice,
     gate::GateResult,
-    measure::{compare::Outcome, duel::Rule, rng::Rng},
+    measure::{compare::Outcome, duel::Rule},
     profile::Insight,
 };
+use evosdpa_oracle::rng::Rng;
 
 /// What is to be tuned, and for how long.
 pub struct Request<'a> {
@@ -76,9 +77,27 @@ pub struct Finished {
     /// What `elite.json` holds.
     pub elites: EliteFile,
     /// Why it ended.
-    pub ended: &'static str,
+    pub ended: Ended,
     /// Evaluations of this run, the rest were there before.
     pub new: usize,
+}
+
+/// Why a tune ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was stopped.
+    Interrupted,
+    /// There was nothing more to do, for this reason.
+    Done(String),
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Interrupted => f.write_str("interrupted"),
+            Self::Done(why) => f.write_str(why),
+        }
+    }
 }
 
 /// Runs a tune to its end. `watch` sees every evaluation as it is recorded and ends the tune by answering no.
@@ -167,18 +186,24 @@ pub fn tune(
 
     let mut queue: VecDeque<Candidate> = VecDeque::new();
     let depth = if proposer.is_some() { 1 } else { request.ahead.max(1) };
-    let ended = loop {
-        let done = state.history.len();
+    let done = |why: &str| Ended::Done(why.to_owned());
+    let ended = 'evaluations: loop {
+        let evaluated = state.history.len();
         match () {
-            () if done >= request.evaluations => break "the budget of evaluations is spent",
-            () if request.limit.is_some_and(|limit| start.elapsed() > limit) => break "the time is spent",
-            () if interrupted() => break "interrupted",
+            () if evaluated >= request.evaluations => break done("the budget of evaluations is spent"),
+            () if request.limit.is_some_and(|limit| start.elapsed() > limit) => {
+                break done("the time is spent");
+            }
+            () if interrupted() => break Ended::Interrupted,
             () => {}
         }
-        while queue.len() < depth && done + queue.len() < request.evaluations {
-            let number = (done + queue.len()) as u64;
+        while queue.len() < depth && evaluated + queue.len() < request.evaluations {
+            let number = (evaluated + queue.len()) as u64;
             let candidate = match &mut proposer {
-                Some(proposer) => Some(state.ask(proposer, ahead, device, number, interrupted)?),
+                Some(proposer) => match state.ask(proposer, ahead, device, number, interrupted)? {
+                    Asked::Candidate(candidate) => Some(candidate),
+                    Asked::End(why) => break 'evaluations Ended::Done(why),
+                },
                 None => state.propose(strategy.as_mut(), number),
             };
             let Some(candidate) = candidate else { break };
@@ -191,9 +216,9 @@ pub fn tune(
             queue.push_back(candidate);
         }
         if interrupted() {
-            break "interrupted";
+            break Ended::Interrupted;
         }
-        let Some(candidate) = queue.pop_front() else { break "every point has been evaluated" };
+        let Some(candidate) = queue.pop_front() else { break done("every point has been evaluated") };
         let name = candidate.label(&request.space.kernel);
         let (prepared, judged, begun) = match &candidate.refused {
             Some(why) => (Prepared::default(), rejected("proposal", why), Begun::now()),
@@ -214,7 +239,7 @@ pub fn tune(
                     let elite_above = population::elite_above(&state.history, request.top);
                     let judged = judge.judge(&name, elite_above, || !interrupted());
                     match judged {
-                        Ok(_) if interrupted() => break "interrupted",
+                        Ok(_) if interrupted() => break Ended::Interrupted,
                         Ok(judged) => judged,
                         // Recorded, so that a resume does not meet it again; then the tune ends, because the device
                         // no longer answers.
@@ -230,7 +255,7 @@ pub fn tune(
         };
         let evaluation = state.record(candidate, prepared, judged, begun)?;
         if !watch(&evaluation) {
-            break "interrupted";
+            break Ended::Interrupted;
         }
         if state.look(source)? && strategy.heeds_the_best() {
             // What is on its way was proposed without knowing of the new best and what is said of it.
@@ -241,7 +266,7 @@ pub fn tune(
         }
     };
     drop(judge);
-    if ended != "interrupted" {
+    if ended != Ended::Interrupted {
         state.confirm(device, &default_label, interrupted)?;
     }
     let elites = state.write_elites()?;
@@ -253,11 +278,18 @@ fn rejected(gate: &str, why: &str) -> Judged {
     Judged::rejected(vec![GateResult::fail(gate, why)], [].into(), vec![])
 }
 
+/// What a proposer was asked for.
+enum Asked {
+    Candidate(Candidate),
+    /// There will be no more, for this reason.
+    End(String),
+}
+
 /// A candidate on its way.
 struct Candidate {
     kernel: Option<String>,
     point: Point,
-    operator: &'static str,
+    operator: String,
     parents: Vec<u64>,
     insight: Option<String>,
     rationale: Option<String>,
@@ -268,6 +300,7 @@ struct Candidate {
 impl Candidate {
     fn of(proposal: Proposal) -> Self {
         let Proposal { point, operator, parents, insight } = proposal;
+        let operator = operator.to_owned();
         Self { kernel: None, point, operator, parents, insight, rationale: None, refused: None }
     }
 
@@ -339,7 +372,8 @@ impl State<'_> {
         strategy.propose(&view, &mut Rng::of_series(self.header.seed, number)).map(Candidate::of)
     }
 
-    /// Asks a proposer. Whatever it does wrong is recorded as one rejected evaluation; an error is about the disk.
+    /// Asks a proposer. Whatever it does wrong is recorded as one rejected evaluation; an error is about the disk, or what it
+    /// gave up for.
     fn ask(
         &self,
         proposer: &mut Proposer,
@@ -347,9 +381,11 @@ impl State<'_> {
         device: &dyn TimedDevice,
         number: u64,
         stopped: &dyn Fn() -> bool,
-    ) -> Result<Candidate, Error> {
+    ) -> Result<Asked, Error> {
         let kernel = &self.request.space.kernel;
         let source = ahead.source(kernel);
+        let files = ahead.files(kernel);
+        let others = files.iter().filter(|(_, text)| Some(text) != source.as_ref());
         let elites = population::anchors(&self.history, self.request.top);
         let sources: Vec<Option<String>> = elites
             .iter()
@@ -362,6 +398,7 @@ impl State<'_> {
             number,
             left: (self.request.evaluations as u64).saturating_sub(number),
             source: source.as_deref(),
+            files: others.map(|(name, text)| (name.as_str(), text.as_str())).collect(),
             elites: elites
                 .iter()
                 .zip(&sources)
@@ -378,10 +415,22 @@ impl State<'_> {
             Ok(answer) => answer,
             Err(why) => {
                 candidate.refused = Some(why);
-                return Ok(candidate);
+                return Ok(Asked::Candidate(candidate));
             }
         };
+        if let Some(why) = answer.error {
+            return Err(Error::Proposer(why));
+        }
+        if let Some(why) = answer.end {
+            return Ok(Asked::End(why));
+        }
+        candidate.operator = answer.operator.unwrap_or(candidate.operator);
+        candidate.parents = answer.parents.unwrap_or(candidate.parents);
         candidate.rationale = answer.rationale;
+        if answer.none.is_some() {
+            candidate.refused = answer.none;
+            return Ok(Asked::Candidate(candidate));
+        }
         candidate.point = self.request.space.default_point();
         candidate.point.extend(answer.tunables);
         if let Some(source) = answer.source {
@@ -401,7 +450,7 @@ impl State<'_> {
             .or_else(|| space.refuses(&candidate.point))
             .or_else(|| (self.request.breaks)(&candidate.point))
             .or_else(again);
-        Ok(candidate)
+        Ok(Asked::Candidate(candidate))
     }
 
     /// Puts an evaluation on the disk, then everything that follows from it.
@@ -421,7 +470,7 @@ impl State<'_> {
             number: self.history.len() as u64,
             kernel,
             point,
-            operator: operator.to_owned(),
+            operator,
             parents,
             insight,
             helped: None,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use evosdpa_core::Problem;
-use evosdpa_oracle::inputs::{Family, Inputs};
+use evosdpa_oracle::inputs::Inputs;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -58,7 +58,7 @@ pub struct Line {
 impl Counted {
     /// Runs a kernel on the simulator and counts.
     pub fn of(sim: &Sim, kernel: &str, problem: &Problem) -> Result<Self, Error> {
-        let inputs = Inputs::generate(problem, Family::Normal, 0);
+        let inputs = Inputs::timed(problem, 0);
         let counters = sim.count(kernel, problem, &inputs)?;
         // Through JSON, whose field names are the simulator's public promise.
         let value =
@@ -126,10 +126,9 @@ impl Counted {
                 id: "3c-scalar".to_owned(),
                 bottleneck: Bottleneck::Math,
                 confidence: 0.4,
-                evidence: vec![Evidence::derived("tensor_ops", 0.0, "", "no product on tensor cores")],
-                suggestion:
-                    "Products are computed by the arithmetic pipes: move both of them to the tensor cores."
-                        .to_owned(),
+                evidence: vec![Evidence::derived("tensor_ops", 0.0, "", "no MMA on tensor cores")],
+                suggestion: "QKᵀ and PV are computed by the arithmetic pipes: move both to the tensor cores."
+                    .to_owned(),
                 tunables: hints(&[Knob::TensorCores], has),
             });
         }

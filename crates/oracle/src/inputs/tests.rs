@@ -99,7 +99,7 @@ fn eight_bit_inputs_are_the_originals_quantised() {
             let scales = inputs.scales.as_ref().unwrap();
             assert_eq!((scales.q.len(), scales.k.len(), scales.v.len()), (8, 4, 4));
             assert_eq!(gapped.scales.as_ref(), Some(scales));
-            let original = Inputs::original(&problem, family, 3);
+            let original = Inputs::original(&problem, family, 3, Arrangement::of(family, 3));
             let (back, gapped) = (inputs.dequantized(&problem), gapped.dequantized(&problem));
             for (original, back, gapped, scales, heads) in [
                 (&original.q, &back.q, &gapped.q, &scales.q, 4),

@@ -1,5 +1,7 @@
 //! A few rows of one sequence and head: scores, softmax, weighted sum.
 
+use evosdpa_core::Float;
+
 use super::{
     Question, ROWS, Rounding, RowScores,
     modifiers::Row,
@@ -82,6 +84,7 @@ impl<R: Real> Block<'_, R> {
                 added,
                 range: stats.range.to_f64(),
                 keys: seen.len(),
+                faint: stats.faint as f64 * panels.largest_value(),
             };
         }
         R::weighted_sum(scores, panels, &visible, &hidden, false, self.o, rounding.output);
@@ -94,6 +97,8 @@ impl<R: Real> Block<'_, R> {
 struct RowStats<R> {
     lse: R,
     range: R,
+    /// Weights that f16 holds with fewer digits, relative to the largest.
+    faint: usize,
 }
 
 /// Turns a row's scores into normalised, rounded weights. A sink is one more score, whose weight nobody gets.
@@ -108,18 +113,20 @@ fn softmax<R: Real>(scores: &mut [R], sink: Option<R>, round: &(dyn Fn(R) -> R +
     }
     if largest == -R::INFINITY && !poisoned {
         scores.fill(R::ZERO);
-        return RowStats { lse: -R::INFINITY, range: R::ZERO };
+        return RowStats { lse: -R::INFINITY, range: R::ZERO, faint: 0 };
     }
     let mut sum = sink.map_or(R::ZERO, |sink| (sink - largest).exp());
+    let (mut faint, smallest_normal) = (0, R::from_f64(Float::F16.min_normal()));
     for score in scores.iter_mut() {
         // NaN − x and ∞ − ∞ are NaN, which is what such rows are defined to give.
         *score = (*score - largest).exp();
         sum = sum + *score;
+        faint += usize::from(*score > R::ZERO && *score < smallest_normal);
     }
     for score in scores.iter_mut() {
         *score = round(*score / sum);
     }
     let lse = if poisoned || largest == R::INFINITY { R::NAN } else { largest + sum.ln() };
     let range = if smallest < largest { largest - smallest } else { R::ZERO };
-    RowStats { lse, range }
+    RowStats { lse, range, faint }
 }

@@ -100,6 +100,8 @@ pub struct RowScores {
     pub range: f64,
     /// Number of visible keys.
     pub keys: usize,
+    /// Upper bound of Σ|v| over the visible keys whose weight, relative to the largest, is below f16's smallest normal number.
+    pub faint: f64,
 }
 
 /// Solves a problem in f64.

@@ -13,6 +13,7 @@ pub(super) struct Panels<R> {
     dim_qk: usize,
     dim_v: usize,
     largest_key_norm: f64,
+    largest_value: f64,
     values_finite: bool,
 }
 
@@ -24,7 +25,7 @@ impl<R: Real> Panels<R> {
         let (dim_qk, dim_v) = (k.shape()[3], v.shape()[3]);
         let mut keys = vec![[R::ZERO; LANES]; seq_kv.div_ceil(LANES) * dim_qk];
         let mut values = vec![[R::ZERO; LANES]; dim_v.div_ceil(LANES) * seq_kv];
-        let mut largest_key_norm = 0.0f64;
+        let (mut largest_key_norm, mut largest_value) = (0.0f64, 0.0f64);
         let mut values_finite = true;
         let mut row = Vec::new();
         for s in 0..seq_kv {
@@ -38,11 +39,13 @@ impl<R: Real> Panels<R> {
             }
             v.row_f64(place.batch, h, place.row, &mut row);
             values_finite &= row.iter().all(|x| x.is_finite());
+            largest_value =
+                row.iter().filter(|x| x.is_finite()).fold(largest_value, |most, x| most.max(x.abs()));
             for (d, &x) in row.iter().enumerate() {
                 values[d / LANES * seq_kv + s][d % LANES] = R::from_f64(x);
             }
         }
-        Self { keys, values, seq_kv, dim_qk, dim_v, largest_key_norm, values_finite }
+        Self { keys, values, seq_kv, dim_qk, dim_v, largest_key_norm, largest_value, values_finite }
     }
 
     /// `[d][LANES]` for keys `block·LANES ..`.
@@ -71,5 +74,10 @@ impl<R: Real> Panels<R> {
 
     pub(super) fn largest_key_norm(&self) -> f64 {
         self.largest_key_norm
+    }
+
+    /// Of the finite ones.
+    pub(super) fn largest_value(&self) -> f64 {
+        self.largest_value
     }
 }

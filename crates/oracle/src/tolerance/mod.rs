@@ -65,7 +65,7 @@ impl Judgement {
     }
 
     /// Whether FlashAttention's own rule holds (twice the naive error; for f32 the error bound), with NaN and infinity
-    /// where they belong. This is what other people's kernels promise, and what they are held to as peers.
+    /// where they belong. This is what other people's kernels promise, and what they are held to as baselines.
     pub fn passed_as_a_peer(&self) -> bool {
         let twice_naive = self.rules.iter().any(|rule| rule.name == "twice-naive");
         let promised = |rule: &&Rule| match rule.name.as_str() {
@@ -313,16 +313,16 @@ fn finite_rule(errors: &Errors) -> Rule {
 /// A score is a sum of `d` products, so its error is at most `(d + 3)·u·Σ|q·k|·scale`; a softcap, bias or slope adds at most
 /// `8u` of its own size (tanh, a product, a sum, each rounded, and tanh shrinks what was there); the exponent's argument and the
 /// exponential add a few `u`, growing with the distance from the maximum; rounding a weight adds the dtype's own unit
-/// roundoff. A relative error ε of all weights moves the output by at most `2ε·Σ w|v|` (once in the numerator, once in
+/// roundoff, or half the distance of its subnormal numbers where the weight is one (f16 below 2⁻¹⁴ of the largest). A relative error ε of all weights moves the output by at most `2ε·Σ w|v|` (once in the numerator, once in
 /// the sum), and adding up `n` terms by another `2n·u·Σ w|v|`. Last, the output itself is rounded.
 pub fn error_bound(problem: &Problem, reference: &Reference, row: usize, column: usize) -> f64 {
-    let output = problem.output_float();
+    let (output, compute) = (problem.output_float(), problem.compute_float());
     let scores = reference.score_size[row];
     let score_error = score_error(problem, reference, row);
-    let weight_error =
-        score_error + U32 * (8.0 + 2.0 * scores.range.min(110.0)) + problem.compute_float().unit_roundoff();
+    let weight_error = score_error + U32 * (8.0 + 2.0 * scores.range.min(110.0)) + compute.unit_roundoff();
     let index = row * reference.dim_v + column;
     reference.abs_o[index] * (2.0 * weight_error + 2.0 * scores.keys as f64 * U32)
+        + compute.rounding_error(0.0) * scores.faint
         + output.rounding_error(reference.o[index])
         + f32::MIN_POSITIVE as f64
 }

@@ -39,7 +39,9 @@ def append(k_cache: Any, v_cache: Any, k: Any, v: Any, rotary_interleaved: bool,
             raise ValueError(f"{name} is read-only, but new tokens are written to it")
     native, held = _side.described(named, _arrays._fact, "cpu")
     operands = [_arrays._described((x if x.ndim == 4 else x[None]).swapaxes(1, 2)) for x in (k_cache, v_cache, k, v)]
-    _native.append(_arrays._CODES[k_cache.dtype.name], operands[0], operands[1], operands[2], operands[3], -1, _side.with_rotary(native, rotary_interleaved))
+    k_old, v_old, k_new, v_new = operands
+    named_too = _side.with_rotary(native, rotary_interleaved)
+    _native.append(_arrays._CODES[k_cache.dtype.name], k_old, v_old, k_new, v_new, -1, 0, named_too)
     del held  # had to live until here
 
 
@@ -51,7 +53,7 @@ def rotate(x: Any, rotary_cos: Any, rotary_sin: Any, first: Any, cu_seqlens: Any
     angles = _side.with_rotary(native, interleaved)["rotary"]
     turned, into = (_arrays._described((array if array.ndim == 4 else array[None]).swapaxes(1, 2)) for array in (x, out))
     lists = native["rotary_seqlens"], native.get("cu_seqlens_q")
-    _native.rotate(_arrays._CODES[x.dtype.name], turned, into, angles, *lists, advance, -1)
+    _native.rotate(_arrays._CODES[x.dtype.name], turned, into, angles, *lists, advance, -1, 0)
     del held  # had to live until here
     return out
 

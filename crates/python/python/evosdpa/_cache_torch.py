@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _side, _torch, _window, _words
-from ._operator import ALL_CODES, check, described
+from ._operator import ALL_CODES, check, described, is_checked, place
 
 
 def attend(
@@ -76,9 +76,20 @@ def _append_op(k_cache, v_cache, k, v, rotary_interleaved, cache_seqlens, *rest)
     _check_cache(k_cache, v_cache, k, v)
     native, held = _side.described(side, described, str(k_cache.device))
     operands = [_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (k_cache, v_cache, k, v)]
-    code, ordinal = ALL_CODES[k_cache.dtype], k_cache.get_device()
-    _native.append(code, operands[0], operands[1], operands[2], operands[3], ordinal, _side.with_rotary(native, rotary_interleaved))
+    code = ALL_CODES[k_cache.dtype]
+    k_old, v_old, k_new, v_new = operands
+    if is_checked(k_cache):
+        copies, copied = _copied(side)
+        _native.check_append(code, k_old, v_old, k_new, v_new, _side.with_rotary(copies, rotary_interleaved))
+        del copied  # had to live until here
+    ordinal, queue = place(k_cache)
+    _native.append(code, k_old, v_old, k_new, v_new, ordinal, queue, _side.with_rotary(native, rotary_interleaved))
     del held  # had to live until here
+
+
+def _copied(side: _side.Side) -> tuple[_side.Side, list[object]]:
+    """Lists and page tables in this process's memory, for which it waits. Of angles only the form is asked."""
+    return _side.described({name: value if value is None else value.cpu() for name, value in side.items()}, described, "cpu")
 
 
 def _check_cache(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor) -> None:
@@ -101,15 +112,21 @@ def _operand(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
 
 def _rotate_op(x, rotary_cos, rotary_sin, first, cu_seqlens, advance, interleaved):  # type: ignore[no-untyped-def]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if cu_seqlens is not None:
-        # Tokens that belong to no sequence stay as they are.
+    if cu_seqlens is not None and not x.is_cuda:
+        # Tokens that belong to no sequence stay as they are; on a GPU the kernel sees to it.
         out.copy_(x)
     side = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": first, "cu_seqlens_q": cu_seqlens}
     native, held = _side.described(side, described, str(x.device))
     angles = _side.with_rotary(native, interleaved)["rotary"]
     turned, into = (_operand(tensor if tensor.dim() == 4 else tensor.unsqueeze(0)) for tensor in (x, out))
     lists = native["rotary_seqlens"], native.get("cu_seqlens_q")
-    _native.rotate(ALL_CODES[x.dtype], turned, into, angles, *lists, advance, x.get_device())
+    if is_checked(x):
+        copies, copied = _copied(side)
+        copied_angles = _side.with_rotary(copies, interleaved)["rotary"]
+        _native.check_rotate(ALL_CODES[x.dtype], turned, copied_angles, copies["rotary_seqlens"], copies.get("cu_seqlens_q"), advance)
+        del copied  # had to live until here
+    ordinal, queue = place(x)
+    _native.rotate(ALL_CODES[x.dtype], turned, into, angles, *lists, advance, ordinal, queue)
     del held  # had to live until here
     return out
 

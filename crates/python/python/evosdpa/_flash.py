@@ -127,6 +127,26 @@ def flash_attn_varlen_func(
     >>> evosdpa.flash_attn_varlen_func(0 * x, 0 * x, x, cu_seqlens, cu_seqlens, 3, 3)[:, 0, 0].tolist()
     [0.5, 0.5, 3.0, 3.0, 3.0]
     """
+    with_lse = return_softmax_lse or return_attn_probs
+    window = _window.flash_window(causal, window_size)
+    high = _high(precision)
+    torch_side = _binding.torch_side
+    if (
+        torch_side is not None
+        and page_table is None
+        and block_table is None
+        and not (softcap or attention_chunk or dropout_p)
+        and qv is None
+        and alibi_slopes is None
+        and s_aux is None
+        and type(max_seqlen_q) is int
+        and type(max_seqlen_k) is int
+    ):
+        lists = (cu_seqlens_q, cu_seqlens_k, None, seqused_q, seqused_k, None, None, None, None)
+        longest = (max_seqlen_q, max_seqlen_k)
+        done = torch_side.straight_cache((q, k, v), None, None, lists, longest, softmax_scale, window, True, with_lse, high)
+        if done is not None:
+            return done if with_lse else done[0]
     lib = _library(q)
     _refuse(qv, dropout_p)
     table = _one_of(page_table=page_table, block_table=block_table)
@@ -151,11 +171,9 @@ def flash_attn_varlen_func(
         side |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": _longest(cu_seqlens_k, max_seqlen_k)}
     side |= _scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
     side |= _scales(lib, q, k, v, batch, q_descale, k_descale, v_descale)
-    with_lse = return_softmax_lse or return_attn_probs
-    window = _window.flash_window(causal, window_size)
     q, k, v = q[None], *((k, v) if table is not None else (k[None], v[None]))
     tensors = (x.swapaxes(1, 2) for x in (q, k, v))
-    out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, _high(precision), side)
+    out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, high, side)
     out = out.swapaxes(1, 2)[0]
     return (out, lse[0]) if with_lse else out
 
@@ -255,6 +273,45 @@ def flash_attn_with_kvcache(
     >>> cache.ravel().tolist(), float(out[0, 0, 0, 0])
     ([0.0, 1.0, 2.0, 0.0], 1.0)
     """
+    window = _window.flash_window(causal, window_size)
+    high = _high(precision)
+    torch_side = _binding.torch_side
+    if (
+        torch_side is not None
+        and not (softcap or attention_chunk)
+        and qv is None
+        and alibi_slopes is None
+        and s_aux is None
+        and (page_table is None or block_table is None)
+        and (k is None) == (v is None)
+        and (rotary_cos is None) == (rotary_sin is None)
+        and (k is not None or cu_seqlens_k_new is None)
+        and type(cache_seqlens) is not int
+    ):
+        done = torch_side.straight_cache(
+            (q, k_cache, v_cache),
+            None if k is None else (k, v),
+            None if rotary_cos is None else (rotary_cos, rotary_sin),
+            (
+                cu_seqlens_q,
+                None,
+                cu_seqlens_k_new,
+                None,
+                cache_seqlens,
+                cache_leftpad,
+                cache_batch_idx,
+                rotary_seqlens,
+                block_table if page_table is None else page_table,
+            ),
+            (max_seqlen_q, None),
+            softmax_scale,
+            window,
+            rotary_interleaved,
+            return_softmax_lse,
+            high,
+        )
+        if done is not None:
+            return done if return_softmax_lse else done[0]
     lib = _library(q)
     _refuse(qv, 0.0)
     table = _one_of(page_table=page_table, block_table=block_table)
@@ -271,7 +328,6 @@ def flash_attn_with_kvcache(
     if table is not None:
         _table(lib, q, table)
     _check_rotary(k, rotary_cos, rotary_sin)
-    window = _window.flash_window(causal, window_size)
     filled = cache_seqlens
     if k is not None:
         _check_fit(q, k_cache)
@@ -295,7 +351,7 @@ def flash_attn_with_kvcache(
     side |= _scales(lib, q, k_cache, v_cache, batch, q_descale, k_descale, v_descale)
     packed = cu_seqlens_q is not None
     tensors = (x.swapaxes(1, 2) for x in (q[None] if packed else q, k_cache, v_cache))
-    out, lse = lib.attend(*tensors, softmax_scale, window, return_softmax_lse, _high(precision), side)
+    out, lse = lib.attend(*tensors, softmax_scale, window, return_softmax_lse, high, side)
     out = out.swapaxes(1, 2)
     if packed:
         out, lse = out[0], None if lse is None else lse[0]

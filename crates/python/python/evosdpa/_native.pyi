@@ -32,8 +32,10 @@ def append(
     k: _Operand,
     v: _Operand,
     ordinal: int,
+    queue: int,
     named: dict[str, Any],
 ) -> None: ...
+def check_append(dtype: int, k_cache: _Operand, v_cache: _Operand, k: _Operand, v: _Operand, named: dict[str, Any]) -> None: ...
 def rotate(
     dtype: int,
     x: _Operand,
@@ -43,6 +45,10 @@ def rotate(
     cu_seqlens: tuple[int, int] | None,
     advance: bool,
     ordinal: int,
+    queue: int,
+) -> None: ...
+def check_rotate(
+    dtype: int, x: _Operand, rotary: _Rotary, first: tuple[int, int], cu_seqlens: tuple[int, int] | None, advance: bool
 ) -> None: ...
 def straight(
     q: Any,
@@ -57,7 +63,24 @@ def straight(
     threads: int,
     empty_like: Callable[[Any], Any],
 ) -> tuple[Any, Any] | None: ...
+def straight_cache(
+    tensors: tuple[Any, Any, Any],
+    new: tuple[Any, Any] | None,
+    angles: tuple[Any, Any] | None,
+    lists: tuple[Any, ...],
+    longest: tuple[int | None, int | None],
+    scale: float | None,
+    window: tuple[int, int, bool],
+    interleaved: bool,
+    with_lse: bool,
+    high: bool,
+    threads: int,
+    made: tuple[Any, Any, Any],
+) -> tuple[Any, Any] | None: ...
 def use_exchange(capsule: Any) -> bool: ...
 def suggest_packages(folder: str) -> None: ...
 def run(python: str, arguments: Sequence[str]) -> int: ...
+def sanitize(
+    text: str, file_name: str, options: dict[str, Any]
+) -> tuple[tuple[str, str] | None, tuple[str, list[bytes], list[bytes]] | None]: ...
 def ending() -> None: ...

@@ -55,15 +55,23 @@ def compute(
         (v.data_ptr(), v.shape, v.stride()),
         (out.data_ptr(), out.shape, out.stride()),
     )
-    # On a GPU, its number and the current stream; on a CPU -1 and the threads.
-    ordinal = q.get_device()
-    queue = _current_stream(ordinal) if q.is_cuda else _threads()
     lse_address = 0 if lse is None else lse.data_ptr()
-    if side and q.is_cuda and os.environ.get("EVOSDPA_CHECK") == "1":
+    if side and is_checked(q):
         check_lists(q, k, v, side)
-    _native.forward(ALL_CODES[q.dtype], *operands, lse_address, scale, window, high, ordinal, queue, native)
+    _native.forward(ALL_CODES[q.dtype], *operands, lse_address, scale, window, high, *place(q), native)
     del held  # had to live until here
     return out, lse
+
+
+def place(x: Tensor) -> tuple[int, int]:
+    """On a GPU, its number and the current stream; on a CPU -1 and the threads."""
+    ordinal = x.get_device()
+    return ordinal, _current_stream(ordinal) if x.is_cuda else _threads()
+
+
+def is_checked(x: Tensor) -> bool:
+    """Whether lists that only a GPU knows are to be copied and checked."""
+    return x.is_cuda and os.environ.get("EVOSDPA_CHECK") == "1"
 
 
 def check_lists(q: Tensor, k: Tensor, v: Tensor, side: _side.Side) -> None:

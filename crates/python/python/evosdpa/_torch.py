@@ -27,6 +27,7 @@ _differentiating = torch.is_grad_enabled
 _compiling = torch.compiler.is_compiling
 _empty_like = torch.empty_like
 _threads = torch.get_num_threads
+_MADE = (Tensor, torch.empty_like, torch.zeros_like)
 # Newer versions of torch (2.10 on) describe a tensor by one C call; with older ones every call goes the long way.
 _EXCHANGED = hasattr(Tensor, "__dlpack_c_exchange_api__") and _native.use_exchange(Tensor.__dlpack_c_exchange_api__)
 
@@ -150,6 +151,42 @@ def straight(
     ):
         return None
     return _native.straight(q, k, v, scale, window, enable_gqa, flash_layout, with_lse, high, _threads(), _empty_like)
+
+
+def straight_cache(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    new: tuple[Tensor, Tensor] | None,
+    angles: tuple[Tensor, Tensor] | None,
+    lists: tuple[Tensor | None, ...],
+    longest: tuple[int | None, int | None],
+    scale: float | None,
+    window: _window.Window,
+    interleaved: bool,
+    with_lse: bool,
+    high: bool,
+) -> tuple[Tensor, Tensor | None] | None:
+    """The same for packed sequences and caches: ``lists`` are ``cu_seqlens_q``, ``cu_seqlens_k``, ``cu_seqlens_k_new``,
+    ``seqused_q``, ``seqused_k``, ``leftpad_k``, ``cache_batch_idx``, ``rotary_seqlens`` and ``page_table``."""
+    if (
+        not _EXCHANGED
+        or _compiling()
+        or (scale is not None and type(scale) is not float)
+        or _watched() > 0
+        or _overridden() > 0
+        or _transformed() is not None
+        or _traced() is not None
+        or _autocasting()
+        or _profiling()
+        or _forward_ad._current_level >= 0
+    ):
+        return None
+    differentiating = _differentiating()
+    for x in tensors if new is None else tensors + new:
+        if type(x) is not Tensor or x.is_neg() or (differentiating and x.requires_grad):
+            return None
+    return _native.straight_cache(
+        tensors, new, angles, lists, longest, scale, window, interleaved, with_lse, high, _threads(), _MADE
+    )
 
 
 def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
