@@ -263,15 +263,14 @@ fn streams_and_captures_have_workspaces_of_their_own() {
     let text = with_fake("workspaces", &[("FAKE_CUBIN", &cubin), apart], None);
     let given: Vec<&str> =
         asked(&text).into_iter().filter_map(|what| what.strip_prefix("workspace ")).collect();
-    let expected = [
-        "10000000", "10000000", // one stream
-        "11000000", // another
-        "12000000", "12000000", // the first, which needs a larger one
-        "13000000", "13000000", // a capture
-        "14000000", "14000000", // another
-    ];
-    assert_eq!(given[..9], expected);
-    assert!(["13000000", "14000000"].contains(&given[9]), "{given:?}");
+    // 10… and 11… are made beforehand, for captures of the small and of the large.
+    let (one, other, larger) = ("12000000", "13000000", "14000000");
+    assert_eq!(given[..5], [one, one, other, larger, larger]);
+    // Two captures, and a third when their graphs are gone.
+    let (first, second, third) = (given[5], given[7], given[9]);
+    assert_eq!([given[6], given[8]], [first, second]);
+    assert!(first != second && [first, second].contains(&third), "{given:?}");
+    assert!(!given[..5].contains(&first) && !given[..5].contains(&second), "{given:?}");
     assert_eq!(given[10..], ["0"]);
     assert_contains(&text, &["workspace of 262144 bytes", "all are 0"]);
     let text = with_fake("workspaces", &[("FAKE_CUBIN", &cubin), apart, ("FAKE_LEFT", "3")], None);

@@ -54,8 +54,7 @@ int cuStreamCreate(void** stream, unsigned flags) { *stream = &capturing; return
 int cuStreamBeginCapture_v2(void* stream, int mode) { capturing = 1; captures++; asked("capture"); return 0; }
 int cuStreamEndCapture(void* stream, void** graph) { capturing = 0; asked("captured"); return 0; }
 int cuStreamIsCapturing(void* stream, int* status) { *status = capturing && stream == &capturing; return 0; }
-/* Streams and captures have numbers of their own. */
-int cuStreamGetId(void* stream, word* id) { *id = (word)stream; return 0; }
+/* Captures have numbers of their own. */
 int cuStreamGetCaptureInfo_v3(void* stream, int* status, word* id) {
   *status = capturing && stream == &capturing;
   *id = captures;
