@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{Artifact, ArtifactKind, Builder};
-use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant};
+use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant, VariantId};
 use evosdpa_oracle::inputs::Inputs;
 use ptxsan::{Module, Options, Schedule, count::Counters};
 
@@ -86,8 +86,7 @@ impl Sim {
 
     /// The machine that a kernel is run on.
     pub fn target(&self, kernel: &str) -> Target {
-        let name = kernel.split('[').next().unwrap_or(kernel);
-        let known = self.registry.kernel(name);
+        let known = self.registry.kernel(VariantId::kernel_of(kernel));
         known.map_or_else(|_| Target::nominal(self.first), |kernel| self.target_of(kernel))
     }
 
