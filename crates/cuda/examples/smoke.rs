@@ -100,6 +100,7 @@ fn facts() -> ProblemFacts {
         head_dim: 64,
         value_dim: 64,
         dtype: DType::F16,
+        kv_dtype: DType::F16,
         band_lo: None,
         band_hi: None,
         lse: false,
@@ -289,6 +290,7 @@ fn slow_kernel(table: &mut Table, device: &Device, stream: &Stream, variant: &Va
         dynamic_smem_bytes: 0,
         programmatic: false,
         counter: false,
+        workspace_bytes: 0,
     };
     let prepared = PreparedLaunch::new(&function, geometry)?;
     let mut wanted_ns: u64 = 1_000_000_000;

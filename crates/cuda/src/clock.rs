@@ -59,6 +59,7 @@ impl ClockProbe {
             dynamic_smem_bytes: 0,
             programmatic: false,
             counter: false,
+            workspace_bytes: 0,
         };
         let stamp = PreparedLaunch::new(&function, geometry)?;
         Ok(Self { stamp, stamps: device.alloc(2 * STAMP_BYTES as usize)? })

@@ -123,15 +123,13 @@ impl Compiler {
     /// Compiles.
     pub fn compile(&self, request: &CompileRequest) -> Result<Compiled> {
         let start = Instant::now();
-        let include = self.toolkit.include.iter().map(|folder| format!("-I{}", folder.display()));
-        // From 13.0 on NVRTC has a cache of its own, out of which code comes without the report of ptxas.
-        let no_cache = matches!(self.nvrtc.version(), Ok((13.., _))).then(|| "--no-cache".to_owned());
         let source = Source {
             label: &request.label,
             file_name: &request.file_name,
             text: &request.source,
             headers: request.headers.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect(),
-            options: request.options.iter().cloned().chain(include).chain(no_cache).collect(),
+            options: request.options.clone(),
+            instances: Vec::new(),
         };
         let output = match request.kind {
             ArtifactKind::Cubin => Output::Cubin,

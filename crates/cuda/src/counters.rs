@@ -1,4 +1,6 @@
-//! Work counters: a 32-bit word of device memory for each launch that hands its work out while it runs.
+//! What launches share: work counters, and workspaces ([`Workspaces`]).
+//!
+//! A work counter is a 32-bit word of device memory for each launch that hands its work out while it runs.
 //!
 //! A kernel gets one that is 0 and leaves it at 0, so that nobody has to clear it before the next launch.
 
@@ -13,6 +15,7 @@ use crate::{
     Device, DeviceBuffer, Error, RawStream, RelaxedCapture, Result, Stream,
     device::Context,
     driver::{check, plain},
+    workspace::Workspaces,
 };
 
 /// Counters for launches as they come, and as many again for launches that are captured. A power of two: the ring goes on
@@ -46,6 +49,8 @@ pub struct Counters {
     /// Only one thread makes the memory.
     making: Mutex<()>,
     turns: Turns,
+    /// Where blocks of one launch meet.
+    workspaces: Workspaces,
 }
 
 impl Counters {
@@ -60,6 +65,7 @@ impl Counters {
             memory: OnceLock::new(),
             making: Mutex::default(),
             turns: Turns::default(),
+            workspaces: Workspaces::of(context),
         }
     }
 
@@ -93,18 +99,26 @@ impl Counters {
         Ok(turn.map_or(0, |turn| memory.address() + u64::from(offset_bytes(turn))))
     }
 
-    /// Gives the counters of captured launches out again, from the first. For whoever has these counters to itself, when no
+    /// The address of a workspace for the next launch on this stream, as [`Counters::next`].
+    pub(crate) fn workspace(&self, stream: RawStream, bytes: u64) -> Result<u64> {
+        self.workspaces.next(stream, bytes)
+    }
+
+    /// Gives the counters and workspaces of captured launches out again, from the first. For whoever has these counters to itself, when no
     /// graph that captured one of them is left.
     pub fn reuse_captured(&self) {
         self.turns.reuse_captured();
+        self.workspaces.reuse_captured();
     }
 
     /// Whether every counter is 0, as the kernels must leave them. Ask when no launch is under way.
     pub fn check(&self, kernel: &str) -> Result<()> {
-        let Some(memory) = self.memory.get() else { return Ok(()) };
-        let mut values = vec![0_u32; 2 * COUNT as usize];
-        memory.copy_to(&mut values)?;
-        match values.iter().filter(|value| **value != 0).count() {
+        let mut values = Vec::new();
+        if let Some(memory) = self.memory.get() {
+            values.resize(2 * COUNT as usize, 0_u32);
+            memory.copy_to(&mut values)?;
+        }
+        match values.iter().filter(|value| **value != 0).count() + self.workspaces.left()? {
             0 => Ok(()),
             count => Err(Error::CountersLeft { kernel: kernel.to_owned(), count }),
         }

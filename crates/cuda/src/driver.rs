@@ -50,6 +50,8 @@ pub(crate) const USED_FUNCTIONS: &[&str] = &[
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
+    "cuStreamGetCaptureInfo_v3",
+    "cuStreamGetId",
     "cuStreamIsCapturing",
     "cuStreamSynchronize",
     "cuTensorMapEncodeTiled",

@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use crate::nvrtc;
+
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -74,32 +76,9 @@ pub enum Error {
         /// Compute capability.
         minor: u32,
     },
-    /// The CUDA compiler library was not found.
-    #[error("NVRTC, the CUDA compiler library, was not found; looked in:\n{}\n{hint}", list(searched))]
-    NoNvrtc {
-        /// Where it was looked for, and what was missing there.
-        searched: Vec<String>,
-        /// How to get it.
-        hint: String,
-    },
-    /// NVRTC is there but cannot be opened.
-    #[error("NVRTC at {} cannot be opened: {problem}", path.display())]
-    NvrtcBroken {
-        /// The library.
-        path: PathBuf,
-        /// Why.
-        problem: String,
-    },
-    /// NVRTC failed for another reason than the source.
-    #[error("NVRTC: {operation} failed for {label}: {problem}")]
-    Nvrtc {
-        /// The call.
-        operation: &'static str,
-        /// The variant.
-        label: String,
-        /// What NVRTC says.
-        problem: String,
-    },
+    /// NVRTC is not there, or does not work.
+    #[error(transparent)]
+    Nvrtc(#[from] nvrtc::Error),
     /// The source does not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
@@ -142,14 +121,6 @@ pub enum Error {
         path: PathBuf,
         /// Its owner.
         owner: u32,
-    },
-    /// The private toolchain could not be installed.
-    #[error("the CUDA compiler could not be installed: {problem}\n{hint}")]
-    Install {
-        /// What failed.
-        problem: String,
-        /// What to do.
-        hint: String,
     },
     /// A driver call failed.
     #[error("{operation} failed: {name} (code {code}){}", describe(context))]
@@ -297,10 +268,6 @@ fn is_a_machine_fault(code: u32) -> bool {
 /// Whether the driver answers every later call on the context with the same error.
 pub(crate) fn is_sticky(code: u32) -> bool {
     matches!(code, 214 | 220 | 226 | 700 | 702 | 710 | 714..=719)
-}
-
-fn list(items: &[String]) -> String {
-    items.iter().map(|item| format!("  - {item}")).collect::<Vec<_>>().join("\n")
 }
 
 fn describe(context: &str) -> String {

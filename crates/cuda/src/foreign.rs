@@ -49,6 +49,7 @@ impl ForeignKernel {
             dynamic_smem_bytes: 0,
             programmatic: false,
             counter: false,
+            workspace_bytes: 0,
         };
         let numbers = device.alloc((BLOCKS * THREADS * THREAD_BYTES) as usize)?;
         Ok(Self { add_one: PreparedLaunch::new(&function, geometry)?, numbers })

@@ -12,12 +12,13 @@ const PROGRAMMATIC_MAJOR: u32 = 9;
 
 /// A kernel with its launch geometry, checked against the device and ready to go.
 ///
-/// A launch with other pointers costs one driver call, or two where it needs a work counter: it neither allocates nor waits.
+/// A launch with other pointers costs one driver call, two where it needs a work counter, three where it needs a workspace. It
+/// neither allocates nor waits, but for the first one on a stream that needs a workspace.
 #[derive(Clone, Debug)]
 pub struct PreparedLaunch {
     function: Function,
     geometry: LaunchGeometry,
-    /// Only where the geometry asks for one.
+    /// Only where the geometry asks for a counter or a workspace.
     counters: Option<Arc<Counters>>,
 }
 
@@ -33,7 +34,8 @@ impl PreparedLaunch {
 
     /// As [`PreparedLaunch::new`], with work counters that other launches on the device use too.
     pub fn sharing(function: &Function, geometry: LaunchGeometry, counters: &Arc<Counters>) -> Result<Self> {
-        let counters = geometry.counter.then(|| Arc::clone(counters));
+        let shares = geometry.counter || geometry.workspace_bytes > 0;
+        let counters = shares.then(|| Arc::clone(counters));
         let prepared = Self { function: function.clone(), geometry, counters };
         prepared.check_shared_memory()?;
         prepared.check_threads()?;
@@ -92,8 +94,8 @@ impl PreparedLaunch {
         if !entered.is_of(self.function.context()) {
             return Err(self.refuse("another device's context is current".to_owned()));
         }
-        let counter = self.counters.as_ref().map_or(Ok(0), |counters| counters.next(stream))?;
-        let params = SdpaParams { counter, ..*params };
+        let (counter, workspace) = self.shared(stream)?;
+        let params = SdpaParams { counter, workspace, ..*params };
         let mut arguments = [ptr::null_mut::<c_void>(); 1 + Self::TENSOR_MAPS_MAX];
         arguments[0] = ptr::from_ref(&params).cast_mut().cast();
         for (argument, map) in arguments[1..].iter_mut().zip(maps) {
@@ -101,6 +103,15 @@ impl PreparedLaunch {
         }
         // SAFETY: the driver only reads through the pointers, during the call; the rest is this function's contract.
         unsafe { self.submit(stream.0 as sys::CUstream, &mut arguments[..1 + maps.len()]) }
+    }
+
+    /// The addresses of a work counter and of a workspace for the next launch on the stream; 0 where there is none.
+    fn shared(&self, stream: RawStream) -> Result<(u64, u64)> {
+        let Some(counters) = &self.counters else { return Ok((0, 0)) };
+        let LaunchGeometry { counter, workspace_bytes, .. } = self.geometry;
+        let counter = if counter { counters.next(stream)? } else { 0 };
+        let workspace = if workspace_bytes > 0 { counters.workspace(stream, workspace_bytes)? } else { 0 };
+        Ok((counter, workspace))
     }
 
     /// Launches a kernel that takes parameters of its own, and nothing else, with so many blocks instead of the geometry's.
@@ -252,7 +263,7 @@ impl PreparedLaunch {
         if !counters.is_of(self.function.context()) {
             return Err(self.refuse("its work counters are another device's".to_owned()));
         }
-        counters.prepare()
+        if self.geometry.counter { counters.prepare() } else { Ok(()) }
     }
 
     fn refuse(&self, problem: String) -> Error {
@@ -296,8 +307,12 @@ fn describe_geometry(geometry: &LaunchGeometry) -> String {
     };
     let programmatic = if geometry.programmatic { ", programmatic" } else { "" };
     let counter = if geometry.counter { ", work counter" } else { "" };
+    let workspace = match geometry.workspace_bytes {
+        0 => String::new(),
+        bytes => format!(", workspace of {bytes} bytes"),
+    };
     format!(
-        "grid {}, block {}{cluster}{programmatic}{counter}, {} bytes of dynamic shared memory",
+        "grid {}, block {}{cluster}{programmatic}{counter}{workspace}, {} bytes of dynamic shared memory",
         sizes(geometry.grid),
         sizes(geometry.block),
         geometry.dynamic_smem_bytes

@@ -20,7 +20,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CompileError, CompileRequest, Compiled, Compiler, Error, Result,
+    CompileError, CompileRequest, Compiled, Compiler, Error, Result, nvrtc,
     program::Program,
     toolkit::{HOME_VARIABLE, Toolkit},
 };
@@ -147,7 +147,8 @@ impl CompilePool {
                     Err(Error::Compile(CompileError { label, target, log }))
                 }
                 Answer::Failed { problem } => {
-                    Err(Error::Nvrtc { operation: "compile worker", label: request.label.clone(), problem })
+                    let label = request.label.clone();
+                    Err(nvrtc::Error::Call { operation: "compile worker", label, problem }.into())
                 }
             }
         })

@@ -74,6 +74,7 @@ fn shared_memory() {
         dynamic_smem_bytes: bytes,
         programmatic: false,
         counter: false,
+        workspace_bytes: 0,
     };
     // The fake says 1,024 bytes are static and one block may have 65,536.
     assert!(PreparedLaunch::new(&function, geometry(64512)).is_ok());
@@ -92,6 +93,7 @@ fn counters() {
         dynamic_smem_bytes: 0,
         programmatic: false,
         counter,
+        workspace_bytes: 0,
     };
     // Whatever the caller has put there, a launch has its own or none.
     let params = SdpaParams { counter: 0xbad, ..SdpaParams::default() };

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use evosdpa_cuda::{Device, Error, loader, toolkit::Toolkit};
+use evosdpa_cuda::{Device, Error, loader, nvrtc, toolkit::Toolkit};
 
 /// Whether this machine has a driver, told without this crate.
 fn driver_is_there() -> bool {
@@ -72,7 +72,7 @@ fn inner_search() {
     if std::env::var_os("EVOSDPA_TEST_INNER").is_some() {
         let error =
             evosdpa_cuda::Compiler::open().err().expect("there is no compiler in a folder that is not there");
-        assert!(matches!(error, Error::NoNvrtc { .. }));
+        assert!(matches!(error, Error::Nvrtc(nvrtc::Error::Missing { .. })));
         println!("{error}");
         return;
     }

@@ -19,6 +19,7 @@ fn problem(kernel: &Kernel, dtype: DType, target: &Target) -> Option<ProblemFact
         head_dim: dim,
         value_dim: dim,
         dtype,
+        kv_dtype: dtype,
         band_lo: None,
         band_hi: None,
         lse: kernel.manifest.lse,
@@ -68,6 +69,7 @@ fn defaults_of_every_kind_keep_their_limits() {
         head_dim: dim,
         value_dim: dim,
         dtype: DType::BF16,
+        kv_dtype: DType::BF16,
         band_lo: None,
         band_hi: causal.then_some(0),
         lse: true,
@@ -122,6 +124,7 @@ fn defaults_of_every_kind_keep_their_limits() {
         features: features.iter().copied().collect(),
         ..facts
     };
+    let coded = |sizes| ProblemFacts { kv_dtype: DType::E4M3, ..problem(sizes, false) };
     use Feature::*;
     let everything = [
         PackedQueries,
@@ -141,6 +144,13 @@ fn defaults_of_every_kind_keep_their_limits() {
         ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &[PackedQueries, PackedKeys])),
         ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 256], true), &everything)),
         ("hopper_fwd", asking(problem([16, 32, 8, 1, 8192, 128], false), &[UsedLengths, PagedCache])),
+        ("flash_decode", asking(problem([16, 32, 8, 16, 8192, 128], true), &everything)),
+        ("flash_decode", asking(problem([16, 32, 8, 1, 8192, 256], false), &everything)),
+        ("flash_decode", asking(coded([16, 32, 8, 1, 8192, 128]), &[KvType, UsedLengths, PagedCache])),
+        (
+            "flash_decode",
+            asking(coded([16, 32, 8, 16, 8192, 256]), &[KvType, TokenScales, UsedLengths, PagedCache]),
+        ),
     ];
     let registry = Registry::embedded().unwrap();
     let wrong = |(name, facts): (&str, ProblemFacts)| -> Vec<String> {

@@ -180,6 +180,7 @@ pub fn variant(arch: Arch, element: DType) -> Variant {
             dynamic_smem_bytes: 0,
             programmatic: false,
             counter: false,
+            workspace_bytes: 0,
         },
         tensor_maps: Vec::new(),
         limits: Limits {

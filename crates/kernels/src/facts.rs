@@ -23,8 +23,10 @@ pub struct ProblemFacts {
     pub head_dim: u32,
     /// Head dimension of V and O.
     pub value_dim: u32,
-    /// Element type of Q, K and V.
+    /// Element type of Q, and of K and V where they have none of their own.
     pub dtype: DType,
+    /// Element type of K and V.
+    pub kv_dtype: DType,
     /// Key `j` is visible to query `i` only if `i + band_lo <= j`; `None` is unbounded.
     pub band_lo: Option<i32>,
     /// Key `j` is visible to query `i` only if `j <= i + band_hi`; `None` is unbounded.
@@ -37,7 +39,7 @@ pub struct ProblemFacts {
 
 impl ProblemFacts {
     /// The names an expression may use for these facts and the target's.
-    pub const NAMES: [&'static str; 32] = [
+    pub const NAMES: [&'static str; 34] = [
         "batch",
         "heads_q",
         "heads_kv",
@@ -50,6 +52,8 @@ impl ProblemFacts {
         "masked",
         "lse",
         "dtype_bytes",
+        "kv_e4m3",
+        "kv_u8",
         "sm_count",
         "smem_limit",
         "packed_queries",
@@ -124,6 +128,8 @@ impl ProblemFacts {
             "masked" => i64::from(mask != MaskKind::Full),
             "lse" => i64::from(self.lse),
             "dtype_bytes" => self.dtype.bytes() as i64,
+            "kv_e4m3" => i64::from(self.kv_dtype == DType::E4M3),
+            "kv_u8" => i64::from(self.kv_dtype == DType::U8),
             "sm_count" => target.sm_count.into(),
             "smem_limit" => target.smem_limit_bytes.into(),
             _ => {
@@ -162,6 +168,7 @@ impl TryFrom<&Problem> for ProblemFacts {
             head_dim: size("head_dim", sizes.dim_qk)?,
             value_dim: size("value_dim", sizes.dim_v)?,
             dtype: problem.dtype(),
+            kv_dtype: problem.kv_dtype(),
             band_lo: bound(band.lo, Band::FULL.lo),
             band_hi: bound(band.hi, Band::FULL.hi),
             lse: problem.lse(),
@@ -202,6 +209,7 @@ mod tests {
             head_dim: 64,
             value_dim: 64,
             dtype: DType::F16,
+            kv_dtype: DType::F16,
             band_lo,
             band_hi,
             lse: true,

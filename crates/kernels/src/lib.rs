@@ -35,4 +35,4 @@ pub use params::SdpaParams;
 pub use registry::{Kernel, LineageEntry, Origin, Registry};
 pub use support::{Reason, Refusal};
 pub use tunables::{Assignment, SpaceSize, TunableSpace};
-pub use variant::{LaunchGeometry, TensorMapUse, Variant};
+pub use variant::{LaunchGeometry, TensorMapUse, Variant, WORKSPACE_COUNTER_BYTES};

@@ -169,6 +169,9 @@ pub struct Launch {
     /// Not 0: the kernel hands its work out by a counter. See [`LaunchGeometry::counter`](crate::LaunchGeometry::counter)
     /// for what that asks of the kernel.
     pub counter: Option<Expr>,
+    /// Bytes of memory that its blocks share. See
+    /// [`LaunchGeometry::workspace_bytes`](crate::LaunchGeometry::workspace_bytes) for what that asks of the kernel.
+    pub workspace: Option<Expr>,
 }
 
 /// A tensor map (TMA descriptor) that a kernel takes by value.

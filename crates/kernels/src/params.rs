@@ -115,6 +115,9 @@ pub struct SdpaParams {
     pub cache_batch_idx: u64,
     /// Blocks, or rows of the page table, that there are.
     pub cache_rows: i64,
+    /// Device address of memory between the CTAs of a launch ([`LaunchGeometry::workspace_bytes`](crate::LaunchGeometry)); 0:
+    /// there is none, and the kernel does without.
+    pub workspace: u64,
 }
 
 /// A bias of single precision.
@@ -125,7 +128,7 @@ pub const BIAS_F16: i32 = 1;
 pub const BIAS_BF16: i32 = 2;
 
 const _: () = {
-    assert!(size_of::<SdpaParams>() == 416);
+    assert!(size_of::<SdpaParams>() == 424);
     assert!(offset_of!(SdpaParams, q) == 0);
     assert!(offset_of!(SdpaParams, k) == 8);
     assert!(offset_of!(SdpaParams, v) == 16);
@@ -175,4 +178,5 @@ const _: () = {
     assert!(offset_of!(SdpaParams, leftpad_kv) == 392);
     assert!(offset_of!(SdpaParams, cache_batch_idx) == 400);
     assert!(offset_of!(SdpaParams, cache_rows) == 408);
+    assert!(offset_of!(SdpaParams, workspace) == 416);
 };

@@ -32,7 +32,15 @@ pub struct LaunchGeometry {
     /// The counter is 0 when the launch begins, and the kernel must leave it at 0. Sometimes there is none: the kernel must
     /// do without it then.
     pub counter: bool,
+    /// Bytes of device memory that the blocks share ([`SdpaParams::workspace`](crate::SdpaParams::workspace)); 0 without.
+    ///
+    /// Its first [`WORKSPACE_COUNTER_BYTES`] are 0 when the launch begins, and the kernel must leave them at 0; what the rest
+    /// holds nobody knows. Sometimes there is none: the kernel must do without it then.
+    pub workspace_bytes: u64,
 }
+
+/// The part of a workspace that every launch leaves at 0.
+pub const WORKSPACE_COUNTER_BYTES: u64 = 1 << 18;
 
 impl LaunchGeometry {
     /// Threads in one block.
@@ -99,6 +107,8 @@ const CLUSTER_MAX: i64 = 16;
 /// No instruction names more registers of a thread.
 const REGISTERS_MAX: i64 = 255;
 const TENSOR_BOX_MAX: i64 = 256;
+/// A launch that asks for more than this asks for a mistake.
+const WORKSPACE_MAX: i64 = 1 << 30;
 
 impl Kernel {
     /// The space of its tunables.
@@ -330,7 +340,16 @@ impl<'k> Resolution<'k, '_> {
             Some(expr) => Ok(self.evaluate(&format!("launch.{key}"), expr)? != 0),
             None => Ok(false),
         };
+        let workspace_bytes = match &launch.workspace {
+            Some(expr) => {
+                let key = "launch.workspace";
+                let value = self.evaluate(key, expr)?;
+                u64::from(self.within(key, value, 0, WORKSPACE_MAX)?)
+            }
+            None => 0,
+        };
         Ok(LaunchGeometry {
+            workspace_bytes,
             programmatic: is_set("programmatic", &launch.programmatic)?,
             counter: is_set("counter", &launch.counter)?,
             block,

@@ -31,6 +31,7 @@ fn facts() -> ProblemFacts {
         head_dim: 60,
         value_dim: 60,
         dtype: DType::F16,
+        kv_dtype: DType::F16,
         band_lo: None,
         band_hi: None,
         lse: false,

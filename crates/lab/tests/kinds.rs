@@ -1,76 +1,14 @@
 //! What a problem can say beyond sizes and a mask, in the CUDA kernels on the simulator: every result held against the
 //! oracle, every access watched, rows of nobody untouched.
 
-use evosdpa_core::{DType, Feature};
+mod trials;
+
+use evosdpa_core::Feature;
 use evosdpa_kernels::Registry;
-use evosdpa_lab::{device::Sim, gate::suite::CaseSpec, sweep::case_spec};
-use evosdpa_oracle::{Case, inputs::Family};
-use ptxsan::{Options, Schedule};
-
-const F16: DType = DType::F16;
-const BF16: DType = DType::BF16;
-
-struct Trial {
-    kernel: &'static str,
-    shape: &'static str,
-    dtype: DType,
-    family: Family,
-    /// Which lengths and pages are drawn.
-    seed: u64,
-    /// At most so many CTAs: on fewer, each has several Q tiles.
-    blocks: u32,
-}
-
-const fn trial(kernel: &'static str, shape: &'static str, dtype: DType) -> Trial {
-    Trial { kernel, shape, dtype, family: Family::Normal, seed: 1, blocks: u32::MAX }
-}
-
-fn case_of(trial: &Trial) -> (CaseSpec, Case) {
-    let mut spec = case_spec(trial.shape.parse().unwrap(), trial.dtype).unwrap();
-    (spec.family, spec.seed) = (trial.family, trial.seed);
-    (spec, spec.build())
-}
-
-/// Runs a trial under two schedules, others from trial to trial; returns what went wrong.
-fn run(sim: &Sim, number: usize, trial: &Trial) -> Vec<String> {
-    let (spec, case) = case_of(trial);
-    let mut wrong = Vec::new();
-    if !case.broken_controls().is_empty() {
-        wrong.push(format!("{}: the gate accepts {:?}", spec.label(), case.broken_controls()));
-    }
-    let simulation = sim.simulation(trial.kernel, &spec.problem).unwrap().on_blocks(trial.blocks);
-    let mut first: Option<Vec<u8>> = None;
-    for turn in [2 * number, 2 * number + 1] {
-        let schedule = Schedule::ALL[turn % Schedule::ALL.len()];
-        let options = Options { schedule, ..Options::default() };
-        let label = format!("{} on {} under {}", simulation.label(), spec.label(), schedule.name());
-        let (output, outcome) = match simulation.run(&case.inputs, &options) {
-            Ok(result) => result,
-            Err(error) => return vec![format!("{label}: {error}")],
-        };
-        let judgement = case.judge(&output.o.view(), output.lse.as_deref());
-        if let Some(finding) = outcome.findings.first() {
-            wrong.push(format!("{label}: {} findings, {finding}", outcome.findings.len()));
-        } else if !judgement.passed() {
-            wrong.push(format!("{label}: {}", judgement.summary()));
-        }
-        if let Some(row) = case.first_stray_row(&output.o.view()) {
-            wrong.push(format!("{label}: row {row:?} of nobody was written"));
-        }
-        let bytes = output.o.bytes().to_vec();
-        if *first.get_or_insert_with(|| bytes.clone()) != bytes {
-            wrong.push(format!("{label}: another result than under the schedule before"));
-        }
-    }
-    wrong
-}
-
-fn run_all(trials: &[Trial]) {
-    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
-    let wrong: Vec<String> =
-        trials.iter().enumerate().flat_map(|(number, trial)| run(&sim, number, trial)).collect();
-    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
-}
+use evosdpa_lab::device::Sim;
+use evosdpa_oracle::inputs::Family;
+use ptxsan::Options;
+use trials::{BF16, F16, Trial, case_of, run_all, trial};
 
 /// Modifiers by themselves and together, under every mask, on tiles that are not whole; one with several warps a row.
 #[test]
@@ -301,5 +239,10 @@ fn every_claimed_feature_is_tried() {
     ];
     assert_eq!(takes("ampere_fwd"), all);
     assert_eq!(takes("hopper_fwd"), all);
+    // Their own tests are in decode.rs.
+    let codes = [KvType, TensorScales, TokenScales];
+    let more: Vec<Feature> =
+        Feature::ALL.into_iter().filter(|feature| all.contains(feature) || codes.contains(feature)).collect();
+    assert_eq!(takes("flash_decode"), more);
     assert_eq!(takes("sdpa_v1"), []);
 }

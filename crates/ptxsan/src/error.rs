@@ -32,6 +32,51 @@ pub enum Error {
         /// The entries there are.
         available: String,
     },
+    /// Nothing that can be launched.
+    #[error(
+        "the module has no kernel: nothing in it is `__global__` (PTX: `.entry`); a template is compiled when it is named with its \
+         arguments, such as --entry 'scale<float>'"
+    )]
+    NoEntries,
+    /// Several entries, and none was named.
+    #[error("there are several entries, and none was named (--entry); the module has: {available}")]
+    EntryNeeded {
+        /// The entries there are.
+        available: String,
+    },
+    /// No variable of that name in the module.
+    #[error(
+        "no variable `{name}`; the module has: {available} (a compiler drops `__device__` and `__constant__` variables that no kernel uses)"
+    )]
+    NoSuchVariable {
+        /// The name asked for.
+        name: String,
+        /// The variables there are.
+        available: String,
+    },
+    /// A name that several entries or variables have.
+    #[error("`{name}` is the name of several: {candidates}; write one of them out")]
+    AmbiguousName {
+        /// The name asked for.
+        name: String,
+        /// All that it may mean.
+        candidates: String,
+    },
+    /// The CUDA compiler is not there, does not work, or was asked for what it does not have.
+    #[error("{0}")]
+    Compiler(String),
+    /// The CUDA source does not compile.
+    #[error("{file} does not compile for {target}:\n{log}\n{hint}")]
+    Rejected {
+        /// The source.
+        file: String,
+        /// What it was compiled for.
+        target: String,
+        /// What the compiler said.
+        log: String,
+        /// What may help.
+        hint: String,
+    },
     /// The launch breaks a limit or does not fit the entry's parameters.
     #[error("cannot launch `{entry}`: {reason}")]
     Launch {

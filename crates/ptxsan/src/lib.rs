@@ -52,6 +52,8 @@
 //! to its own thread, and to others by the barrier that follows. Blocks are unordered unless they synchronise
 //! through global memory.
 
+#[cfg(feature = "source")]
+pub mod compile;
 pub mod count;
 mod decode;
 pub mod error;
@@ -61,9 +63,14 @@ mod machine;
 mod memory;
 mod module;
 pub mod mutate;
+#[cfg(feature = "source")]
+pub mod names;
 pub mod numeric;
+#[cfg(feature = "source")]
+pub mod nvrtc;
 mod parse;
 pub mod report;
+pub mod sarif;
 pub mod tensor;
 
 pub use error::{Error, Result};

@@ -112,6 +112,11 @@ impl Module {
         self.refused.iter().map(|(name, why)| (name.as_str(), why))
     }
 
+    /// Names and sizes in bytes of the module's `__device__` and `__constant__` variables.
+    pub fn variables(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.globals.iter().map(|(name, variable)| (name.as_str(), variable.bytes))
+    }
+
     /// The `.target` the module was compiled for.
     pub fn target(&self) -> &str {
         &self.ast.target

@@ -82,7 +82,7 @@ fn findings_exit_with_one_and_wrong_use_with_two() {
     let output = ptxsan(&line);
     assert_eq!(output.status.code(), Some(1));
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(json["schema"], "ptxsan.run/2");
+    assert_eq!(json["schema"], "ptxsan.run/3");
     let findings = json["rows"][0]["findings"].as_array().unwrap();
     assert!(findings.iter().any(|f| f["kind"] == "race"), "{findings:?}");
     assert_eq!(ptxsan(&["run", &file, "--grid", "1", "--block", "64"]).status.code(), Some(2));
@@ -127,7 +127,7 @@ fn severities_decide_what_fails_and_suppressions_what_is_said() {
     assert_eq!(json["unused_suppressions"], serde_json::json!(["line 2: trap nowhere"]));
     let output = run("other_value", "2", &["--suppressions", &known("racy *")]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("line 1: no kind `racy`"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("line 1: no kind `racy`"));
 }
 
 #[test]

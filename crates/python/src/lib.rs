@@ -16,6 +16,8 @@ mod gpu;
 #[cfg(feature = "extension-module")]
 mod module;
 #[cfg(feature = "extension-module")]
+mod sanitizer;
+#[cfg(feature = "extension-module")]
 mod serving;
 mod side;
 #[cfg(feature = "extension-module")]

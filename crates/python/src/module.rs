@@ -28,6 +28,8 @@ mod _native {
         append, check_append, check_lists, check_rotate, ending, forward, rotate, run, straight,
         straight_cache, suggest_packages, use_exchange,
     };
+    #[pymodule_export]
+    use crate::sanitizer::sanitize;
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
@@ -140,6 +142,7 @@ fn straight_cache<'py>(
 /// Names a folder of Python packages that may hold the CUDA compiler library.
 #[pyfunction]
 fn suggest_packages(folder: PathBuf) {
+    ptxsan::nvrtc::toolkit::suggest_packages(folder.clone());
     evosdpa_cuda::toolkit::suggest_packages(folder);
 }
 

@@ -243,6 +243,36 @@ def test_one_native_call_and_the_long_way_agree(monkeypatch):
     assert len(taken) == 10 and all(taken), taken
 
 
+def test_checked_mode_refuses_before_anything_is_queued(monkeypatch):
+    """What EVOSDPA_CHECK=1 does with the lists of CUDA tensors, here with those of a CPU."""
+    queued = []
+    monkeypatch.setattr(evosdpa._torch, "straight_cache", lambda *given: None)
+    monkeypatch.setattr(evosdpa._cache_torch, "is_checked", lambda x: True)
+    monkeypatch.setattr(evosdpa._native, "append", lambda *given: queued.append(given))
+    pages, q, new = torch.randn(8, 4, 2, 16), torch.randn(2, 1, 4, 16), torch.randn(2, 1, 2, 16)
+    angles = torch.randn(6, 8)
+    good = {"cache_seqlens": torch.tensor([3, 6], dtype=INT), "page_table": torch.tensor([[0, 1], [2, 3]], dtype=INT)}
+    cases = [
+        ("page 8|at 8", {"page_table": torch.tensor([[0, 1], [2, 8]], dtype=INT)}),
+        ("-1", {"page_table": torch.tensor([[-1, 1], [2, 3]], dtype=INT)}),
+        ("sequence 1 holds 8 tokens .* room for 8", {"cache_seqlens": torch.tensor([3, 8], dtype=INT)}),
+        ("sequence 0 uses -2 keys", {"cache_seqlens": torch.tensor([-2, 6], dtype=INT)}),
+        ("sequences 1 and 0", {"page_table": torch.tensor([[0, 1], [2, 0]], dtype=INT), "cache_seqlens": torch.tensor([4, 6], dtype=INT)}),
+        ("position 6", {"rotary_cos": angles, "rotary_sin": angles}),
+    ]
+    for said, change in cases:
+        with pytest.raises(ValueError, match=said):
+            evosdpa.flash_attn_with_kvcache(q, pages, pages.clone(), new, new, **{**good, **change})
+        assert not queued
+    evosdpa.flash_attn_with_kvcache(q, pages, pages.clone(), new, new, **good)
+    assert len(queued) == 1
+    # Queries are turned at positions of their own.
+    monkeypatch.setattr(evosdpa._native, "rotate", lambda *given: queued.append(given))
+    with pytest.raises(ValueError, match="sequence 1 has a token at position 6"):
+        evosdpa._cache_torch.rotate(q, angles, angles, good["cache_seqlens"], None, True, True)
+    assert len(queued) == 1
+
+
 def test_kvcache_without_lengths_and_with_a_number():
     q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 9, 2, 8), torch.randn(2, 9, 2, 8)
     whole = evosdpa.flash_attn_with_kvcache(q, k, v, causal=True)

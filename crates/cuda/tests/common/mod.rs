@@ -22,6 +22,7 @@ pub(crate) fn facts() -> ProblemFacts {
         head_dim: 64,
         value_dim: 64,
         dtype: DType::F16,
+        kv_dtype: DType::F16,
         band_lo: None,
         band_hi: None,
         lse: false,

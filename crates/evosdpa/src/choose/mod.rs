@@ -19,6 +19,7 @@
 //! ```
 
 mod ampere_fwd;
+mod flash_decode;
 mod hopper_fwd;
 mod hopper_small;
 mod look;

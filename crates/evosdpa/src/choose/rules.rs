@@ -1,17 +1,27 @@
 //! What to try where no tuned row says better: an order of kernels for a kind of problem.
 
+use evosdpa_core::Feature;
 use evosdpa_kernels::{Arch, ProblemFacts, Target};
+
+/// Problems with more queries than this are no decoding.
+const DECODE_QUERIES_MAX: u32 = 16;
 
 /// Kernels in the order in which to try them, each with why it stands there.
 pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static str, &'static str)> {
     let small = ("hopper_small", "too few Q tiles to fill the GPU, so the keys of each are split");
     let large = ("hopper_fwd", "the problem fills the GPU: the kernel with the highest throughput");
+    let decode = ("flash_decode", "few queries against a cache: its keys are split evenly over all SMs");
+    let hopper = target.arch == Arch::Sm90a;
+    // Caches of equal lengths are split over clusters there.
+    let decodes = facts.seq_q <= DECODE_QUERIES_MAX && (!hopper || reads_cache(facts));
     let mut candidates = Vec::new();
-    if target.arch == Arch::Sm90a {
+    candidates.extend(decodes.then_some(decode));
+    if hopper {
         candidates.extend(if leaves_room(facts, target) { [small, large] } else { [large, small] });
     }
     candidates.extend([
         ("ampere_fwd", "the fastest kernel that runs everywhere and reads any alignment"),
+        ("flash_decode", "8-bit caches, whose codes nothing else reads"),
         ("sdpa_v2c", "tensor cores, where nothing newer does"),
         ("sdpa_v2b", "shared memory, where nothing newer does"),
         ("sdpa_v1", "the baseline takes nearly everything"),
@@ -24,4 +34,11 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
 fn leaves_room(facts: &ProblemFacts, target: &Target) -> bool {
     let q_tiles = u64::from(facts.seq_q.div_ceil(64)) * u64::from(facts.heads_q) * u64::from(facts.batch);
     facts.seq_q <= 64 || q_tiles <= u64::from(target.sm_count)
+}
+
+/// Whether a cache's lengths, pages or codes are data.
+fn reads_cache(facts: &ProblemFacts) -> bool {
+    use Feature::*;
+    let kinds = [UsedLengths, PagedCache, KvType, PackedKeys, UsedQueries, LeftPadding, CacheIndices];
+    kinds.into_iter().any(|kind| facts.features.contains(kind))
 }

@@ -2,20 +2,22 @@
 
 use evosdpa_kernels::{Assignment, Error as Kernels, Kernel, ProblemFacts, Target, Variant};
 
-use super::{ampere_fwd, hopper_fwd, hopper_small, look::Look, settings::Settings};
+use super::{ampere_fwd, flash_decode, hopper_fwd, hopper_small, look::Look, settings::Settings};
 use crate::Error;
 
 /// Whose rules choose the tunables and kinds of a kernel. A kernel without a family keeps the defaults of its manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     AmpereFwd,
+    FlashDecode,
     HopperFwd,
     HopperSmall,
 }
 
 impl Family {
-    const ALL: [(&'static str, Self); 3] = [
+    const ALL: [(&'static str, Self); 4] = [
         ("ampere_fwd", Self::AmpereFwd),
+        ("flash_decode", Self::FlashDecode),
         ("hopper_fwd", Self::HopperFwd),
         ("hopper_small", Self::HopperSmall),
     ];
@@ -45,6 +47,7 @@ pub fn settings(
     let Some(family) = Family::of(kernel)? else { return Ok(settings) };
     match family {
         Family::AmpereFwd => ampere_fwd::tunables(&look, &mut settings),
+        Family::FlashDecode => flash_decode::tunables(&look, &mut settings),
         Family::HopperFwd => hopper_fwd::tunables(&look, &mut settings),
         Family::HopperSmall => hopper_small::tunables(&look, &mut settings),
     }
@@ -58,6 +61,7 @@ pub fn settings(
     };
     match family {
         Family::AmpereFwd => ampere_fwd::kinds(&look, &mut settings),
+        Family::FlashDecode => flash_decode::kinds(&look, &mut settings),
         Family::HopperFwd => hopper_fwd::kinds(&look, &value, &mut settings),
         Family::HopperSmall => hopper_small::kinds(&look, &value, &mut settings),
     }

@@ -42,13 +42,6 @@ struct CacheSourceOf<true> {
 };
 using CacheSource = CacheSourceOf<(PAGED_CACHE > 0)>::type;
 
-// The same value, of which the compiler knows nothing: what is computed from it is computed where it is needed, instead
-// of once before the loop and then kept in registers that are not there.
-__device__ __forceinline__ u32 opaque(u32 value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
 __device__ __forceinline__ Source rows_of(const void* tensor, const long long (&stride)[3], int batch, int head, int first, int dim) {
   const element* base = head_of(static_cast<const element*>(tensor), stride, batch, head);
   if (OWN_LENGTHS) base += first * stride[2];

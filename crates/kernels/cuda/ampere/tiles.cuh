@@ -71,7 +71,7 @@ struct Work {
     const int key_first = max(0, band_first(b, m0));
     const int key_last = min(b.seq_kv - 1, band_last(b, m_last));
     tile_first = key_first / BLOCK_N;
-    tiles = key_last >= key_first && m_last >= m0 ? key_last / BLOCK_N - tile_first + 1 : 0;
+    tiles = key_last >= key_first && (!OWN_LENGTHS || m_last >= m0) ? key_last / BLOCK_N - tile_first + 1 : 0;
     precise = PRECISE_KEYS > 0 && any_row_sees_fewer(b, m0, m_last, PRECISE_KEYS);
   }
 };

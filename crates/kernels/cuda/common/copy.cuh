@@ -25,6 +25,13 @@ __device__ __forceinline__ bool rows_are_16_byte_aligned(const T* first_row, lon
   return ((reinterpret_cast<u64>(first_row) | step) & 15) == 0;
 }
 
+// The same value, of which the compiler knows nothing: what is computed from it is computed where it is needed, instead
+// of once before the loop and then kept in registers that are not there.
+__device__ __forceinline__ u32 opaque(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }

@@ -83,6 +83,10 @@ struct SdpaParams {
   const int* leftpad_kv;
   const int* cache_batch_idx;
   long long cache_rows;  // blocks, or rows of the page table, that there are
+
+  // Memory between a launch's CTAs, of the size that the manifest says. Its first words are 0 before the launch and left at 0 by the
+  // kernel; null: the kernel does without.
+  void* workspace;
 };
 
 #define SDPA_BIAS_F32 0
@@ -146,6 +150,7 @@ SDPA_OFFSET_IS(seqused_q, 384);
 SDPA_OFFSET_IS(leftpad_kv, 392);
 SDPA_OFFSET_IS(cache_batch_idx, 400);
 SDPA_OFFSET_IS(cache_rows, 408);
-static_assert(sizeof(SdpaParams) == 416, "SdpaParams changed size: change the Rust mirror too");
+SDPA_OFFSET_IS(workspace, 416);
+static_assert(sizeof(SdpaParams) == 424, "SdpaParams changed size: change the Rust mirror too");
 #undef SDPA_OFFSET_IS
 #undef SDPA_OFFSET_OF

@@ -87,6 +87,7 @@ struct LaunchTable {
     dynamic_smem: Expr,
     programmatic: Option<Expr>,
     counter: Option<Expr>,
+    workspace: Option<Expr>,
 }
 
 #[derive(Deserialize, Default)]
@@ -158,6 +159,7 @@ impl Manifest {
                 dynamic_smem: read.launch.dynamic_smem,
                 programmatic: read.launch.programmatic,
                 counter: read.launch.counter,
+                workspace: read.launch.workspace,
             },
             family: read.family,
             defines: read.defines,
@@ -442,6 +444,7 @@ impl Manifest {
         }
         all.extend(self.launch.programmatic.iter().map(|expr| ("launch.programmatic".to_owned(), expr)));
         all.extend(self.launch.counter.iter().map(|expr| ("launch.counter".to_owned(), expr)));
+        all.extend(self.launch.workspace.iter().map(|expr| ("launch.workspace".to_owned(), expr)));
         all.extend(self.defines.iter().map(|(name, expr)| (format!("defines.{name}"), expr)));
         all.extend(self.lets.iter().map(|(name, expr)| (format!("let.{name}"), expr)));
         all.extend(self.constraints.iter().map(|constraint| ("constraint".to_owned(), &constraint.expr)));

@@ -2,7 +2,7 @@
 
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::TensorMapRequest;
-use evosdpa_kernels::{Swizzle, Variant};
+use evosdpa_kernels::{Swizzle, Variant, WORKSPACE_COUNTER_BYTES};
 use evosdpa_oracle::inputs::Inputs;
 use ptxsan::{Arg, Launch, Module, Options, Outcome, TensorElement, TensorMap, tensor::wgmma};
 
@@ -57,6 +57,12 @@ impl Simulation {
         self
     }
 
+    /// The same without a workspace, as where there is no memory left for one.
+    pub fn without_workspace(mut self) -> Self {
+        self.variant.launch.workspace_bytes = 0;
+        self
+    }
+
     /// The variant, as it is called: `sdpa_v2b[MAX_BLOCK_N=64]`.
     pub fn label(&self) -> String {
         self.variant.label()
@@ -106,6 +112,11 @@ impl Simulation {
         let geometry = &self.variant.launch;
         let counter = geometry.counter.then(|| device.upload("work counter", &[0; 4])).transpose()?;
         params.counter = counter.map_or(0, |counter| counter.address());
+        let workspace = match geometry.workspace_bytes as usize {
+            0 => None,
+            bytes => Some(device.upload("workspace", &vec![0; bytes])?),
+        };
+        params.workspace = workspace.map_or(0, |workspace| workspace.address());
         let mut args = vec![Arg::Bytes(bytemuck::bytes_of(&params).to_vec())];
         for wanted in &self.variant.tensor_maps {
             let map = tensor_map(&tensors.tensor_map(&self.problem, wanted)?)?;
@@ -121,6 +132,14 @@ impl Simulation {
         {
             let findings =
                 vec!["the work counter is not left at 0, where the next launch needs it".to_owned()];
+            return Err(Error::Findings { kernel: self.label(), findings });
+        }
+        if let Some(workspace) = workspace.filter(|_| outcome.is_clean())
+            && device.read(workspace)?[..WORKSPACE_COUNTER_BYTES as usize].iter().any(|byte| *byte != 0)
+        {
+            let findings = vec![
+                "the workspace's counters are not left at 0, where the next launch needs them".to_owned(),
+            ];
             return Err(Error::Findings { kernel: self.label(), findings });
         }
         output.o.bytes_mut().copy_from_slice(&device.read(o)?);

@@ -17,7 +17,7 @@ pub(crate) struct Tally {
     pub(crate) ideal_wavefronts: u64,
     /// Times lanes had to wait at a barrier.
     pub(crate) waits: u64,
-    /// What a synchronisation did, when that is recorded: see `machine::sync_trace`.
+    /// What a synchronisation did, when that is recorded: see `machine::sync_trace`. For an atomic: lanes that changed memory.
     pub(crate) work: u64,
 }
 

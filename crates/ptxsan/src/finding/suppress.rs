@@ -48,7 +48,12 @@ impl Suppressions {
             let (kind, place) = match words[..] {
                 [] => continue,
                 [kind, place] => (kind, place),
-                _ => return Err(wrong(format!("expected `KIND WHERE`, found {} words", words.len()))),
+                _ => {
+                    return Err(wrong(format!(
+                        "expected `KIND WHERE`, such as `race kernel.cu:12`, found `{}`",
+                        line.trim()
+                    )));
+                }
             };
             if !Kind::ALL.into_iter().any(|known| matches(kind, known.name())) {
                 let names = Kind::ALL.map(Kind::name).join(", ");

@@ -386,6 +386,8 @@ impl Warp {
                 let second = a.b.map_or(0, |b| self.lane(b, lane));
                 let new = (a.apply)(old, first, second);
                 self.put(cx, space, at, &new.to_le_bytes()[..a.bytes as usize], lane);
+                let unused = 64 - 8 * a.bytes;
+                cx.tallies[pc as usize].work += u64::from((new ^ old) << unused != 0);
                 if let Some(d) = a.d {
                     self.set_lane(d, lane, old);
                 }

@@ -209,7 +209,10 @@ fn check(kernel: &Kernel, launch: &Launch) -> Result<Shape> {
     if threads == 0 || threads > 1024 || launch.block[2] > 64 {
         return Err(refuse(
             launch,
-            format!("block {:?} must have 1 to 1024 threads, at most 64 in z", launch.block),
+            format!(
+                "block {:?} must have 1 to 1024 threads, at most 64 in z; more threads are more blocks of the grid",
+                launch.block
+            ),
         ));
     }
     if kernel.max_threads.is_some_and(|max| threads > u64::from(max)) {
@@ -233,10 +236,22 @@ fn check(kernel: &Kernel, launch: &Launch) -> Result<Shape> {
         return Err(refuse(
             launch,
             format!(
-                "{shared} bytes of shared memory ({fixed} declared, {} dynamic) are more than the limit of {limit}",
+                "{shared} bytes of shared memory ({fixed} declared, {} dynamic) are more than the limit of {limit} (`max_shared_bytes`, \
+                 --max-shared)",
                 launch.shared_bytes
             ),
         ));
+    }
+    // Every warp executes at least one instruction.
+    let warps = threads.div_ceil(32) * u64::from(gx) * u64::from(gy) * u64::from(gz);
+    let budget = launch.options.instruction_budget;
+    if warps > budget {
+        let reason = format!(
+            "{warps} warps in a grid of {:?} cannot end within a budget of {budget} warp instructions: fewer blocks show the same mistakes, \
+             or raise the budget (`instruction_budget`, --budget)",
+            launch.grid
+        );
+        return Err(refuse(launch, reason));
     }
     let cluster = check_cluster(kernel, launch)?;
     let wants_grid = kernel.specials.iter().any(|(special, _)| matches!(special, Special::EnvReg(1 | 2)));
@@ -293,7 +308,9 @@ fn check_cluster(kernel: &Kernel, launch: &Launch) -> Result<[u32; 3]> {
 fn pack_params(kernel: &Kernel, launch: &Launch) -> Result<Vec<u8>> {
     if kernel.params.len() != launch.args.len() {
         let (takes, given) = (kernel.params.len(), launch.args.len());
-        return Err(refuse(launch, format!("it takes {takes} arguments, {given} were given")));
+        let sizes: Vec<String> = kernel.params.iter().map(|param| param.bytes.to_string()).collect();
+        let sizes = if sizes.is_empty() { String::new() } else { format!(" of {} bytes", sizes.join(", ")) };
+        return Err(refuse(launch, format!("it takes {takes} arguments{sizes}, {given} were given")));
     }
     let mut params = vec![0; kernel.param_bytes as usize];
     for (i, (param, arg)) in kernel.params.iter().zip(&launch.args).enumerate() {

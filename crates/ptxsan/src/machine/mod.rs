@@ -16,6 +16,7 @@ mod order;
 mod race;
 mod random;
 mod run;
+mod spin;
 mod sync_trace;
 mod validity;
 mod validity_memory;

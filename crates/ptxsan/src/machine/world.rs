@@ -8,6 +8,7 @@ use super::barrier::{BARRIERS, Barriers};
 use super::launch::{Options, Schedule, Shape};
 use super::random::Random;
 use super::run::{Context, Resident, Stir};
+use super::spin::SpinWatch;
 use super::warp::{Parked, State, Warp};
 use crate::count::counters::Tally;
 use crate::decode::Kernel;
@@ -80,6 +81,7 @@ pub(super) struct World<'a> {
     random: Random,
     budget: u64,
     rounds: u64,
+    spin: SpinWatch,
     is_stopped: bool,
 }
 
@@ -102,6 +104,7 @@ impl<'a> World<'a> {
             random,
             budget,
             rounds: 0,
+            spin: SpinWatch::default(),
             is_stopped: false,
             setting,
             shape,
@@ -134,6 +137,10 @@ impl<'a> World<'a> {
                 break;
             }
             self.retire();
+            if self.spin.is_due(start - self.budget) && self.is_spinning(start - self.budget) {
+                self.report_spin();
+                break;
+            }
         }
         // What nobody waits for happens all the same.
         while !self.is_stopped && self.land_one() {}
@@ -405,7 +412,30 @@ impl<'a> World<'a> {
         source.unwrap_or_else(|| format!("PTX line {}", info.line))
     }
 
-    fn report_budget(&mut self) {
+    /// Whether all that still run go round for ever.
+    fn is_spinning(&mut self, instructions: u64) -> bool {
+        // Copies on their way will change memory; a warp that leaves may open a barrier.
+        let live: u64 = self.blocks.iter().flat_map(|b| &b.warps).map(|w| u64::from(w.live)).sum();
+        let mut warps = self.blocks.iter().flat_map(|b| &b.warps);
+        let in_flight = !self.flights.is_empty() || warps.any(|warp| !warp.flights.is_empty());
+        let pending = live + if in_flight { self.rounds } else { 0 };
+        let warps = self.blocks.iter().flat_map(|b| b.warps.iter().map(|warp| (b.number, warp)));
+        self.spin.look(self.setting.kernel, &self.tallies, instructions, pending, warps)
+    }
+
+    fn report_spin(&mut self) {
+        let (running, site) = self.still_running();
+        let detail = format!(
+            "nothing can change any more what these warps ask for in a loop: {}. Whoever is to end the loop has left, waits \
+             behind it, or does not run beside it",
+            running.join(", ")
+        );
+        self.log.add(Kind::Deadlock, site.0, None, (site.1, site.2), || detail);
+        self.is_stopped = true;
+    }
+
+    /// Up to four warps that can run, and where the first of them is.
+    fn still_running(&self) -> (Vec<String>, (u32, u32, u32)) {
         let mut running: Vec<String> = Vec::new();
         let mut site = (0, 0, 0);
         for block in &self.blocks {
@@ -425,6 +455,11 @@ impl<'a> World<'a> {
                 }
             }
         }
+        (running, site)
+    }
+
+    fn report_budget(&mut self) {
+        let (running, site) = self.still_running();
         let detail = format!(
             "{} warp instructions executed; still running: {}. A loop that never ends, or raise the budget",
             self.setting.options.instruction_budget,

@@ -79,7 +79,7 @@ impl DeviceMemory {
     fn checked(&self, bytes: usize) -> Result<usize> {
         if self.total_bytes.saturating_add(bytes as u64) > MAX_DEVICE_BYTES {
             return Err(Error::Memory(format!(
-                "{bytes} more bytes would pass the limit of {MAX_DEVICE_BYTES}"
+                "{bytes} more bytes would pass the limit of {MAX_DEVICE_BYTES}: use smaller buffers"
             )));
         }
         Ok(bytes)

@@ -11,6 +11,7 @@
 * :func:`flash_attn_varlen_func` takes packed sequences, :func:`flash_attn_with_kvcache` a cache, contiguous or in pages.
 * :func:`patch` makes a PyTorch program use the first without changing its code.
 * ``import evosdpa.transformers`` makes ``attn_implementation="evosdpa"`` known to transformers.
+* :mod:`evosdpa.ptxsan` runs CUDA kernels on a CPU and finds their races.
 * :func:`bench` and ``python -m evosdpa`` reach the commands of the ``evosdpa`` program.
 
 PyTorch is bound when this package is imported, if it is installed; set ``EVOSDPA_TORCH=0`` to leave it alone.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import atexit
 
-from . import _binding, _native
+from . import _binding, _native, ptxsan
 from ._api import flash_attn_func, sdpa
 from ._bench import bench
 from ._flash import flash_attn_varlen_func, flash_attn_with_kvcache
@@ -37,5 +38,6 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
     "patch",
+    "ptxsan",
     "sdpa",
 ]

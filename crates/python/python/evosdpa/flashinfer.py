@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cache_torch, _side
+from . import _cache_torch, _side, _torch
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
@@ -79,6 +79,43 @@ class _Plan:
         self.types = tuple(_dtype(kind) for kind in data_types)
         if logits_soft_cap:
             self.side["softcap"] = float(logits_soft_cap)
+        self.device: torch.device | None = None
+        self.lists: tuple[Any, ...] = ()
+        self.window = (window_left, 0 if causal else -1, True)
+        self.longest = (side.get("max_seqlen_q"), side.get("max_seqlen_k"))
+        self.is_plain = not side.keys() & {"softcap", "mask"}
+
+    def move_to(self, device: torch.device) -> None:
+        """Lists and tables to the tensors' device, where they stay: a run copies nothing."""
+        if self.device == device:
+            return
+        self.side = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in self.side.items()}
+        given = self.side.get
+        self.lists = (given("cu_seqlens_q"), given("cu_seqlens_k"), None, None, given("seqused_k"), None, None, None, given("page_table"))
+        self.device = device
+
+    def straight(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scales: tuple[float | None, float | None, float | None],
+        window_left: int | None,
+        sinks: Tensor | None,
+    ) -> Tensor | None:
+        """The output alone, by one native call: ``[…, tokens, heads, dim]`` in and out. ``None`` is for :meth:`attend` to look into."""
+        if not self.is_plain or sinks is not None or window_left is not None or scales != (None, None, None):
+            return None
+        (*_, heads, dim), (*_, heads_kv, _), dim_v = q.shape, k.shape, v.shape[-1]
+        if (heads, heads_kv) != self.heads or (dim, dim_v) != self.dims:
+            return None
+        q_type, k_type = self.types
+        if (q_type is not None and q.dtype != q_type) or (k_type is not None and k.dtype != k_type):
+            return None
+        self.move_to(q.device)
+        tensors = (q, k, v)
+        done = _torch.straight_cache(tensors, None, None, self.lists, self.longest, self.sm_scale, self.window, True, False, False)
+        return None if done is None else done[0]
 
     def attend(
         self,
@@ -99,10 +136,10 @@ class _Plan:
                 raise TypeError(f"{name} hold {tensor.dtype}, but were planned with {planned}")
         q_scale, k_scale, v_scale = (1.0 if scale is None else float(scale) for scale in scales)
         left = self.window_left if window_left is None else window_left
+        self.move_to(q.device)
         side = {**self.side, **_scales_of_codes(q, k)}
         if sinks is not None:
-            side["sinks"] = sinks.to(torch.float32)
-        side = {name: value.to(q.device) if isinstance(value, Tensor) else value for name, value in side.items()}
+            side["sinks"] = sinks.to(q.device, torch.float32)
         scale = (q.size(3) ** -0.5 if self.sm_scale is None else self.sm_scale) * q_scale * k_scale
         out, lse = _cache_torch.attend(q, k, v, scale, (left, 0 if self.causal else -1, True), True, False, side)
         assert lse is not None  # asked for
@@ -168,8 +205,14 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
     ) -> Any:
         """Attention of ``q``, ``[sequences, heads, dim]``: the output of the same form, with ``return_lse`` and ``[sequences, heads]``."""
         del enable_pdl
-        k, v = _halves(paged_kv_cache, self._layout)
-        result, found = self._plan().attend(q.unsqueeze(2), k, v, (q_scale, k_scale, v_scale), window_left, sinks)
+        k, v = _halves(paged_kv_cache)
+        plan, scales = self._plan(), (q_scale, k_scale, v_scale)
+        if not return_lse and out is None:
+            done = plan.straight(q.unsqueeze(1), *_by_token(k, v, self._layout), scales, window_left, sinks)
+            if done is not None:
+                return done.squeeze(1)
+        k, v = _by_head(k, v, self._layout)
+        result, found = plan.attend(q.unsqueeze(2), k, v, scales, window_left, sinks)
         return _given(result.squeeze(2), found.squeeze(2), out, lse, return_lse)
 
 
@@ -240,9 +283,14 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     ) -> Any:
         """Attention of packed ``q``, ``[tokens, heads, dim]``."""
         del enable_pdl
-        k, v = _halves(paged_kv_cache, self._layout)
-        scales = (q_scale, k_scale, v_scale)
-        result, found = self._plan().attend(q.transpose(0, 1).unsqueeze(0), k, v, scales, window_left, sinks)
+        k, v = _halves(paged_kv_cache)
+        plan, scales = self._plan(), (q_scale, k_scale, v_scale)
+        if not return_lse and out is None:
+            done = plan.straight(q, *_by_token(k, v, self._layout), scales, window_left, sinks)
+            if done is not None:
+                return done
+        k, v = _by_head(k, v, self._layout)
+        result, found = plan.attend(q.transpose(0, 1).unsqueeze(0), k, v, scales, window_left, sinks)
         return _given(result[0].transpose(0, 1), found[0].T, out, lse, return_lse)
 
 
@@ -311,8 +359,13 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
     ) -> Any:
         """Attention of packed tensors, ``[tokens, heads, dim]``."""
         del enable_pdl
+        plan, scales = self._plan(), (q_scale, k_scale, v_scale)
+        if not return_lse and out is None:
+            done = plan.straight(q, k, v, scales, window_left, sinks)
+            if done is not None:
+                return done
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-        result, found = self._plan().attend(q, k, v, (q_scale, k_scale, v_scale), window_left, sinks)
+        result, found = plan.attend(q, k, v, scales, window_left, sinks)
         return _given(result[0].transpose(0, 1), found[0].T, out, lse, return_lse)
 
 
@@ -377,14 +430,24 @@ def _checked_layout(layout: str) -> str:
     return layout
 
 
-def _halves(cache: Tensor | tuple[Tensor, Tensor], layout: str) -> tuple[Tensor, Tensor]:
-    """Keys and values, ``[pages, heads, page size, dim]``."""
+def _halves(cache: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Keys and values."""
     if isinstance(cache, Tensor):
         if cache.dim() != 5 or cache.size(1) != 2:
             raise ValueError(f"the cache has shape {list(cache.shape)}; use [pages, 2, …] with keys and values, or a pair")
         cache = cache[:, 0], cache[:, 1]
     k, v = cache
+    return k, v
+
+
+def _by_head(k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """``[pages, heads, page size, dim]``."""
     return (k, v) if layout == "HND" else (k.transpose(1, 2), v.transpose(1, 2))
+
+
+def _by_token(k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """``[pages, page size, heads, dim]``."""
+    return (k, v) if layout == "NHD" else (k.transpose(1, 2), v.transpose(1, 2))
 
 
 def _integers(**named: Tensor) -> None:
@@ -450,7 +513,7 @@ def _mask(qo_indptr: Tensor, keys: Tensor, longest: int, custom: Tensor | None, 
 def _scales_of_codes(q: Tensor, k: Tensor) -> _side.Side:
     """8-bit tensors are read at scale one: scales are numbers for whole tensors, applied to scores and output."""
     of = {"q_scales": (q,), "k_scales": (k,), "v_scales": (k,)}
-    side: _side.Side = {name: torch.ones(1) for name, (x,) in of.items() if x.dtype == torch.float8_e4m3fn}
+    side: _side.Side = {name: torch.ones(1, device=q.device) for name, (x,) in of.items() if x.dtype == torch.float8_e4m3fn}
     return side | {"scales_per": "tensor"} if side else side
 
 

@@ -20,6 +20,7 @@ fn any_facts() -> impl Strategy<Value = ProblemFacts> {
             2 => (None, Some(seq_kv as i32 - seq_q as i32)),
             _ => band,
         };
+        let dtype = if bf16 { DType::BF16 } else { DType::F16 };
         ProblemFacts {
             batch,
             heads_q: heads_kv * group,
@@ -28,7 +29,8 @@ fn any_facts() -> impl Strategy<Value = ProblemFacts> {
             seq_kv,
             head_dim: dims.0,
             value_dim: dims.1,
-            dtype: if bf16 { DType::BF16 } else { DType::F16 },
+            dtype,
+            kv_dtype: dtype,
             band_lo,
             band_hi,
             lse: false,

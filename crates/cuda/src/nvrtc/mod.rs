@@ -1,8 +1,15 @@
-//! NVRTC, called through its C interface.
+//! NVRTC, the CUDA compiler library: where it is, how to get it, and its C interface.
+//!
+//! This folder stands alone and is part of two crates, `evosdpa-cuda` and `ptxsan` (there by a link): each can be published without the
+//! other, and there is one way to find and call the compiler.
 //!
 //! The functions are looked up in the very library that [`Toolkit`] found, so that no other copy on the search path can
 //! answer, and a missing one is an error instead of a panic.
 //! See <https://docs.nvidia.com/cuda/nvrtc/index.html>.
+
+mod error;
+pub mod toolchain;
+pub mod toolkit;
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
@@ -13,7 +20,8 @@ use std::{
 
 use libloading::{Library, Symbol};
 
-use crate::{Error, Result, toolkit::Toolkit};
+pub use error::{Error, Result};
+use toolkit::Toolkit;
 
 type Program = *mut c_void;
 type Code = c_int;
@@ -22,37 +30,57 @@ const SUCCESS: Code = 0;
 const COMPILATION_ERROR: Code = 6;
 
 /// The compiler library, open.
-pub(crate) struct Nvrtc {
+pub struct Nvrtc {
+    toolkit: Toolkit,
     library: Library,
     /// Kept open: NVRTC opens it by its bare name, which only works while it is loaded.
     _builtins: Library,
 }
 
 /// What to compile, in NVRTC's terms.
-pub(crate) struct Source<'a> {
-    pub(crate) label: &'a str,
-    pub(crate) file_name: &'a str,
-    pub(crate) text: &'a str,
-    pub(crate) headers: Vec<(&'a str, &'a str)>,
-    pub(crate) options: Vec<String>,
+pub struct Source<'a> {
+    /// What errors call it.
+    pub label: &'a str,
+    /// The file's name, as it appears in messages and line information.
+    pub file_name: &'a str,
+    /// CUDA C++.
+    pub text: &'a str,
+    /// Names and texts of headers that are not read from disk.
+    pub headers: Vec<(&'a str, &'a str)>,
+    /// Options, beside the toolkit's own include folders.
+    pub options: Vec<String>,
+    /// Templates that are to be instantiated, such as `scale<float>`.
+    pub instances: Vec<&'a str>,
 }
 
 /// What NVRTC made of it.
-pub(crate) enum Outcome {
-    Compiled { code: Vec<u8>, log: String },
-    Rejected { log: String },
+pub enum Outcome {
+    /// PTX text or a cubin, and everything the compiler said.
+    Compiled {
+        /// What was asked for.
+        code: Vec<u8>,
+        /// Warnings, and the report of ptxas.
+        log: String,
+    },
+    /// The source does not compile.
+    Rejected {
+        /// Why.
+        log: String,
+    },
 }
 
 /// Which output to fetch.
 #[derive(Clone, Copy)]
-pub(crate) enum Output {
+pub enum Output {
+    /// PTX text.
     Ptx,
+    /// Machine code.
     Cubin,
 }
 
 impl Nvrtc {
     /// The toolkit's compiler, opened once per process.
-    pub(crate) fn shared() -> Result<&'static Self> {
+    pub fn shared() -> Result<&'static Self> {
         static OPEN: OnceLock<Nvrtc> = OnceLock::new();
         static OPENING: Mutex<()> = Mutex::new(());
         if let Some(nvrtc) = OPEN.get() {
@@ -67,16 +95,17 @@ impl Nvrtc {
         Ok(OPEN.get_or_init(|| nvrtc))
     }
 
-    pub(crate) fn open(toolkit: &Toolkit) -> Result<Self> {
+    /// Opens the compiler of a toolkit.
+    pub fn open(toolkit: &Toolkit) -> Result<Self> {
         let builtins = open_library(&toolkit.builtins)?;
         let library = open_library(&toolkit.nvrtc)?;
-        let nvrtc = Self { library, _builtins: builtins };
-        nvrtc.version().map_err(|problem| Error::NvrtcBroken { path: toolkit.nvrtc.clone(), problem })?;
+        let nvrtc = Self { toolkit: toolkit.clone(), library, _builtins: builtins };
+        nvrtc.version().map_err(|problem| Error::Broken { path: toolkit.nvrtc.clone(), problem })?;
         Ok(nvrtc)
     }
 
     /// Major and minor version.
-    pub(crate) fn version(&self) -> Result<(i32, i32), String> {
+    pub fn version(&self) -> Result<(i32, i32), String> {
         type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> Code;
         let version: Symbol<'_, Version> = self.function("nvrtcVersion")?;
         let (mut major, mut minor) = (0, 0);
@@ -86,13 +115,19 @@ impl Nvrtc {
     }
 
     /// Compiles; a source that NVRTC rejects is an [`Outcome`], not an error.
-    pub(crate) fn compile(&self, source: &Source<'_>, output: Output) -> Result<Outcome> {
+    pub fn compile(&self, source: &Source<'_>, output: Output) -> Result<Outcome> {
         let failed = |operation: &'static str| {
-            move |problem: String| Error::Nvrtc { operation, label: source.label.to_owned(), problem }
+            move |problem: String| Error::Call { operation, label: source.label.to_owned(), problem }
         };
         let program = self.create(source).map_err(failed("nvrtcCreateProgram"))?;
-        let options =
-            c_strings(source.options.iter().map(String::as_str)).map_err(failed("nvrtcCompileProgram"))?;
+        for name in &source.instances {
+            self.instantiate(&program, name).map_err(failed("nvrtcAddNameExpression"))?;
+        }
+        let include = self.toolkit.include.iter().map(|folder| format!("-I{}", folder.display()));
+        // From 13.0 on NVRTC has a cache of its own, out of which code comes without the report of ptxas.
+        let no_cache = matches!(self.version(), Ok((13.., _))).then(|| "--no-cache".to_owned());
+        let options: Vec<String> = source.options.iter().cloned().chain(include).chain(no_cache).collect();
+        let options = c_strings(options.iter().map(String::as_str)).map_err(failed("nvrtcCompileProgram"))?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Code;
         let compile: Symbol<'_, Compile> =
@@ -157,6 +192,15 @@ impl Nvrtc {
         if code == SUCCESS { Ok(OwnedProgram { nvrtc: self, raw }) } else { Err(self.error_text(code)) }
     }
 
+    fn instantiate(&self, program: &OwnedProgram<'_>, name: &str) -> Result<(), String> {
+        type AddName = unsafe extern "C" fn(Program, *const c_char) -> Code;
+        let add: Symbol<'_, AddName> = self.function("nvrtcAddNameExpression")?;
+        let name = c_string(name)?;
+        // SAFETY: the program is alive and not compiled yet; the name is a live NUL-terminated string, which NVRTC copies.
+        let code = unsafe { add(program.raw, name.as_ptr()) };
+        if code == SUCCESS { Ok(()) } else { Err(self.error_text(code)) }
+    }
+
     fn fetch(&self, program: &OwnedProgram<'_>, size: &str, content: &str) -> Result<Vec<u8>, String> {
         type Size = unsafe extern "C" fn(Program, *mut usize) -> Code;
         type Content = unsafe extern "C" fn(Program, *mut c_char) -> Code;
@@ -208,7 +252,7 @@ impl Drop for OwnedProgram<'_> {
 fn open_library(path: &Path) -> Result<Library> {
     // SAFETY: this is NVIDIA's compiler library, whose initialisers are made for any process.
     unsafe { Library::new(path) }
-        .map_err(|error| Error::NvrtcBroken { path: path.to_owned(), problem: error.to_string() })
+        .map_err(|error| Error::Broken { path: path.to_owned(), problem: error.to_string() })
 }
 
 /// The text before the terminating NUL.

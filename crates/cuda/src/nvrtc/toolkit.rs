@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Error, Result, toolchain};
+use super::{Error, Result, toolchain};
 
 /// Says where the toolkit is, before anything else is tried.
 pub const HOME_VARIABLE: &str = "EVOSDPA_CUDA_HOME";
@@ -48,12 +48,11 @@ impl Toolkit {
     /// The first toolkit in the order of this module's documentation.
     pub fn find() -> Result<&'static Self> {
         static FOUND: OnceLock<Result<Toolkit, Vec<String>>> = OnceLock::new();
-        FOUND.get_or_init(search).as_ref().map_err(|searched| Error::NoNvrtc {
+        FOUND.get_or_init(search).as_ref().map_err(|searched| Error::Missing {
             searched: searched.clone(),
             hint: format!(
-                "install it with `evosdpa doctor --fix` (or `cargo xtask setup`), which puts {} into a folder of \
-                 its own, or set {HOME_VARIABLE} to a CUDA toolkit",
-                toolchain::REQUIREMENT
+                "install it (no GPU, no root): {}\n`evosdpa doctor --fix` does the same; or set {HOME_VARIABLE} to a CUDA toolkit",
+                toolchain::by_hand()
             ),
         })
     }

@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-use crate::{Error, Result, nvrtc::Nvrtc, toolkit::Toolkit};
+use super::{Error, Nvrtc, Result, toolkit::Toolkit};
 
 /// The pinned version. Other pins mix versions that do not work together.
 pub const VERSION: &str = "13.0.3";
@@ -32,6 +32,12 @@ pub fn private_folder() -> Option<PathBuf> {
 /// The toolkit inside the private folder, whether or not it is there yet.
 pub fn private_root() -> Option<PathBuf> {
     Some(private_folder()?.join("nvidia/cu13"))
+}
+
+/// The command that fills the private folder, for a terminal.
+pub fn by_hand() -> String {
+    let folder = private_folder().map_or_else(|| "FOLDER".to_owned(), |folder| folder.display().to_string());
+    format!("python3 -m pip install --target {folder} \"{REQUIREMENT}\"")
 }
 
 /// Fills the private folder, unless it is there and works; then opens the compiler once to be sure.

@@ -1,0 +1,135 @@
+//! How `flash_decode` fills SMs and shared memory.
+
+use evosdpa_core::Feature;
+
+use super::{look::Look, settings::Settings};
+
+/// Shared memory that the system keeps of every CTA (CUDA programming guide, compute capabilities 8.x and 9.x).
+const RESERVED_BYTES: i64 = 1024;
+
+pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
+    let cta = Cta::of(look);
+    settings.decide(
+        "tile",
+        &[("WARPS_M", cta.warps_m), ("WARPS_N", cta.warps_n), ("CTAS_PER_SM", cta.per_sm)],
+        match cta.warps_m {
+            1 => "all query heads of a key head fit 16 rows: one warp reads a key for all of them",
+            _ => "warps share a key's rows, 16 each, so that the cache is read once",
+        },
+    );
+    settings.decide(
+        "pipeline",
+        &[("WARP_KEYS", cta.keys), ("STAGES", cta.stages())],
+        "as many KV tiles in flight as shared memory holds: memory answers late, and is asked early",
+    );
+    settings.decide(
+        "split",
+        &[("SPLIT_KEYS", 0), ("PROGRAMMATIC", 0)],
+        "equal shares of all KV tiles for all CTAs, counted on the device; the last to finish a Q tile merges it",
+    );
+}
+
+pub(super) fn kinds(look: &Look<'_>, settings: &mut Settings) {
+    // Memory is what takes time: code for rows with few keys costs nothing, and other code for other lengths would.
+    look.decide_precision(true, settings);
+}
+
+/// The warps of a CTA and what its rings are made of.
+#[derive(Clone, Copy)]
+struct Cta {
+    warps_m: i64,
+    warps_n: i64,
+    /// Keys of a team's KV tile.
+    keys: i64,
+    per_sm: i64,
+    /// Of one key and value.
+    key_bytes: i64,
+    /// Of Q, where it lies in shared memory.
+    query_bytes: i64,
+    smem_limit_bytes: i64,
+}
+
+impl Cta {
+    fn of(look: &Look<'_>) -> Self {
+        let rows = look.facts.seq_q.saturating_mul(look.group());
+        // Two codes: rows that are not there cost MMAs, of which there are plenty.
+        let warps_m = if rows <= 16 { 1 } else { 4 };
+        // The accumulators of wide heads, and those of several warps, leave no registers for a second CTA.
+        let (warps_n, per_sm) = match (warps_m, look.widest() > 128) {
+            (1, false) => (4, 2),
+            (1, true) => (4, 1),
+            _ => (2, 1),
+        };
+        let codes = look.asks_for(&[Feature::KvType]);
+        let padded = |dim: u32| i64::from(dim.next_multiple_of(32));
+        let (head_dim, value_dim) = (padded(look.facts.head_dim), padded(look.facts.value_dim));
+        let cta = Self {
+            warps_m,
+            warps_n,
+            // Twice the keys of half the bytes are a stage of the same size.
+            keys: if codes && look.widest() <= 128 { 32 } else { 16 },
+            per_sm,
+            key_bytes: if codes { head_dim + value_dim + 8 } else { 2 * (head_dim + value_dim) },
+            query_bytes: if head_dim > 128 { 32 * warps_m * head_dim } else { 0 },
+            smem_limit_bytes: i64::from(look.target.smem_limit_bytes),
+        };
+        // Where two stages are too much for two CTAs, one has all of the shared memory; then fewer teams share it.
+        let fewer = |warps_n: i64| Self { warps_n, per_sm: 1, ..cta };
+        let smaller = [cta, fewer(cta.warps_n), fewer(2), fewer(1)];
+        smaller.into_iter().find(|cta| cta.most_stages() >= 2).unwrap_or(fewer(1))
+    }
+
+    /// The most stages that leave room for every CTA of an SM.
+    fn most_stages(&self) -> i64 {
+        let merge = self.warps_n * self.warps_m * 16 * (4 * 36 + 8) + 16;
+        let room = self.smem_limit_bytes / self.per_sm - RESERVED_BYTES - merge - self.query_bytes;
+        room / (self.warps_n * self.keys * self.key_bytes)
+    }
+
+    fn stages(&self) -> i64 {
+        let most = self.most_stages();
+        [8, 6, 5, 4, 3].into_iter().find(|stages| *stages <= most).unwrap_or(2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evosdpa_core::{DType, Problem};
+    use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target};
+
+    use super::*;
+
+    /// What is chosen fits the SM as often as it says, and as many bytes are in flight as the memory needs.
+    #[test]
+    fn rings_fill_shared_memory() {
+        let registry = Registry::embedded().unwrap();
+        let kernel = registry.kernel("flash_decode").unwrap();
+        for (shape, in_flight_kib) in [
+            ("b16h32/8s1/8192d128", [32, 32, 128]),
+            ("b16h32/8s1/8192d64", [32, 32, 128]),
+            ("b16h32/8s4/8192d256", [64, 32, 128]),
+            ("b16h32/8s16/8192d128", [64, 32, 96]),
+            ("b16h32/8s16/8192d256", [32, 16, 96]),
+            ("b16h64/8s3/8192d128", [64, 32, 96]),
+            ("b16h32/8s1/8192d128:paged=16:kv=e4m3", [32, 32, 128]),
+            ("b16h32/8s1/8192d256:kv=e4m3:scales=token", [64, 32, 128]),
+        ] {
+            let facts =
+                ProblemFacts::try_from(&Problem::new(shape.parse().unwrap(), DType::BF16).unwrap()).unwrap();
+            for (arch, least_kib) in [Arch::Sm80, Arch::Sm89, Arch::Sm90a].into_iter().zip(in_flight_kib) {
+                let target = Target::nominal(arch);
+                let cta = Cta::of(&Look::new(&facts, &target));
+                let variant = super::super::variant(kernel, &facts, &target, &Default::default()).unwrap();
+                let smem = i64::from(variant.launch.dynamic_smem_bytes) + RESERVED_BYTES;
+                let label = format!("{shape} on {arch}: {}", variant.label());
+                assert!(
+                    cta.per_sm * smem <= i64::from(target.smem_limit_bytes) + RESERVED_BYTES,
+                    "{label}: {smem}"
+                );
+                let stage = cta.warps_n * cta.keys * cta.key_bytes;
+                let in_flight = cta.per_sm * (cta.stages() - 1) * stage / 1024;
+                assert!(in_flight >= least_kib, "{label}: {in_flight} KiB in flight");
+            }
+        }
+    }
+}

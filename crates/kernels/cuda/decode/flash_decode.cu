@@ -1,0 +1,33 @@
+// flash_decode: few queries against long caches, at the speed of the memory (sm_80 and later: cp.async, ldmatrix, mma.sync).
+//
+// Query heads of one key head and query positions are packed into Q tiles of 16·WARPS_M rows (work.cuh). The KV tiles of all Q tiles of
+// all sequences are laid end to end and cut into equal shares, one for each CTA (work.cuh): no length leaves an SM idle, and no host
+// knows lengths. The WARPS_M warps of a team own a ring of STAGES KV tiles (layout.cuh), filled row by row, so that pages cost address
+// arithmetic alone (loader.cuh). Teams share nothing while tiles go by (mainloop.cuh). At the end of a Q tile, or of a CTA's share
+// of it, their parts meet in shared memory; parts of several CTAs meet in the workspace, where the last CTA to arrive adds them up
+// in their order (merge.cuh). Loads of the next Q tile are under way meanwhile.
+#include "score.cuh"
+
+using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
+
+#include "merge.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(const __grid_constant__ SdpaParams p) {
+  extern __shared__ __align__(128) unsigned char smem[];
+#if __CUDA_ARCH__ >= 900
+  grid_wait();  // the inputs may be another kernel's outputs, and the workspace is its too
+#endif
+  const Division division(p);
+  Cursor now(p, division);
+  Loader loader(p, smem, division, now);
+  loader.fill();
+  while (now.valid()) {
+    Part part(p, smem, now);
+    part.run(loader, now);
+    finish_segment(p, smem, division, now, part);
+    now.next(p, division);
+  }
+#if __CUDA_ARCH__ >= 900
+  grid_launch_dependents();
+#endif
+}

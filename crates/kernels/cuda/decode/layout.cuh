@@ -1,0 +1,59 @@
+// flash_decode: how a KV tile is divided among warps, and what lies where in shared memory.
+//
+//   | (K, V, scales) × STAGES × WARPS_N teams | columns of the teams' O × WARPS_N | statistics × WARPS_N | flag | Q of wide heads |
+#pragma once
+#include "dtype.cuh"
+#include "params.h"
+
+namespace {
+
+// Codes of K and V: none (they are elements of Q's type), e4m3, u8 around 128.
+constexpr bool CODES = KV_CODES > 0;
+constexpr bool E4M3 = KV_CODES == 1;
+constexpr int KV_BYTES = CODES ? 1 : 2;
+
+constexpr int TEAM = 32 * WARPS_M;  // threads that share a ring
+constexpr int THREADS = TEAM * WARPS_N;
+constexpr int ROWS = 16 * WARPS_M;  // of a Q tile
+constexpr int BLOCK_N = WARP_KEYS * WARPS_N;
+constexpr int K_STEPS = HEAD_DIM / 16;
+static_assert(WARP_KEYS % 16 == 0 && WARP_KEYS <= 32, "a lane looks up one key's page");
+static_assert(HEAD_DIM % (CODES ? 32 : 16) == 0 && VALUE_DIM % 32 == 0, "head dimensions are padded");
+
+// WARP_KEYS rows of CHUNKS 16-byte chunks, cut into panels at most 128 bytes wide whose chunks are XOR-swizzled so that eight
+// consecutive rows of one chunk column fall into different banks.
+template <int CHUNKS_>
+struct RingTile {
+  static constexpr int CHUNKS = CHUNKS_;
+  static constexpr int PANEL_CHUNKS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+  static constexpr int ROWS_PER_LINE = 8 / PANEL_CHUNKS;
+  static constexpr int BYTES = WARP_KEYS * CHUNKS * 16;
+  static __device__ __forceinline__ u32 offset(int row, int chunk) {
+    const int inside = (chunk % PANEL_CHUNKS) ^ ((row / ROWS_PER_LINE) % PANEL_CHUNKS);
+    return (chunk / PANEL_CHUNKS * WARP_KEYS + row) * (PANEL_CHUNKS * 16) + inside * 16;
+  }
+  // From a lane's address in the first pair of chunks and the first 16 rows to another pair and other rows.
+  static __device__ __forceinline__ u32 advance(u32 address, int pair, int block16) {
+    return (address ^ ((2 * pair % PANEL_CHUNKS) << 4)) + (2 * pair / PANEL_CHUNKS) * (WARP_KEYS * PANEL_CHUNKS * 16) +
+           block16 * (16 * PANEL_CHUNKS * 16);
+  }
+};
+using KTile = RingTile<HEAD_DIM * KV_BYTES / 16>;
+using VTile = RingTile<VALUE_DIM * KV_BYTES / 16>;
+
+constexpr int SCALES_OFFSET = KTile::BYTES + VTile::BYTES;  // of K, then of V, where tokens have their own
+constexpr int STAGE_BYTES = SCALES_OFFSET + (TOKEN_SCALES ? 8 * WARP_KEYS : 0);
+constexpr int RING_BYTES = STAGES * STAGE_BYTES;
+// The merge of teams: so many columns at a time.
+constexpr int MERGE_COLUMNS = 32;
+constexpr int MERGE_PITCH = MERGE_COLUMNS + 4;  // floats
+constexpr int COLUMNS_OFFSET = WARPS_N * RING_BYTES;
+constexpr int STATISTICS_OFFSET = COLUMNS_OFFSET + WARPS_N * ROWS * MERGE_PITCH * 4;
+constexpr int FLAG_OFFSET = STATISTICS_OFFSET + WARPS_N * ROWS * 8;
+// Q of wide heads finds no registers beside O: a fragment lies as its lanes hold it.
+constexpr bool Q_IN_SMEM = HEAD_DIM > 128;
+constexpr int Q_OFFSET = FLAG_OFFSET + 16;
+constexpr int LAYOUT_BYTES = Q_OFFSET + (Q_IN_SMEM ? WARPS_M * K_STEPS * 512 : 0);
+static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
+
+}  // namespace

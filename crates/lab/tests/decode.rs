@@ -1,0 +1,120 @@
+//! flash_decode on the simulator: shares of any size, parts merged by whoever comes last, every kind of cache.
+
+mod trials;
+
+use evosdpa_core::DType;
+use evosdpa_kernels::Registry;
+use evosdpa_lab::device::Sim;
+use evosdpa_oracle::inputs::Family;
+use ptxsan::Options;
+use trials::{BF16, F16, Trial, case_of, run_all, trial};
+
+const DECODE: &str = "flash_decode";
+
+/// On at most so many CTAs.
+const fn on(blocks: u32, shape: &'static str, dtype: DType) -> Trial {
+    Trial { blocks, ..trial(DECODE, shape, dtype) }
+}
+
+/// Head dimensions, groups, masks; one CTA for everything, a few whose shares end anywhere, and as many as there are KV tiles.
+#[test]
+fn shares_of_any_size() {
+    run_all(&[
+        trial(DECODE, "b1h4/1s1/300d128", BF16),
+        on(1, "b2h4/2s1/130d64", F16),
+        on(3, "b2h4/2s1/200d64", BF16),
+        on(5, "b3h2s3/150d40:causal-br", F16),
+        on(7, "b1h3/1s16/200d72/48:window=100/0", BF16),
+        on(2, "b1h16/1s4/90d64:causal-br", F16),
+        trial(DECODE, "b1h8/1s3/70d256", BF16),
+        on(2, "b2h3s1/1d7", F16),
+        on(3, "b1h2s9/4d64:causal-br", BF16),
+        Trial { family: Family::LargeLogits, ..on(3, "b1h8/2s1/260d64", F16) },
+        Trial { family: Family::HiddenKeys, ..on(3, "b2h2s2/133d64:mask=b", F16) },
+    ]);
+}
+
+/// Lengths that are data, pages of several sizes in every order, modifiers.
+#[test]
+fn caches_of_every_kind() {
+    run_all(&[
+        on(5, "b3h4/2s2/170d64:causal-br:used:paged=16", BF16),
+        Trial { seed: 5, ..on(5, "b3h2s2/133d64:used:paged=1", F16) },
+        Trial { seed: 9, ..on(2, "b2h2s1/300d64:used:paged=256", BF16) },
+        Trial { seed: 2, ..on(3, "b5h2/1s4/100d64:varlen", F16) },
+        on(5, "b40h1s2/30d32:causal-br:varlen", BF16),
+        Trial { seed: 3, ..on(3, "b4h4/1s1/200d64:used", BF16) },
+        Trial { seed: 2, ..on(4, "b3h4/2s3/90d64:causal-br:used:used-q:leftpad:indexed", F16) },
+        Trial { seed: 5, ..on(4, "b3h2s2/90d64:used:leftpad:indexed:paged=16", BF16) },
+        on(3, "b2h2s2/70d64:window=30/9:softcap=5:alibi:bias=b:mask:chunk=32:sinks", F16),
+        on(3, "b3h2s3/70d64:causal-br:varlen:softcap=9:alibi:bias=bh:mask=b:chunk=16:sinks", BF16),
+    ]);
+}
+
+/// Codes with scales of every reach, under both types of queries, with pages and without.
+#[test]
+fn caches_of_codes() {
+    run_all(&[
+        on(3, "b2h4/2s1/130d64:kv=e4m3", BF16),
+        on(3, "b2h4/2s2/130d128:kv=e4m3:scales=token", BF16),
+        on(2, "b2h4/2s1/70d64:kv=u8:scales=tensor", F16),
+        on(2, "b1h2s1/70d20:kv=u8:scales=token", BF16),
+        on(5, "b2h4/2s1/200d64:used:paged=7:kv=e4m3:scales=token", BF16),
+        Trial { seed: 2, ..on(3, "b3h2/1s3/90d64:causal-br:varlen:kv=e4m3:scales=token", F16) },
+        on(2, "b1h4/1s1/40d256:used:paged=16:kv=e4m3", F16),
+    ]);
+}
+
+/// A fixed split gives the same bits however many CTAs there are, and so whatever else they have to do; equal shares do not.
+/// Without a workspace nothing is split, which is right as well.
+#[test]
+fn a_fixed_split_does_not_depend_on_the_others() {
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+    let outputs = |kernel: &'static str| {
+        let (spec, case) = case_of(&trial(kernel, "b1h2/1s1/2200d32", F16));
+        [1, 2, 5].map(|blocks| {
+            let simulation = sim.simulation(kernel, &spec.problem).unwrap().on_blocks(blocks);
+            let (output, outcome) = simulation.run(&case.inputs, &Options::default()).unwrap();
+            assert!(
+                outcome.is_clean() && case.judge(&output.o.view(), None).passed(),
+                "{kernel} on {blocks}"
+            );
+            output.o.bytes().to_vec()
+        })
+    };
+    let [one, two, five] = outputs("flash_decode[SPLIT_KEYS=1024]");
+    assert!(one == two && two == five);
+    let [one, two, five] = outputs("flash_decode");
+    assert!(one != two && two != five, "the comparison sees no difference");
+
+    let (spec, case) = case_of(&trial(DECODE, "b2h4/2s1/200d64:used", BF16));
+    let simulation = sim.simulation(DECODE, &spec.problem).unwrap().on_blocks(3).without_workspace();
+    let (output, outcome) = simulation.run(&case.inputs, &Options::default()).unwrap();
+    assert!(outcome.is_clean() && case.judge(&output.o.view(), None).passed());
+}
+
+/// Code that reads scales of another reach, other codes, or no pages gives an answer that the gate refuses.
+#[test]
+fn code_of_another_cache_is_found_out() {
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+    let of = |shape: &str| {
+        sim.simulation(DECODE, &case_of(&trial("", shape.to_owned().leak(), F16)).0.problem).unwrap()
+    };
+    for (kind, other) in [
+        (":kv=e4m3", ":kv=e4m3:scales=tensor"),
+        (":kv=e4m3:scales=token", ":kv=e4m3"),
+        (":kv=u8", ":kv=e4m3"),
+        (":kv=e4m3", ""),
+        (":used:paged=16", ":used"),
+        (":used", ""),
+    ] {
+        let shape: &'static str = format!("b2h4/2s1/90d64{kind}").leak();
+        let (_, case) = case_of(&trial(DECODE, shape, F16));
+        let wrong = of(&format!("b2h4/2s1/90d64{other}"));
+        let refused = match of(shape).run_module(wrong.module(), &case.inputs, &Options::default()) {
+            Ok((output, outcome)) => !outcome.is_clean() || !case.judge(&output.o.view(), None).passed(),
+            Err(_) => true,
+        };
+        assert!(refused, "{kind} by code for {other:?}");
+    }
+}
