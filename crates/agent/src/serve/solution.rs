@@ -122,7 +122,13 @@ fn traces(task: &Task) -> Vec<Value> {
         let failed = outcome.gates.iter().find(|gate| gate.verdict == Word::Fail);
         let status = match failed.map(|gate| gate.stage.as_str()) {
             Some("source" | "compile") => "COMPILE_ERROR",
-            Some(_) if failed.is_some_and(|gate| gate.gate == "correctness") => "INCORRECT_NUMERICAL",
+            // What the simulator found is a fault of another kind than a wrong number.
+            Some(_)
+                if failed
+                    .is_some_and(|gate| gate.gate == "correctness" && !gate.detail.contains(" findings")) =>
+            {
+                "INCORRECT_NUMERICAL"
+            }
             Some(_) => "RUNTIME_ERROR",
             None if speed.is_some() => "PASSED",
             None => "RUNTIME_ERROR",
