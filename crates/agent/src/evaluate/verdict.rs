@@ -102,7 +102,7 @@ impl Outcome {
     pub(super) fn add(&mut self, stage: &Stage, output: &Output) {
         let document: Option<Value> = serde_json::from_slice(&output.stdout).ok();
         let rows = document.as_ref().and_then(|document| document["rows"].as_array());
-        let Some(rows) = rows.filter(|_| matches!(output.ended, Ended::Exited(0 | 1 | 2))) else {
+        let Some(rows) = rows.filter(|_| matches!(output.ended, Ended::Exited(0..=2))) else {
             // What crashed or hung did so because of what was sent; what was refused was not run.
             let word = match output.ended {
                 Ended::Exited(2) | Ended::Cancelled => Word::Unavailable,
