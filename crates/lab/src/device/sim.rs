@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{Artifact, ArtifactKind, Builder};
-use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant};
+use evosdpa_kernels::{Arch, Kernel, ProblemFacts, Registry, Target, Variant, VariantId};
 use evosdpa_oracle::inputs::Inputs;
 use ptxsan::{Module, Options, Schedule, count::Counters};
 
@@ -74,8 +74,9 @@ impl Sim {
 
     /// The machine that a kernel is run on.
     pub fn target(&self, kernel: &str) -> Target {
-        let name = kernel.split('[').next().unwrap_or(kernel);
-        self.registry.kernel(name).map_or_else(|_| Target::nominal(ARCHS[0]), target_of)
+        self.registry
+            .kernel(VariantId::kernel_of(kernel))
+            .map_or_else(|_| Target::nominal(ARCHS[0]), target_of)
     }
 
     /// Whether the simulator understands every instruction of a variant.

@@ -14,7 +14,6 @@ mod launch;
 mod matrix;
 mod order;
 mod race;
-mod random;
 mod run;
 mod spin;
 mod sync_trace;

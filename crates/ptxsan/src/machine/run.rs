@@ -6,7 +6,6 @@ use super::asynchronous::mbarrier::Mbarriers;
 use super::asynchronous::wgmma::Warpgroups;
 use super::barrier::Barriers;
 use super::launch::{Options, Schedule, Shape};
-use super::random::Random;
 use super::warp::{NO_MEETING, State, Warp};
 use crate::count::counters::Tally;
 use crate::decode::{ALWAYS, Bank, Inst, Kernel, Op, SharedVariable};
@@ -18,6 +17,7 @@ use crate::memory::shared::SharedMemory;
 use crate::memory::view::View;
 use crate::memory::window;
 use crate::parse::ast::Space;
+use crate::random::Random;
 use std::collections::HashMap;
 
 /// After so many instructions without meeting, lanes that wait for others go on alone: the others may be

@@ -6,7 +6,6 @@ use super::asynchronous::mbarrier::Mbarriers;
 use super::asynchronous::wgmma::Warpgroups;
 use super::barrier::{BARRIERS, Barriers};
 use super::launch::{Options, Schedule, Shape};
-use super::random::Random;
 use super::run::{Context, Resident, Stir};
 use super::spin::SpinWatch;
 use super::warp::{Parked, State, Warp};
@@ -20,6 +19,7 @@ use crate::memory::DeviceMemory;
 use crate::memory::shared::SharedMemory;
 use crate::memory::view::{Page, View};
 use crate::module::Module;
+use crate::random::Random;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -331,6 +331,7 @@ impl<'a> World<'a> {
         let schedule = self.setting.options.schedule;
         let code = &self.setting.kernel.code;
         self.enter(number, |cx| {
+            warps[w].turns += 1;
             warps[w].run(cx, turn);
             if schedule == Schedule::RoundRobin {
                 warps[w].land_copies(cx, |_| true);

@@ -79,7 +79,7 @@ fn tensors_that_tma_cannot_reach_go_to_a_kernel_that_can() {
 #[test]
 fn a_problem_nobody_takes_names_who_comes_closest() {
     let message = choose("b1h8s512d512", DType::F16, Arch::Sm89, |_| {}).unwrap_err().to_string();
-    assert!(message.contains("the closest is") && message.contains("head_dim is 512"), "{message}");
+    assert!(message.contains("the closest is `ampere_fwd`: head_dim is 512, it takes 1 to 256"), "{message}");
     let message = choose("mission", DType::F32, Arch::Sm90a, |_| {}).unwrap_err().to_string();
     assert!(message.contains("the closest is") && message.contains("not f32"), "{message}");
 }
