@@ -13,6 +13,7 @@ mod fold;
 mod launch;
 mod matrix;
 mod order;
+mod places;
 mod race;
 mod run;
 mod spin;

@@ -1,9 +1,9 @@
 //! Executes instructions of one warp until it blocks or its turn is over.
 
-use super::asynchronous::bulk::BulkFlight;
+use super::asynchronous::barrier_state::Mbarriers;
 use super::asynchronous::cluster::{Cluster, Pool};
-use super::asynchronous::mbarrier::Mbarriers;
-use super::asynchronous::wgmma::Warpgroups;
+use super::asynchronous::flight::BulkFlight;
+use super::asynchronous::wgmma::{Operands, Warpgroups};
 use super::barrier::Barriers;
 use super::launch::{Options, Schedule, Shape};
 use super::warp::{NO_MEETING, State, Warp};
@@ -44,6 +44,8 @@ pub(super) struct Context<'a, 'm> {
     pub(super) cluster_first: u32,
     /// The other blocks that are running.
     pub(super) peers: &'a mut HashMap<u32, Resident>,
+    /// Where operands of `wgmma` lie.
+    pub(super) operands: &'a mut Operands,
     /// Bulk copies on their way.
     pub(super) flights: &'a mut Vec<BulkFlight>,
     /// What has changed that somebody may wait for.
