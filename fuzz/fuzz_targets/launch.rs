@@ -7,13 +7,16 @@ use libfuzzer_sys::{
     arbitrary::{self, Arbitrary},
     fuzz_target,
 };
-use ptxsan::{Arg, Device, Launch, Module, Schedule};
+use ptxsan::tensor::wgmma::Swizzle;
+use ptxsan::{Arg, Device, Launch, Module, Schedule, TensorElement, TensorMap};
 
-static MODULES: LazyLock<[Module; 3]> = LazyLock::new(|| {
+static MODULES: LazyLock<[Module; 5]> = LazyLock::new(|| {
     [
         include_str!("../../crates/ptxsan/tests/fixtures/basics.ptx"),
         include_str!("../../crates/ptxsan/tests/fixtures/hazards.ptx"),
         include_str!("../../crates/ptxsan/tests/fixtures/tensor.ptx"),
+        include_str!("../../crates/ptxsan/tests/fixtures/speed_hopper.ptx"),
+        include_str!("../../crates/ptxsan/tests/golden/hopper/capture.ptx"),
     ]
     .map(|text| Module::parse(text).expect("a fixture is right"))
 });
@@ -25,6 +28,8 @@ enum Value {
     U64(u64),
     F32(f32),
     Bytes(Vec<u8>),
+    /// A tensor of this many bytes in two dimensions.
+    Map { element: u8, sizes: [u8; 2], stride: u8, boxes: [u8; 2], steps: [u8; 2], swizzle: u8, is_nan_outside: bool },
 }
 
 #[derive(Arbitrary, Debug)]
@@ -42,6 +47,10 @@ struct Input {
     max_shared_bytes: u32,
     resident_blocks: u32,
     explain: bool,
+    cluster: [u8; 3],
+    is_cooperative: bool,
+    is_programmatic: bool,
+    is_strict: bool,
 }
 
 fuzz_target!(|input: Input| {
@@ -65,6 +74,21 @@ fuzz_target!(|input: Input| {
             Value::U64(v) => Arg::U64(*v),
             Value::F32(v) => Arg::F32(*v),
             Value::Bytes(v) => Arg::Bytes(v.clone()),
+            Value::Map { element, sizes, stride, boxes, steps, swizzle, is_nan_outside } => {
+                let buffer = device.upload("tensor", &[1; 16 * 1024]).expect("16 KB fit");
+                let swizzles = [Swizzle::None, Swizzle::Bytes32, Swizzle::Bytes64, Swizzle::Bytes128];
+                let map = TensorMap {
+                    address: buffer.address(),
+                    element: TensorElement::ALL[usize::from(*element) % TensorElement::ALL.len()],
+                    sizes: sizes.map(u64::from).to_vec(),
+                    strides_bytes: vec![16 * u64::from(*stride)],
+                    box_sizes: boxes.map(u32::from).to_vec(),
+                    element_strides: steps.map(|step| u32::from(step % 9)).to_vec(),
+                    swizzle: swizzles[usize::from(*swizzle) % swizzles.len()],
+                    is_nan_outside: *is_nan_outside,
+                };
+                map.encode().map_or(Arg::U64(0), |raw| Arg::Bytes(raw.to_vec()))
+            }
         });
     }
     // Half of the inputs get arguments of the right number and size, so that something runs.
@@ -72,8 +96,11 @@ fuzz_target!(|input: Input| {
         let sizes = module.parameters(entry).expect("the entry is there");
         args.resize(sizes.len(), Arg::U64(0));
         for (arg, bytes) in args.iter_mut().zip(sizes) {
-            let right =
-                matches!((&*arg, bytes), (Arg::Buffer(_) | Arg::U64(_), 8) | (Arg::I32(_) | Arg::F32(_), 4));
+            let right = match (&*arg, bytes) {
+                (Arg::Buffer(_) | Arg::U64(_), 8) | (Arg::I32(_) | Arg::F32(_), 4) => true,
+                (Arg::Bytes(raw), bytes) => raw.len() == bytes,
+                _ => false,
+            };
             if !right {
                 *arg = Arg::Bytes(vec![0x40; bytes]);
             }
@@ -81,8 +108,8 @@ fuzz_target!(|input: Input| {
     }
     let small = |n: u32, most: u32| if input.fits { n % most + 1 } else { n };
     let grid = input.grid.map(|n| small(n, 4));
-    let block = [small(input.block[0], 100), small(input.block[1], 3), small(input.block[2], 2)];
-    let shared = if input.fits { input.shared_bytes % 4096 } else { input.shared_bytes };
+    let block = [small(input.block[0], 200), small(input.block[1], 3), small(input.block[2], 2)];
+    let shared = if input.fits { input.shared_bytes % (64 * 1024) } else { input.shared_bytes };
     let mut launch = Launch::new(entry, grid, block, shared, args);
     let schedule = Schedule::ALL[usize::from(input.schedule) % Schedule::ALL.len()];
     launch = launch.with_schedule(schedule, input.seed);
@@ -91,5 +118,9 @@ fuzz_target!(|input: Input| {
     launch.options.resident_blocks = input.resident_blocks;
     launch.options.explain = input.explain;
     launch.options.parallel = false;
+    launch.cluster = input.cluster.map(|n| small(u32::from(n), 2));
+    launch.cooperative = input.is_cooperative;
+    launch.options.programmatic = input.is_programmatic;
+    launch.options.strict_proxies = input.is_strict;
     let _ = device.launch(id, &launch);
 });

@@ -19,9 +19,9 @@ const LIMIT: Duration = Duration::from_secs(30);
 const PHONE: u32 = 390;
 
 /// Makes a report of a fresh benchmark and of stored results, and looks at both. `keep` leaves pictures in
-/// `target/report`.
-pub(crate) fn check(keep: bool) -> anyhow::Result<()> {
-    let browser = match find_browser().or_else(|| install().then(find_browser).flatten()) {
+/// `target/report`. `program` is an `evosdpa`; this checkout's is built without one.
+pub(crate) fn check(program: Option<&Path>, keep: bool) -> anyhow::Result<()> {
+    let browser = match fetch() {
         Some(browser) => browser,
         None => {
             eprintln!(
@@ -38,7 +38,7 @@ pub(crate) fn check(keep: bool) -> anyhow::Result<()> {
         "bench",
         "--device",
         "cpu",
-        "--no-peers",
+        "--no-baselines",
         "--shapes",
         "tiny,b1h2s96d64:causal",
         "--kernels",
@@ -47,7 +47,7 @@ pub(crate) fn check(keep: bool) -> anyhow::Result<()> {
         "30",
         "--json",
     ];
-    let document = evosdpa(&bench, &folder)?;
+    let document = evosdpa(program, &bench, &folder)?;
     let fresh = folder.join("bench.json");
     fs::write(&fresh, document)?;
     let tune = folder.join("log.jsonl");
@@ -61,7 +61,7 @@ pub(crate) fn check(keep: bool) -> anyhow::Result<()> {
         let mut args = vec!["report".to_owned()];
         args.extend(inputs.iter().map(|path| path.display().to_string()));
         args.extend(["--out".to_owned(), page.display().to_string()]);
-        evosdpa(&args.iter().map(String::as_str).collect::<Vec<_>>(), &folder)?;
+        evosdpa(program, &args.iter().map(String::as_str).collect::<Vec<_>>(), &folder)?;
         let phone = folder.join(format!("{name}-phone.html"));
         fs::write(&phone, framed(&format!("{name}.html")))?;
         let dom = dump(&browser, &page)?;
@@ -194,9 +194,9 @@ fn chromium(browser: &Path, page: &Path, args: &[&str]) -> anyhow::Result<String
     }
 }
 
-/// Runs the program: the one `EVOSDPA` names, or this checkout's.
-fn evosdpa(args: &[&str], folder: &Path) -> anyhow::Result<String> {
-    let mut command = match env::var_os("EVOSDPA") {
+/// Runs the program: the one `EVOSDPA` names, the given one, or this checkout's.
+fn evosdpa(program: Option<&Path>, args: &[&str], folder: &Path) -> anyhow::Result<String> {
+    let mut command = match env::var_os("EVOSDPA").or_else(|| program.map(Into::into)) {
         Some(program) => Command::new(program),
         None => {
             let mut cargo = Command::new(env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
@@ -234,6 +234,11 @@ fn target_folder() -> PathBuf {
     let named = env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let root = env::current_dir().unwrap_or_default();
     root.join(named.unwrap_or_else(|| PathBuf::from("target")))
+}
+
+/// The browser of this machine, installed where CI may and there is none.
+pub(crate) fn fetch() -> Option<PathBuf> {
+    find_browser().or_else(|| install().then(find_browser).flatten())
 }
 
 fn find_browser() -> Option<PathBuf> {

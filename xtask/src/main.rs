@@ -7,6 +7,7 @@ mod cross;
 mod gpu;
 mod packaging;
 mod python;
+mod suite;
 
 use std::{
     env,
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["setup"] => setup(),
         ["test"] => test(),
-        ["browser"] => browser::check(true),
+        ["browser"] => browser::check(None, true),
         ["python"] => python(),
         ["cross"] => cross::check(),
         ["package"] => packaging::features().and_then(|()| packaging::package()),
@@ -81,20 +82,36 @@ fn setup() -> anyhow::Result<()> {
 }
 
 fn test() -> anyhow::Result<()> {
-    setup()?;
-    // Waiting for a network takes no processor: the Python packages come while the tests are built.
-    let fetching = thread::spawn(python::fetch);
+    // Waiting for a network takes no processor: packages come while the tests are built.
+    let fetching = thread::spawn(|| {
+        python::fetch();
+        cross::fetch();
+        browser::fetch();
+    });
     step("format", &["fmt", "--all", "--check"], &[])?;
-    step("lints", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    let lints = ["clippy", "--quiet", "--workspace", "--all-targets"];
+    let module = ["--features", "evosdpa-py/extension-module"];
+    let strict = ["--", "-D", "warnings"];
+    step("lints", &[&lints[..], &strict].concat(), &[])?;
+    step("lints of the Python module", &[&lints[..], &module, &strict].concat(), &[])?;
     let strict_docs = [("RUSTDOCFLAGS", "-D warnings")];
     step("documentation", &["doc", "--quiet", "--workspace", "--no-deps"], &strict_docs)?;
     packaging::features()?;
-    step("tests", &["test", "--workspace"], &[])?;
+    let built = suite::build()?;
+    let evosdpa = built.evosdpa.clone();
+    // What `setup` does, by the program that is there already.
+    run("setup", &evosdpa.display().to_string(), &["doctor", "--fix"], &[])?;
+    suite::run(built)?;
     // What went wrong there is said by the step that needs it.
     let _ = fetching.join();
-    cross::check()?;
-    browser::check(false)?;
-    python()?;
+    // An emulator and Python's tests each keep about one processor busy.
+    thread::scope(|scope| {
+        let elsewhere = scope.spawn(cross::check);
+        let here = python().and_then(|()| browser::check(Some(&evosdpa), false));
+        // A panic there has been printed.
+        let elsewhere = elsewhere.join().unwrap_or_else(|_| bail!("the step for other machines panicked"));
+        here.and(elsewhere)
+    })?;
     packaging::package()?;
     // The policy is kept in deny.toml; the tool itself takes minutes to build, so it is used where it is installed.
     if tool_is_there("deny") {

@@ -1,10 +1,12 @@
 //! The Python package: its wheel, and its tests in clean environments.
 
 use std::{
+    collections::BTreeSet,
     env, fs,
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
     time::Instant,
 };
 
@@ -66,7 +68,6 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
         Ok(found) => found,
         Err(why) => return Ok(Outcome::Unavailable(format!("{why:#}"))),
     };
-    lints(&root)?;
     let mut bases = Vec::new();
     for base in [&TOOLS, &NUMPY, &TORCH, &OLD_TRANSFORMERS] {
         match prepared(base, &python, &version, &root) {
@@ -74,19 +75,24 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
             Err(why) => return Ok(Outcome::Unavailable(format!("{} environment: {why:#}", base.name))),
         }
     }
+    let twice = compiled_twice(&root)?;
+    if !twice.is_empty() {
+        eprintln!("== python: compiled again, with other features than the tests have: {}", twice.join(", "));
+        eprintln!("   `shared-build` in crates/python/Cargo.toml is there to ask for the same");
+    }
     let target = target_folder(&root)?.join("python");
     let wheels = target.join("wheels");
     let _ = fs::remove_dir_all(&wheels);
     let mut maturin = Command::new(bases[0].join("bin/maturin"));
-    // The profile of the other tests, whose compiled dependencies are there already.
-    maturin.args(["build", "--quiet", "--profile", "dev", "--compatibility", "linux", "--interpreter"]);
+    // The profile and the features of the other tests, whose compiled dependencies are there already.
+    maturin.args(["build", "--quiet", "--profile", "dev", "--features", "shared-build"]);
+    maturin.args(["--compatibility", "linux", "--interpreter"]);
     passed(
         maturin.arg(bases[0].join("bin/python")).arg("--out").arg(&wheels).current_dir(&root),
         "build the wheel",
     )?;
     let wheel = only_wheel(&wheels)?;
     for (base, folder) in [&NUMPY, &TORCH].into_iter().zip(&bases[1..]) {
-        let start = Instant::now();
         let environment = target.join(base.name);
         clean_environment(&environment, folder)?;
         // The base's pip works on the clean environment, which has none of its own.
@@ -94,17 +100,54 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
         pip.args(["-m", "pip", "--python"]).arg(environment.join("bin/python"));
         pip.args(["install", "--quiet", "--no-deps", "--no-index"]).arg(&wheel);
         passed(&mut pip, "install the wheel")?;
-        let mut tests = Command::new(environment.join("bin/python"));
-        tests.args(["-m", "pytest", "crates/python/tests", "crates/lab/tests/baselines"]).current_dir(&root);
-        tests.env("PYTHONDONTWRITEBYTECODE", "1");
-        passed(&mut tests, &format!("pass the tests with {}", base.name))?;
-        eprintln!("== python with {}: {:.0} s", base.name, start.elapsed().as_secs_f64());
     }
-    let mut tests = Command::new(target.join(TORCH.name).join("bin/python"));
-    tests.args(["-m", "pytest", "crates/python/tests/test_torch_transformers.py"]).current_dir(&root);
-    tests.env("PYTHONPATH", packages(&bases[3])?).env("PYTHONDONTWRITEBYTECODE", "1");
-    passed(&mut tests, "pass the tests with the oldest transformers")?;
+    let pytest = |base: &Base, tests: &[&str]| {
+        let mut command = Command::new(target.join(base.name).join("bin/python"));
+        command.args(["-m", "pytest"]).args(tests).current_dir(&root).env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    };
+    let all = ["crates/python/tests", "crates/lab/tests/baselines"];
+    let mut with_old = pytest(&TORCH, &["crates/python/tests/test_torch_transformers.py"]);
+    with_old.env("PYTHONPATH", packages(&bases[3])?);
+    // Each keeps about one processor busy.
+    thread::scope(|scope| {
+        let torch = scope.spawn(|| reported(&mut pytest(&TORCH, &all), "torch"));
+        let others = reported(&mut pytest(&NUMPY, &all), "numpy")
+            .and_then(|()| reported(&mut with_old, "the oldest transformers"));
+        // A panic there has been printed.
+        others.and(torch.join().unwrap_or_else(|_| bail!("the tests with torch panicked")))
+    })?;
     Ok(Outcome::Passed)
+}
+
+/// What the wheel needs with other features than the workspace's tests do.
+fn compiled_twice(root: &Path) -> anyhow::Result<Vec<String>> {
+    let tree = |args: &[&str]| -> anyhow::Result<BTreeSet<String>> {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["tree", "--no-dedupe", "--prefix", "none", "--format", "{p} [{f}]"]).args(args);
+        let output = cargo.current_dir(root).output().context("cannot run cargo tree")?;
+        ensure!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect())
+    };
+    let tests = tree(&["--workspace", "--edges", "normal,build,dev"])?;
+    let wheel = tree(&["--package", "evosdpa-py", "--features", "shared-build", "--edges", "normal,build"])?;
+    // Name and version.
+    let package = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    let known: BTreeSet<String> = tests.iter().map(|line| package(line)).collect();
+    let differs = |line: &&String| {
+        !tests.contains(*line) && known.contains(&package(line)) && !line.starts_with("evosdpa-py ")
+    };
+    Ok(wheel.iter().filter(differs).cloned().collect())
+}
+
+/// Runs tests and prints what they say when they have ended, so that two at a time can be read.
+fn reported(tests: &mut Command, with: &str) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let said = tests.output().with_context(|| format!("cannot start the tests with {with}"))?;
+    let [out, err] = [&said.stdout, &said.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    eprintln!("{out}{err}== python with {with}: {:.0} s", start.elapsed().as_secs_f64());
+    ensure!(said.status.success(), "the tests with {with} do not pass: {}", said.status);
+    Ok(())
 }
 
 /// Fetches what the tests need; [`test()`] says what was not to be had.
@@ -115,13 +158,6 @@ pub(crate) fn fetch() {
             let _ = prepared(base, &python, &version, &root);
         }
     }
-}
-
-/// The workspace's lints do not see the module, which is behind a feature.
-fn lints(root: &Path) -> anyhow::Result<()> {
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["clippy", "--quiet", "--package", "evosdpa-py", "--features", "extension-module"]);
-    passed(cargo.args(["--all-targets", "--", "-D", "warnings"]).current_dir(root), "pass the module's lints")
 }
 
 /// Builds the wheel that users install: optimised, and for any Linux with glibc 2.17 or newer.

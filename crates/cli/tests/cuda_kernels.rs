@@ -21,6 +21,11 @@ fn evosdpa(home: &Path, args: &[&str]) -> Output {
     with_toolkit(home, &toolkit.root, args)
 }
 
+/// Runs the program with the user's cache, which other tests fill with the same kernels.
+fn with_shared_cache(home: &Path, args: &[&str]) -> Output {
+    Command::new(cargo_bin!("evosdpa")).args(args).current_dir(home).env("NO_COLOR", "1").output().unwrap()
+}
+
 fn with_toolkit(home: &Path, toolkit: &Path, args: &[&str]) -> Output {
     Command::new(cargo_bin!("evosdpa"))
         .args(args)
@@ -353,7 +358,8 @@ fn once_prints_one_row_for_each_launch() {
 fn the_simulator_runs_every_variant_and_scores_deletions() {
     let home = tempfile::tempdir().unwrap();
     let sweep = ["sanitize", "--device", "sim", "--all-variants", "--kernels", "sdpa_v2c", "--dtype", "bf16"];
-    let output = evosdpa(home.path(), &[&sweep[..], &["--shapes", "tiny:causal", "--json"]].concat());
+    let output =
+        with_shared_cache(home.path(), &[&sweep[..], &["--shapes", "tiny:causal", "--json"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let document = json(&output);
     assert_eq!(document["schema"], "evosdpa.sanitize.variants/1");
@@ -361,13 +367,13 @@ fn the_simulator_runs_every_variant_and_scores_deletions() {
     assert_eq!((row["variants"].as_u64(), row["runs"].as_u64()), (Some(4), Some(24)), "{row}");
     assert_eq!(row["gates"][0]["verdict"], "PASS");
     // A problem that no kernel takes is no pass.
-    let output = evosdpa(home.path(), &[&sweep[..], &["--shapes", "b1h1s8d200"]].concat());
+    let output = with_shared_cache(home.path(), &[&sweep[..], &["--shapes", "b1h1s8d200"]].concat());
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stdout));
 
     // The simulator is also what is meant where no device is named.
     let score = ["sanitize", "--mutation-score", "--kernels", "sdpa_v1"];
     for device in [&["--device", "sim"][..], &[]] {
-        let output = evosdpa(home.path(), &[&score[..], device].concat());
+        let output = with_shared_cache(home.path(), &[&score[..], device].concat());
         assert_eq!(output.status.code(), Some(0));
         let page = text(&output.stdout);
         assert!(page.contains("mutation score 100.0 %: 0 of 0"), "{page}");
@@ -379,8 +385,10 @@ fn the_simulator_runs_every_variant_and_scores_deletions() {
             ("cuda:1", "not on --device cuda:1"),
             ("simm", "did you mean `sim`"),
         ] {
-            let output =
-                evosdpa(home.path(), &["sanitize", mode, "--kernels", "sdpa_v1", "--device", device]);
+            let output = with_shared_cache(
+                home.path(),
+                &["sanitize", mode, "--kernels", "sdpa_v1", "--device", device],
+            );
             let message = text(&output.stderr);
             assert_eq!(output.status.code(), Some(2), "{mode} {device}: {message}");
             assert!(message.contains(expected) && output.stdout.is_empty(), "{mode} {device}: {message}");
@@ -392,7 +400,7 @@ fn the_simulator_runs_every_variant_and_scores_deletions() {
 fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
     let home = tempfile::tempdir().unwrap();
     let base = ["--kernel-path", EXAMPLE, "--device", "sim"];
-    let clean = evosdpa(
+    let clean = with_shared_cache(
         home.path(),
         &[&["sanitize", "--shapes", "b1h2s5/9d40:causal-br", "--json"], &base[..]].concat(),
     );
@@ -401,8 +409,10 @@ fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
     assert_eq!(document["rows"].as_array().unwrap().len(), 1);
     assert_eq!(document["rows"][0]["tool"], "ptxsan");
     let stray = changed(home.path(), &same, &|text| text.replace("o[column] =", "o[column + (1 << 20)] ="));
-    let dirty =
-        evosdpa(home.path(), &["sanitize", "--shapes", "tiny", "--device", "sim", "--kernel-path", &stray]);
+    let dirty = with_shared_cache(
+        home.path(),
+        &["sanitize", "--shapes", "tiny", "--device", "sim", "--kernel-path", &stray],
+    );
     assert_eq!(dirty.status.code(), Some(1), "{}{}", text(&dirty.stdout), text(&dirty.stderr));
     assert!(text(&dirty.stdout).contains("my_sdpa.cu:74"), "{}", text(&dirty.stdout));
     let accepted = home.path().join("accepted.txt");
@@ -416,11 +426,11 @@ fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
         (&["--fail-on", "fatal"], 2),
         (&["--suppressions", "/nonexistent"], 2),
     ] {
-        let output = evosdpa(home.path(), &[&stray_base[..], more].concat());
+        let output = with_shared_cache(home.path(), &[&stray_base[..], more].concat());
         assert_eq!(output.status.code(), Some(code), "{more:?}: {}", text(&output.stderr));
     }
 
-    let built = json(&evosdpa(home.path(), &[&["build", "--json"], &base[..]].concat()));
+    let built = json(&with_shared_cache(home.path(), &[&["build", "--json"], &base[..]].concat()));
     for row in built["rows"].as_array().unwrap() {
         assert_eq!(row["arch"], "sm_89");
         assert_eq!(
@@ -430,7 +440,7 @@ fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
         );
     }
 
-    let output = evosdpa(home.path(), &["sanitize", "--mutants", "--device", "sim", "--json"]);
+    let output = with_shared_cache(home.path(), &["sanitize", "--mutants", "--device", "sim", "--json"]);
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     let document = json(&output);
     let rows = document["rows"].as_array().unwrap();

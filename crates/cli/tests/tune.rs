@@ -9,6 +9,7 @@ use std::{
 };
 
 use assert_cmd::cargo::cargo_bin;
+use evosdpa_oracle::rng::Rng;
 use serde_json::Value;
 
 fn evosdpa(folder: &Path, args: &[&str]) -> Output {
@@ -53,7 +54,7 @@ fn killed_at_any_moment_and_resumed_nothing_is_lost_or_repeated() {
     let mut seen: Vec<String> = Vec::new();
     let mut kills = 0;
     // Moments that no two runs share.
-    let mut moment = u64::from(std::process::id());
+    let mut moments = Rng::new(Rng::entropy());
     loop {
         let resume: &[&str] = if path.join("t/log.jsonl").exists() { &["--resume"] } else { &[] };
         let mut child = Command::new(cargo_bin!("evosdpa"))
@@ -63,8 +64,7 @@ fn killed_at_any_moment_and_resumed_nothing_is_lost_or_repeated() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        moment = moment.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let until_killed = Duration::from_millis(500 + (moment >> 33) % 1_200);
+        let until_killed = Duration::from_millis(500 + moments.below(1_200) as u64);
         let started = std::time::Instant::now();
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {

@@ -33,7 +33,7 @@ pub use mask::{Alignment, Band, Mask};
 pub use problem::Problem;
 pub use scores::{Broadcast, Chunk, Scores, Softcap};
 pub use sequences::{KeyPlace, Sequences, check_cumulative};
-pub use shape::{Kinds, MAX_HEAD_DIM, MAX_SEQUENCE, Shape, Sizes};
+pub use shape::{HEAD_DIMS, Kinds, MAX_HEAD_DIM, MAX_SEQUENCE, Shape, Sizes};
 pub use side::{PageTable, ScaleViews, SideInputs};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
 pub use types::{Granularity, Precision, Types};

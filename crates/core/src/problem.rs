@@ -243,7 +243,7 @@ impl Problem {
         s.batch * s.heads_q * s.seq_q
     }
 
-    /// Floating-point operations that the mask leaves to be done: two products of two operations a pair and element.
+    /// Floating-point operations that the mask leaves to be done: two GEMMs, QKᵀ and PV, of two operations a pair and element.
     pub fn flops(&self) -> f64 {
         let s = self.sizes();
         let pairs = match self.scores().chunk {

@@ -1,4 +1,4 @@
-//! What happens to a score between the product of query and key and the softmax.
+//! What happens to a score between QKᵀ and the softmax.
 //!
 //! The order: `scale → softcap → bias and ALiBi → masks → sinks`, the last in the denominator alone.
 

@@ -4,6 +4,8 @@ use crate::{Error, Feature, Features, Granularity, Lengths, Mask, Precision, Sco
 
 /// The largest head dimension a problem may have.
 pub const MAX_HEAD_DIM: usize = 512;
+/// The same for people.
+pub const HEAD_DIMS: &str = "from 1 to 512";
 /// Sequence lengths stay below this, so that positions and their sums fit 32-bit arithmetic in kernels.
 pub const MAX_SEQUENCE: usize = 1 << 30;
 
@@ -102,8 +104,8 @@ impl Shape {
             ("number of key/value heads", heads_kv, MAX_SEQUENCE, "from 1 to 2^30 - 1"),
             ("query length", seq_q, MAX_SEQUENCE, "from 1 to 2^30 - 1"),
             ("key length", seq_kv, MAX_SEQUENCE, "from 1 to 2^30 - 1"),
-            ("head dimension", dim_qk, MAX_HEAD_DIM + 1, "from 1 to 512"),
-            ("value head dimension", dim_v, MAX_HEAD_DIM + 1, "from 1 to 512"),
+            ("head dimension", dim_qk, MAX_HEAD_DIM + 1, HEAD_DIMS),
+            ("value head dimension", dim_v, MAX_HEAD_DIM + 1, HEAD_DIMS),
         ];
         for (what, value, limit, allowed) in counts {
             if value == 0 || value >= limit {

@@ -295,12 +295,9 @@ mod tests {
     }
 
     /// A sequence of bit patterns that visits all exponents.
-    fn patterns(seed: u32) -> impl FnMut() -> u32 {
-        let mut state = seed;
-        move || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            state ^ (state >> 15)
-        }
+    fn patterns(seed: u64) -> impl FnMut() -> u32 {
+        let mut rng = evosdpa_oracle::rng::Rng::new(seed);
+        move || rng.below(1 << 32) as u32
     }
 
     fn split(pairs: u32) -> [bf16; 2] {

@@ -26,7 +26,7 @@ fn variant(kernel: &Kernel, shape: Shape, dtype: DType, arch: Arch, mistake: i64
 }
 
 fn gate(variant: &Variant) -> Result<ResourceReport, Error> {
-    resources::gate(&Builder::default().build(variant)?, variant, &Target::nominal(variant.arch))
+    resources::gate(&Builder::new()?.build(variant)?, variant, &Target::nominal(variant.arch))
 }
 
 fn failures(report: &ResourceReport) -> String {

@@ -33,7 +33,7 @@ fn gate(kernel: &Kernel, arch: Arch, dtype: DType) -> Result<Vec<String>, Error>
     let facts = problem(kernel, dtype, &target)
         .unwrap_or_else(|| panic!("{} supports no ordinary problem in {dtype} on {arch}", kernel.name()));
     let variant = choose::variant(kernel, &facts, &target, &Assignment::default()).unwrap();
-    let report = resources::gate(&Builder::default().build(&variant)?, &variant, &target)?;
+    let report = resources::gate(&Builder::new()?.build(&variant)?, &variant, &target)?;
     Ok(report.findings.into_iter().filter(|finding| finding.fails).map(|finding| finding.text).collect())
 }
 
@@ -56,7 +56,7 @@ fn every_kernel_compiles_and_keeps_its_limits() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The defaults of the fast kernels change their whole structure with the problem: one of each kind. Products that the compiler
+/// The defaults of the fast kernels change their whole structure with the problem: one of each kind. MMAs that the compiler
 /// serialises, or registers that are not reallocated, only cost time elsewhere; here they count as failures.
 #[test]
 fn defaults_of_every_kind_keep_their_limits() {
@@ -159,7 +159,8 @@ fn defaults_of_every_kind_keep_their_limits() {
         let of_target = |target: Target| {
             let variant = choose::variant(kernel, &facts, &target, &Assignment::default()).unwrap();
             let report =
-                resources::gate(&Builder::default().build(&variant).unwrap(), &variant, &target).unwrap();
+                resources::gate(&Builder::new().unwrap().build(&variant).unwrap(), &variant, &target)
+                    .unwrap();
             let fails =
                 |f: &Finding| f.fails || f.text.contains("serialized") || f.text.contains("setmaxnreg");
             let findings = report.findings.into_iter().filter(fails);

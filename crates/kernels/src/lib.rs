@@ -28,8 +28,8 @@ pub use facts::ProblemFacts;
 pub use id::VariantId;
 pub use include::Header;
 pub use manifest::{
-    Constraint, Gate, Kind, Launch, Layer, LimitRules, Limits, Manifest, MaskKind, Mutant, Range, Swizzle,
-    TensorMapSpec, TensorName, Tolerance, Tunable, ValueDim,
+    Constraint, Gate, HEAD_DIM_MAX, Kind, Launch, Layer, LimitRules, Limits, Manifest, MaskKind, Mutant,
+    Range, Swizzle, TensorMapSpec, TensorName, Tolerance, Tunable, ValueDim,
 };
 pub use params::SdpaParams;
 pub use registry::{Kernel, LineageEntry, Origin, Registry};

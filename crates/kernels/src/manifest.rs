@@ -9,6 +9,9 @@ use serde::Deserialize;
 
 use crate::{Arch, Expr};
 
+/// The largest head dimension of a kernel whose manifest names no other.
+pub const HEAD_DIM_MAX: u32 = 256;
+
 /// A kernel's manifest, read and checked.
 #[derive(Clone, Debug)]
 pub struct Manifest {

@@ -132,7 +132,10 @@ pub(crate) fn reasons(manifest: &Manifest, facts: &ProblemFacts, arch: Arch) -> 
         ValueDim::Same if facts.value_dim != facts.head_dim => {
             reasons.push(Reason::ValueDim { head_dim: facts.head_dim, value_dim: facts.value_dim });
         }
-        ValueDim::Any if !manifest.head_dim.contains(facts.value_dim) => {
+        // One size that is too large for both is one reason.
+        ValueDim::Any
+            if facts.value_dim != facts.head_dim && !manifest.head_dim.contains(facts.value_dim) =>
+        {
             let allowed = manifest.head_dim.clone();
             reasons.push(Reason::Size { field: "value_dim", value: facts.value_dim, allowed });
         }

@@ -394,3 +394,25 @@ fn a_kernel_with_another_source_can_be_put_into_a_folder_and_found_there() {
     assert_eq!(format!("{:?}", found.manifest.tunables), format!("{:?}", parent.manifest.tunables));
     assert_eq!(format!("{:?}", found.manifest.limits), format!("{:?}", parent.manifest.limits));
 }
+
+/// A layout that outgrew its manifest would be found by whoever runs it: every source asserts the two to be equal.
+#[test]
+fn every_shipped_source_asserts_its_shared_memory_against_its_manifest() {
+    let registry = Registry::embedded().unwrap();
+    let wrong: Vec<&str> = registry
+        .kernels()
+        .filter(|kernel| kernel.manifest.launch.dynamic_smem.to_string() != "0")
+        .filter(|kernel| {
+            let texts = kernel.headers.iter().map(|header| header.text.as_str()).chain([&*kernel.source]);
+            let asserted = |text: &str| {
+                text.split("static_assert(").skip(1).any(|rest| {
+                    let condition = rest.split(';').next().unwrap_or_default();
+                    condition.contains("== DYNAMIC_SMEM_BYTES") || condition.contains("== LAYOUT_BYTES")
+                })
+            };
+            !texts.into_iter().any(asserted)
+        })
+        .map(Kernel::name)
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}

@@ -24,11 +24,11 @@ use crate::{
         duel::{Arm, Rule, duel},
         floor::{Floor, unless_the_machine_failed},
         interleave::{Contestant, Plan, Times, interleave},
-        rng::Rng,
         samples::median,
     },
     record::Row,
 };
+use evosdpa_oracle::rng::Rng;
 
 /// What is measured of every problem.
 #[derive(Clone, Debug)]

@@ -15,10 +15,10 @@ use crate::{
         audit::Audited,
         compare::Outcome,
         duel::{Rule, duel},
-        rng::Rng,
         samples::median,
     },
 };
+use evosdpa_oracle::rng::Rng;
 
 /// What came of many duels of a kernel with itself.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -147,7 +147,7 @@ fn walk(
 }
 
 #[test]
-fn every_row_block_has_its_turn_once_and_the_counter_is_left_at_zero() {
+fn every_q_tile_has_its_turn_once_and_the_counter_is_left_at_zero() {
     let orders = [
         PLAIN,
         Order { paired: 1, ..PLAIN },

@@ -7,22 +7,13 @@ use std::{panic, time::Instant};
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::Builder;
 use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target, Variant};
+use evosdpa_oracle::rng::Rng;
 use ptxsan::{Arg, Device, Launch, Module, Schedule};
 
 /// Changed modules of each kernel.
 const CHANGES: u64 = 120;
 /// Warp instructions each may execute.
 const BUDGET: u64 = 3_000;
-
-/// A small generator: the same changes every time.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) as usize) % n.max(1)
-    }
-}
 
 fn variant(kernel: &str, dtype: DType) -> Variant {
     let problem = Problem::new("tiny:causal".parse().unwrap(), dtype).unwrap().with_lse(true);
@@ -32,7 +23,7 @@ fn variant(kernel: &str, dtype: DType) -> Variant {
 }
 
 /// One to four changes: lines dropped, doubled, swapped or mixed; words taken from elsewhere; numbers made absurd.
-fn changed(lines: &[&str], random: &mut Random) -> String {
+fn changed(lines: &[&str], random: &mut Rng) -> String {
     const NUMBERS: [&str; 8] =
         ["0", "-1", "33", "4294967295", "18446744073709551615", "0f7F800000", "999999999", "7"];
     let mut text: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
@@ -112,7 +103,7 @@ fn spoiled_kernels_do_no_harm() {
         let lines: Vec<&str> = artifact.ptx().lines().collect();
         assert!(survives(artifact.ptx(), &variant, Schedule::RoundRobin), "{kernel} itself");
         for seed in 0..CHANGES {
-            let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 17);
+            let mut random = Rng::of_series(17, seed);
             let text = changed(&lines, &mut random);
             let schedule = Schedule::ALL[seed as usize % Schedule::ALL.len()];
             let survived = panic::catch_unwind(|| survives(&text, &variant, schedule));

@@ -180,7 +180,7 @@ fn a_missing_metric_is_named_and_never_zero() {
         message.contains(&format!("{name} (n/a)")) && message.contains(Stall::Gmma.metric_name()),
         "{message}"
     );
-    // Ada has no warpgroup products, so it does not miss their stall; the other name still is missing.
+    // Ada has no warpgroup MMA, so it does not miss their stall; the other name still is missing.
     let message = Values::of(&launch, &Registry::of(Arch::Sm89)).unwrap_err().to_string();
     assert!(!message.contains("gmma"), "{message}");
 }

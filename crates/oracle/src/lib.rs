@@ -7,6 +7,7 @@ pub mod elements;
 pub mod inputs;
 pub mod quantize;
 mod reference;
+pub mod rng;
 pub mod tolerance;
 
 pub use case::Case;

@@ -69,6 +69,7 @@ pub mod numeric;
 #[cfg(feature = "source")]
 pub mod nvrtc;
 mod parse;
+mod random;
 pub mod report;
 pub mod sarif;
 pub mod tensor;

@@ -193,8 +193,7 @@ fn a_spin_is_a_deadlock_that_names_its_place() {
     };
     let run = |body: &str, more: &str| {
         std::fs::write(&file, spin(body)).unwrap();
-        let output =
-            ptxsan(&format!("run {} --grid 1 --block 32 --json --args zeros:4 {more}", file.display()));
+        let output = ptxsan(&format!("run {} --grid 1 {more} --json --args zeros:4", file.display()));
         let said = document(&output);
         (
             output.status.code(),
@@ -207,7 +206,7 @@ fn a_spin_is_a_deadlock_that_names_its_place() {
     let lock = "atom.global.cas.b32 %r1, [%d1], 1, 2;\nsetp.ne.u32 %p1, %r1, 1;";
     for body in [poll, counted, lock] {
         for schedule in ["--schedule round-robin", "--schedule random", "--schedule producer-late"] {
-            let (code, finding, instructions) = run(body, schedule);
+            let (code, finding, instructions) = run(body, &format!("--block 32 {schedule}"));
             assert_eq!(code, Some(1), "{body}");
             assert_eq!(finding["kind"], "deadlock", "{finding}");
             let detail = finding["detail"].as_str().unwrap();
@@ -215,14 +214,23 @@ fn a_spin_is_a_deadlock_that_names_its_place() {
             assert!(instructions < 1 << 20, "{body}: {instructions}");
         }
     }
+    // Warp 0 ends the loop of the others, and a schedule holds it back for long.
+    let helped = "mov.u32 %r1, %tid.x;\nadd.u32 %r2, %r2, 1;\nadd.u32 %r2, %r2, 1;\nsetp.lt.u32 %p1, %r1, 32;\n@%p1 bra S;\n\
+                  B:\nld.volatile.global.u32 %r1, [%d1];\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra L;\nret;\n\
+                  S:\nst.volatile.global.u32 [%d1], 1;\nbra B;";
+    for schedule in ["random", "producer-late"] {
+        let (code, finding, instructions) =
+            run(helped, &format!("--fail-on error --block 512 --schedule {schedule}"));
+        assert_eq!(code, Some(0), "{schedule}: {finding} after {instructions}");
+    }
     // A count that ends the loop is no spin, however long nothing else happens.
     let finite = "add.u32 %r2, %r2, 1;\nsetp.lt.u32 %p1, %r2, 40000;";
-    let (code, finding, instructions) = run(finite, "");
+    let (code, finding, instructions) = run(finite, "--block 32");
     assert_eq!((code, &finding), (Some(0), &Value::Null));
     assert!(instructions > 80_000, "{instructions}");
     // What nobody can prove ends with the budget.
     let endless = "add.u32 %r2, %r2, 1;\nsetp.ne.u32 %p1, %r2, 0;";
-    let (code, finding, instructions) = run(endless, "--budget 200000");
+    let (code, finding, instructions) = run(endless, "--block 32 --budget 200000");
     assert_eq!((code, &finding["kind"]), (Some(1), &json!("budget")));
     assert!(finding["detail"].as_str().unwrap().contains("PTX line 1"), "{finding} {instructions}");
 }

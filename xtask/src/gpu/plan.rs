@@ -36,9 +36,21 @@ const NAMED: &str = "mission,mission:causal,small,small:causal,long,long:causal,
 /// One query or few, a long cache, grouped heads.
 const DECODE: &str = "b1h32/8s1/1024d128,b1h32/8s1/8192d128,b4h32/8s1/4096d128,b8h64/8s1/4096d128,b16h32/8s1/8192d128,\
                       b64h32/8s1/2048d128,b128h64/8s1/1024d128,b16h32/8s16/4096d128";
+/// The same cache in pages, with lengths of its own, and in e4m3 codes with scales of every reach.
+const CACHES: &str = "b16h32/8s1/8192d128:paged=16,b16h32/8s1/8192d128:paged=1,b16h32/8s1/8192d128:used:paged=16,\
+                      b16h32/8s1/8192d128:kv=e4m3,b16h32/8s1/8192d128:paged=16:kv=e4m3:scales=token,\
+                      b1h32/8s1/131072d128:kv=e4m3:scales=tensor";
 /// Grouped heads and every path of the Hopper kernels: few and many keys, whole and ragged tiles, both alignments, windows.
 const PATHS: &str = "b1h8s640d64,b1h8s640d64:causal,b1h8/2s700d128:causal-br,b2h4s1024d128:causal,b1h4s2048d64:window=300/0,\
                      b1h4/1s513/1100d256,b1h32/8s1/8192d128,b1h4s511d96:causal";
+/// Packed sequences, filled parts of caches, pages of every size, and each modifier of scores.
+const KINDS: &str = "b3h8/2s130d128:causal-br:varlen,b2h4s257d64:causal:varlen,b5h4/2s90d96:varlen=q:used,b4h8/2s1/1000d128:used:paged=16,\
+                     b3h4/1s17/700d64:used:paged=1,b2h8/2s64/900d128:causal-br:used:paged=256,b3h4s700d128:causal-br:varlen:softcap=50,\
+                     b2h4s300d64:softcap=30,b2h4s300d128:causal-br:alibi,b2h4s300d64:bias=h,b2h4s130d256:causal:bias=bh,b2h4s300d128:mask=b,\
+                     b2h4s333d64:mask=bhk,b2h4s300d64:causal:chunk=100,b2h8/2s300d64:window=127/0:sinks,b2h4s200d128:causal:softcap=20:sinks";
+/// What a server asks for: prompts, pages, 8-bit caches.
+const SERVING: &str = "b16h32/8s1024d128:causal-br:varlen,b16h32/8s1/8192d128:used:paged=16,b16h32/8s1/8192d128:used:paged=1,\
+                       b16h32/8s1/8192d128:used:kv=e4m3,b16h32/8s1/8192d128:used:paged=16:kv=e4m3";
 /// Where every output of a thousand calls must be the same bits.
 const REPEATED: &str = "mission,mission:causal,small:causal,long:causal,b1h32/8s1/8192d128";
 
@@ -67,6 +79,24 @@ pub(super) fn steps() -> Vec<Step> {
                 FAST,
                 "--shapes",
                 PATHS,
+                "--dtype",
+                "bf16,f16",
+                "--seeds",
+                "1",
+            ],
+        ),
+        evosdpa(
+            "check-kinds",
+            "are packed sequences, pages and modified scores right?",
+            120,
+            &[
+                "check",
+                "--device",
+                "cuda",
+                "--kernels",
+                "ampere_fwd,hopper_fwd",
+                "--shapes",
+                KINDS,
                 "--dtype",
                 "bf16,f16",
                 "--seeds",
@@ -119,7 +149,19 @@ pub(super) fn steps() -> Vec<Step> {
             "decode",
             "one query and few against a long cache",
             90,
-            &["bench", "--device", "cuda", "--shapes", DECODE, "--budget", "3"],
+            &["bench", "--device", "cuda", "--kernels", "flash_decode", "--shapes", DECODE, "--budget", "3"],
+        ),
+        evosdpa(
+            "caches",
+            "one query against caches in pages and of 8-bit codes",
+            90,
+            &["bench", "--device", "cuda", "--shapes", CACHES, "--budget", "3", "--no-baselines"],
+        ),
+        evosdpa(
+            "serving",
+            "packed prompts, and decoding from pages and from 8-bit caches",
+            120,
+            &["bench", "--device", "cuda", "--shapes", SERVING, "--budget", "3", "--no-baselines"],
         ),
         evosdpa(
             "repeats",

@@ -39,6 +39,7 @@ fn names_mean_their_sizes() {
 
 #[test]
 fn errors_name_the_value_and_the_cure() {
+    assert_eq!(crate::HEAD_DIMS, format!("from 1 to {}", crate::MAX_HEAD_DIM));
     for (text, expected) in [
         ("misson", "did you mean `mission`"),
         ("huge", "no shape named `huge`"),

@@ -301,7 +301,7 @@ fn check_dims(dims: &[usize]) -> Result<(), Error> {
     let max = evosdpa_core::MAX_HEAD_DIM;
     match dims.iter().find(|dim| !(1..=max).contains(*dim)) {
         Some(dim) => {
-            Err(Asked::Size { what: "head dimension", value: *dim, allowed: "from 1 to 512" }.into())
+            Err(Asked::Size { what: "head dimension", value: *dim, allowed: evosdpa_core::HEAD_DIMS }.into())
         }
         None => Ok(()),
     }

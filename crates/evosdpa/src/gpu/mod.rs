@@ -33,7 +33,7 @@ pub use side::{DeviceDense, DeviceIndices, DevicePages, DeviceSide, DeviceTokens
 pub use tensors::{DeviceLse, DeviceScales, DeviceTensor, DeviceTensors};
 
 /// The largest head dimension that a kernel takes, of queries and keys or of values.
-pub const HEAD_DIM_MAX: usize = 256;
+pub const HEAD_DIM_MAX: usize = evosdpa_kernels::HEAD_DIM_MAX as usize;
 
 #[cfg(test)]
 mod tests {

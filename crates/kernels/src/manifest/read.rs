@@ -133,7 +133,10 @@ impl Manifest {
             return Err(checker.value("schema", format!("{} is not known; it must be {SCHEMA}", read.schema)));
         }
         let manifest = Self {
-            head_dim: checker.range("problem.head_dim", Some(read.problem.head_dim))?,
+            head_dim: match checker.range("problem.head_dim", Some(read.problem.head_dim))? {
+                Range::Between { min, max: None } => Range::Between { min, max: Some(HEAD_DIM_MAX) },
+                range => range,
+            },
             seq_q: checker.range("problem.seq_q", read.problem.seq_q)?,
             seq_kv: checker.range("problem.seq_kv", read.problem.seq_kv)?,
             name: read.name,

@@ -8,11 +8,8 @@ use evosdpa_oracle::inputs::Inputs;
 use super::{
     AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, Timing, fresh_output,
 };
-use crate::{
-    Error,
-    machine::Environment,
-    measure::{floor::Ceilings, rng::Rng},
-};
+use crate::{Error, machine::Environment, measure::floor::Ceilings};
+use evosdpa_oracle::rng::Rng;
 
 /// Inputs below this size fit a last-level cache, so two sets of them take turns.
 const ROTATE_BELOW_BYTES: u64 = 32 << 20;

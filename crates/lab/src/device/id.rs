@@ -71,7 +71,8 @@ pub fn unknown(name: &str, allowed: &[&str]) -> Error {
     Error::Problem(evosdpa_core::Error::UnknownName {
         kind: "device",
         name: name.to_owned(),
-        nearest: nearest(name, allowed.iter().copied()),
+        // By its letters `gpu` is nearest to `cpu`, which is the last thing meant.
+        nearest: if name == "gpu" { Some("cuda".to_owned()) } else { nearest(name, allowed.iter().copied()) },
         allowed: allowed.join(", "),
     })
 }
@@ -97,5 +98,7 @@ mod tests {
             let error = wrong.parse::<DeviceId>().unwrap_err().to_string();
             assert!(error.contains("allowed: cpu, cuda, cuda:N, sim"), "{error}");
         }
+        let error = "gpu".parse::<DeviceId>().unwrap_err().to_string();
+        assert!(error.contains("did you mean `cuda`"), "{error}");
     }
 }

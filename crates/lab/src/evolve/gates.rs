@@ -26,10 +26,10 @@ use crate::{
         compare::Outcome,
         duel::{Arm, Duel, Ended, Rule, duel},
         floor::Floor,
-        rng::Rng,
         samples::median,
     },
 };
+use evosdpa_oracle::rng::Rng;
 
 /// A candidate at least this much faster over all problems is promoted.
 pub const PROMOTED_FROM: f64 = 1.03;
@@ -439,11 +439,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        device::{Cpu, Device, KernelInfo, Loaded, TimedKernel},
+        device::TimedKernel,
+        evolve::altered::{Alteration, Altered, CPU},
         measure::floor::Ceilings,
     };
 
-    const CPU: Cpu = Cpu { threads: Some(1), isa: None };
     const CANDIDATE: &str = "cpu_flash[BLOCK_KV=32 BLOCK_Q=32]";
 
     /// A CPU that runs out of memory when it is asked for the candidate, so many times, and one whose ceilings are those of a
@@ -453,34 +453,7 @@ mod tests {
         busy_left: Cell<usize>,
     }
 
-    impl Device for Short {
-        fn id(&self) -> DeviceId {
-            CPU.id()
-        }
-
-        fn kernels(&self) -> Vec<KernelInfo> {
-            CPU.kernels()
-        }
-
-        fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
-            CPU.refuses(kernel, problem)
-        }
-
-        fn load<'a>(
-            &'a self,
-            kernel: &str,
-            problem: &Problem,
-            inputs: &'a [Inputs],
-        ) -> Result<Box<dyn Loaded + 'a>, Error> {
-            Ok(self.load_timed(kernel, problem, inputs)?)
-        }
-    }
-
-    impl TimedDevice for Short {
-        fn input_sets(&self, problem: &Problem) -> usize {
-            CPU.input_sets(problem)
-        }
-
+    impl Alteration for Short {
         fn ceilings(&self, problem: &Problem) -> Result<Option<Ceilings>, Error> {
             let left = self.busy_left.get();
             self.busy_left.set(left.saturating_sub(1));
@@ -489,7 +462,7 @@ mod tests {
             if left > 0 { Ok(Some(busy)) } else { CPU.ceilings(problem) }
         }
 
-        fn load_timed<'a>(
+        fn load<'a>(
             &'a self,
             kernel: &str,
             problem: &Problem,
@@ -505,7 +478,7 @@ mod tests {
     }
 
     fn judged(faults: usize, busy: usize) -> Judged {
-        let device = Short { faults_left: Cell::new(faults), busy_left: Cell::new(busy) };
+        let device = Altered(Short { faults_left: Cell::new(faults), busy_left: Cell::new(busy) });
         let problem = Problem::new("tiny".parse().unwrap(), DType::F32).unwrap();
         let materials = [Material::draw(&device, &problem, 1, 1).unwrap()];
         let rule = Rule { most_blocks: 4, ..rule(None) };

@@ -16,10 +16,10 @@ use super::{
 use crate::{
     Error,
     error::IoContext,
-    measure::rng::Rng,
     profile::{self, Bottleneck, Direction, Evidence, Insight, Knob},
     record::atomic,
 };
+use evosdpa_oracle::rng::Rng;
 
 /// What a look at an evaluation said. It is kept in the log, so that nothing is looked at twice and a replay gives the same
 /// advice.

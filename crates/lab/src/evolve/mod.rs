@@ -8,6 +8,8 @@
 //! on as if nothing had happened, and a finished one can be replayed to compare strategies.
 
 pub mod ahead;
+#[cfg(test)]
+mod altered;
 pub mod gates;
 pub mod insight;
 pub mod log;

@@ -1,7 +1,7 @@
 //! How new candidates are made from old ones.
 
 use super::space::{Layer, Point, Space};
-use crate::measure::rng::Rng;
+use evosdpa_oracle::rng::Rng;
 
 /// One or two tunables set to other values; details rather than structure, three times in four.
 pub fn mutated(space: &Space, point: &Point, rng: &mut Rng) -> Point {

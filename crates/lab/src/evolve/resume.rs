@@ -3,6 +3,7 @@
 use std::{
     fs::{File, TryLockError},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use super::log::{self, Contents, Header, Log};
@@ -36,6 +37,9 @@ impl Drop for Held {
 }
 
 const LOCK: &str = "lock";
+/// How often a folder that is held is asked for again, and the pause before each time.
+const LOCK_TRIES: u32 = 40;
+const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
 /// Makes the folder if it is not there, and takes hold of it.
 pub fn hold(folder: &Path) -> Result<Held, Error> {
@@ -45,7 +49,16 @@ pub fn hold(folder: &Path) -> Result<Held, Error> {
     std::fs::create_dir_all(folder).doing("create", folder, hint)?;
     let path = folder.join(LOCK);
     let lock = File::create(&path).doing("create", &path, hint)?;
-    match lock.try_lock() {
+    let mut held = lock.try_lock();
+    // A process that is just being started holds the files of the one that starts it for a moment.
+    for _ in 0..LOCK_TRIES {
+        if !matches!(held, Err(TryLockError::WouldBlock)) {
+            break;
+        }
+        std::thread::sleep(LOCK_PAUSE);
+        held = lock.try_lock();
+    }
+    match held {
         Ok(()) => Ok(Held { _lock: lock, folder: folder.to_owned(), made }),
         Err(TryLockError::WouldBlock) => Err(Error::Tune(format!(
             "another tune is at work in {}: wait for it, or choose another folder with --out",

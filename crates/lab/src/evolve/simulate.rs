@@ -12,10 +12,8 @@ use super::{
     strategy::{self, Proposal, View},
     trial::trials,
 };
-use crate::{
-    Error,
-    measure::{rng::Rng, samples::median},
-};
+use crate::{Error, measure::samples::median};
+use evosdpa_oracle::rng::Rng;
 
 /// What a strategy did over several replays.
 #[derive(Clone, Debug, Serialize)]

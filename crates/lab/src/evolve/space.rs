@@ -7,7 +7,8 @@ use evosdpa_core::Problem;
 use evosdpa_kernels::{Assignment, Kernel, ProblemFacts, Target, VariantId};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, measure::rng::Rng};
+use crate::Error;
+use evosdpa_oracle::rng::Rng;
 
 /// A value for every tunable.
 pub type Point = BTreeMap<String, i64>;

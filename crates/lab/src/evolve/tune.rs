@@ -25,9 +25,10 @@ use crate::{
     Error,
     device::TimedDevice,
     gate::GateResult,
-    measure::{compare::Outcome, duel::Rule, rng::Rng},
+    measure::{compare::Outcome, duel::Rule},
     profile::Insight,
 };
+use evosdpa_oracle::rng::Rng;
 
 /// What is to be tuned, and for how long.
 pub struct Request<'a> {

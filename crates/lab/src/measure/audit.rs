@@ -9,12 +9,12 @@ use std::fmt;
 use evosdpa_core::Problem;
 use evosdpa_oracle::{Case, inputs::Inputs};
 
-use super::rng::Rng;
 use crate::{
     Error,
     device::{Output, TimedDevice, TimedKernel},
     gate::correctness,
 };
+use evosdpa_oracle::rng::Rng;
 
 /// What a kernel was caught at.
 #[derive(Clone, Debug, PartialEq, Eq)]

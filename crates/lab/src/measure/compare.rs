@@ -223,7 +223,7 @@ mod tests {
     /// second by 3 %: at most 1 % may be called different.
     #[test]
     fn a_thing_is_not_faster_than_itself() {
-        use crate::measure::rng::Rng;
+        use evosdpa_oracle::rng::Rng;
         const RUNS: u64 = 2000;
         let mut wrong = 0;
         for run in 0..RUNS {

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use super::{
     Reading, Resampler,
     compare::{Comparison, Outcome},
-    rng::Rng,
     samples::{interval as middle_95, median, resampled},
     sequence::{self, Evidence},
 };
 use crate::Error;
+use evosdpa_oracle::rng::Rng;
 
 /// One side of a duel.
 pub trait Arm {
@@ -238,7 +238,7 @@ impl Watch {
         self.logs.push(log);
     }
 
-    fn word(&self, alpha: f64) -> Outcome {
+    fn outcome(&self, alpha: f64) -> Outcome {
         match () {
             () if self.not_much_slower.suffices(alpha) && self.not_much_faster.suffices(alpha) => {
                 Outcome::Same
@@ -252,10 +252,10 @@ impl Watch {
 
 /// What both units say together.
 fn together(time: &Watch, cycles: Option<&Watch>, alpha: f64) -> Outcome {
-    let word = time.word(alpha);
+    let outcome = time.outcome(alpha);
     match cycles {
-        Some(cycles) if cycles.word(alpha) != word => Outcome::Ambiguous,
-        _ => word,
+        Some(cycles) if cycles.outcome(alpha) != outcome => Outcome::Ambiguous,
+        _ => outcome,
     }
 }
 
@@ -263,7 +263,7 @@ fn together(time: &Watch, cycles: Option<&Watch>, alpha: f64) -> Outcome {
 pub(crate) fn outcome_of(logs: &[f64], margin: f64, alpha: f64) -> Outcome {
     let mut watch = Watch::new(margin);
     logs.iter().for_each(|log| watch.add(*log));
-    watch.word(alpha)
+    watch.outcome(alpha)
 }
 
 /// What chance decides in a duel.

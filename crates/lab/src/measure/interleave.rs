@@ -5,8 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{CACHES_MATTER_US, rng::Rng};
+use super::CACHES_MATTER_US;
 use crate::Error;
+use evosdpa_oracle::rng::Rng;
 
 /// Something that can be timed.
 pub trait Contestant {

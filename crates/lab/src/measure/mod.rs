@@ -7,11 +7,11 @@ pub mod compare;
 pub mod duel;
 pub mod floor;
 pub mod interleave;
-pub mod rng;
 pub mod runs;
 pub mod samples;
 pub mod sequence;
 
+use evosdpa_oracle::rng::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -82,11 +82,11 @@ impl Calls {
 }
 
 /// A small deterministic generator for resampling: the same samples always give the same interval.
-pub(crate) struct Resampler(rng::Rng);
+pub(crate) struct Resampler(Rng);
 
 impl Resampler {
     pub(crate) fn new() -> Self {
-        Self(rng::Rng::new(0x2545_F491_4F6C_DD1D))
+        Self(Rng::new(0x2545_F491_4F6C_DD1D))
     }
 
     /// A number below `n`.

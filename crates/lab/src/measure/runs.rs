@@ -197,7 +197,8 @@ impl Rates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::{compare::MARGIN, rng::Rng};
+    use crate::measure::compare::MARGIN;
+    use evosdpa_oracle::rng::Rng;
 
     /// Runs of 40 samples each; `moods` is how much the next run is slower than the last.
     fn runs(

@@ -98,7 +98,7 @@ pub fn interval(logs: &[f64], alpha: f64) -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::rng::Rng;
+    use evosdpa_oracle::rng::Rng;
 
     #[test]
     fn the_evidence_of_a_fair_coin_is_worth_nothing_on_average() {

@@ -22,7 +22,7 @@ pub enum Bottleneck {
     Math,
     /// Exponentials and the arithmetic around them.
     Softmax,
-    /// Matrix products are waited for instead of overlapped.
+    /// MMAs are waited for instead of overlapped.
     Overlap,
     /// Consumers wait for tiles that have not arrived.
     Producer,

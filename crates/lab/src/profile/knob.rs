@@ -25,7 +25,7 @@ pub enum Knob {
     Occupancy,
     /// Blocks that take several work items, dealt out fairly.
     Persistence,
-    /// Products and softmax overlapped.
+    /// MMAs and softmax overlapped.
     Overlap,
     /// Cheaper exponentials and rescales.
     CheaperSoftmax,

@@ -118,7 +118,7 @@ stalls! {
     Dispatch = "dispatch_stall",
     /// Stores are draining at the end.
     Drain = "drain",
-    /// Waits for a warpgroup's matrix product.
+    /// Waits for a warpgroup's MMA.
     Gmma = "gmma",
     /// A constant is not in its cache.
     ImcMiss = "imc_miss",

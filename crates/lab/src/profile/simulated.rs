@@ -126,10 +126,9 @@ impl Counted {
                 id: "3c-scalar".to_owned(),
                 bottleneck: Bottleneck::Math,
                 confidence: 0.4,
-                evidence: vec![Evidence::derived("tensor_ops", 0.0, "", "no product on tensor cores")],
-                suggestion:
-                    "Products are computed by the arithmetic pipes: move both of them to the tensor cores."
-                        .to_owned(),
+                evidence: vec![Evidence::derived("tensor_ops", 0.0, "", "no MMA on tensor cores")],
+                suggestion: "QKᵀ and PV are computed by the arithmetic pipes: move both to the tensor cores."
+                    .to_owned(),
                 tunables: hints(&[Knob::TensorCores], has),
             });
         }

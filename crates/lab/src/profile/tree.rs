@@ -243,7 +243,7 @@ impl Seen<'_> {
             );
         }
         let text = "Shared memory is busy without conflicts: fewer trips through it. Keep scores, weights and Q in registers; \
-                    wider accesses (ldmatrix); matrix products that read shared memory themselves (wgmma).";
+                    wider accesses (ldmatrix); MMAs that read shared memory themselves (wgmma).";
         let knobs = [Knob::LessSharedTraffic, Knob::TensorCores, Knob::MoreRows];
         self.insight("2c-smem-traffic", Bottleneck::SharedMemory, confidence, evidence, text, &knobs)
     }
@@ -275,8 +275,8 @@ impl Seen<'_> {
         ]);
         let confidence = past(sm, BOUND);
         Some(if tensor >= BOUND && tensor >= percent {
-            let text = "The tensor cores are the limit: overlap softmax with products (ping-pong), longer products per \
-                        instruction, or 8-bit products.";
+            let text = "The tensor cores are the limit: overlap softmax with MMAs (ping-pong), larger MMAs per \
+                        instruction, or 8-bit MMAs.";
             self.insight(
                 "3a-math",
                 Bottleneck::Math,
@@ -286,7 +286,7 @@ impl Seen<'_> {
                 &[Knob::Overlap, Knob::MoreKeys],
             )
         } else if tensor > percent {
-            let text = "Schedulers issue most of the time: fewer instructions per product (larger instructions, fewer \
+            let text = "Schedulers issue most of the time: fewer instructions per MMA (larger instructions, fewer \
                         address computations, unrolled loops).";
             self.insight(
                 "3d-issue",
@@ -299,11 +299,10 @@ impl Seen<'_> {
         } else if busiest == Metric::LsuPipe {
             self.shared(confidence)
         } else if tensor < 1.0 {
-            let text =
-                "Products are computed by the arithmetic pipes: move both of them to the tensor cores.";
+            let text = "QKᵀ and PV are computed by the arithmetic pipes: move both to the tensor cores.";
             self.insight("3c-scalar", Bottleneck::Math, confidence, evidence, text, &[Knob::TensorCores])
         } else {
-            let text = "Softmax and conversions keep the arithmetic pipes busier than products keep the tensor cores: cheaper \
+            let text = "Softmax and conversions keep the arithmetic pipes busier than MMAs keep the tensor cores: cheaper \
                         exponentials, fewer rescales, fewer conversions, wider tiles.";
             let knobs = [Knob::CheaperSoftmax, Knob::MoreKeys, Knob::Overlap];
             self.insight("3b-softmax", Bottleneck::Softmax, confidence, evidence, text, &knobs)
@@ -373,7 +372,7 @@ impl Seen<'_> {
             Group::Gmma => (
                 "4-overlap",
                 Bottleneck::Overlap,
-                "Warps wait for their own matrix products: keep one group in flight and do softmax under it.",
+                "Warps wait for their own MMAs: keep one group in flight and do softmax under it.",
                 &[Knob::Overlap, Knob::MoreKeys],
             ),
             Group::Arrival => (

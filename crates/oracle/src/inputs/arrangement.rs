@@ -4,7 +4,8 @@ use std::fmt;
 
 use evosdpa_core::Problem;
 
-use super::{Family, split_mix};
+use super::Family;
+use crate::rng::mix;
 
 /// How lengths are drawn where they are data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -255,7 +256,7 @@ fn page_table(problem: &Problem, order: PageOrder, seed: u64, page: usize, rooms
         PageOrder::Reversed => places.reverse(),
         PageOrder::Random => {
             for i in (1..pages).rev() {
-                places.swap(i, (split_mix(seed ^ split_mix(i as u64)) % (i as u64 + 1)) as usize);
+                places.swap(i, (mix(seed ^ mix(i as u64)) % (i as u64 + 1)) as usize);
             }
         }
     }

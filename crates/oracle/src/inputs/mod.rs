@@ -20,6 +20,7 @@ use evosdpa_core::{CODE_MAX, DType, E4M3Code, Error, Float, Problem, SideInputs,
 use crate::{
     elements,
     quantize::{self, Groups, Scales},
+    rng::mix,
 };
 use arrangement::Places;
 pub use arrangement::{Arrangement, LengthFamily, PageOrder};
@@ -379,17 +380,9 @@ impl Source {
 
     fn bits(&self, stream: u64, index: [usize; 4]) -> u64 {
         // Normal data is shared by the families that only rearrange it.
-        let stream = split_mix(self.seed ^ split_mix(stream));
-        index.into_iter().fold(stream, |state, i| split_mix(state ^ i as u64))
+        let stream = mix(self.seed ^ mix(stream));
+        index.into_iter().fold(stream, |state, i| mix(state ^ i as u64))
     }
-}
-
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that mixes all bits.
-fn split_mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
 }
 
 /// The standard deviation of [`Family::Denormals`]'s small elements.

@@ -3,6 +3,7 @@
 use evosdpa_core::Problem;
 
 use super::ROWS;
+use crate::rng::Rng;
 
 /// The rows that a truth is worked out for: all of them, or, where that would take too long, some blocks of every head.
 ///
@@ -34,13 +35,10 @@ impl Sample {
             head[0] = true;
             head[per_head - 1] = true;
         }
-        let mut random = seed;
+        let mut rng = Rng::new(seed);
         let draws = multiply_adds / per_row.saturating_mul(ROWS as u64).max(1);
         for _ in 0..draws {
-            random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (random ^ (random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            let block = ((mixed ^ (mixed >> 31)) % blocks.len() as u64) as usize;
+            let block = rng.below(blocks.len());
             blocks[block] = true;
         }
         Self { blocks: Some(blocks), seq_q: sizes.seq_q }

@@ -82,7 +82,25 @@ pub(crate) fn wavefronts(addresses: &[u64; 32], mask: u32, bytes: u32) -> (u64, 
     (total, ideal)
 }
 
+/// Whether no two lanes ask for the same banks: the usual case, in one look at each.
+fn are_apart(addresses: &[u64], mask: u32, words: usize) -> bool {
+    // Of two or four words: as many neighbouring banks as one, counted from a multiple of them.
+    let shift = 2 + words.trailing_zeros();
+    let places = (32 >> words.trailing_zeros()) - 1;
+    let (mut asked, mut twice, mut low_bits) = (0u32, 0u32, 0u64);
+    for (lane, address) in addresses.iter().enumerate() {
+        let place = (mask >> lane & 1) << (address >> shift & places);
+        twice |= asked & place;
+        asked |= place;
+        low_bits |= address;
+    }
+    twice == 0 && words.is_power_of_two() && (words == 1 || low_bits.is_multiple_of(1 << shift))
+}
+
 fn passes(addresses: &[u64], mask: u32, words: usize) -> u64 {
+    if are_apart(addresses, mask, words) {
+        return 1;
+    }
     const NONE: u8 = u8::MAX;
     // Per bank a chain of the distinct words asked for: lanes times words is at most 32.
     let (mut newest, mut depth) = ([NONE; 32], [0u8; 32]);

@@ -5,7 +5,7 @@ use super::counters::Tally;
 use crate::decode::{Info, Kernel};
 use crate::module::Module;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::{AddAssign, Deref};
 
@@ -102,13 +102,20 @@ impl AddAssign<&Counts> for Counts {
 impl Counters {
     pub(crate) fn new(module: &Module, kernel: &Kernel, tallies: &[Tally]) -> Self {
         let mut total = Counts::default();
-        let mut lines: BTreeMap<(String, u64, String), Counts> = BTreeMap::new();
+        // By location first: words for a place are found once for all its instructions.
+        let mut locations: HashMap<(Option<u32>, u32), (&Info, Counts)> = HashMap::new();
         for (tally, info) in tallies.iter().zip(&kernel.info) {
             if tally.executed > 0 {
                 let counts = Counts::of(tally, info);
                 total += &counts;
-                *lines.entry(module.place(info)).or_default() += &counts;
+                let line = if info.location.is_some() { 0 } else { info.line };
+                let entry = locations.entry((info.location, line));
+                entry.or_insert_with(|| (info, Counts::default())).1 += &counts;
             }
+        }
+        let mut lines: BTreeMap<(String, u64, String), Counts> = BTreeMap::new();
+        for (info, counts) in locations.values() {
+            *lines.entry(module.place(info)).or_default() += counts;
         }
         let named = |((_, _, source), counts)| LineCounts { source, counts };
         Counters { total, lines: lines.into_iter().map(named).collect() }

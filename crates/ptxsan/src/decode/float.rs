@@ -69,7 +69,7 @@ fn single(op: &Opcode<'_>, perturb: Perturb) -> Option<Plan> {
         "add" if plain => (2, b32_2(move |a, b| canonical(f(a) + f(b)))),
         "sub" if plain => (2, b32_2(move |a, b| canonical(f(a) - f(b)))),
         "mul" if plain => (2, b32_2(move |a, b| canonical(f(a) * f(b)))),
-        "fma" | "mad" if plain => (3, fused()),
+        "fma" | "mad" if plain => (3, b32_3(move |a, b, c| canonical(f(a).mul_add(f(b), f(c))))),
         "add" => (2, b32_2(move |a, b| float::add_f32(a, b, mode))),
         "sub" => (2, b32_2(move |a, b| float::sub_f32(a, b, mode))),
         "mul" => (2, b32_2(move |a, b| float::mul_f32(a, b, mode))),
@@ -113,41 +113,6 @@ fn single_extreme(op: &Opcode<'_>, which: Extreme, mode: ExtremeMode) -> Plan {
         b32_2(move |a, b| extreme(&F32, which, u64::from(a), u64::from(b), mode) as u32)
     };
     same(Type::F32, 2, alu)
-}
-
-/// `fma.rn.f32` on all lanes, by hardware where there is some.
-fn fused() -> Alu {
-    Box::new(|r, args, mask| {
-        let (a, b, c) = (&r.b32[args.a as usize], &r.b32[args.b as usize], &r.b32[args.c as usize]);
-        let out = fused_lanes(a, b, c);
-        blend(&mut r.b32[args.d as usize], &out, mask);
-    })
-}
-
-fn fused_lanes(a: &[u32; 32], b: &[u32; 32], c: &[u32; 32]) -> [u32; 32] {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("fma") && std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: both features the function is compiled for were just found on this CPU.
-        return unsafe { fused_lanes_avx2(a, b, c) };
-    }
-    fused_lanes_any(a, b, c)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "fma,avx2")]
-fn fused_lanes_avx2(a: &[u32; 32], b: &[u32; 32], c: &[u32; 32]) -> [u32; 32] {
-    fused_lanes_any(a, b, c)
-}
-
-#[inline(always)]
-fn fused_lanes_any(a: &[u32; 32], b: &[u32; 32], c: &[u32; 32]) -> [u32; 32] {
-    let f = f32::from_bits;
-    // A plain loop, not a closure: closures do not inherit the caller's target features.
-    let mut out = [0; 32];
-    for l in 0..32 {
-        out[l] = canonical(f(a[l]).mul_add(f(b[l]), f(c[l])));
-    }
-    out
 }
 
 fn double(op: &Opcode<'_>) -> Option<Plan> {

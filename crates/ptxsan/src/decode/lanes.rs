@@ -54,19 +54,39 @@ pub(crate) fn blend_bits(to: &mut u32, value: u32, mask: u32) {
     *to = (*to & !mask) | (value & mask);
 }
 
+/// The closure of a lane loop: compiled for every processor, and again for those that do eight lanes at a time.
+macro_rules! compiled_twice {
+    ($f:ident, $lanes:ident, $($signature:tt)+) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx2,fma")]
+            fn wide(f: &impl $($signature)+, r: &mut Regs, args: &Args, mask: u32) {
+                $lanes(f, r, args, mask);
+            }
+            if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
+                // SAFETY: both features the function is compiled for were just found on this processor.
+                return Box::new(move |r: &mut Regs, args: &Args, mask: u32| unsafe { wide(&$f, r, args, mask) });
+            }
+        }
+        Box::new(move |r: &mut Regs, args: &Args, mask: u32| $lanes(&$f, r, args, mask))
+    }};
+}
+
 /// Builds a lane loop: result bank, then each source's bank, type and name.
 macro_rules! lane_loop {
     ($name:ident, $out_bank:ident: $out:ty, $($src:ident . $bank:ident: $ty:ty),+) => {
         #[doc = concat!("A loop over ", stringify!($($bank),+), " into ", stringify!($out_bank), ".")]
         pub(crate) fn $name(f: impl Fn($($ty),+) -> $out + Send + Sync + 'static) -> Alu {
-            Box::new(move |r: &mut Regs, args: &Args, mask: u32| {
-                $(let $src = r.$bank[args.$src as usize];)+
+            #[inline(always)]
+            fn lanes(f: &impl Fn($($ty),+) -> $out, r: &mut Regs, args: &Args, mask: u32) {
+                $(let $src = &r.$bank[args.$src as usize];)+
                 let mut out = [<$out>::default(); 32];
                 for lane in 0..32 {
                     out[lane] = f($($src[lane]),+);
                 }
                 blend(&mut r.$out_bank[args.d as usize], &out, mask);
-            })
+            }
+            compiled_twice!(f, lanes, Fn($($ty),+) -> $out)
         }
     };
 }
@@ -90,14 +110,16 @@ macro_rules! compare_loop {
     ($name:ident, $($src:ident . $bank:ident: $ty:ty),+) => {
         #[doc = concat!("A loop over ", stringify!($($bank),+), " into a predicate.")]
         pub(crate) fn $name(f: impl Fn($($ty),+) -> bool + Send + Sync + 'static) -> Alu {
-            Box::new(move |r: &mut Regs, args: &Args, mask: u32| {
+            #[inline(always)]
+            fn lanes(f: &impl Fn($($ty),+) -> bool, r: &mut Regs, args: &Args, mask: u32) {
                 $(let $src = &r.$bank[args.$src as usize];)+
                 let mut bits = 0u32;
                 for lane in 0..32 {
                     bits |= u32::from(f($($src[lane]),+)) << lane;
                 }
                 blend_bits(&mut r.pred[args.d as usize], bits, mask);
-            })
+            }
+            compiled_twice!(f, lanes, Fn($($ty),+) -> bool)
         }
     };
 }

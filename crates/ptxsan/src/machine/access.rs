@@ -4,8 +4,10 @@ use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::decode::lanes::blend;
 use crate::decode::{Address, Atomic, Bank, Base, Order, Register, Scope, Transfer};
+use crate::hazard::accessor::Conflict;
 use crate::hazard::clock::Proxy;
-use crate::hazard::shadow::{ATOMIC, BLOCK_SCOPE, NON_COHERENT, STRONG, UPDATE};
+use crate::hazard::history::{ATOMIC, BLOCK_SCOPE, NON_COHERENT, STRONG, UPDATE};
+use crate::memory::shared::SharedMemory;
 use crate::memory::{PAGE_BYTES, window};
 use crate::parse::ast::Space;
 
@@ -178,15 +180,37 @@ impl Warp {
         index: u32,
         register: Register,
     ) {
-        let mut values = [0u64; 32];
-        for_lanes(good, |lane| {
-            let at = addresses[lane] + u64::from(index * t.bytes);
-            values[lane] = little_endian(self.bytes(cx, space, at, t.bytes, lane));
-        });
+        let mut values = self.gather(cx, space, addresses, good, index * t.bytes, t.bytes);
         if t.is_signed {
             values = values.map(|value| sign_extend(value, t.bytes));
         }
         self.set_lanes(register, lanes, &values);
+    }
+
+    /// Numbers of up to eight bytes, `offset` behind each lane's address.
+    fn gather(
+        &self,
+        cx: &mut Context<'_, '_>,
+        space: Space,
+        addresses: &[u64; 32],
+        lanes: u32,
+        offset: u32,
+        bytes: u32,
+    ) -> [u64; 32] {
+        let mut values = [0u64; 32];
+        let at = |lane: usize| addresses[lane] + u64::from(offset);
+        let is_near = |lane: usize| lanes >> lane & 1 == 0 || at(lane) < cx.shared.data.len() as u64;
+        if space == Space::Shared && (0..32).all(is_near) {
+            let data = &cx.shared.data[..];
+            for_lanes(lanes, |lane| {
+                values[lane] = little_endian(&data[at(lane) as usize..][..bytes as usize]);
+            });
+        } else {
+            for_lanes(lanes, |lane| {
+                values[lane] = little_endian(self.bytes(cx, space, at(lane), bytes, lane));
+            });
+        }
+        values
     }
 
     pub(super) fn set_lanes(&mut self, register: Register, lanes: u32, values: &[u64; 32]) {
@@ -225,53 +249,92 @@ impl Warp {
     }
 
     pub(super) fn store(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, t: &Transfer) {
-        let width = t.bytes as usize;
-        let bytes = width * t.registers.len();
-        let request = Request::new(pc, bytes as u32, Direction::Write, t.order)
-            .marked(UPDATE, t.is_update)
-            .within(&t.address);
+        let bytes = t.bytes * t.registers.len() as u32;
+        let request =
+            Request::new(pc, bytes, Direction::Write, t.order).marked(UPDATE, t.is_update).within(&t.address);
         let (addresses, spaces) = self.located(&t.address, mask);
         self.before_strong_write(cx, t.order);
         for (space, lanes) in spaces {
             let good = self.check_bounds(cx, space, &addresses, lanes, &request);
             self.order_each(cx, space, &addresses, good, &request, |warp, cx, lanes, found| {
-                let lane = lanes.trailing_zeros() as usize;
-                let mut data: Bytes = [0; MAX_BYTES];
-                for (part, register) in data.chunks_exact_mut(width).zip(&t.registers) {
-                    part.copy_from_slice(&warp.lane(*register, lane).to_le_bytes()[..width]);
-                }
-                let (data, at) = (&data[..bytes], addresses[lane]);
                 if let Some(conflict) = found[0] {
-                    // Threads that store the same value to one place agree, whoever is last; one that reads does not.
-                    let agrees = conflict.is_write
-                        && !conflict.is_update
-                        && warp.bytes(cx, space, at, request.bytes, lane) == data;
-                    if !(agrees && conflict.both_strong) {
-                        warp.report_race(cx, space, at, lanes, &request, conflict, agrees);
-                    }
-                    if let Some(reader) = found[1].filter(|_| agrees) {
-                        warp.report_race(cx, space, at, lanes, &request, reader, false);
-                    }
+                    warp.report_store(cx, space, &addresses, lanes, &request, t, conflict, found[1]);
                 }
-                warp.put(cx, space, at, data, lane);
+                warp.put_registers(cx, space, &addresses, lanes, t);
                 if warp.validity.is_tracking() {
-                    for (i, register) in t.registers.iter().enumerate() {
-                        warp.store_validity(
-                            cx,
-                            pc,
-                            (space, at + (i * width) as u64),
-                            register,
-                            0,
-                            t.bytes,
-                            lane,
-                        );
-                    }
+                    for_lanes(lanes, |lane| warp.store_validities(cx, pc, (space, addresses[lane]), t, lane));
                 }
             });
             if t.order.strong.is_some() {
                 self.after_strong_write(cx, space, &addresses, good, t.order, false);
             }
         }
+    }
+
+    /// What a lane stores.
+    fn stored(&self, t: &Transfer, lane: usize) -> Bytes {
+        let mut data: Bytes = [0; MAX_BYTES];
+        let width = t.bytes as usize;
+        for (part, register) in data.chunks_exact_mut(width).zip(&t.registers) {
+            part.copy_from_slice(&self.lane(*register, lane).to_le_bytes()[..width]);
+        }
+        data
+    }
+
+    /// A store that is not ordered with an earlier access. Threads that store the same value to one place agree, whoever is last; one
+    /// that reads does not.
+    fn report_store(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        space: Space,
+        addresses: &[u64; 32],
+        lanes: u32,
+        request: &Request,
+        t: &Transfer,
+        conflict: Conflict,
+        reader: Option<Conflict>,
+    ) {
+        let lane = lanes.trailing_zeros() as usize & 31;
+        let (data, at) = (self.stored(t, lane), addresses[lane]);
+        let agrees = conflict.is_write
+            && !conflict.is_update
+            && self.bytes(cx, space, at, request.bytes, lane) == &data[..request.bytes as usize];
+        if !(agrees && conflict.both_strong) {
+            self.report_race(cx, space, at, lanes, request, conflict, agrees);
+        }
+        if let Some(reader) = reader.filter(|_| agrees) {
+            self.report_race(cx, space, at, lanes, request, reader, false);
+        }
+    }
+
+    /// Stores the registers of lanes whose access was checked.
+    fn put_registers(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        space: Space,
+        addresses: &[u64; 32],
+        lanes: u32,
+        t: &Transfer,
+    ) {
+        let bytes = t.bytes as usize * t.registers.len();
+        let is_word = |register: &Register| register.bank == Bank::B32 && t.bytes == 4;
+        let is_near = |lane: usize| lanes >> lane & 1 == 0 || addresses[lane] < cx.shared.data.len() as u64;
+        if space == Space::Shared && t.registers.iter().all(is_word) && (0..32).all(is_near) {
+            let SharedMemory { data, written, .. } = &mut *cx.shared;
+            for (i, register) in t.registers.iter().enumerate() {
+                let values = &self.regs.b32[register.index as usize];
+                for_lanes(lanes, |lane| {
+                    data[addresses[lane] as usize + 4 * i..][..4]
+                        .copy_from_slice(&values[lane].to_le_bytes());
+                });
+            }
+            for_lanes(lanes, |lane| written[addresses[lane] as usize..][..bytes].fill(1));
+            return;
+        }
+        for_lanes(lanes, |lane| {
+            let data = self.stored(t, lane);
+            self.put(cx, space, addresses[lane], &data[..bytes], lane);
+        });
     }
 
     /// Bounds, traffic and ordering; returns the lanes whose access can be made.
@@ -405,6 +468,7 @@ pub(super) fn little_endian(bytes: &[u8]) -> u64 {
         [a, b, c, d] => u64::from(u32::from_le_bytes([*a, *b, *c, *d])),
         [a, b] => u64::from(u16::from_le_bytes([*a, *b])),
         [a] => u64::from(*a),
+        [a, b, c, d, e, f, g, h] => u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]),
         _ => bytes.iter().take(8).rev().fold(0, |value, byte| value << 8 | u64::from(*byte)),
     }
 }

@@ -5,9 +5,9 @@ use super::run::Context;
 use super::warp::Warp;
 use crate::decode::Scope;
 use crate::finding::Kind;
+use crate::hazard::accessor::Conflict;
 use crate::hazard::clock::Who;
 use crate::hazard::log::Other;
-use crate::hazard::shadow::Conflict;
 
 impl Warp {
     /// What is missing between an access of `lane` and the one it conflicts with.

@@ -1,6 +1,7 @@
 //! Whether an access may be made at all, and what traffic it causes.
 
 use super::access::{By, Direction, Request, space_name};
+use super::places::is_usual;
 use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::count::counters::{sectors, wavefronts};
@@ -31,7 +32,12 @@ impl Warp {
         }
         let mut good = mask;
         self.unwritten = 0;
-        if !in_shared(cx, space, addresses, mask, request) {
+        let in_buffers = |cx: &mut Context<'_, '_>| {
+            space == Space::Global
+                && request.bytes <= 16
+                && (0..32).all(|lane| mask >> lane & 1 == 0 || is_usual(cx, space, addresses[lane], request))
+        };
+        if !in_shared(cx, space, addresses, mask, request) && !in_buffers(cx) {
             let (base, shared, params) = (cx.view.base(), cx.shared.data.len(), cx.params.len());
             let local = cx.kernel.local_bytes;
             for_lanes(mask, |lane| {
@@ -314,12 +320,13 @@ fn count_traffic(
 
 /// Whether every flag is 1; the usual sizes in one comparison.
 #[inline]
-fn all_set(flags: &[u8]) -> bool {
+pub(super) fn all_set(flags: &[u8]) -> bool {
     const ONES: u128 = 0x0101_0101_0101_0101_0101_0101_0101_0101;
     match flags.len() {
         16 => <[u8; 16]>::try_from(flags).is_ok_and(|raw| u128::from_ne_bytes(raw) == ONES),
         8 => <[u8; 8]>::try_from(flags).is_ok_and(|raw| u64::from_ne_bytes(raw) == ONES as u64),
         4 => <[u8; 4]>::try_from(flags).is_ok_and(|raw| u32::from_ne_bytes(raw) == ONES as u32),
+        n if n.is_multiple_of(16) => flags.chunks_exact(16).all(all_set),
         _ => flags.iter().all(|f| *f == 1),
     }
 }

@@ -1,10 +1,16 @@
 //! Asynchronous copies: agents of their own that land somewhere between issue and wait.
 
-use super::access::{Bytes, MAX_BYTES, Request};
+use super::access::Request;
 use super::run::{Context, for_lanes};
 use super::warp::{Flight, Warp};
 use crate::decode::AsyncCopy;
+use crate::memory::PAGE_BYTES;
 use crate::parse::ast::Space;
+
+/// The largest copy of a lane.
+const MAX_BYTES: usize = 16;
+
+type Bytes = [u8; MAX_BYTES];
 
 impl Warp {
     pub(super) fn issue_copies(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, copy: &AsyncCopy) {
@@ -25,10 +31,12 @@ impl Warp {
         // The target is checked as a write of the agent, the source as its read: of what is really read.
         let good = self.check(cx, Space::Shared, &to, mask, &write);
         let mut readable = 0u32;
-        for size in [16u32, 8, 4, 2, 1] {
-            let lanes =
-                (0..32).filter(|l| good >> l & 1 == 1 && wanted[*l] == size).fold(0, |m, l| m | 1 << l);
-            if lanes != 0 {
+        let mut rest = good;
+        while rest != 0 {
+            let size = wanted[rest.trailing_zeros() as usize];
+            let lanes = (0..32).fold(0, |all, lane| all | u32::from(wanted[lane] == size) << lane) & rest;
+            rest &= !lanes;
+            if size.is_power_of_two() {
                 let read = Request::read(pc, size).by_agents().moving();
                 // A source of fewer bytes than the copy must still be aligned to the copy.
                 readable |= self.check(cx, Space::Global, &from, lanes, &read);
@@ -53,7 +61,7 @@ impl Warp {
                 sync_trace.issued(lane, self.open_group[lane]);
             }
             if cx.options.schedule.lands_early(cx.random) {
-                self.land(cx, &flight);
+                land(cx, &flight);
             } else {
                 self.flights.push(flight);
             }
@@ -80,41 +88,18 @@ impl Warp {
         bytes
     }
 
-    fn land(&mut self, cx: &mut Context<'_, '_>, flight: &Flight) {
-        let mut data: Bytes = [0; MAX_BYTES];
-        if flight.source_bytes > 0 {
-            let from = self.bytes(cx, Space::Global, flight.from, flight.source_bytes, flight.lane as usize);
-            data[..from.len()].copy_from_slice(from);
-        }
-        self.put(
-            cx,
-            Space::Shared,
-            u64::from(flight.to),
-            &data[..flight.bytes as usize],
-            flight.lane as usize,
-        );
-        // What nothing wrote is not valid where it arrives either.
-        let lane = flight.lane as usize;
-        let mut flags = [1u8; MAX_BYTES];
-        if flight.source_bytes > 0 {
-            let source = self.flags(cx, (Space::Global, flight.from), flight.source_bytes, lane);
-            flags[..source.len()].copy_from_slice(source);
-        }
-        let target = self.flags(cx, (Space::Shared, u64::from(flight.to)), flight.bytes, lane);
-        target.copy_from_slice(&flags[..target.len()]);
-    }
-
     /// Lands the flights that `which` names, oldest first.
     pub(super) fn land_copies(&mut self, cx: &mut Context<'_, '_>, which: impl Fn(&Flight) -> bool) {
         if self.flights.is_empty() {
             return;
         }
-        let flights = std::mem::take(&mut self.flights);
-        let (landing, staying): (Vec<Flight>, Vec<Flight>) = flights.into_iter().partition(|f| which(f));
-        self.flights = staying;
-        for flight in &landing {
-            self.land(cx, flight);
-        }
+        self.flights.retain(|flight| {
+            let lands = which(flight);
+            if lands {
+                land(cx, flight);
+            }
+            !lands
+        });
     }
 
     /// Closes the open group of each lane.
@@ -143,5 +128,32 @@ impl Warp {
             cx.tallies[pc as usize].work += sync_trace.retire(mask, &waited);
         }
         self.land_copies(cx, |f| mask >> f.lane & 1 == 1 && f.group <= waited[f.lane as usize]);
+    }
+}
+
+/// A copy happens.
+fn land(cx: &mut Context<'_, '_>, flight: &Flight) {
+    let (from, to) = (flight.source_bytes as usize, flight.bytes as usize);
+    let (mut data, mut flags): (Bytes, Bytes) = ([0; MAX_BYTES], [1; MAX_BYTES]);
+    if from > 0
+        && let Some(page) = cx.view.page(flight.from)
+    {
+        let (page, at) = (cx.view.at(page), flight.from as usize % PAGE_BYTES);
+        // What nothing wrote is not valid where it arrives either.
+        copy(&mut data, &page.data[at..at + from]);
+        copy(&mut flags, &page.written[at..at + from]);
+    }
+    if let Some((memory, at)) = cx.shared_at(u64::from(flight.to)) {
+        copy(&mut memory.data[at..at + to], &data[..to]);
+        copy(&mut memory.written[at..at + to], &flags[..to]);
+    }
+}
+
+/// Copies to the start of `to`; all 16 bytes, which is usual, at once.
+#[inline(always)]
+fn copy(to: &mut [u8], from: &[u8]) {
+    match (to.first_chunk_mut::<MAX_BYTES>(), from.first_chunk::<MAX_BYTES>()) {
+        (Some(to), Some(from)) => *to = *from,
+        _ => to[..from.len()].copy_from_slice(from),
     }
 }

@@ -94,8 +94,7 @@ impl Fold {
     }
 
     fn compare(&mut self, page: &crate::memory::view::Page, block: u64, memory: &DeviceMemory) {
-        let Some(smallest) = page.shadow.touched().map(|c| c.bytes).min() else { return };
-        let shift = smallest.trailing_zeros();
+        let Some(shift) = page.shadow.smallest() else { return };
         let known = self.touched.entry(page.number).or_insert_with(|| FoldPage::new(shift));
         known.refine(shift);
         for cell in page.shadow.touched() {

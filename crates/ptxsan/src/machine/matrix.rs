@@ -69,6 +69,9 @@ impl Warp {
     }
 
     fn multiply(&mut self, cx: &mut Context<'_, '_>, lanes: u32, m: &MatrixMultiply) {
+        if self.multiply_halves(cx, lanes, m) {
+            return;
+        }
         let words = self.words(m.a.iter().chain(&m.b).chain(&m.c));
         let (of_a, of_b) = (m.contraction.a().registers(), m.contraction.b().registers());
         let mut d = vec![[0; 32]; m.contraction.d().registers()];
@@ -81,6 +84,33 @@ impl Warp {
         if m.contraction.execute(a, b, c, &mut d, cx.options.accumulate).is_ok() {
             self.set_words(&m.d, &d, lanes);
         }
+    }
+
+    /// Products of halves, which nearly all are, straight from and to the registers; `false` if it is another.
+    fn multiply_halves(&mut self, cx: &Context<'_, '_>, lanes: u32, m: &MatrixMultiply) -> bool {
+        /// Registers of an operand, at most.
+        const MOST: usize = 8;
+        let lists = [&m.a, &m.b, &m.c, &m.d];
+        if lists.iter().any(|list| {
+            list.is_empty() || list.len() > MOST || list.iter().any(|register| register.bank != Bank::B32)
+        }) {
+            return false;
+        }
+        let of = |list: &[Register]| -> [&Lanes; MOST] {
+            std::array::from_fn(|i| &self.regs.b32[list[i.min(list.len() - 1)].index as usize])
+        };
+        let (a, b, c) = (of(&m.a), of(&m.b), of(&m.c));
+        let mut out = [[0u32; 32]; MOST];
+        let d = &mut out[..m.d.len()];
+        let (a, b, c) = (&a[..m.a.len()], &b[..m.b.len()], &c[..m.c.len()]);
+        if !m.contraction.execute_halves(a, b, c, d, cx.options.accumulate) {
+            return false;
+        }
+        self.multiply_validity(m, lanes);
+        for (register, words) in m.d.iter().zip(&out) {
+            blend(&mut self.regs.b32[register.index as usize], words, lanes);
+        }
+        true
     }
 
     /// Where a fragment's matrix starts; reports memory that matrix instructions cannot reach.
@@ -196,6 +226,9 @@ impl Warp {
 
     /// Shared addresses of the rows; generic ones must lie in shared memory and become so.
     fn rows(&self, address: &Address) -> [u64; 32] {
+        if address.space == Space::Shared {
+            return self.addresses(address);
+        }
         let (mut rows, spaces) = self.located(address, u32::MAX);
         for (_, lanes) in spaces.filter(|(space, _)| *space != Space::Shared) {
             // Anything outside shared memory is out of its bounds, and reported so.
@@ -221,8 +254,7 @@ impl Warp {
         let good = self.check_bounds(cx, Space::Shared, &rows, naming, &request);
         let unwritten = self.unwritten;
         let receivers = |lane: usize| if transposed { lanes } else { (0xf << (4 * (lane % 8))) & lanes };
-        let named = (0..32).filter(|lane| good >> lane & 1 == 1);
-        self.order_together(cx, named.map(|lane| (rows[lane], receivers(lane))), &request);
+        self.order_together(cx, &rows, good, receivers, &request);
         for (m, register) in registers.iter().enumerate() {
             let mut tile = [0u32; 32];
             for r in 0..8 {
@@ -230,10 +262,12 @@ impl Warp {
                 if good >> lane & 1 == 0 {
                     continue;
                 }
-                let words = self.bytes(cx, Space::Shared, rows[lane], 16, lane).chunks_exact(4);
-                for (word, bytes) in tile[4 * r..4 * r + 4].iter_mut().zip(words) {
-                    *word = little_endian(bytes) as u32;
-                }
+                let Some(raw) = self.bytes(cx, Space::Shared, rows[lane], 16, lane).first_chunk::<16>()
+                else {
+                    continue;
+                };
+                let word = |k: usize| u32::from_le_bytes([raw[k], raw[k + 1], raw[k + 2], raw[k + 3]]);
+                tile[4 * r..4 * r + 4].copy_from_slice(&[word(0), word(4), word(8), word(12)]);
             }
             let tile = if transposed { transfer::transpose(&tile) } else { tile };
             blend(&mut self.regs.b32[*register as usize], &tile, lanes);

@@ -3,8 +3,8 @@
 use super::run::{Context, for_lanes};
 use super::warp::{Fenced, Warp};
 use crate::decode::{Order, Scope};
-use crate::hazard::clock::{Clock, Proxy};
-use crate::hazard::shadow::Conflict;
+use crate::hazard::accessor::Conflict;
+use crate::hazard::clock::{Clock, Numbering, Proxy};
 use crate::hazard::sync::{Place, Said};
 use crate::parse::ast::Space;
 use std::rc::Rc;
@@ -20,9 +20,13 @@ impl Warp {
 
     /// Adds the lane's own time, and the copies it waited for.
     pub(super) fn raise_lane(&self, cx: &Context<'_, '_>, lane: usize, clock: &mut Clock) {
+        self.raise_lane_of(cx.numbering, lane, clock);
+    }
+
+    pub(super) fn raise_lane_of(&self, numbering: Numbering, lane: usize, clock: &mut Clock) {
         let slot = self.index * 32 + lane as u32;
         clock.raise(slot, self.time);
-        clock.raise(slot + cx.numbering.lanes, self.waited_group[lane]);
+        clock.raise(slot + numbering.lanes, self.waited_group[lane]);
     }
 
     /// After publishing, what follows must carry a later time.

@@ -5,10 +5,10 @@ use super::run::{Context, for_lanes};
 use super::warp::Warp;
 use crate::decode::Op;
 use crate::finding::{Kind, Severity};
+use crate::hazard::accessor::{Accessor, Conflict, Found};
 use crate::hazard::clock::Who;
 use crate::hazard::log::{Other, Words};
-use crate::hazard::shadow::{Accessor, Conflict, Found};
-use crate::memory::PAGE_BYTES;
+use crate::memory::{PAGE_BYTES, window};
 use crate::parse::ast::Space;
 use std::rc::Rc;
 
@@ -27,77 +27,146 @@ impl Warp {
         mut then: impl FnMut(&mut Self, &mut Context<'_, '_>, u32, Found),
     ) {
         if !cx.options.check_races || !matches!(space, Space::Shared | Space::Global) {
-            for_lanes(lanes, |lane| then(self, cx, 1 << lane, [None; 2]));
+            then(self, cx, lanes, [None; 2]);
             return;
         }
-        let is_shared_read = request.direction == Direction::Read && matches!(request.by, By::Lanes);
         let mut rest = lanes;
         while rest != 0 {
-            // Lanes that know the same share one description of the accessor.
-            let first = rest.trailing_zeros() as usize;
-            let known = Rc::clone(&self.known[first]);
-            let mut by = self.accessor(cx, request, &known);
-            while rest != 0 {
-                let lane = rest.trailing_zeros() as usize;
-                if !Rc::ptr_eq(&self.known[lane], &known) {
-                    break;
-                }
-                rest &= rest - 1;
-                by.mask = 1 << lane;
-                by.alone = Some((lane as u32, self.waited_group[lane]));
-                if is_shared_read {
-                    // Neighbours that read the same place are taken together.
-                    while rest != 0 && rest.trailing_zeros() == 32 - by.mask.leading_zeros() {
-                        let next = rest.trailing_zeros() as usize;
-                        if addresses[next] != addresses[lane] || !Rc::ptr_eq(&self.known[next], &known) {
-                            break;
-                        }
-                        rest &= rest - 1;
-                        by.mask |= 1 << next;
-                        by.alone = None;
-                    }
-                }
-                let together = by.mask;
-                match request.by {
-                    By::Lanes => {}
-                    By::Copies => by.time = self.open_group[lane],
-                    // One lane stands for the agent, whose identity has no lanes.
-                    By::Agent(_) => by.mask = 1,
-                }
-                let found = self.record(cx, space, addresses[lane], request, &by);
+            let passed = self.order_quickly(cx, space, addresses, rest, request);
+            rest &= !passed;
+            if passed != 0 {
+                then(self, cx, passed, [None; 2]);
+            }
+            if rest != 0 {
+                let known = Rc::clone(&self.known[rest.trailing_zeros() as usize]);
+                let mut by = self.accessor(cx, request, &known);
+                let together = self.next_access(addresses, rest, request, &mut by);
+                rest &= !together;
+                let at = addresses[together.trailing_zeros() as usize & 31];
+                let found = self.record(cx, space, at, request, &by);
                 then(self, cx, together, found);
             }
         }
     }
 
-    /// Orders reads of places in shared memory by several lanes each: as one if they know the same, else one by one.
+    /// Records the accesses of lanes, from the lowest up, as long as they conflict with nothing; which lanes those were.
+    fn order_quickly(
+        &self,
+        cx: &mut Context<'_, '_>,
+        space: Space,
+        addresses: &[u64; 32],
+        lanes: u32,
+        request: &Request,
+    ) -> u32 {
+        if self.sync_trace.is_some() || request.bytes > PART_BYTES || !request.bytes.is_power_of_two() {
+            return 0;
+        }
+        let mut rest = lanes;
+        while rest != 0 {
+            // Lanes that know the same share one description of the accessor.
+            let known = &self.known[rest.trailing_zeros() as usize];
+            let mut by = self.accessor(cx, request, known);
+            while rest != 0 && Rc::ptr_eq(&self.known[rest.trailing_zeros() as usize], known) {
+                let together = self.next_access(addresses, rest, request, &mut by);
+                let at = addresses[together.trailing_zeros() as usize & 31];
+                if !self.pass_near(cx, space, at, request, &by) {
+                    return lanes & !rest;
+                }
+                rest &= !together;
+            }
+        }
+        lanes
+    }
+
+    /// Records an access of one part to memory that is near, if it conflicts with nothing; otherwise nothing.
+    #[inline(always)]
+    pub(super) fn pass_near(
+        &self,
+        cx: &mut Context<'_, '_>,
+        space: Space,
+        at: u64,
+        request: &Request,
+        by: &Accessor<'_>,
+    ) -> bool {
+        let is_write = request.direction == Direction::Write;
+        match space {
+            Space::Shared if window::rank(at as u32).is_some() => false,
+            Space::Shared => cx.shared.shadow.pass(at as usize, request.bytes, is_write, by),
+            _ => cx.view.page(at).is_some_and(|page| {
+                cx.view.at(page).shadow.pass(at as usize % PAGE_BYTES, request.bytes, is_write, by)
+            }),
+        }
+    }
+
+    /// The lowest of `rest`, with its neighbours that know the same and read the same place; describes them.
+    #[inline(always)]
+    fn next_access(&self, addresses: &[u64; 32], rest: u32, request: &Request, by: &mut Accessor<'_>) -> u32 {
+        let lane = rest.trailing_zeros() as usize & 31;
+        let mut together = 1 << lane;
+        by.alone = Some((lane as u32, self.waited_group[lane]));
+        if request.direction == Direction::Read && matches!(request.by, By::Lanes) {
+            for next in lane + 1..32 {
+                let is_same = rest >> next & 1 == 1 && addresses[next] == addresses[lane];
+                if !is_same || !Rc::ptr_eq(&self.known[next], &self.known[lane]) {
+                    break;
+                }
+                together |= 1 << next;
+                by.alone = None;
+            }
+        }
+        by.mask = together;
+        match request.by {
+            By::Lanes => {}
+            By::Copies => by.time = self.open_group[lane],
+            // One lane stands for the agent, whose identity has no lanes.
+            By::Agent(_) => by.mask = 1,
+        }
+        together
+    }
+
+    /// The lanes of `lanes` that know the same as the lowest of them.
+    pub(super) fn alike(&self, lanes: u32) -> u32 {
+        let known = Rc::as_ptr(&self.known[lanes.trailing_zeros() as usize & 31]);
+        let same = |lane: usize| u32::from(std::ptr::eq(Rc::as_ptr(&self.known[lane]), known)) << lane;
+        (0..32).fold(0, |all, lane| all | same(lane)) & lanes
+    }
+
+    /// Orders reads of places in shared memory, one for each lane of `named`, by several lanes each: as one if they know the same, else one
+    /// by one.
     pub(super) fn order_together(
         &mut self,
         cx: &mut Context<'_, '_>,
-        places: impl Iterator<Item = (u64, u32)> + Clone,
+        addresses: &[u64; 32],
+        named: u32,
+        readers: impl Fn(usize) -> u32,
         request: &Request,
     ) {
-        let mut rest = places.clone().fold(0, |all, (_, lanes)| all | lanes);
+        let mut rest = 0;
+        for_lanes(named, |lane| rest |= readers(lane));
         while rest != 0 && cx.options.check_races {
-            let first = rest.trailing_zeros() as usize;
-            let known = Rc::clone(&self.known[first]);
-            let mut alike = 0;
-            for_lanes(rest, |lane| alike |= u32::from(Rc::ptr_eq(&self.known[lane], &known)) << lane);
+            let alike = self.alike(rest);
+            let known = Rc::clone(&self.known[rest.trailing_zeros() as usize]);
             rest &= !alike;
             let mut by = self.accessor(cx, request, &known);
-            for (address, lanes) in places.clone().filter(|(_, lanes)| lanes & alike != 0) {
-                by.mask = lanes & alike;
-                let one = by.mask.trailing_zeros();
+            for_lanes(named, |lane| {
+                by.mask = readers(lane) & alike;
+                if by.mask == 0 {
+                    return;
+                }
+                let (address, one) = (addresses[lane], by.mask.trailing_zeros());
                 by.alone = by.mask.is_power_of_two().then(|| (one, self.waited_group[one as usize]));
+                if self.sync_trace.is_none() && self.pass_near(cx, Space::Shared, address, request, &by) {
+                    return;
+                }
                 let [found, _] = self.record(cx, Space::Shared, address, request, &by);
                 if let Some(conflict) = found {
                     self.report_race(cx, Space::Shared, address, by.mask, request, conflict, false);
                 }
-            }
+            });
         }
     }
 
-    fn accessor<'k>(
+    pub(super) fn accessor<'k>(
         &self,
         cx: &Context<'_, '_>,
         request: &Request,
@@ -120,6 +189,10 @@ impl Warp {
             lanes_base,
             agents_base,
             proxy: if let By::Agent(agent) = request.by { agent.proxy } else { None },
+            passes_on: match request.by {
+                By::Agent(agent) => !matches!(cx.numbering.who(agent.identity), Who::Mbarrier(_)),
+                _ => true,
+            },
             fences_reads: cx.options.strict_proxies,
         }
     }

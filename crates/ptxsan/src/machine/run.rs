@@ -1,12 +1,11 @@
 //! Executes instructions of one warp until it blocks or its turn is over.
 
-use super::asynchronous::bulk::BulkFlight;
+use super::asynchronous::barrier_state::Mbarriers;
 use super::asynchronous::cluster::{Cluster, Pool};
-use super::asynchronous::mbarrier::Mbarriers;
-use super::asynchronous::wgmma::Warpgroups;
+use super::asynchronous::flight::BulkFlight;
+use super::asynchronous::wgmma::{Operands, Warpgroups};
 use super::barrier::Barriers;
 use super::launch::{Options, Schedule, Shape};
-use super::random::Random;
 use super::warp::{NO_MEETING, State, Warp};
 use crate::count::counters::Tally;
 use crate::decode::{ALWAYS, Bank, Inst, Kernel, Op, SharedVariable};
@@ -18,6 +17,7 @@ use crate::memory::shared::SharedMemory;
 use crate::memory::view::View;
 use crate::memory::window;
 use crate::parse::ast::Space;
+use crate::random::Random;
 use std::collections::HashMap;
 
 /// After so many instructions without meeting, lanes that wait for others go on alone: the others may be
@@ -44,6 +44,8 @@ pub(super) struct Context<'a, 'm> {
     pub(super) cluster_first: u32,
     /// The other blocks that are running.
     pub(super) peers: &'a mut HashMap<u32, Resident>,
+    /// Where operands of `wgmma` lie.
+    pub(super) operands: &'a mut Operands,
     /// Bulk copies on their way.
     pub(super) flights: &'a mut Vec<BulkFlight>,
     /// What has changed that somebody may wait for.

@@ -27,7 +27,8 @@ struct Quiet {
     executed: Vec<u64>,
     /// Registers that decide.
     deciding: HashSet<(Bank, u32)>,
-    marks: HashMap<Name, u64>,
+    /// State and turns of each warp when it was marked.
+    marks: HashMap<Name, (u64, u64)>,
     /// Warps that were seen in their marked state again.
     returned: HashSet<Name>,
     looks: u32,
@@ -90,13 +91,18 @@ impl Quiet {
     fn look(&mut self, kernel: &Kernel, tallies: &[Tally], running: &[(Name, &Warp)]) -> bool {
         self.looks += 1;
         let deciding = deciding(kernel, |pc| tallies[pc].executed > self.executed[pc]);
-        let states: HashMap<Name, u64> =
-            running.iter().map(|(name, warp)| (*name, state(warp, &deciding))).collect();
+        let marked = |(name, warp): &(Name, &Warp)| (*name, (state(warp, &deciding), warp.turns));
+        let states: HashMap<Name, (u64, u64)> = running.iter().map(marked).collect();
         let is_same = deciding == self.deciding;
         for (name, warp) in running.iter().filter(|_| is_same) {
             // Lanes that wait for their warp are let go after a while.
             let waits = warp.groups.iter().any(|group| group.state == State::Meeting);
-            if !waits && self.marks.get(name) == states.get(name) {
+            if let (Some(mark), Some(now)) = (self.marks.get(name), states.get(name))
+                // One that a schedule holds back is where it was for another reason. Groups of lanes take turns.
+                && now.1 > mark.1 + warp.groups.len() as u64
+                && !waits
+                && now.0 == mark.0
+            {
                 self.returned.insert(*name);
             }
         }
@@ -112,14 +118,14 @@ impl Quiet {
     }
 }
 
-/// How often anything was executed that others can see, or that depends on time.
+/// How many lanes did anything that others can see, or that depends on time.
 fn effects(kernel: &Kernel, tallies: &[Tally]) -> u64 {
     let counted = kernel.code.iter().zip(tallies).map(|(inst, tally)| match inst.op {
         Op::Alu(_) | Op::Nop | Op::Branch { .. } | Op::BranchIndex { .. } => 0,
         Op::Load(_) | Op::Fence(_) | Op::Collective(_) | Op::ActiveMask(_) => 0,
         // One that leaves memory as it is, such as a compare-and-swap that fails, changes nothing.
         Op::Atomic(_) => tally.work,
-        _ => tally.executed,
+        _ => tally.lanes,
     });
     counted.fold(0, u64::wrapping_add)
 }

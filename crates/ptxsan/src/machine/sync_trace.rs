@@ -6,8 +6,8 @@
 
 use super::run::{Context, for_lanes};
 use super::warp::Warp;
+use crate::hazard::accessor::Accessor;
 use crate::hazard::clock::Clock;
-use crate::hazard::shadow::Accessor;
 use crate::memory::PAGE_BYTES;
 use crate::parse::ast::Space;
 use std::rc::Rc;

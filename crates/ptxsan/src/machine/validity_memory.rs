@@ -99,6 +99,21 @@ impl Warp {
         }
     }
 
+    /// The same after a store of whole registers.
+    pub(super) fn store_validities(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        (space, at): (Space, u64),
+        t: &Transfer,
+        lane: usize,
+    ) {
+        for (i, register) in t.registers.iter().enumerate() {
+            let place = (space, at + i as u64 * u64::from(t.bytes));
+            self.store_validity(cx, pc, place, register, 0, t.bytes, lane);
+        }
+    }
+
     /// An atomic computes with what it finds, unless it only puts something else there.
     pub(super) fn check_updated(
         &mut self,

@@ -129,6 +129,8 @@ pub(super) struct Warp {
     /// Instructions since lanes last met or waited.
     pub(super) since_meeting: u32,
     pub(super) next_group: usize,
+    /// How often it had its turn.
+    pub(super) turns: u64,
 }
 
 impl Warp {
@@ -201,6 +203,7 @@ impl Warp {
             sync_trace: None,
             since_meeting: 0,
             next_group: 0,
+            turns: 0,
         }
     }
 

@@ -1,12 +1,11 @@
 //! A world: blocks that run together on one host thread, and the scheduler that interleaves their warps.
 
-use super::asynchronous::bulk::BulkFlight;
+use super::asynchronous::barrier_state::Mbarriers;
 use super::asynchronous::cluster::{Cluster, Pool};
-use super::asynchronous::mbarrier::Mbarriers;
-use super::asynchronous::wgmma::Warpgroups;
+use super::asynchronous::flight::BulkFlight;
+use super::asynchronous::wgmma::{Operands, Warpgroups};
 use super::barrier::{BARRIERS, Barriers};
 use super::launch::{Options, Schedule, Shape};
-use super::random::Random;
 use super::run::{Context, Resident, Stir};
 use super::spin::SpinWatch;
 use super::warp::{Parked, State, Warp};
@@ -20,6 +19,7 @@ use crate::memory::DeviceMemory;
 use crate::memory::shared::SharedMemory;
 use crate::memory::view::{Page, View};
 use crate::module::Module;
+use crate::random::Random;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -70,6 +70,7 @@ pub(super) struct World<'a> {
     residents: HashMap<u32, Resident>,
     clusters: HashMap<u32, Cluster>,
     flights: Vec<BulkFlight>,
+    operands: Operands,
     stirs: Vec<Stir>,
     /// Rounds in which waits gave up, since anything last happened.
     give_ups: u32,
@@ -94,6 +95,7 @@ impl<'a> World<'a> {
             residents: HashMap::new(),
             clusters: HashMap::new(),
             flights: Vec::new(),
+            operands: Operands::default(),
             stirs: Vec::new(),
             give_ups: 0,
             view: View::new(setting.memory),
@@ -331,6 +333,7 @@ impl<'a> World<'a> {
         let schedule = self.setting.options.schedule;
         let code = &self.setting.kernel.code;
         self.enter(number, |cx| {
+            warps[w].turns += 1;
             warps[w].run(cx, turn);
             if schedule == Schedule::RoundRobin {
                 warps[w].land_copies(cx, |_| true);
@@ -376,6 +379,7 @@ impl<'a> World<'a> {
                 cluster_first: number / size * size,
                 peers: &mut self.residents,
                 flights: &mut self.flights,
+                operands: &mut self.operands,
                 stirs: &mut self.stirs,
                 view: &mut self.view,
                 places: &mut self.places,

@@ -8,6 +8,7 @@ use super::compare::{Property, test_property};
 use super::float::flush_f32;
 use super::format::{BF16, F16, F32, Format, Overflow, Round, pow2};
 use super::half::Half;
+use crate::random::mix;
 
 /// An approximate function of one `.f32` argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -153,14 +154,6 @@ impl Perturb {
             Perturb::Seeded(seed) => Some(mix(seed ^ mix(argument)) & 1 == 1),
         }
     }
-}
-
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// Rounds the true value `y`, or moves it to the edge of its permitted interval.

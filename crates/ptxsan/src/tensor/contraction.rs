@@ -2,7 +2,8 @@
 
 use super::element::{Accumulator, Element};
 use super::fragment::Fragment;
-use super::{Lanes, Shape};
+use super::wgmma::WARP_ROWS;
+use super::{Lanes, Shape, tile};
 use crate::numeric::Half;
 use crate::numeric::float::fma_f64;
 use crate::numeric::format::{F16, F32, F64, Overflow, Round, Unpacked, pow2};
@@ -146,6 +147,9 @@ impl Contraction {
     }
 
     fn singles(&self, a: &[Lanes], b: &[Lanes], c: &[Lanes], d: &mut [Lanes], mode: Accumulate) {
+        if mode == Accumulate::Double && self.is_tiled() {
+            return self.tiles(a, b, c, d);
+        }
         let Shape { m, n, k } = self.shape;
         let b_cols = self.batches * n;
         let mut left = vec![0f64; self.batches * m * k];
@@ -162,10 +166,7 @@ impl Contraction {
         for (row, sums) in sums.chunks_exact_mut(n).enumerate() {
             let x = &left[row * k..(row + 1) * k];
             let right = &right[row / m * n..];
-            match (mode, <&mut [f64; 8]>::try_from(&mut *sums)) {
-                (Accumulate::Double, Ok(sums)) => add_eight_products(sums, x, right, b_cols),
-                _ => add_row_products(sums, x, right, b_cols, mode),
-            }
+            add_row_products(sums, x, right, b_cols, mode);
         }
         self.d.fill(d, |row, col| {
             let total = sums[row * n + col];
@@ -175,6 +176,49 @@ impl Contraction {
                 _ => (total as f32).to_bits() as u64,
             }
         });
+    }
+
+    /// Whether D is made of tiles of 16 by 8 in binary32.
+    fn is_tiled(&self) -> bool {
+        let of_singles = (self.c_type, self.d_type) == (Accumulator::F32, Accumulator::F32);
+        of_singles && self.batches == 1 && self.shape.m == WARP_ROWS
+    }
+
+    /// As [`Contraction::execute`] in binary64 for D of tiles and operands that are halves, without copying registers; `false` for others.
+    pub(crate) fn execute_halves(
+        &self,
+        a: &[&Lanes],
+        b: &[&Lanes],
+        c: &[&Lanes],
+        d: &mut [Lanes],
+        mode: Accumulate,
+    ) -> bool {
+        let Shape { m, n, k } = self.shape;
+        let halves = tile::are_halves(self.a_type, self.b_type) && mode == Accumulate::Double;
+        let of_a = m * k / 64;
+        let of_b = k * n / 64;
+        if !halves || !self.is_tiled() || m * k > 256 || k * n > 256 || c.len() != d.len() {
+            return false;
+        }
+        let (mut left, mut right) = ([0.0; 256], [0.0; 256]);
+        let (left, right) = (&mut left[..m * k], &mut right[..k * n]);
+        // Behind the registers of blocks there may be copies of them.
+        let (Some(a), Some(b)) = (a.get(..of_a), b.get(..of_b)) else { return false };
+        tile::left_from_blocks(self.a_type, a, k, left);
+        tile::right_from_blocks(self.b_type, b, k, n, right);
+        d.iter_mut().zip(c).for_each(|(d, c)| *d = **c);
+        tile::multiply(left, k, right, n, true, d);
+        true
+    }
+
+    /// As [`Contraction::singles`] for D of tiles, in binary64.
+    fn tiles(&self, a: &[Lanes], b: &[Lanes], c: &[Lanes], d: &mut [Lanes]) {
+        let Shape { m, n, k } = self.shape;
+        let (mut left, mut right) = (vec![0.0; m * k], vec![0.0; k * n]);
+        decode(&self.a, self.a_type, a, &mut left);
+        decode(&self.b, self.b_type, b, &mut right);
+        d.copy_from_slice(c);
+        tile::multiply(&left, k, &right, n, true, d);
     }
 
     fn integers(&self, a: &[Lanes], b: &[Lanes], c: &[Lanes], d: &mut [Lanes]) {
@@ -221,19 +265,6 @@ pub(super) fn decode(fragment: &Fragment, element: Element, registers: &[Lanes],
         Element::Bf16 => with(fragment, registers, matrix, |code| Half::Bf16.widen(code as u16)),
         _ => with(fragment, registers, matrix, |code| element.to_f32(code)),
     }
-}
-
-/// As [`add_row_products`] for the usual eight columns, in binary64: their sums stay in registers.
-fn add_eight_products(sums: &mut [f64; 8], x: &[f64], right: &[f64], stride: usize) {
-    let mut total = *sums;
-    for (p, row) in x.iter().zip(right.chunks(stride)) {
-        if let Some(row) = row.first_chunk::<8>() {
-            for col in 0..8 {
-                total[col] += p * row[col];
-            }
-        }
-    }
-    *sums = total;
 }
 
 /// Adds a row of A times the columns of B to a row of sums. `right` holds B by rows, `stride` apart.

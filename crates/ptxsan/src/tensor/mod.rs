@@ -12,6 +12,7 @@ pub mod contraction;
 pub mod element;
 pub mod fragment;
 pub mod mma;
+mod tile;
 pub mod transfer;
 pub mod wgmma;
 pub mod wmma;

@@ -7,7 +7,7 @@
 use super::contraction::{Accumulate, add_row_products, decode};
 use super::element::{Accumulator, Element};
 use super::fragment::{Fragment, accumulator, multiplicand_a};
-use super::{Lanes, Shape};
+use super::{Lanes, Shape, tile};
 use crate::numeric::format::{F16, F32, Overflow, Round};
 
 /// Rows of every `wgmma`.
@@ -238,44 +238,21 @@ impl Product {
         })
     }
 
-    /// Decodes the 16 bytes of a piece into a matrix of `k` rows and `columns` columns, or, for A, transposed.
-    fn unpack(
-        &self,
-        element: Element,
-        major: Major,
-        piece: Piece,
-        raw: [u8; 16],
-        mut put: impl FnMut(usize, usize, f64),
-    ) {
-        let bytes = element.bits() / 8;
-        for (i, code) in raw.chunks_exact(bytes).enumerate() {
-            let code = code.iter().rev().fold(0u32, |value, byte| value << 8 | u32::from(*byte));
-            let value = if element.is_integer() {
-                f64::from(element.to_i32(code))
-            } else {
-                f64::from(element.to_f32(code))
-            };
-            match major {
-                Major::K => put(piece.mn, piece.k + i, value),
-                Major::Mn => put(piece.mn + i, piece.k, value),
-            }
-        }
-    }
-
-    /// A warp's rows of A, row by row, from shared memory.
-    pub fn left_from_memory(
-        &self,
-        descriptor: Descriptor,
-        warp: usize,
-        mut read: impl FnMut(usize) -> [u8; 16],
-    ) -> Vec<f64> {
-        let (first, k) = (warp * WARP_ROWS, self.shape.k);
+    /// A warp's rows of A, row by row, from the 16 bytes of its pieces in the order of [`Product::pieces`].
+    pub fn left_from_memory(&self, pieces: &[[u8; 16]]) -> Vec<f64> {
+        let k = self.shape.k;
         let mut rows = vec![0.0; WARP_ROWS * k];
-        for piece in self.pieces(descriptor, self.a_major, first, WARP_ROWS) {
-            let raw = read(piece.address);
-            self.unpack(self.a_type, self.a_major, piece, raw, |m, k_at, value| {
-                rows[(m - first) * k + k_at] = value
-            });
+        match self.a_major {
+            Major::K => self.values(self.a_type, pieces, &mut rows),
+            Major::Mn => {
+                let mut columns = vec![0.0; rows.len()];
+                self.values(self.a_type, pieces, &mut columns);
+                for (i, part) in columns.chunks_exact(self.per_piece()).enumerate() {
+                    for (j, value) in part.iter().enumerate() {
+                        rows[(i / k * self.per_piece() + j) * k + i % k] = *value;
+                    }
+                }
+            }
         }
         rows
     }
@@ -283,7 +260,10 @@ impl Product {
     /// A warp's rows of A from its registers.
     pub fn left_from_registers(&self, registers: &[Lanes]) -> Vec<f64> {
         let mut rows = vec![0.0; WARP_ROWS * self.shape.k];
-        if self.a_type.is_integer() {
+        if tile::are_halves(self.a_type, self.b_type) {
+            let registers: Vec<&Lanes> = registers.iter().collect();
+            tile::left_from_blocks(self.a_type, &registers, self.shape.k, &mut rows);
+        } else if self.a_type.is_integer() {
             let k = self.shape.k;
             self.a.for_each(registers, |row, col, code| {
                 rows[row * k + col] = f64::from(self.a_type.to_i32(code as u32));
@@ -294,26 +274,60 @@ impl Product {
         rows
     }
 
-    /// B, one row of N values for each `k`.
-    pub fn right_from_memory(
-        &self,
-        descriptor: Descriptor,
-        mut read: impl FnMut(usize) -> [u8; 16],
-    ) -> Vec<f64> {
-        let n = self.shape.n;
-        let mut rows = vec![0.0; self.shape.k * n];
-        for piece in self.pieces(descriptor, self.b_major, 0, n) {
-            let raw = read(piece.address);
-            self.unpack(self.b_type, self.b_major, piece, raw, |column, k, value| {
-                rows[k * n + column] = value
-            });
+    /// B, one row of N values for each `k`, from the 16 bytes of its pieces in the order of [`Product::pieces`].
+    pub fn right_from_memory(&self, pieces: &[[u8; 16]]) -> Vec<f64> {
+        let Shape { n, k, .. } = self.shape;
+        let mut read = vec![0.0; k * n];
+        self.values(self.b_type, pieces, &mut read);
+        let mut rows = vec![0.0; k * n];
+        match self.b_major {
+            Major::K => tile::transpose(&read, n, &mut rows),
+            Major::Mn => {
+                let per_piece = self.per_piece();
+                for (i, part) in read.chunks_exact(per_piece).enumerate() {
+                    rows[i % k * n + i / k * per_piece..][..per_piece].copy_from_slice(part);
+                }
+            }
         }
         rows
+    }
+
+    /// The elements of a piece.
+    fn per_piece(&self) -> usize {
+        128 / self.a_type.bits()
+    }
+
+    /// The values of pieces, one after the other.
+    fn values(&self, element: Element, pieces: &[[u8; 16]], to: &mut [f64]) {
+        if tile::are_halves(self.a_type, self.b_type) {
+            tile::pieces_in_order(element, pieces, to);
+            return;
+        }
+        let bytes = element.bits() / 8;
+        let codes = pieces.iter().flat_map(|piece| piece.chunks_exact(bytes));
+        for (to, code) in to.iter_mut().zip(codes) {
+            let code = code.iter().rev().fold(0u32, |value, byte| value << 8 | u32::from(*byte));
+            *to = if element.is_integer() {
+                f64::from(element.to_i32(code))
+            } else {
+                f64::from(element.to_f32(code))
+            };
+        }
     }
 
     /// One warp's `D = A·B (+ D)`.
     pub fn multiply(&self, left: &[f64], right: &[f64], adds: bool, d: &mut [Lanes], mode: Accumulate) {
         let Shape { n, k, .. } = self.shape;
+        if (self.d_type, mode) == (Accumulator::F32, Accumulate::Double) {
+            let negated: Vec<f64>;
+            let left = if self.is_negative {
+                negated = left.iter().map(|x| -x).collect();
+                &negated
+            } else {
+                left
+            };
+            return tile::multiply(left, k, right, n, adds, d);
+        }
         let is_integer = self.a_type.is_integer();
         let mut sums = vec![0f64; WARP_ROWS * n];
         if adds {

@@ -9,9 +9,9 @@ use crate::{
         operators, population,
         space::{Layer, Point},
     },
-    measure::rng::Rng,
     profile::Insight,
 };
+use evosdpa_oracle::rng::Rng;
 
 /// The lab's own strategy.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,7 +1,7 @@
 //! One point after the other: structures with default details first.
 
 use super::{Proposal, Strategy, View};
-use crate::measure::rng::Rng;
+use evosdpa_oracle::rng::Rng;
 
 /// Points in order.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,7 +17,7 @@ impl Strategy for Grid {
         "grid"
     }
 
-    fn propose(&mut self, view: &View<'_>, _dice: &mut Rng) -> Option<Proposal> {
+    fn propose(&mut self, view: &View<'_>, _: &mut Rng) -> Option<Proposal> {
         let end = view.space.size().min(self.next.saturating_add(LOOK_MAX));
         while self.next < end {
             let point = view.space.at(self.next);

@@ -1,7 +1,8 @@
 //! From the best point to its neighbours; from a summit to somewhere else.
 
 use super::{Proposal, Random, Strategy, View};
-use crate::{evolve::population, measure::rng::Rng};
+use crate::evolve::population;
+use evosdpa_oracle::rng::Rng;
 
 /// Steepest ascent with restarts.
 #[derive(Clone, Copy, Debug, Default)]

@@ -17,7 +17,8 @@ use super::{
     log::Evaluation,
     space::{Point, Space},
 };
-use crate::{Error, measure::rng::Rng, profile::Insight};
+use crate::{Error, profile::Insight};
+use evosdpa_oracle::rng::Rng;
 
 /// What a strategy sees.
 pub struct View<'a> {

@@ -1,7 +1,7 @@
 //! Points by chance: what every other strategy must beat.
 
 use super::{Grid, Proposal, Strategy, View};
-use crate::measure::rng::Rng;
+use evosdpa_oracle::rng::Rng;
 
 /// Points by chance, none twice.
 #[derive(Clone, Copy, Debug, Default)]

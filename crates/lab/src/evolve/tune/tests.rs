@@ -8,48 +8,24 @@ use evosdpa_oracle::inputs::Inputs;
 
 use super::*;
 use crate::{
-    device::{Cpu, Device, DeviceId, KernelInfo, Loaded, Output, TimedKernel, Timing},
-    evolve::{ahead::Nothing, gates, insight::StaticView},
+    device::{Loaded, Output, TimedKernel, Timing},
+    evolve::{
+        ahead::Nothing,
+        altered::{Alteration, Altered, CPU},
+        gates,
+        insight::StaticView,
+    },
     measure::floor::Ceilings,
 };
 
-const CPU: Cpu = Cpu { threads: Some(1), isa: None };
-
 struct Simulated;
 
-impl Device for Simulated {
-    fn id(&self) -> DeviceId {
-        CPU.id()
-    }
-
-    fn kernels(&self) -> Vec<KernelInfo> {
-        CPU.kernels()
-    }
-
-    fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
-        CPU.refuses(kernel, problem)
-    }
-
-    fn load<'a>(
-        &'a self,
-        kernel: &str,
-        problem: &Problem,
-        inputs: &'a [Inputs],
-    ) -> Result<Box<dyn Loaded + 'a>, Error> {
-        CPU.load(kernel, problem, inputs)
-    }
-}
-
-impl TimedDevice for Simulated {
-    fn input_sets(&self, problem: &Problem) -> usize {
-        CPU.input_sets(problem)
-    }
-
+impl Alteration for Simulated {
     fn ceilings(&self, _: &Problem) -> Result<Option<Ceilings>, Error> {
         Ok(None)
     }
 
-    fn load_timed<'a>(
+    fn load<'a>(
         &'a self,
         kernel: &str,
         problem: &Problem,
@@ -130,7 +106,7 @@ fn run(folder: &std::path::Path, seed: u64, resume: bool, patience: usize) -> Op
         last_gate: None,
     };
     let finished =
-        tune(&Simulated, &mut Nothing, &StaticView, None, &request, |_| true, &interrupted).unwrap();
+        tune(&Altered(Simulated), &mut Nothing, &StaticView, None, &request, |_| true, &interrupted).unwrap();
     (left.get() > 0).then_some(finished)
 }
 

@@ -2,8 +2,8 @@
 
 use super::super::document::Document;
 
-const HEADER: &str = "device,problem,kernel,peer,verdict,samples,p50_us,p50_low_us,p50_high_us,p90_us,p99_us,outliers,gflops,gbps,\
-                      percent_of_peak,fastest_peer,speedup,speedup_low,speedup_high,word";
+const HEADER: &str = "device,problem,kernel,baseline,verdict,samples,p50_us,p50_low_us,p50_high_us,p90_us,p99_us,outliers,gflops,gbps,\
+                      percent_of_peak,fastest_baseline,speedup,speedup_low,speedup_high,outcome";
 
 pub(crate) fn render(document: &Document) -> String {
     let mut out = HEADER.to_owned();

@@ -1,4 +1,6 @@
 use super::*;
+use crate::hazard::clock::{Clock, Numbering};
+use crate::hazard::history::ATOMIC;
 
 fn by(known: &Clock, lane: u32, time: u32, pc: u32) -> Accessor<'_> {
     let numbering = Numbering::new(64, false);
@@ -14,6 +16,7 @@ fn by(known: &Clock, lane: u32, time: u32, pc: u32) -> Accessor<'_> {
         lanes_base: base,
         agents_base: base + 64,
         proxy: None,
+        passes_on: true,
         fences_reads: false,
     }
 }

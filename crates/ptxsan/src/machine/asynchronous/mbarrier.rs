@@ -1,5 +1,6 @@
 //! mbarriers: phases, pending arrivals and bytes, and what is learnt from a phase that has completed.
 
+use super::barrier_state::{BarrierAt, Mbarrier, Mbarriers, NO_COMPLETE};
 use crate::decode::{Address, Arrival, MbarrierOp, Phase, Register};
 use crate::finding::Kind;
 use crate::hazard::clock::{Clock, MBARRIERS, Numbering};
@@ -7,130 +8,10 @@ use crate::machine::run::{Context, Flow, Stir, for_lanes};
 use crate::machine::warp::{Parked, State, Warp};
 use crate::memory::window;
 use crate::parse::ast::Space;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// The largest count of arrivals and of bytes.
 const MAX_COUNT: u32 = (1 << 20) - 1;
-/// Marks a token that `pending_count` may be asked about.
-const NO_COMPLETE: u64 = 1 << 63;
-
-/// One mbarrier.
-pub(crate) struct Mbarrier {
-    /// Which identity the copies that report to it have.
-    slot: u32,
-    expected: u32,
-    pub(crate) pending: u32,
-    /// Bytes announced and not there yet; negative: there and not announced.
-    pub(crate) tx: i64,
-    /// Phases completed since it was initialised.
-    pub(crate) phase: u32,
-    /// The time of the first phase: identities are used again when a barrier is.
-    base: u32,
-    /// What the arrivals of this phase publish, and what all phases before published.
-    publishing: Option<Clock>,
-    published: Option<Rc<Clock>>,
-    /// Who initialised it, identity and time, and where.
-    by: (u32, u32),
-    pc: u32,
-    /// The cluster barrier that must be complete before other blocks may use it, and the fence; `None`: not fenced.
-    fenced_at: Option<(u32, u32)>,
-}
-
-impl Mbarrier {
-    /// The time at which what reports to the current phase is known.
-    pub(super) fn time(&self) -> u32 {
-        self.base + self.phase + 1
-    }
-
-    fn token(&self, no_complete: bool) -> u64 {
-        let mark = if no_complete { NO_COMPLETE } else { 0 };
-        mark | u64::from(self.pending) << 32 | u64::from(self.phase)
-    }
-
-    fn publish(&mut self, clock: &Clock) {
-        match &mut self.publishing {
-            Some(all) => all.join(clock),
-            empty => *empty = Some(clock.clone()),
-        }
-    }
-}
-
-/// The mbarriers of a block, by their offset in its shared memory.
-#[derive(Default)]
-pub(crate) struct Mbarriers {
-    all: BTreeMap<u32, Mbarrier>,
-    /// Slots that were given out, with the time that the next barrier of this place starts from.
-    slots: BTreeMap<u32, (u32, u32)>,
-    /// Who issued the last copy that reports to a slot.
-    pub(super) issuers: Vec<u32>,
-    /// The first and the last byte of all live barriers.
-    reach: (u32, u32),
-}
-
-impl Mbarriers {
-    pub(crate) fn get(&self, offset: u32) -> Option<&Mbarrier> {
-        self.all.get(&offset)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
-    /// Who issued the last copy of an mbarrier's slot.
-    pub(crate) fn issuer(&self, slot: u32) -> u32 {
-        self.issuers.get(slot as usize).copied().unwrap_or(0)
-    }
-
-    /// A live barrier that overlaps these bytes.
-    #[inline]
-    pub(crate) fn overlapping(&self, start: u64, bytes: u32) -> Option<u32> {
-        if self.all.is_empty()
-            || start >= u64::from(self.reach.1)
-            || start + u64::from(bytes) <= u64::from(self.reach.0)
-        {
-            return None;
-        }
-        let start = start as u32;
-        let (&at, _) = self.all.range(..start.saturating_add(bytes)).next_back()?;
-        (at + 8 > start).then_some(at)
-    }
-
-    fn measure(&mut self) {
-        let first = self.all.keys().next().copied().unwrap_or(0);
-        let end = self.all.keys().next_back().map_or(0, |last| last + 8);
-        self.reach = (first, end);
-    }
-
-    /// Completes the phase if nothing is missing; whether it did.
-    fn settle(&mut self, offset: u32, numbering: Numbering) -> bool {
-        let Some(barrier) = self.all.get_mut(&offset) else { return false };
-        if barrier.pending != 0 || barrier.tx != 0 {
-            return false;
-        }
-        if let Some(mut clock) = barrier.publishing.take() {
-            if let Some(before) = &barrier.published {
-                clock.join(before);
-            }
-            if barrier.slot < MBARRIERS {
-                clock.raise(numbering.mbarrier(barrier.slot), barrier.time());
-            }
-            clock.settle();
-            barrier.published = Some(Rc::new(clock));
-        }
-        barrier.phase += 1;
-        barrier.pending = barrier.expected;
-        true
-    }
-}
-
-/// A barrier that lanes name: the block it belongs to and its offset there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BarrierAt {
-    pub(crate) block: u32,
-    pub(crate) offset: u32,
-}
-
 impl Context<'_, '_> {
     fn mbarriers_of(&mut self, block: u32) -> Option<&mut Mbarriers> {
         if block == self.block {
@@ -140,7 +21,7 @@ impl Context<'_, '_> {
     }
 
     pub(super) fn mbarrier(&mut self, at: BarrierAt) -> Option<&mut Mbarrier> {
-        self.mbarriers_of(at.block)?.all.get_mut(&at.offset)
+        self.mbarriers_of(at.block)?.get_mut(at.offset)
     }
 
     /// Bytes arrived. `issued_in`: the phase that their copy was issued in.
@@ -319,26 +200,10 @@ impl Warp {
         self.check(cx, Space::Shared, &addresses, 1 << lane, &request);
         self.put(cx, Space::Shared, u64::from(place.offset), &[0; 8], lane);
         let by = (cx.numbering.identity(cx.block, thread), self.time);
-        let next = cx.mbarriers.slots.len() as u32;
-        let (slot, base) = *cx.mbarriers.slots.entry(place.offset).or_insert((next, 0));
+        let slot = cx.mbarriers.start(place.offset, count, by, pc);
         if slot == MBARRIERS {
             cx.misuse(pc, thread, || format!("more than {MBARRIERS} mbarriers in a block: copies that report to further ones are not ordered"));
         }
-        let barrier = Mbarrier {
-            slot,
-            expected: count,
-            pending: count,
-            tx: 0,
-            phase: 0,
-            base,
-            publishing: None,
-            published: None,
-            by,
-            pc,
-            fenced_at: None,
-        };
-        cx.mbarriers.all.insert(place.offset, barrier);
-        cx.mbarriers.measure();
     }
 
     /// Whether a barrier is there, and known to be.
@@ -395,6 +260,8 @@ impl Warp {
 
     fn arrive_at_mbarrier(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, arrival: &Arrival) {
         let addresses = self.shared_addresses(&arrival.address);
+        // What was published last: where, in which phase, and by whose knowledge.
+        let mut last = None;
         for_lanes(mask, |lane| {
             let (place, thread) = (cx.barrier_at(addresses[lane]), self.thread(lane));
             if !self.usable(cx, pc, lane, place) {
@@ -405,12 +272,38 @@ impl Warp {
                 self.expect_bytes(cx, pc, lane, place, bytes);
             }
             let count = arrival.count.map_or(1, |count| self.lane(count, lane) as u32);
-            let clock = (cx.options.check_races && arrival.releases).then(|| self.published(cx, lane));
-            self.arrive_with(cx, pc, thread, place, count, clock.as_ref(), arrival, Some(lane));
+            if cx.options.check_races && arrival.releases {
+                self.publish_at(cx, lane, place, &mut last);
+            }
+            self.arrive_with(cx, pc, thread, place, count, arrival, Some(lane));
         });
         if cx.options.check_races && arrival.releases {
             self.advance();
         }
+    }
+
+    /// A lane's arrival publishes what it knows and did; once what lanes know that know the same. `last`: what was published just before.
+    fn publish_at(
+        &self,
+        cx: &mut Context<'_, '_>,
+        lane: usize,
+        at: BarrierAt,
+        last: &mut Option<(BarrierAt, u32, *const Clock)>,
+    ) {
+        let (numbering, threads, is_own) = (cx.numbering, cx.shape.threads(), at.block == cx.block);
+        let clock = if is_own { None } else { Some(self.published(cx, lane)) };
+        let Some(barrier) = cx.mbarrier(at) else { return };
+        let me = Some((at, barrier.phase, Rc::as_ptr(&self.known[lane])));
+        let publishing = barrier.publishing(numbering, at.block, threads);
+        if let Some(clock) = clock {
+            publishing.join(&clock);
+            return;
+        }
+        if *last != me {
+            publishing.join(&self.known[lane]);
+            *last = me;
+        }
+        self.raise_lane_of(numbering, lane, publishing);
     }
 
     /// The arrival itself.
@@ -421,20 +314,13 @@ impl Warp {
         thread: u32,
         at: BarrierAt,
         count: u32,
-        clock: Option<&Clock>,
         arrival: &Arrival,
         lane: Option<usize>,
     ) {
-        let (numbering, threads) = (cx.numbering, cx.shape.threads());
+        let numbering = cx.numbering;
         let Some(barrier) = cx.mbarrier(at) else { return };
         let token = barrier.token(arrival.no_complete);
         let (pending, expected, phase) = (barrier.pending, barrier.expected, barrier.phase);
-        if let Some(clock) = clock {
-            if barrier.publishing.is_none() {
-                barrier.publishing = Some(Clock::new(numbering, at.block, threads));
-            }
-            barrier.publish(clock);
-        }
         if arrival.drops {
             barrier.expected = barrier.expected.saturating_sub(count);
         }
@@ -475,12 +361,15 @@ impl Warp {
             if let Some(barrier) = cx.mbarrier(place).filter(|_| !is_counted) {
                 barrier.pending += 1;
             }
-            // Only the copies are published, not what else the thread did.
-            let clock = cx.options.check_races.then(|| {
+            if cx.options.check_races {
+                // Only the copies are published, not what else the thread did.
                 let mut clock = Clock::new(cx.numbering, cx.block, cx.shape.threads());
                 clock.raise(thread + cx.numbering.lanes, self.open_group[lane]);
-                clock
-            });
+                let (numbering, threads) = (cx.numbering, cx.shape.threads());
+                if let Some(barrier) = cx.mbarrier(place) {
+                    barrier.publishing(numbering, place.block, threads).join(&clock);
+                }
+            }
             self.open_group[lane] += 1;
             let arrival = Arrival {
                 address: *address,
@@ -491,7 +380,7 @@ impl Warp {
                 no_complete: false,
                 releases: true,
             };
-            self.arrive_with(cx, pc, thread, place, 1, clock.as_ref(), &arrival, None);
+            self.arrive_with(cx, pc, thread, place, 1, &arrival, None);
         });
     }
 
@@ -584,52 +473,9 @@ impl Warp {
         for_lanes(mask, |lane| {
             let me = cx.numbering.identity(cx.block, self.thread(lane));
             let round = self.cluster_arrivals[lane];
-            for barrier in cx.mbarriers.all.values_mut().filter(|b| b.by.0 == me && b.fenced_at.is_none()) {
+            for barrier in cx.mbarriers.unfenced_of(me) {
                 barrier.fenced_at = Some((round, pc));
             }
         });
-    }
-}
-
-impl Mbarriers {
-    fn remove(&mut self, offset: u32) {
-        if let Some(barrier) = self.all.remove(&offset) {
-            self.slots.insert(offset, (barrier.slot, barrier.base + barrier.phase + 1));
-        }
-        self.measure();
-    }
-
-    /// The identity of what reports to a barrier now, and its time; `None` beyond the slots there are.
-    pub(super) fn agent(&mut self, offset: u32, numbering: Numbering, issuer: u32) -> Option<(u32, u32)> {
-        let barrier = self.all.get(&offset).filter(|b| b.slot < MBARRIERS)?;
-        let slot = barrier.slot as usize;
-        if self.issuers.len() <= slot {
-            self.issuers.resize(slot + 1, 0);
-        }
-        self.issuers[slot] = issuer;
-        Some((numbering.mbarrier(barrier.slot), barrier.time()))
-    }
-
-    /// Barriers whose bytes do not come out even when their block ends: where they were initialised, and what is wrong.
-    pub(crate) fn unsettled(&self) -> impl Iterator<Item = (u32, String)> + '_ {
-        self.all.iter().filter(|(_, b)| b.tx != 0).map(|(offset, b)| {
-            let what = if b.tx < 0 { "were never expected" } else { "never arrive" };
-            (b.pc, format!("{} bytes of mbarrier {offset:#x} {what}", b.tx.abs()))
-        })
-    }
-
-    /// What a barrier waits for, in words.
-    pub(crate) fn describe(&self, offset: u32) -> String {
-        match self.all.get(&offset) {
-            Some(b) => format!(
-                "mbarrier {offset:#x} in phase {} (parity {}): {} of {} arrivals pending, {} bytes missing",
-                b.phase,
-                b.phase & 1,
-                b.pending,
-                b.expected,
-                b.tx
-            ),
-            None => format!("shared {offset:#x}, where no mbarrier is"),
-        }
     }
 }

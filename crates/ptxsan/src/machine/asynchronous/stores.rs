@@ -1,6 +1,6 @@
 //! `st.async` and `red.async`: values that travel to another block's shared memory and report to its mbarrier.
 
-use super::bulk::Course;
+use super::flight::Course;
 use crate::decode::AsyncStore;
 use crate::machine::access::Request;
 use crate::machine::run::{Context, for_lanes};

@@ -13,7 +13,8 @@ use crate::machine::run::{Context, Stir, for_lanes};
 use crate::machine::warp::Warp;
 use crate::parse::ast::Space;
 use crate::tensor::Lanes;
-use crate::tensor::wgmma::{Descriptor, WARP_ROWS};
+use crate::tensor::wgmma::{Descriptor, Piece, Product, WARP_ROWS};
+use std::collections::HashMap;
 use std::rc::Rc;
 
 /// One product that is not computed yet.
@@ -21,12 +22,15 @@ struct Step {
     pc: u32,
     group: u32,
     left: Left,
-    right: Descriptor,
+    right: Places,
     adds: bool,
 }
 
+/// Where the 16-byte pieces of an operand lie in shared memory.
+type Places = Rc<[u32]>;
+
 enum Left {
-    Memory(Descriptor),
+    Memory(Places),
     Values(Vec<f64>),
 }
 
@@ -80,6 +84,38 @@ pub(crate) struct Warpgroups {
     committed: Vec<u32>,
     /// The instructions of each warpgroup's products, in order, as its first warp issued them.
     order: Vec<Vec<u32>>,
+}
+
+/// Every warp of a warpgroup reads all of B.
+const ALL_WARPS: u32 = 4;
+/// So many operands are kept in mind: a ring of stages comes round again and again.
+const MOST_PLACES: usize = 1024;
+
+/// Places of operands that were asked for, of any block.
+#[derive(Default)]
+pub(crate) struct Operands {
+    /// By instruction, descriptor and the warp whose rows they are; of B, [`ALL_WARPS`].
+    all: HashMap<(u32, u64, u32), Places>,
+}
+
+impl Operands {
+    /// Where an operand lies that a descriptor names.
+    fn of(&mut self, pc: u32, descriptor: u64, warp: u32, product: &Product) -> Places {
+        if self.all.len() > MOST_PLACES {
+            self.all.clear();
+        }
+        let all = self.all.entry((pc, descriptor, warp)).or_insert_with(|| {
+            let descriptor = Descriptor::decode(descriptor);
+            let pieces: Vec<Piece> = if warp == ALL_WARPS {
+                product.pieces(descriptor, product.b_major, 0, product.shape.n).collect()
+            } else {
+                let first = warp as usize * WARP_ROWS;
+                product.pieces(descriptor, product.a_major, first, WARP_ROWS).collect()
+            };
+            pieces.iter().map(|piece| piece.address as u32).collect()
+        });
+        Rc::clone(all)
+    }
 }
 
 impl Warpgroups {
@@ -198,10 +234,11 @@ impl Warp {
     fn issue_product(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, op: &Wgmma) {
         self.check_order_of_warps(cx, pc);
         let first = lanes.trailing_zeros() as usize & 31;
-        let right = Descriptor::decode(self.lane(op.b, first));
+        let right = cx.operands.of(pc, self.lane(op.b, first), ALL_WARPS, &op.product);
         let (left, touched) = match &op.a {
             LeftOperand::Descriptor(register) => {
-                (Left::Memory(Descriptor::decode(self.lane(*register, first))), None)
+                let descriptor = self.lane(*register, first);
+                (Left::Memory(cx.operands.of(pc, descriptor, self.index % 4, &op.product)), None)
             }
             LeftOperand::Registers(list) => {
                 let words: Vec<Lanes> = list.iter().map(|r| self.regs.b32[r.index as usize]).collect();
@@ -212,7 +249,7 @@ impl Warp {
             let (predicate, negated) = op.scale_d;
             (self.lane(predicate, first) != 0) != negated
         };
-        self.read_operands(cx, pc, op, &left, right);
+        self.read_operands(cx, pc, &left, &right);
         let products = self.products.get_or_insert_default();
         let (fences, group) = (products.fences + 1, products.open + 1);
         if products.fences == 0 {
@@ -318,14 +355,7 @@ impl Warp {
     }
 
     /// Holds the operands in shared memory against everybody's accesses.
-    fn read_operands(
-        &mut self,
-        cx: &mut Context<'_, '_>,
-        pc: u32,
-        op: &Wgmma,
-        left: &Left,
-        right: Descriptor,
-    ) {
+    fn read_operands(&mut self, cx: &mut Context<'_, '_>, pc: u32, left: &Left, right: &Places) {
         let group = self.products.get_or_insert_default().open + 1;
         let numbering = cx.numbering;
         let agent = Agent {
@@ -334,23 +364,20 @@ impl Warp {
             proxy: Some(Proxy::Shared),
         };
         let request = Request::read(pc, 16).by(agent);
-        let product = &op.product;
-        let warp = self.index as usize % 4;
-        let mut places: Vec<u64> =
-            product.pieces(right, product.b_major, 0, product.shape.n).map(|p| p.address as u64).collect();
-        if let Left::Memory(descriptor) = left {
-            let rows = product.pieces(*descriptor, product.a_major, warp * WARP_ROWS, WARP_ROWS);
-            places.extend(rows.map(|p| p.address as u64));
-        }
-        self.read_by_agent(cx, &places, &request);
+        let left = if let Left::Memory(places) = left { &places[..] } else { &[] };
+        self.read_by_agent(cx, right.iter().chain(left), &request);
     }
 
     /// Reads of an agent that knows what all lanes of the warp know.
-    fn read_by_agent(&mut self, cx: &mut Context<'_, '_>, places: &[u64], request: &Request) {
+    fn read_by_agent<'p>(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        places: impl Iterator<Item = &'p u32>,
+        request: &Request,
+    ) {
         let lane = self.live.trailing_zeros() as usize & 31;
         let known = Rc::clone(&self.known[lane]);
-        let all_alike = (0..32).all(|l| self.live >> l & 1 == 0 || Rc::ptr_eq(&self.known[l], &known));
-        let known = if all_alike || !cx.options.check_races {
+        let known = if self.alike(self.live) == self.live || !cx.options.check_races {
             known
         } else {
             let mut clock = (*known).clone();
@@ -359,11 +386,8 @@ impl Warp {
             Rc::new(clock)
         };
         let own = std::mem::replace(&mut self.known[lane], known);
-        for place in places {
-            let mut addresses = [0; 32];
-            addresses[lane] = *place;
-            self.check(cx, Space::Shared, &addresses, 1 << lane, request);
-        }
+        let places = places.map(|place| (u64::from(*place), 16));
+        self.check_each(cx, Space::Shared, lane, places, request, |_, _, _, _| {});
         self.known[lane] = own;
     }
 
@@ -372,17 +396,17 @@ impl Warp {
         let Some(products) = &mut self.products else { return };
         let Some(Some(chain)) = products.chains.get_mut(chain as usize - 1) else { return };
         let count = chain.steps.iter().take_while(|s| s.group <= group).count();
-        let warp = self.index as usize % 4;
         for step in chain.steps.drain(..count) {
             let Some(op) = product_at(cx.kernel, step.pc) else { continue };
-            let read = |at: usize| -> [u8; 16] {
-                cx.shared.data.get(at..at + 16).and_then(|raw| raw.try_into().ok()).unwrap_or([0; 16])
+            let read = |places: &Places| -> Vec<[u8; 16]> {
+                let piece = |at: &u32| cx.shared.data.get(*at as usize..).and_then(|raw| raw.first_chunk());
+                places.iter().map(|at| piece(at).copied().unwrap_or([0; 16])).collect()
             };
             let left = match step.left {
-                Left::Memory(descriptor) => op.product.left_from_memory(descriptor, warp, read),
+                Left::Memory(places) => op.product.left_from_memory(&read(&places)),
                 Left::Values(values) => values,
             };
-            let right = op.product.right_from_memory(step.right, read);
+            let right = op.product.right_from_memory(&read(&step.right));
             op.product.multiply(&left, &right, step.adds, &mut chain.words, cx.options.accumulate);
         }
     }
@@ -436,8 +460,7 @@ impl Warp {
         let mut rest = lanes;
         while rest != 0 {
             let known = Rc::clone(&self.known[rest.trailing_zeros() as usize]);
-            let mut alike = 0u32;
-            for_lanes(rest, |lane| alike |= u32::from(Rc::ptr_eq(&self.known[lane], &known)) << lane);
+            let alike = self.alike(rest);
             rest &= !alike;
             if known.time_of(slot) >= group {
                 continue;

@@ -119,6 +119,41 @@ fn every_wmma_is_a_matrix_product() {
     }
 }
 
+/// Any codes, of subnormals, infinities and NaN too: products of halves have a path of their own, which must not show.
+#[test]
+fn halves_are_multiplied_as_everything_else() {
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state.rotate_left(11)
+    };
+    let mma = |k, element| Mma::new(Shape::new(16, 8, k), element, Accumulator::F32).contraction();
+    let wmma = |element| Wmma::new(Shape::new(16, 16, 16), element, Accumulator::F32).contraction();
+    for element in [Element::F16, Element::Bf16] {
+        for product in [mma(8, element), mma(16, element), wmma(element)].map(|p| p.expect("documented")) {
+            let Shape { n, k, .. } = product.shape();
+            let mut fill = |registers: usize| -> Vec<Lanes> {
+                (0..registers).map(|_| std::array::from_fn(|_| next())).collect()
+            };
+            let [a, b, c] = [product.a(), product.b(), product.c()].map(|f| fill(f.registers()));
+            let mut values = [vec![0f32; 16 * k], vec![0f32; k * n], vec![0f32; 16 * n]];
+            product.a().for_each(&a, |row, col, code| values[0][row * k + col] = element.to_f32(code as u32));
+            product.b().for_each(&b, |row, col, code| values[1][col * k + row] = element.to_f32(code as u32));
+            product.c().for_each(&c, |row, col, code| values[2][row * n + col] = f32::from_bits(code as u32));
+            let mut d = vec![[0; 32]; product.d().registers()];
+            let [ra, rb, rc] = [&a, &b, &c].map(|all| all.iter().collect::<Vec<&Lanes>>());
+            assert!(product.execute_halves(&ra, &rb, &rc, &mut d, Accumulate::Double));
+            let [left, right, start] = &values;
+            product.d().for_each(&d, |row, col, code| {
+                let (x, y) = (&left[row * k..][..k], &right[col * k..][..k]);
+                let sum = sum_products(start[row * n + col], x, y, Accumulate::Double) as f32;
+                let want = if sum.is_nan() { 0x7fff_ffff } else { sum.to_bits() };
+                assert_eq!(code as u32, want, "{element:?} {:?} at {row}, {col}", product.shape());
+            });
+        }
+    }
+}
+
 #[test]
 fn integer_products_wrap_or_saturate() {
     let plain = Mma::new(Shape::new(16, 8, 32), Element::S8, Accumulator::S32);

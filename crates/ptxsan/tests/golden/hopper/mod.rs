@@ -172,8 +172,11 @@ fn run_wgmma(device_module: &Module, record: &Record, mode: Accumulate) -> Run {
         Product::new(Shape::new(shape[0], shape[1], shape[2]), d_type, element(a), element(b)).unwrap();
     let majors: Vec<Major> = parts[6].chars().map(|c| if c == '1' { Major::Mn } else { Major::K }).collect();
     let product = Product { a_major: majors[0], b_major: majors[1], ..product };
-    let read = |at: usize| -> [u8; 16] { image[at..at + 16].try_into().unwrap() };
-    let right = product.right_from_memory(Descriptor::decode(record.hex("b")), read);
+    let read = |operand: &str, major: Major, first: usize, count: usize| -> Vec<[u8; 16]> {
+        let pieces = product.pieces(Descriptor::decode(record.hex(operand)), major, first, count);
+        pieces.map(|piece| image[piece.address..piece.address + 16].try_into().unwrap()).collect()
+    };
+    let right = product.right_from_memory(&read("b", product.b_major, 0, product.shape.n));
     let mut sizes = vec![0.0; start.len()];
     for warp in 0..4 {
         let left = if is_rs {
@@ -184,7 +187,7 @@ fn run_wgmma(device_module: &Module, record: &Record, mode: Accumulate) -> Run {
                 .collect();
             product.left_from_registers(&registers)
         } else {
-            product.left_from_memory(Descriptor::decode(record.hex("a")), warp, read)
+            product.left_from_memory(&read("a", product.a_major, 16 * warp, 16))
         };
         for element in 0..product.d.elements() {
             let (register, shift) = product.d.position(element);

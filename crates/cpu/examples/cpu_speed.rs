@@ -1,6 +1,6 @@
 //! Times the CPU kernels over the shapes given on the command line, against the machine's own peak measured in the same run.
 //!
-//! `cargo run --release -p evosdpa-cpu --example speed -- [shapes] [dtypes] [threads] [blocks] [isa]`; 0 threads leaves their number to the library.
+//! `cargo run --release -p evosdpa-cpu --example cpu_speed -- [shapes] [dtypes] [threads] [blocks] [isa]`; 0 threads leaves their number to the library.
 
 use evosdpa_core::{DType, Problem, Shape, Tensor};
 use evosdpa_cpu::{
