@@ -51,7 +51,6 @@ pub(crate) const USED_FUNCTIONS: &[&str] = &[
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
     "cuStreamGetCaptureInfo_v3",
-    "cuStreamGetId",
     "cuStreamIsCapturing",
     "cuStreamSynchronize",
     "cuTensorMapEncodeTiled",
