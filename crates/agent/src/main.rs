@@ -1,9 +1,12 @@
-//! `evosdpa-agent`: what joins the lab to language models and to agents. `evosdpa tune --llm` starts it; it is a program of its own so
+//! `evosdpa-agent`: what joins the lab to language models and to agents. `evosdpa tune --llm`, `serve` and `mcp` start it; it is a program of its own so
 //! that the lab builds without a network stack.
 
 mod confine;
+mod evaluate;
 mod llm;
+mod mcp;
 mod propose;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -21,11 +24,20 @@ struct Cli {
 enum Command {
     /// Propose candidates for `evosdpa tune`, by asking a language model: `evosdpa tune --llm` starts this
     Propose(propose::Args),
+    /// Evaluate kernels for agents, over HTTP: `evosdpa serve` starts this
+    Serve(serve::Args),
+    /// The same as tools of the Model Context Protocol, over standard input and output: `evosdpa mcp` starts this
+    Mcp(mcp::Args),
+    /// Run a program within limits of memory, time, files and network: how evaluations are started
+    Confine(confine::Args),
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Propose(args) => propose::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Mcp(args) => mcp::run(&args),
+        Command::Confine(args) => confine::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,13 +3,16 @@
 
 use std::{
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, bail};
 use evosdpa_cuda::Program;
+
+use crate::{Status, args::PassedOn};
 
 const NAME: &str = "evosdpa-agent";
 
@@ -25,6 +28,21 @@ pub(crate) fn find() -> anyhow::Result<PathBuf> {
              {NAME}` builds it beside `target/release/evosdpa`, and `cargo install --path crates/agent` puts it on PATH"
         )
     })
+}
+
+/// Becomes one of its commands, which starts this program for what it evaluates. Comes back only with an error.
+pub(crate) fn run(name: &str, passed: PassedOn) -> anyhow::Result<Status> {
+    let path = find()?;
+    let own = Program::running().context("cannot find this program to run it again")?;
+    let word = |word: &OsStr| {
+        let mut argument = OsString::from("--lab=");
+        argument.push(word);
+        argument
+    };
+    let words = [own.path.as_os_str()].into_iter().chain(own.arguments.iter().map(OsString::as_os_str));
+    let mut command = Command::new(&path);
+    command.arg(name).args(words.map(word)).args(passed.arguments);
+    Err(command.exec()).with_context(|| format!("cannot run {}", path.display()))
 }
 
 /// The command of the proposer that it is, its options checked.

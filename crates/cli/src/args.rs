@@ -6,7 +6,7 @@ mod measure;
 mod prove;
 mod value;
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
@@ -52,6 +52,12 @@ pub(crate) enum Command {
     Runs(Runs),
     /// Say row by row whether the runs of B are faster or slower than those of A
     Compare(Compare),
+    /// Evaluate kernels for agents, over HTTP (needs evosdpa-agent; docs/agents.md)
+    #[command(disable_help_flag = true)]
+    Serve(PassedOn),
+    /// The same as tools of the Model Context Protocol (needs evosdpa-agent; docs/agents.md)
+    #[command(disable_help_flag = true)]
+    Mcp(PassedOn),
     /// List or clear the cache of compiled CUDA kernels
     Cache(Cache),
     /// Show what this machine can do, and how to fix what it cannot
@@ -89,6 +95,14 @@ pub(crate) struct CudaKernels {
     /// A folder with kernels of your own, each a .cu and a .toml; may be given several times
     #[arg(long, value_name = "FOLDER")]
     pub(crate) kernel_path: Vec<PathBuf>,
+}
+
+/// What another program reads.
+#[derive(Args)]
+pub(crate) struct PassedOn {
+    /// Options; --help lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) arguments: Vec<OsString>,
 }
 
 #[derive(Args)]

@@ -79,6 +79,8 @@ fn dispatch(cli: Cli, own: &[OsString]) -> anyhow::Result<Status> {
         Command::Profile(args) => command::profile::run(args),
         Command::Report(args) => command::report::run(args),
         Command::Tune(args) => command::tune::run(&args),
+        Command::Serve(args) => agent::run("serve", args),
+        Command::Mcp(args) => agent::run("mcp", args),
         Command::Cache(args) => command::cache::run(args),
         Command::Kernels(args) => command::kernels::run(args),
         Command::Plan(args) => command::plan::run(args),

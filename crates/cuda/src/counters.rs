@@ -99,6 +99,11 @@ impl Counters {
         Ok(turn.map_or(0, |turn| memory.address() + u64::from(offset_bytes(turn))))
     }
 
+    /// Makes a workspace for a launch that is captured, unless there is one.
+    pub(crate) fn prepare_workspace(&self, bytes: u64) -> Result<()> {
+        self.workspaces.prepare(bytes)
+    }
+
     /// The address of a workspace for the next launch on this stream, as [`Counters::next`].
     pub(crate) fn workspace(&self, stream: RawStream, bytes: u64) -> Result<u64> {
         self.workspaces.next(stream, bytes)

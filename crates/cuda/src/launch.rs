@@ -263,7 +263,13 @@ impl PreparedLaunch {
         if !counters.is_of(self.function.context()) {
             return Err(self.refuse("its work counters are another device's".to_owned()));
         }
-        if self.geometry.counter { counters.prepare() } else { Ok(()) }
+        if self.geometry.counter {
+            counters.prepare()?;
+        }
+        match self.geometry.workspace_bytes {
+            0 => Ok(()),
+            bytes => counters.prepare_workspace(bytes),
+        }
     }
 
     fn refuse(&self, problem: String) -> Error {

@@ -6,6 +6,7 @@ use std::{
     collections::HashMap,
     ptr,
     sync::{Arc, Mutex, PoisonError},
+    thread::{self, ThreadId},
 };
 
 use cudarc::driver::sys;
@@ -22,6 +23,9 @@ const CAPTURED_BYTES_MAX: usize = 1 << 30;
 
 /// Workspaces of one device, each made when a stream first needs it, or needs a larger one.
 ///
+/// A stream is known by its handle: one that is destroyed while its launches are still under way must not be followed by a new
+/// one under the same handle before they are over.
+///
 /// What is captured into a graph has a workspace for each stream of each capture, because the graph may be replayed at any
 /// time beside other launches. A graph does not run beside itself; one that is instantiated twice, or is part of two
 /// others, has the same workspaces in both, so those must not run at the same time.
@@ -36,7 +40,7 @@ struct Made {
     in_order: HashMap<Order, DeviceBuffer>,
     /// Outgrown, but launches under way or graphs may still use them.
     outgrown: Vec<DeviceBuffer>,
-    /// Of captures whose graphs are gone.
+    /// For captures to come: made beforehand, or of graphs that are gone.
     spare: Vec<DeviceBuffer>,
     captured_bytes: usize,
 }
@@ -47,14 +51,33 @@ const OUT_OF_MEMORY: u32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 /// Launches with the same of this run one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Order {
-    /// Unique in the life of the program, unlike its handle.
+    /// Its handle: a stream that is being captured does not tell its number.
     stream: u64,
+    /// Of the default stream that every thread has of its own, under one handle.
+    thread: Option<ThreadId>,
     capture: Option<u64>,
 }
+
+/// The handle of a thread's own default stream (`CU_STREAM_PER_THREAD`).
+const PER_THREAD: u64 = 2;
 
 impl Workspaces {
     pub(crate) fn of(context: &Arc<Context>) -> Self {
         Self { context: Arc::clone(context), made: Mutex::default() }
+    }
+
+    /// Makes sure that the first capture of such a launch finds a workspace. The caller's thread may be capturing a graph.
+    pub(crate) fn prepare(&self, bytes: u64) -> Result<()> {
+        let bytes = (bytes as usize).next_power_of_two();
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.spare.iter().all(|spare| spare.bytes() < bytes) {
+            match self.make(bytes) {
+                // A launch does without, then.
+                Err(Error::Driver { code: OUT_OF_MEMORY, .. }) => {}
+                buffer => made.spare.push(buffer?),
+            }
+        }
+        Ok(())
     }
 
     /// The address of a workspace for the next launch on this stream, which must be one of the current context; 0 when there
@@ -135,11 +158,8 @@ impl Made {
 
 impl Order {
     fn of(stream: RawStream) -> Result<Self> {
-        let raw = stream.0 as sys::CUstream;
-        let mut id = 0;
-        // SAFETY: the stream is alive: the launch that follows needs that too; the driver writes one value.
-        check("cuStreamGetId", unsafe { sys::cuStreamGetId(raw, &mut id) }, plain)?;
-        Ok(Self { stream: id, capture: capture_of(raw)? })
+        let thread = (stream.0 == PER_THREAD).then(|| thread::current().id());
+        Ok(Self { stream: stream.0, thread, capture: capture_of(stream.0 as sys::CUstream)? })
     }
 }
 

@@ -7,7 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use evosdpa_cuda::{Builder, Counters, Device, Error, ErrorKind, Event, Graph, PreparedLaunch, loader};
+use evosdpa_cuda::{
+    Builder, Counters, Device, Error, ErrorKind, Event, Graph, PreparedLaunch, RawStream, loader,
+};
 use evosdpa_kernels::{Arch, LaunchGeometry, SdpaParams};
 
 mod common;
@@ -27,6 +29,7 @@ fn inner() {
         Ok("faults") => faults(),
         Ok("shared memory") => shared_memory(),
         Ok("counters") => counters(),
+        Ok("workspaces") => workspaces(),
         _ => {}
     }
 }
@@ -114,6 +117,49 @@ fn counters() {
     match one.counters().unwrap().check(&one.describe()) {
         Ok(()) => println!("all are 0"),
         Err(error) => println!("{error}, kind {:?}", error.kind()),
+    }
+}
+
+fn workspaces() {
+    let device = Device::open(0).unwrap();
+    let (stream, default) = (device.stream().unwrap(), RawStream(0));
+    let cubin = std::fs::read(env::var_os("FAKE_CUBIN").unwrap()).unwrap();
+    let function = device.load(&cubin, "parts").unwrap().function("scale_rows").unwrap();
+    let shared = Arc::new(Counters::new(&device));
+    let prepared = |workspace_bytes| {
+        let geometry = LaunchGeometry {
+            grid: [1; 3],
+            block: [32, 1, 1],
+            cluster: [1; 3],
+            dynamic_smem_bytes: 0,
+            programmatic: false,
+            counter: false,
+            workspace_bytes,
+        };
+        PreparedLaunch::sharing(&function, geometry, &shared).unwrap()
+    };
+    let (small, large) = (prepared(1 << 18), prepared(1 << 20));
+    let launch = |prepared: &PreparedLaunch, stream| {
+        let entered = device.enter().unwrap();
+        // SAFETY: the fake launches nothing.
+        unsafe { prepared.launch_on(&entered, stream, &SdpaParams::default(), &[]) }
+    };
+    let raw = stream.number();
+    launch(&small, raw).unwrap();
+    launch(&small, raw).unwrap();
+    launch(&small, default).unwrap();
+    launch(&large, raw).unwrap();
+    launch(&small, raw).unwrap();
+    for _ in 0..2 {
+        Graph::capture(&stream, || launch(&small, raw).and_then(|()| launch(&small, raw))).unwrap();
+    }
+    shared.reuse_captured();
+    Graph::capture(&stream, || launch(&small, raw)).unwrap();
+    launch(&prepared(0), raw).unwrap();
+    println!("{}", small.describe());
+    match shared.check("parts") {
+        Ok(()) => println!("all are 0"),
+        Err(error) => println!("{error}"),
     }
 }
 
@@ -206,6 +252,29 @@ fn launches_get_work_counters_where_they_ask_for_one() {
     assert_contains(&text, &["all are 0"]);
     let text = with_fake("counters", &[("FAKE_CUBIN", &cubin), ("FAKE_LEFT", "3")], None);
     assert_contains(&text, &["counting: grid 1x1x1", "left 3 of its work counters", "kind Kernel"]);
+}
+
+/// Launches that may run at the same time never have the same workspace.
+#[test]
+fn streams_and_captures_have_workspaces_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let cubin = cubin(folder.path());
+    let apart = ("FAKE_APART", "16777216");
+    let text = with_fake("workspaces", &[("FAKE_CUBIN", &cubin), apart], None);
+    let given: Vec<&str> =
+        asked(&text).into_iter().filter_map(|what| what.strip_prefix("workspace ")).collect();
+    // 10… and 11… are made beforehand, for captures of the small and of the large.
+    let (one, other, larger) = ("12000000", "13000000", "14000000");
+    assert_eq!(given[..5], [one, one, other, larger, larger]);
+    // Two captures, and a third when their graphs are gone.
+    let (first, second, third) = (given[5], given[7], given[9]);
+    assert_eq!([given[6], given[8]], [first, second]);
+    assert!(first != second && [first, second].contains(&third), "{given:?}");
+    assert!(!given[..5].contains(&first) && !given[..5].contains(&second), "{given:?}");
+    assert_eq!(given[10..], ["0"]);
+    assert_contains(&text, &["workspace of 262144 bytes", "all are 0"]);
+    let text = with_fake("workspaces", &[("FAKE_CUBIN", &cubin), apart, ("FAKE_LEFT", "3")], None);
+    assert_contains(&text, &["of its work counters at other values than 0"]);
 }
 
 #[test]

@@ -3,11 +3,11 @@
 mod trials;
 
 use evosdpa_core::DType;
-use evosdpa_kernels::Registry;
+use evosdpa_kernels::{Arch, Registry};
 use evosdpa_lab::device::Sim;
 use evosdpa_oracle::inputs::Family;
 use ptxsan::Options;
-use trials::{BF16, F16, Trial, case_of, run_all, trial};
+use trials::{BF16, F16, Trial, case_of, run, run_all, trial};
 
 const DECODE: &str = "flash_decode";
 
@@ -63,6 +63,10 @@ fn caches_of_codes() {
         Trial { seed: 2, ..on(3, "b3h2/1s3/90d64:causal-br:varlen:kv=e4m3:scales=token", F16) },
         on(2, "b1h4/1s1/40d256:used:paged=16:kv=e4m3", F16),
     ]);
+    // Before sm_89 there is no instruction for e4m3.
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap().preferring(Arch::Sm80);
+    let wrong = run(&sim, 0, &on(2, "b1h4/1s1/70d32:kv=e4m3:scales=token", BF16));
+    assert!(wrong.is_empty(), "{wrong:?}");
 }
 
 /// A fixed split gives the same bits however many CTAs there are, and so whatever else they have to do; equal shares do not.

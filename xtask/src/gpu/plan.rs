@@ -36,6 +36,10 @@ const NAMED: &str = "mission,mission:causal,small,small:causal,long,long:causal,
 /// One query or few, a long cache, grouped heads.
 const DECODE: &str = "b1h32/8s1/1024d128,b1h32/8s1/8192d128,b4h32/8s1/4096d128,b8h64/8s1/4096d128,b16h32/8s1/8192d128,\
                       b64h32/8s1/2048d128,b128h64/8s1/1024d128,b16h32/8s16/4096d128";
+/// The same cache in pages, with lengths of its own, and in e4m3 codes with scales of every reach.
+const CACHES: &str = "b16h32/8s1/8192d128:paged=16,b16h32/8s1/8192d128:paged=1,b16h32/8s1/8192d128:used:paged=16,\
+                      b16h32/8s1/8192d128:kv=e4m3,b16h32/8s1/8192d128:paged=16:kv=e4m3:scales=token,\
+                      b1h32/8s1/131072d128:kv=e4m3:scales=tensor";
 /// Grouped heads and every path of the Hopper kernels: few and many keys, whole and ragged tiles, both alignments, windows.
 const PATHS: &str = "b1h8s640d64,b1h8s640d64:causal,b1h8/2s700d128:causal-br,b2h4s1024d128:causal,b1h4s2048d64:window=300/0,\
                      b1h4/1s513/1100d256,b1h32/8s1/8192d128,b1h4s511d96:causal";
@@ -145,7 +149,13 @@ pub(super) fn steps() -> Vec<Step> {
             "decode",
             "one query and few against a long cache",
             90,
-            &["bench", "--device", "cuda", "--shapes", DECODE, "--budget", "3"],
+            &["bench", "--device", "cuda", "--kernels", "flash_decode", "--shapes", DECODE, "--budget", "3"],
+        ),
+        evosdpa(
+            "caches",
+            "one query against caches in pages and of 8-bit codes",
+            90,
+            &["bench", "--device", "cuda", "--shapes", CACHES, "--budget", "3", "--no-baselines"],
         ),
         evosdpa(
             "serving",

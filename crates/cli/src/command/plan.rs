@@ -37,6 +37,7 @@ struct PlanRow {
     dynamic_smem_bytes: Option<u32>,
     programmatic: Option<bool>,
     counter: Option<bool>,
+    workspace_bytes: Option<u64>,
     /// Tile, schedule and the like, in the order in which they were decided.
     reasons: Vec<ReasonRow>,
     others: Vec<OtherRow>,
@@ -138,6 +139,7 @@ fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
         dynamic_smem_bytes: None,
         programmatic: None,
         counter: None,
+        workspace_bytes: None,
         reasons: Vec::new(),
         others: others
             .map(|name| OtherRow {
@@ -180,6 +182,7 @@ fn on_gpu(
         dynamic_smem_bytes: Some(launch.dynamic_smem_bytes),
         programmatic: Some(launch.programmatic),
         counter: Some(launch.counter),
+        workspace_bytes: Some(launch.workspace_bytes),
         reasons: settings
             .reasons()
             .map(|(reason, values)| ReasonRow {
@@ -222,9 +225,13 @@ fn page(row: &PlanRow, explain: bool) -> String {
         let cluster = if cluster == [1; 3] { String::new() } else { format!(", cluster {}", sizes(cluster)) };
         let programmatic = if row.programmatic == Some(true) { ", programmatic" } else { "" };
         let counter = if row.counter == Some(true) { ", work counter" } else { "" };
+        let workspace = match row.workspace_bytes {
+            None | Some(0) => String::new(),
+            Some(bytes) => format!(", workspace of {bytes} bytes"),
+        };
         let _ = writeln!(
             page,
-            "  launch    grid {}, block {}{cluster}{programmatic}{counter}, {smem_bytes} bytes of shared memory",
+            "  launch    grid {}, block {}{cluster}{programmatic}{counter}{workspace}, {smem_bytes} bytes of shared memory",
             sizes(grid),
             sizes(block)
         );

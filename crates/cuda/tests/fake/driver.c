@@ -47,12 +47,19 @@ int cuEventQuery(void* event) { return told("FAKE_EVENT", 0); }
 
 /* What a capture that is not relaxed forbids, as the driver does. */
 static int capturing = 0, relaxed = 0;
+static word captures = 0;
 enum { CAPTURE_UNSUPPORTED = 900, RELAXED = 2 };
 static int forbidden(void) { return capturing && !relaxed; }
 int cuStreamCreate(void** stream, unsigned flags) { *stream = &capturing; return 0; }
-int cuStreamBeginCapture_v2(void* stream, int mode) { capturing = 1; asked("capture"); return 0; }
+int cuStreamBeginCapture_v2(void* stream, int mode) { capturing = 1; captures++; asked("capture"); return 0; }
 int cuStreamEndCapture(void* stream, void** graph) { capturing = 0; asked("captured"); return 0; }
 int cuStreamIsCapturing(void* stream, int* status) { *status = capturing && stream == &capturing; return 0; }
+/* Captures have numbers of their own. */
+int cuStreamGetCaptureInfo_v3(void* stream, int* status, word* id) {
+  *status = capturing && stream == &capturing;
+  *id = captures;
+  return 0;
+}
 int cuThreadExchangeStreamCaptureMode(int* mode) {
   int before = relaxed;
   relaxed = *mode == RELAXED;
@@ -64,7 +71,9 @@ int cuGraphLaunch(void* graph, void* stream) { asked("replay"); return 0; }
 static int zeroed = 0;
 int cuMemAlloc_v2(word* address, size_t bytes) {
   if (forbidden()) return CAPTURE_UNSUPPORTED;
-  *address = 0x10000000;
+  /* All at one place, or each at its own. */
+  static word apart = 0;
+  *address = 0x10000000 + told("FAKE_APART", 0) * apart++;
   return told("FAKE_ALLOC", 0);
 }
 int cuMemsetD8Async(word address, char byte, size_t bytes, void* stream) {
@@ -99,6 +108,7 @@ struct config { unsigned grid[3], block[3], smem_bytes; void* stream; };
 int cuLaunchKernelEx(const struct config* config, void* function, void** arguments, void** extra) {
   const word* params = arguments[0];
   if (quiet()) return 0;
+  if (told("FAKE_APART", 0)) printf("asked: workspace %llx\n", params[WORKSPACE_AT]);
   /* One line, whatever other threads print. */
   flockfile(stdout);
   printf("asked: launch counter %llx zeroed %d grid %u %u %u stream %d q %llx k %llx v %llx o %llx lse %llx maps",

@@ -30,6 +30,7 @@ fn make(folder: &Path, missing: Option<&str>) {
             .args(["-shared", "-fPIC", "-w", "-o"])
             .arg(folder.join(name))
             .arg(format!("-DCOUNTER_AT={}", offset_of!(SdpaParams, counter) / 8))
+            .arg(format!("-DWORKSPACE_AT={}", offset_of!(SdpaParams, workspace) / 8))
             .arg(&file)
             .status();
         assert!(made.unwrap().success());

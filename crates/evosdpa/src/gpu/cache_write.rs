@@ -27,7 +27,7 @@
 //! # }
 //! ```
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use evosdpa_core::{DType, Error as Asked};
 use evosdpa_cuda::{PreparedLaunch, RawStream, RelaxedCapture};
@@ -334,7 +334,7 @@ impl Gpu {
         Ok(unsafe { prepared.launch_own(&entered, stream, blocks, &params) }?)
     }
 
-    fn cache_kernel(&self, dtype: DType) -> Result<PreparedLaunch, Error> {
+    fn cache_kernel(&self, dtype: DType) -> Result<Arc<PreparedLaunch>, Error> {
         if let Some(known) =
             self.cache_kernels.read().unwrap_or_else(PoisonError::into_inner).get(&dtype).cloned()
         {
@@ -347,12 +347,12 @@ impl Gpu {
         let mut kernels = self.cache_kernels.write().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have been faster.
         if let Some(known) = kernels.get(&dtype) {
-            return Ok(known.clone());
+            return Ok(Arc::clone(known));
         }
         let artifact = self.builder().build(&variant)?;
         let function = self.device().load(&artifact.code, &artifact.label)?.function(&variant.entry)?;
-        let prepared = PreparedLaunch::new(&function, variant.launch)?;
-        kernels.insert(dtype, prepared.clone());
+        let prepared = Arc::new(PreparedLaunch::new(&function, variant.launch)?);
+        kernels.insert(dtype, Arc::clone(&prepared));
         Ok(prepared)
     }
 }

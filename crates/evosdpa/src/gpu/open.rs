@@ -25,7 +25,7 @@ pub struct Gpu {
     /// Of every plan that asks for none of its own.
     plans: Arc<Plans>,
     /// What writes to caches, by the type of their elements.
-    pub(super) cache_kernels: RwLock<HashMap<DType, PreparedLaunch>>,
+    pub(super) cache_kernels: RwLock<HashMap<DType, Arc<PreparedLaunch>>>,
 }
 
 /// The GPUs that [`shared`] has opened, by number. They are kept for the life of the process: other users of the device may

@@ -26,6 +26,8 @@ pub struct Sim {
     registry: Registry,
     /// Kernels loaded so far: each starts with another schedule, so that a sweep goes through all of them.
     loads: AtomicUsize,
+    /// What to simulate first, where a kernel was written for it.
+    first: Arch,
 }
 
 impl Sim {
@@ -36,7 +38,12 @@ impl Sim {
 
     /// With a builder of the caller's.
     pub fn with_builder(registry: Registry, builder: Builder) -> Self {
-        Self { builder, registry, loads: AtomicUsize::new(0) }
+        Self { builder, registry, loads: AtomicUsize::new(0), first: ARCHS[0] }
+    }
+
+    /// The same, with another machine before the others.
+    pub fn preferring(self, first: Arch) -> Self {
+        Self { first, ..self }
     }
 
     /// The kernels it knows, and the mutants.
@@ -64,7 +71,12 @@ impl Sim {
         problem: &Problem,
     ) -> Result<Simulation, Error> {
         let facts = ProblemFacts::try_from(problem)?;
-        self.compiled(kernel.variant(&facts, &target_of(kernel), tunables.iter().copied())?, problem)
+        self.compiled(kernel.variant(&facts, &self.target_of(kernel), tunables.iter().copied())?, problem)
+    }
+
+    fn target_of(&self, kernel: &Kernel) -> Target {
+        let has = |arch: &Arch| kernel.manifest.archs.contains(arch);
+        Target::nominal([self.first].into_iter().chain(ARCHS).find(has).unwrap_or(self.first))
     }
 
     fn compiled(&self, variant: Variant, problem: &Problem) -> Result<Simulation, Error> {
@@ -74,9 +86,8 @@ impl Sim {
 
     /// The machine that a kernel is run on.
     pub fn target(&self, kernel: &str) -> Target {
-        self.registry
-            .kernel(VariantId::kernel_of(kernel))
-            .map_or_else(|_| Target::nominal(ARCHS[0]), target_of)
+        let known = self.registry.kernel(VariantId::kernel_of(kernel));
+        known.map_or_else(|_| Target::nominal(self.first), |kernel| self.target_of(kernel))
     }
 
     /// Whether the simulator understands every instruction of a variant.
@@ -97,11 +108,6 @@ impl Sim {
     fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
         variant(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target(kernel))
     }
-}
-
-fn target_of(kernel: &Kernel) -> Target {
-    let has = |arch: &Arch| kernel.manifest.archs.contains(arch);
-    Target::nominal(ARCHS.into_iter().find(has).unwrap_or(ARCHS[0]))
 }
 
 impl Device for Sim {

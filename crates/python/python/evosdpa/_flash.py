@@ -262,7 +262,8 @@ def flash_attn_with_kvcache(
 
     With ``return_softmax_lse`` the result is ``(out, lse)``, ``lse`` float32 ``[batch, heads, queries]`` or ``[heads, tokens]``.
 
-    A full cache, a page that is not there, and two new tokens at one place raise ``ValueError`` before anything is written.
+    A full cache, a page that is not there, and two new tokens at one place raise ``ValueError`` before anything is written. On a
+    GPU only the device knows: with ``EVOSDPA_CHECK=1`` in the environment they raise the same, else such tokens are left out.
     ``scheduler_metadata``, ``num_splits``, ``pack_gqa`` and ``sm_margin`` change no result, and nothing else either.
 
     >>> import numpy, evosdpa

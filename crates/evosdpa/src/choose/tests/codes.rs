@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evosdpa_core::{DType, Feature, Features};
+use evosdpa_core::DType;
 use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
 use super::*;
@@ -35,26 +35,16 @@ fn facts(dims: (u32, u32), dtype: DType, mask: &str, sizes: [u32; 5]) -> Problem
         band_lo,
         band_hi,
         lse: false,
-        features: Features::NONE,
+        features: evosdpa_core::Features::NONE,
     }
 }
 
 /// What the kernel is compiled with, as far as it depends on the problem's lengths, batch and heads.
 type Code = (&'static str, Vec<(&'static str, i64)>);
 
-/// The kernels that know what a problem asks for beyond sizes and a mask.
-fn knowing<'a>(registry: &'a Registry, facts: &ProblemFacts, target: &Target) -> Vec<&'a str> {
-    registry
-        .kernels()
-        .filter(|kernel| kernel.supports(facts, target).is_ok())
-        .map(|kernel| kernel.name())
-        .collect()
-}
-
-fn code(registry: &Registry, know: &[&str], facts: &ProblemFacts, target: &Target) -> Code {
-    // With tensors that TMA can read, the first kernel of the rules that knows the features is the one that is taken.
-    let known = |name: &&str| know.contains(name);
-    let name = rules::candidates(facts, target).into_iter().map(|(name, _)| name).find(known).unwrap();
+fn code(registry: &Registry, facts: &ProblemFacts, target: &Target) -> Code {
+    // With tensors that TMA can read, the kernel that the rules put first is the one that is taken.
+    let (name, _) = rules::candidates(facts, target)[0];
     let kernel = registry.kernel(name).unwrap();
     let settings = settings(kernel, facts, target, &Assignment::default()).unwrap();
     let values = settings.reasons().flat_map(|(_, values)| values.iter().copied());
@@ -80,18 +70,14 @@ fn sweep(
     dtype: DType,
     mask: &str,
     group: u32,
-    features: Features,
 ) -> BTreeMap<Code, ProblemFacts> {
     let target = Target::nominal(arch);
-    let one = ProblemFacts { features, ..facts(dims, dtype, mask, [1, group, 1, 1, 64]) };
-    let know = knowing(registry, &one, &target);
     let mut codes = BTreeMap::new();
     for [heads_kv, batch] in [[1, 1], [8, 1], [2, 3], [8, 4], [8, 8], [4, 20], [8, 16], [1, 40], [16, 64]] {
         for length in lengths() {
             for seq_q in [length, 1, 9, 16, 64, 80, 190] {
                 let facts = facts(dims, dtype, mask, [batch, heads_kv * group, heads_kv, seq_q, length]);
-                let facts = ProblemFacts { features, ..facts };
-                codes.entry(code(registry, &know, &facts, &target)).or_insert(facts);
+                codes.entry(code(registry, &facts, &target)).or_insert(facts);
             }
         }
     }
@@ -104,7 +90,7 @@ fn too_many(arch: Arch, dims: &[(u32, u32)], dtypes: &[DType], groups: &[u32], m
     let mut wrong = Vec::new();
     for (&dims, &dtype) in dims.iter().flat_map(|dims| dtypes.iter().map(move |dtype| (dims, dtype))) {
         for (&group, mask) in groups.iter().flat_map(|group| MASKS.map(|mask| (group, mask))) {
-            let codes = sweep(&registry, arch, dims, dtype, mask, group, Features::NONE);
+            let codes = sweep(&registry, arch, dims, dtype, mask, group);
             if codes.len() > most {
                 let list = codes.iter().map(|(code, facts)| format!("\n  {code:?}, say of {facts}"));
                 let list: String = list.collect();
@@ -124,25 +110,6 @@ fn a_new_length_or_batch_is_never_new_code() {
     assert!(f16.is_empty(), "{}", f16.join("\n"));
 }
 
-/// Lengths that are data, pages and modifiers: what a server has of a new length every second.
-#[test]
-fn nor_is_a_new_length_of_a_served_problem() {
-    use Feature::{PackedKeys, PackedQueries, PagedCache, Sinks, Softcap, UsedLengths};
-    let registry = Registry::embedded().unwrap();
-    let served: [&[Feature]; 3] = [
-        &[UsedLengths, PagedCache],
-        &[PackedQueries, PackedKeys],
-        &[UsedLengths, PagedCache, Softcap, Sinks],
-    ];
-    for (arch, features) in
-        [Arch::Sm89, Arch::Sm90a].into_iter().flat_map(|arch| served.map(|all| (arch, all)))
-    {
-        let of: Features = features.iter().copied().collect();
-        let codes = sweep(&registry, arch, (128, 128), DType::BF16, "causal", 4, of);
-        assert!(codes.len() <= CODES_MAX, "{arch} {of}: {codes:#?}");
-    }
-}
-
 #[test]
 fn older_gpus_have_fewer_codes() {
     let dims = [(64, 64), (128, 128), (256, 256)];
@@ -159,9 +126,7 @@ fn the_planner_compiles_what_the_sweeps_count() {
         ["mission", "b3h8s777d64:causal", "b2h32/8s1/4096d128", "b1h32/8s300d256:window=9/0", "long128"]
     {
         let problem = Problem::new(shape.parse().unwrap(), DType::BF16).unwrap();
-        let facts = ProblemFacts::try_from(&problem).unwrap();
-        let know = knowing(&registry, &facts, &target);
-        let (kernel, values) = code(&registry, &know, &facts, &target);
+        let (kernel, values) = code(&registry, &ProblemFacts::try_from(&problem).unwrap(), &target);
         let choice = choose_with(&planner, shape, DType::BF16, (Arch::Sm90a, None), |_| {}).unwrap();
         assert_eq!(choice.variant.id.kernel, kernel);
         assert!(values.len() > 5, "{values:?}");

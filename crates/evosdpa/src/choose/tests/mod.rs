@@ -266,3 +266,29 @@ fn modified_scores_keep_every_bf16_row_precise() {
     }
     assert_eq!(precise_keys("long128:sinks", DType::BF16), 0);
 }
+
+/// Caches of their own kinds, whatever else the tables say; dense ones as before.
+#[test]
+fn decoding_from_a_cache_takes_the_kernel_that_splits_it() {
+    let planner = embedded();
+    for shape in [
+        "b16h32/8s1/8192d128:used:paged=16",
+        "b1h32/8s16/300d64:causal-br:used",
+        "b16h32/8s1/8192d128:kv=e4m3:scales=token",
+        "b64h8/1s1/2048d256:paged=1",
+        "b4h32/8s2/500d128:leftpad:indexed",
+    ] {
+        for (arch, device) in [(Arch::Sm90a, Some("NVIDIA H200")), (Arch::Sm90a, None), (Arch::Sm80, None)] {
+            let choice = choose_with(&planner, shape, DType::BF16, (arch, device), |_| {}).unwrap();
+            assert_eq!(choice.variant.id.kernel, "flash_decode", "{shape} on {arch}");
+        }
+    }
+    let kernel = |shape, arch| {
+        choose_with(&planner, shape, DType::BF16, (arch, None), |_| {}).unwrap().variant.id.kernel
+    };
+    assert_eq!(kernel("b16h32/8s1/8192d128", Arch::Sm89), "flash_decode");
+    assert_eq!(kernel("b16h32/8s1/8192d128", Arch::Sm90a), "hopper_small");
+    // Prompts against a cache, too long for decoding; codes are read by nothing else.
+    assert_eq!(kernel("b4h32/8s512/8192d128:used:paged=16", Arch::Sm90a), "hopper_fwd");
+    assert_eq!(kernel("b4h32/8s512/8192d128:used:kv=e4m3", Arch::Sm90a), "flash_decode");
+}
