@@ -34,14 +34,9 @@ def per_call_us(work, calls: int, rounds: int = 60) -> float:
 
 def native_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
     """The native function with everything ready that Python would have to find out."""
-    out = _torch._output(q, v, False)
-    operands = [(x.data_ptr(), tuple(x.shape), x.stride()) for x in (q, k, v, out)]
-    arguments = (_torch._CODES[q.dtype], *operands, 0, None, (-1, -1, False))
-    keep = (q, k, v, out)
-    if q.is_cuda:
-        place = (q.get_device(), torch.cuda.current_stream().cuda_stream)
-        return lambda: (_torch._native.forward_cuda(*arguments, *place), keep)
-    return lambda: (_torch._native.forward_cpu(*arguments, torch.get_num_threads()), keep)
+    meaning = (None, (-1, -1, False), False, False, False, False)
+    threads = torch.get_num_threads()
+    return lambda: _torch._native.straight(q, k, v, *meaning, threads, torch.empty_like)
 
 
 def main() -> None:

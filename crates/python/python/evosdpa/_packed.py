@@ -6,6 +6,7 @@ for the name of an implementation that it knows; :func:`join` adds evosdpa's.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from ._flash import flash_attn_varlen_func
 
-_LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
+#: The longest of queries and keys: continuous batching of transformers 5.17, for one, has the second names.
+_LONGEST = (("max_length_q", "max_seqlen_q"), ("max_length_k", "max_seqlen_k"))
 
 
 def is_packed(query: Tensor, attention_mask: Tensor | None, cache: Any, named: dict[str, Any]) -> bool:
@@ -21,8 +24,21 @@ def is_packed(query: Tensor, attention_mask: Tensor | None, cache: Any, named: d
     batching a mask is one of the model's own, which knows nothing of the requests."""
     if query.shape[0] != 1:
         return False
-    lengths = [named.get(name) for name in _LENGTHS[:2]]
+    lengths = [named.get(name) for name in _LENGTHS]
     return cache is not None or (attention_mask is None and all(isinstance(given, Tensor) for given in lengths))
+
+
+def _update(cache: Any, module: torch.nn.Module, key: Tensor, value: Tensor, named: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Writes the new keys and values, returns all that sequences read, and picks the lengths of this layer."""
+    new = {"key_states": key, "value_states": value, "layer_idx": module.layer_idx}
+    if "kwargs" in inspect.signature(cache.update).parameters:
+        key, value = cache.update(**new, kwargs=named)
+        return key, value
+    # Transformers 5.17, for one, wants the indices by name, leaves the lengths of each kind of layer, and returns tokens first.
+    kind = "sliding_attention" if getattr(module, "sliding_window", None) else "full_attention"
+    named.update({name: given[kind] for name, given in named.items() if isinstance(given, dict) and kind in given})
+    key, value = cache.update(**new, read_index=named["read_index"], write_index=named["write_index"])
+    return key.transpose(0, 1)[None], value.transpose(0, 1)[None]
 
 
 def attention(
@@ -41,11 +57,10 @@ def attention(
     if cache is not None:
         if named.get("block_table") is not None:
             raise NotImplementedError("continuous batching with a block table is for flash-attention's own name; leave max_blocks_per_request at 0")
-        # Writes the new keys and values, returns all that sequences read, and picks the lengths of this layer.
-        key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=named)
+        key, value = _update(cache, module, key, value, named)
     window = named.get("sliding_window")
-    lengths: list[Any] = [named.get(name) for name in _LENGTHS]
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
+    cu_seqlens_q, cu_seqlens_k = (named[name] for name in _LENGTHS)
+    longest = [next((int(named[name]) for name in names if named.get(name) is not None), None) for names in _LONGEST]
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     out = flash_attn_varlen_func(
         query,
@@ -53,8 +68,7 @@ def attention(
         value,
         cu_seqlens_q.to(torch.int32),
         cu_seqlens_k.to(torch.int32),
-        None if max_seqlen_q is None else int(max_seqlen_q),
-        None if max_seqlen_k is None else int(max_seqlen_k),
+        *longest,
         softmax_scale=scaling,
         causal=causal,
         window_size=(-1, -1) if window is None or not causal else (window - 1, 0),
