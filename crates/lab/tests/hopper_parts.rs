@@ -58,6 +58,7 @@ impl Order {
             ("PACKED_QUERIES", 0),
             ("PACKED_KEYS", 0),
             ("USED_LENGTHS", 0),
+            ("USED_QUERIES", 0),
             ("CHUNKED", 0),
         ];
         Variant {
