@@ -3,7 +3,7 @@
 
 mod trials;
 
-use evosdpa_core::Feature;
+use evosdpa_core::{DType, Feature, Layout, Tensor};
 use evosdpa_kernels::Registry;
 use evosdpa_lab::device::Sim;
 use evosdpa_oracle::inputs::Family;
@@ -245,4 +245,40 @@ fn every_claimed_feature_is_tried() {
         Feature::ALL.into_iter().filter(|feature| all.contains(feature) || codes.contains(feature)).collect();
     assert_eq!(takes("flash_decode"), more);
     assert_eq!(takes("sdpa_v1"), []);
+}
+
+/// Models fill rows with the lowest number there is: such a row is a mean of the values. Infinities hide.
+#[test]
+fn rows_full_of_one_bias() {
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+    let mut wrong = Vec::new();
+    for (kernel, shape, dtype) in [
+        ("ampere_fwd", "b1h1s20/130d64:bias", BF16),
+        ("ampere_fwd", "b1h1s3/300d40:bias", F16),
+        ("hopper_fwd", "b1h1s20/130d64:bias", BF16),
+        ("hopper_fwd", "b1h1s3/300d128:bias", F16),
+        ("hopper_fwd", "b1h1s1/300d40:bias", BF16),
+    ] {
+        let (spec, case) = case_of(&trial(kernel, shape, dtype));
+        let (problem, mut inputs) = (spec.problem, case.inputs.clone());
+        let [_, _, queries, keys] = inputs.side.bias.as_ref().unwrap().view().shape();
+        let simulation = sim.simulation(kernel, &problem).unwrap();
+        let mut values = Vec::new();
+        let mut mean = 0.0;
+        for key in 0..keys {
+            inputs.v.view().row_f64(0, 0, key, &mut values);
+            mean += values[0] / keys as f64;
+        }
+        for (all, wanted) in [(f32::MIN, mean), (-1e38, mean), (f32::NEG_INFINITY, 0.0)] {
+            let mut bias = Tensor::zeros([1, 1, queries, keys], DType::F32, Layout::Bhsd);
+            bias.view_mut().elements_mut::<f32>().unwrap()[(queries - 1) * keys..].fill(all);
+            inputs.side.bias = Some(bias);
+            let (output, outcome) = simulation.run(&inputs, &Options::default()).unwrap();
+            output.o.view().row_f64(0, 0, queries - 1, &mut values);
+            if !((values[0] - wanted).abs() < 2e-3 && outcome.findings.is_empty()) {
+                wrong.push(format!("{kernel} {shape} {all}: {} instead of {wanted}", values[0]));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

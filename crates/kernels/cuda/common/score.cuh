@@ -14,7 +14,7 @@
 #include "softmax.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float BIAS_END = 2.2e38f;  // beyond this a score is infinite in log2 units
+constexpr float BIAS_END = 3.2e38f;
 
 // tanh within 2e-7 of the truth everywhere: its error is multiplied by the cap, so tanh.approx (2^-11) will not do. Near 0, where the
 // quotient loses digits, by its series.
@@ -33,8 +33,10 @@ __device__ __forceinline__ float tanh_exact(float x) {
 template <bool CAPS = false, bool SLOPES = false, bool ADDS = false, bool MASKS = false, bool SINKS_TOO = false>
 struct ScoreModifiers {
   static constexpr bool ACTIVE = CAPS || SLOPES || ADDS || MASKS;
-  static constexpr bool HIDES = MASKS;
-  static constexpr bool NATURAL = SLOPES || ADDS;  // the hook leaves scores in natural units
+  static constexpr bool HIDES = MASKS || ADDS;  // a bias may be minus infinity
+  // Slopes and biases are as large as a model likes: the softmax is to subtract two equal ones without a product before it, whose rounding
+  // would be an exponent. So the hook leaves such scores in log2 units.
+  static constexpr bool LOG2_UNITS = SLOPES || ADDS;
 
   const SdpaParams& p;
   const void* bias;
@@ -57,16 +59,16 @@ struct ScoreModifiers {
     const bool exists = row < seq_q && key < seq_kv;  // elsewhere there is nothing to read
     float x = score;
     if (CAPS) x = tanh_exact(x * (p.scale / p.softcap));
-    if (NATURAL) x *= CAPS ? p.softcap : p.scale;
-    if (SLOPES) x = fmaf(-slope, float(abs(row + position - key)), x);
-    if (ADDS && exists) x = finite_in_log2(x + bias_at(row * p.bias_stride[2] + key));
+    if (LOG2_UNITS) x *= CAPS ? p.softcap * LOG2_E : p.scale_log2;
+    if (SLOPES) x = fmaf(-slope * LOG2_E, float(abs(row + position - key)), x);
+    if (ADDS && exists) x = finite_sum(x, bias_at(row * p.bias_stride[2] + key));
     if (MASKS && exists && !mask[row * p.mask_stride[2] + key]) x = NEG_INF;
     return x;
   }
 
-  static __device__ __forceinline__ float scale(const SdpaParams& p) { return NATURAL ? 1.f : CAPS ? p.softcap : p.scale; }
+  static __device__ __forceinline__ float scale(const SdpaParams& p) { return LOG2_UNITS ? 1.f / LOG2_E : CAPS ? p.softcap : p.scale; }
   static __device__ __forceinline__ float scale_log2(const SdpaParams& p) {
-    return NATURAL ? LOG2_E : CAPS ? p.softcap * LOG2_E : p.scale_log2;
+    return LOG2_UNITS ? 1.f : CAPS ? p.softcap * LOG2_E : p.scale_log2;
   }
 
   static __device__ __forceinline__ float inverse(const SdpaParams& p, int head, float max, float sum) {
@@ -88,8 +90,10 @@ struct ScoreModifiers {
   }
 
   // Models fill rows with the lowest number there is; such a row is a mean, not NaN.
-  static __device__ __forceinline__ float finite_in_log2(float x) {
-    return fabsf(x) > BIAS_END && fabsf(x) < -NEG_INF ? copysignf(BIAS_END, x) : x;
+  static __device__ __forceinline__ float finite_sum(float score, float bias) {
+    const float sum = fmaf(bias, LOG2_E, score);
+    const bool overflows = fabsf(sum) > BIAS_END && fabsf(bias) < -NEG_INF && fabsf(score) < -NEG_INF;
+    return overflows ? copysignf(BIAS_END, sum) : sum;
   }
 
   // A denominator with its sink: relative to a maximum in natural units, and what is left of the keys' part. A sink comes when a row is
