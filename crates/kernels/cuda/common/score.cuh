@@ -14,7 +14,7 @@
 #include "softmax.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float BIAS_END = 3.2e38f;
+constexpr float BIAS_END = 3.2e38f;  // what a finite bias that overflows in log2 units becomes
 
 // tanh within 2e-7 of the truth everywhere: its error is multiplied by the cap, so tanh.approx (2^-11) will not do. Near 0, where the
 // quotient loses digits, by its series.

@@ -6,8 +6,9 @@ Importing this module is all there is to do::
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="evosdpa")
 
 Padding, sliding windows, attention chunks, static caches, position biases, softcaps and sinks are computed by evosdpa where a
-fast kernel takes them. What none does (dropout, gradients, other devices) is computed by torch as before. An argument that
-this module does not know is refused by its name: it may change what a model means.
+fast kernel takes them; dense masks and position biases on a GPU, with which torch is faster, are torch's. What none does (dropout,
+gradients, other devices) is computed by torch as before. An argument that this module does not know
+is refused by its name: it may change what a model means.
 
 Packed inputs (``cu_seq_lens_q`` and the like, as for flash attention) and continuous batching (``generate_batch``) need no masks.
 
