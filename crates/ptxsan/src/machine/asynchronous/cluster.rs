@@ -143,7 +143,7 @@ impl Warp {
         Flow::Yield
     }
 
-    fn fresh_clock(&self, cx: &Context<'_, '_>) -> Clock {
+    pub(super) fn fresh_clock(&self, cx: &Context<'_, '_>) -> Clock {
         Clock::new(cx.numbering, cx.block, cx.shape.threads())
     }
 
