@@ -2,7 +2,7 @@
 
 mod twins;
 
-use ptxsan::{Kind, Options, Schedule};
+use ptxsan::{Kind, Schedule};
 use twins::{one_block, run, setup, twins, wait};
 
 /// Thread 0 copies 128 bytes into shared memory on barrier %r2.

@@ -23,6 +23,17 @@ fn blocks_of_a_cluster_start_and_end_together() {
             outcome.of_kind(Kind::ClusterLifetime).any(|f| f.detail.contains("may not have started")),
             "{outcome}"
         );
+        // Whoever comes first: nothing keeps a block alive while the other reads its memory.
+        let outcome = run(without_end, &cluster, schedule);
+        assert!(
+            outcome.of_kind(Kind::ClusterLifetime).any(|f| f.detail.contains("exited")),
+            "{} {outcome}",
+            schedule.name()
+        );
+        // That everyone is there needs no order of memory.
+        let (first, last) = body.rsplit_once("arrive.release").unwrap();
+        let outcome = run(&format!("{first}arrive.relaxed{last}"), &cluster, schedule);
+        assert!(outcome.is_clean(), "{outcome}");
         let relaxed = body.replacen("arrive.release", "arrive.relaxed", 1);
         let outcome = run(&relaxed, &cluster, schedule);
         assert!(outcome.of_kind(Kind::Race).count() > 0, "{outcome}");
@@ -153,10 +164,8 @@ fn a_fence_and_a_relaxed_arrival_are_a_release() {
 /// arrival is.
 #[test]
 fn an_arrival_without_scope_frees_what_was_read() {
-    let body = message(
-        "mbarrier.arrive.shared::cluster.b64 _, [%r18];\n",
-        "mbarrier.try_wait.parity.shared::cta.b64 %p9, [%r2], 0;",
-    );
+    let asking = "mbarrier.try_wait.parity.shared::cta.b64 %p9, [%r2], 0;";
+    let body = message("mbarrier.arrive.shared::cluster.b64 _, [%r18];\n", asking);
     let body = body
         .replace("st.shared.u32 [%r1+64], %r15;", "ld.shared.u32 %r20, [%r1+64];\n // freed")
         .replace("ld.shared::cluster.u32 %r19, [%r17+64];", "st.shared::cluster.u32 [%r17+64], %r15;");
@@ -167,7 +176,20 @@ fn an_arrival_without_scope_frees_what_was_read() {
         &setup((32, 2)),
         &[
             ("// freed", "st.shared.u32 [%r1+64], %r0;", Kind::Race, &["write of 4 bytes", "unordered write"]),
-            ("@!%p9 bra WAIT;", "", Kind::Race, &["unordered read"]),
+            (&format!("WAIT: {asking}\n @!%p9 bra WAIT;"), "", Kind::Race, &["unordered read"]),
         ],
     );
+}
+
+/// A block that waits for its reader's arrival may end without a cluster barrier; one that does not wait may be gone when it comes.
+#[test]
+fn an_arrival_keeps_its_barriers_block_alive() {
+    let ask = wait("%r2", 0, "WAIT");
+    let body = format!(
+        "mov.u32 %r15, %cluster_ctarank;\n xor.b32 %r16, %r15, 1;\n mapa.shared::cluster.u32 %r17, %r1, %r16;\n\
+         mapa.shared::cluster.u32 %r18, %r2, %r16;\n st.shared.u32 [%r1+64], %r15;\n bar.warp.sync -1;\n\
+         barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;\n @!%p0 bra END;\n\
+         ld.shared::cluster.u32 %r19, [%r17+64];\n mbarrier.arrive.shared::cluster.b64 _, [%r18];\n {ask} END:\n"
+    );
+    twins(&body, &setup((32, 2)), &[(&ask, "", Kind::ClusterLifetime, &["exited"])]);
 }

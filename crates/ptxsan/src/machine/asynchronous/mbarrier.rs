@@ -272,6 +272,10 @@ impl Warp {
                 self.expect_bytes(cx, pc, lane, place, bytes);
             }
             let count = arrival.count.map_or(1, |count| self.lane(count, lane) as u32);
+            // Who waits for the phase knows of an arrival that releases something.
+            if arrival.releases {
+                self.visit(cx, pc, lane, place.block);
+            }
             if cx.options.check_races {
                 self.publish_at(cx, lane, place, arrival, &mut last);
             }
