@@ -86,9 +86,8 @@ fn main() -> Result<(), Error> {
     for (asked, simulated) in simulate(&sim, cores) {
         match row(&gpu, asked, simulated) {
             Ok(row) => rows.push(row),
-            Err(error) => {
-                failures.push(json!({ "kernel": asked.kernel, "shape": asked.shape, "why": error.to_string() }))
-            }
+            Err(error) => failures
+                .push(json!({ "kernel": asked.kernel, "shape": asked.shape, "why": error.to_string() })),
         }
     }
     let mut environment = Environment::look(None);

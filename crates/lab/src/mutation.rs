@@ -46,7 +46,8 @@ const HOPPER_LOOP: &[&str] = &["b1h1s20/700d64", "b1h1s20/100d64", "b1h1s20/90d6
 
 /// Shares of several CTAs, merged by who comes last; sequences of one tile, of several, and with nothing to see.
 const DECODE: &[&str] = &["b2h4/2s1/300d64", "b1h4/2s1/20d64", "b3h2/1s1/130d64"];
-const DECODE_PAGES: &[&str] = &["b1h4/2s2/700d64:causal-br:used:paged=16", "b3h4/2s2/200d64:causal-br:used:paged=16"];
+const DECODE_PAGES: &[&str] =
+    &["b1h4/2s2/700d64:causal-br:used:paged=16", "b3h4/2s2/200d64:causal-br:used:paged=16"];
 
 /// The kernels of the line, the portable one, decoding and Hopper's, each in the forms that synchronise differently.
 const SUBJECTS: &[(&str, DType, &[&str])] = &[

@@ -132,12 +132,22 @@ fn an_arrival_shows_a_message_as_far_as_its_scope_reaches() {
         &message(RELEASE, ACQUIRE),
         &setup((32, 2)),
         &[
-            ("arrive.release.cluster.shared::cluster", "arrive.release.cta.shared::cluster", Kind::Race, words),
+            (
+                "arrive.release.cluster.shared::cluster",
+                "arrive.release.cta.shared::cluster",
+                Kind::Race,
+                words,
+            ),
             // What there is without a word: the block.
             ("arrive.release.cluster.shared::cluster", "arrive.shared::cluster", Kind::Race, words),
             ("parity.acquire.cluster", "parity.acquire.cta", Kind::Race, words),
             ("parity.acquire.cluster", "parity", Kind::Race, words),
-            ("arrive.release.cluster.shared", "arrive.relaxed.cluster.shared", Kind::Race, &["read of 4 bytes"]),
+            (
+                "arrive.release.cluster.shared",
+                "arrive.relaxed.cluster.shared",
+                Kind::Race,
+                &["read of 4 bytes"],
+            ),
             ("parity.acquire.cluster", "parity.relaxed.cluster", Kind::Race, &["read of 4 bytes"]),
         ],
     );
@@ -175,7 +185,12 @@ fn an_arrival_without_scope_frees_what_was_read() {
         &body,
         &setup((32, 2)),
         &[
-            ("// freed", "st.shared.u32 [%r1+64], %r0;", Kind::Race, &["write of 4 bytes", "unordered write"]),
+            (
+                "// freed",
+                "st.shared.u32 [%r1+64], %r0;",
+                Kind::Race,
+                &["write of 4 bytes", "unordered write"],
+            ),
             (&format!("WAIT: {asking}\n @!%p9 bra WAIT;"), "", Kind::Race, &["unordered read"]),
         ],
     );

@@ -30,7 +30,11 @@ const SECTIONS: &[(&str, &[Hazard])] = &[
     (
         "Generic and async proxy",
         &[
-            hazard("threads write, a bulk store reads, no `fence.proxy.async` between", "write_then_bulk_store", 32),
+            hazard(
+                "threads write, a bulk store reads, no `fence.proxy.async` between",
+                "write_then_bulk_store",
+                32,
+            ),
             hazard("threads write, `wgmma` reads, no `fence.proxy.async` between", "write_then_wgmma", 128),
             hazard("bulk data read before its phase is over", "read_before_phase", 32),
             hazard("only a later copy waited for: copies do not land in order", "wait_for_other_copy", 32),
@@ -80,7 +84,10 @@ const SECTIONS: &[(&str, &[Hazard])] = &[
         "Registers of warpgroups, programmatic launches",
         &[
             hazard("`setmaxnreg` beyond the pool, nobody gives registers back", "pool_exceeded", 384),
-            Hazard { programmatic: true, ..hazard("global memory before `griddepcontrol.wait`", "before_the_wait", 32) },
+            Hazard {
+                programmatic: true,
+                ..hazard("global memory before `griddepcontrol.wait`", "before_the_wait", 32)
+            },
         ],
     ),
 ];
@@ -92,10 +99,11 @@ fn findings(module: &Module, hazard: &Hazard, is_right: bool) -> Vec<Finding> {
     for schedule in Schedule::ALL {
         let mut device = Device::new();
         let id = device.load(module).unwrap();
-        let (input, output) = (device.upload("in", &[0; 4096]).unwrap(), device.upload("out", &[0; 4096]).unwrap());
+        let (input, output) =
+            (device.upload("in", &[0; 4096]).unwrap(), device.upload("out", &[0; 4096]).unwrap());
         let args = vec![Arg::Buffer(input), Arg::Buffer(output)];
-        let mut launch =
-            Launch::new(&entry, [hazard.cluster, 1, 1], [hazard.threads, 1, 1], 0, args).with_schedule(schedule, 3);
+        let mut launch = Launch::new(&entry, [hazard.cluster, 1, 1], [hazard.threads, 1, 1], 0, args)
+            .with_schedule(schedule, 3);
         launch.cluster = [hazard.cluster, 1, 1];
         launch.options.programmatic = hazard.programmatic;
         launch.options.instruction_budget = 1_000_000;
@@ -121,7 +129,8 @@ fn page() -> String {
          Shorter patterns, each with several mistakes, are in `tests/asynchronous.rs` and `tests/clusters.rs`.\n",
     );
     for (title, hazards) in SECTIONS {
-        let _ = write!(page, "\n## {title}\n\n| pattern | verdict | here | other side |\n|---|---|---|---|\n");
+        let _ =
+            write!(page, "\n## {title}\n\n| pattern | verdict | here | other side |\n|---|---|---|---|\n");
         for hazard in *hazards {
             let all = findings(&module, hazard, false);
             findings(&module, hazard, true);

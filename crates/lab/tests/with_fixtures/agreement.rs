@@ -19,14 +19,19 @@ fn rows() -> Vec<AgreementRow> {
 
 fn is_of(row: &AgreementRow, asked: &Asked) -> bool {
     let kernel = VariantId::kernel_of(&row.kernel) == VariantId::kernel_of(asked.kernel);
-    kernel && row.shape == asked.shape && row.dtype == asked.dtype && row.numbers == asked.numbers && row.seed == asked.seed
+    kernel
+        && row.shape == asked.shape
+        && row.dtype == asked.dtype
+        && row.numbers == asked.numbers
+        && row.seed == asked.seed
 }
 
 #[test]
 fn every_question_was_answered_alike() {
     let rows = rows();
     for asked in QUESTIONS {
-        let row = rows.iter().find(|row| is_of(row, asked)).unwrap_or_else(|| panic!("{asked:?} was not asked"));
+        let row =
+            rows.iter().find(|row| is_of(row, asked)).unwrap_or_else(|| panic!("{asked:?} was not asked"));
         assert!(row.agrees && row.elements > 0, "{row:?}");
         match asked.numbers {
             Numbers::Whole => assert_eq!(row.same_bits, row.elements, "{row:?}"),
@@ -53,7 +58,9 @@ fn the_simulator_gives_a_gpus_bits() {
     let (rows, sim) = (rows(), Sim::open(Registry::embedded().unwrap()).unwrap().preferring(Arch::Sm90a));
     let mut compared = 0;
     for (kernel, shape) in AGAIN {
-        let whole = |asked: &&Asked| asked.kernel == kernel && asked.shape == shape && asked.numbers == Numbers::Whole;
+        let whole = |asked: &&Asked| {
+            asked.kernel == kernel && asked.shape == shape && asked.numbers == Numbers::Whole
+        };
         for asked in QUESTIONS.iter().filter(whole) {
             let row = rows.iter().find(|row| is_of(row, asked)).unwrap();
             let (variant, output) = asked.simulate(&sim).unwrap();

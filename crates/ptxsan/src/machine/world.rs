@@ -203,7 +203,8 @@ impl<'a> World<'a> {
                 for number in cluster * size..(cluster + 1) * size {
                     let Some(resident) = self.residents.remove(&number) else { continue };
                     for (pc, severity, detail) in resident.mbarriers.unsettled() {
-                        self.log.add_at(Kind::Mbarrier, severity, pc, None, (u64::from(number), 0), || detail);
+                        self.log
+                            .add_at(Kind::Mbarrier, severity, pc, None, (u64::from(number), 0), || detail);
                     }
                 }
                 self.clusters.remove(&cluster);
