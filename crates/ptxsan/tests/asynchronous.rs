@@ -383,3 +383,17 @@ fn a_programmatic_launch_waits_for_the_one_before() {
         ],
     );
 }
+
+/// `test_wait` may say no, and what comes then is reached; asked again it waits for the phase, so that a loop around it ends.
+#[test]
+fn a_test_may_say_no() {
+    let test = "mbarrier.test_wait.parity.shared::cta.b64 %p9, [%r2], 0;\n";
+    let once = format!("{LOAD} {test} @!%p9 trap;\n {}", wait("%r2", 0, "WAIT"));
+    let said_no = |schedule: &Schedule| !run(&once, &setup(one_block(32)), *schedule).is_clean();
+    assert!(Schedule::ALL.iter().any(said_no));
+    let looped = format!("{LOAD} AGAIN: {test} @!%p9 bra AGAIN;\n ld.shared.u32 %r11, [%r1];\n");
+    for schedule in Schedule::ALL {
+        let outcome = run(&looped, &setup(one_block(32)), schedule);
+        assert!(outcome.is_clean(), "{outcome}");
+    }
+}

@@ -56,7 +56,7 @@ const SECTIONS: &[(&str, &[Hazard])] = &[
         &[
             hazard("more bytes expected than are copied", "too_many_bytes_expected", 32),
             hazard("too few arrivals", "too_few_arrivals", 32),
-            hazard("too many arrivals", "too_many_arrivals", 32),
+            hazard("too many arrivals: a phase ends while others still read", "too_many_arrivals", 96),
             hazard("wrong parity", "wrong_parity", 32),
             hazard("a wait that nothing can end", "never_ends", 32),
             hazard("initialised again while in use", "initialised_again", 32),

@@ -81,7 +81,8 @@ impl Builder<'_> {
                 };
                 let d = self.destination(self.at(operands, 0)?, Type::Pred)?;
                 let scope = super::memory::scope(op).unwrap_or(Scope::Cta);
-                MbarrierOp::Wait { d, address, phase, acquires: !op.has("relaxed"), scope }
+                let (acquires, tests) = (!op.has("relaxed"), what == "test_wait");
+                MbarrierOp::Wait { d, address, phase, acquires, scope, tests }
             }
             "pending_count" => {
                 let token = self.operand(operands, 1, Type::B64)?;

@@ -280,6 +280,8 @@ pub(crate) enum MbarrierOp {
         phase: Phase,
         acquires: bool,
         scope: Scope,
+        /// `test_wait`: the answer may be no at once.
+        tests: bool,
     },
     PendingCount {
         d: Register,

@@ -202,9 +202,8 @@ impl<'a> World<'a> {
                 while self.land_where(|flight| flight.block / size == cluster) {}
                 for number in cluster * size..(cluster + 1) * size {
                     let Some(resident) = self.residents.remove(&number) else { continue };
-                    for (pc, severity, detail) in resident.mbarriers.unsettled() {
-                        self.log
-                            .add_at(Kind::Mbarrier, severity, pc, None, (u64::from(number), 0), || detail);
+                    for (pc, detail) in resident.mbarriers.unsettled() {
+                        self.log.add(Kind::Mbarrier, pc, None, (number, 0), || detail);
                     }
                 }
                 self.clusters.remove(&cluster);

@@ -1,6 +1,5 @@
 //! What an mbarrier is at a time: its phase, pending arrivals and bytes, and what its phases publish.
 
-use crate::finding::Severity;
 use crate::hazard::clock::{Clock, MBARRIERS, Numbering};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -180,22 +179,12 @@ impl Mbarriers {
         Some((numbering.mbarrier(barrier.slot), barrier.time()))
     }
 
-    /// Barriers whose bytes or arrivals do not come out even when their block ends: where they were initialised, and what is wrong.
-    pub(crate) fn unsettled(&self) -> impl Iterator<Item = (u32, Severity, String)> + '_ {
-        let bytes = self.all.iter().filter(|(_, b)| b.tx != 0).map(|(offset, b)| {
+    /// Barriers whose bytes do not come out even when their block ends: where they were initialised, and what is wrong.
+    pub(crate) fn unsettled(&self) -> impl Iterator<Item = (u32, String)> + '_ {
+        self.all.iter().filter(|(_, b)| b.tx != 0).map(|(offset, b)| {
             let what = if b.tx < 0 { "were never expected" } else { "never arrive" };
-            (b.pc, Severity::Error, format!("{} bytes of mbarrier {offset:#x} {what}", b.tx.abs()))
-        });
-        // The letter allows it: but who arrives once too often ends every later phase too early.
-        let arrivals = self.all.iter().filter(|(_, b)| b.tx == 0 && b.pending < b.expected).map(|(offset, b)| {
-            let (there, expected, phase) = (b.expected - b.pending, b.expected, b.phase);
-            let words = format!(
-                "mbarrier {offset:#x} is left with {there} of the {expected} arrivals of phase {phase}: somebody arrives too often, or \
-                 somebody not at all"
-            );
-            (b.pc, Severity::Warning, words)
-        });
-        bytes.chain(arrivals)
+            (b.pc, format!("{} bytes of mbarrier {offset:#x} {what}", b.tx.abs()))
+        })
     }
 
     /// What a barrier waits for, in words.

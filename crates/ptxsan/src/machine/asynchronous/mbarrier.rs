@@ -125,8 +125,15 @@ impl Warp {
                     }
                 });
             }
-            MbarrierOp::Wait { d, address, phase, acquires, scope } => {
-                return self.wait_at_mbarrier(cx, at, mask, (*d, address, *phase), (*acquires, *scope));
+            MbarrierOp::Wait { d, address, phase, acquires, scope, tests } => {
+                return self.wait_at_mbarrier(
+                    cx,
+                    at,
+                    mask,
+                    (*d, address, *phase),
+                    (*acquires, *scope),
+                    *tests,
+                );
             }
             MbarrierOp::PendingCount { d, token } => for_lanes(mask, |lane| {
                 let token = self.lane(*token, lane);
@@ -411,6 +418,7 @@ impl Warp {
         mask: u32,
         (d, address, phase): (Register, &Address, Phase),
         (acquires, scope): (bool, Scope),
+        tests: bool,
     ) -> Flow {
         let pc = self.groups[at].pc;
         let addresses = self.shared_addresses(address);
@@ -448,6 +456,7 @@ impl Warp {
         if yes == 0
             && let Some(place) = place
             && !std::mem::take(&mut self.groups[at].gives_up)
+            && !(tests && self.says_no(cx, pc, place))
         {
             self.groups[at].state = State::Parked(Parked::Mbarrier(place.offset));
             return Flow::Park;
@@ -459,6 +468,12 @@ impl Warp {
             self.learn_phases(cx, pc, yes, &addresses, (acquires, scope));
         }
         Flow::Next
+    }
+
+    /// Whether a `test_wait` says no at once: what comes then has code of its own. Who asks again waits.
+    fn says_no(&mut self, cx: &Context<'_, '_>, pc: u32, at: BarrierAt) -> bool {
+        let phase = cx.mbarriers.get(at.offset).map_or(0, |barrier| barrier.phase);
+        self.told_no.insert(pc, (at.offset, phase)) != Some((at.offset, phase))
     }
 
     /// Lanes learn what the barriers' completed phases published: at once, or at the next fence if they do not acquire. Those that knew
