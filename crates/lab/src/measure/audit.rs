@@ -11,7 +11,7 @@ use evosdpa_oracle::{Case, inputs::Inputs};
 
 use crate::{
     Error,
-    device::{Output, TimedDevice, TimedKernel},
+    device::{Output, TimedDevice, TimedKernel, Turned},
     gate::correctness,
 };
 use evosdpa_oracle::rng::Rng;
@@ -165,7 +165,7 @@ impl<'a> Auditor<'a> {
                 Some(before) => (before + 1 + self.rng.below(self.cases.len() - 1)) % self.cases.len(),
                 None => self.rng.below(self.cases.len()),
             };
-            loaded.refill(set, &self.cases[case].inputs)?;
+            loaded.refill(set, &self.cases[case].inputs, Turned::NOT)?;
             self.at[set] = Some(case);
             self.answered[set] = Some(case);
         }
@@ -215,8 +215,8 @@ impl<'a> Auditor<'a> {
     pub fn refresh(&mut self, loaded: &mut dyn TimedKernel) -> Result<(), Error> {
         for set in 0..self.at.len() {
             let from = self.rng.below(self.cases.len());
-            let inputs = moved_round(&self.cases[from].inputs, &mut self.rng);
-            loaded.refill(set, &inputs)?;
+            let inputs = &self.cases[from].inputs;
+            loaded.refill(set, inputs, by_chance(inputs, &mut self.rng))?;
             self.at[set] = None;
         }
         Ok(())
@@ -346,21 +346,15 @@ fn same_bits(a: &Output, b: &Output) -> bool {
     a.o.bytes() == b.o.bytes() && bits(a) == bits(b)
 }
 
-/// The same numbers in other places: whole rows of each tensor, moved round.
-fn moved_round(inputs: &Inputs, rng: &mut Rng) -> Inputs {
-    let mut moved = inputs.clone();
-    for tensor in [&mut moved.q, &mut moved.k, &mut moved.v] {
+/// Whole rows of each tensor, moved round.
+fn by_chance(inputs: &Inputs, rng: &mut Rng) -> Turned {
+    Turned([&inputs.q, &inputs.k, &inputs.v].map(|tensor| {
         let view = tensor.view();
         let [_, heads, seq, _] = view.shape();
         let [_, sh, ss, _] = view.strides();
         // In both layouts rows are a whole number of the smaller of the two strides apart.
         let row_bytes = sh.min(ss).max(1) * view.dtype().bytes();
-        let rows = (heads * seq).max(1);
-        let by = rng.below(rows) * row_bytes;
-        let bytes = tensor.bytes_mut();
-        if by < bytes.len() {
-            bytes.rotate_left(by);
-        }
-    }
-    moved
+        let by = rng.below((heads * seq).max(1)) * row_bytes;
+        if by < tensor.bytes().len() { by } else { 0 }
+    }))
 }
