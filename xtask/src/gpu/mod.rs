@@ -129,8 +129,7 @@ fn walk(options: &Options, steps: &[Step]) -> anyhow::Result<Vec<Line>> {
             if left < step.about {
                 line.note = "the budget is spent".to_owned();
             } else {
-                let [about, left] = [step.about, left].map(|time| time.as_secs_f64());
-                eprintln!("== {}: about {about:.0} s of {left:.0} s", step.name);
+                eprintln!("== {}: about {} s of {} s", step.name, step.about.as_secs(), left.as_secs());
                 let place = run::Place { binary: &binary, python: &options.python, out: &options.out };
                 match run::run(step, &place, &revision, left.min(step.limit))? {
                     Ended::Written => line = table::look(step, &path, &revision),
@@ -146,7 +145,8 @@ fn walk(options: &Options, steps: &[Step]) -> anyhow::Result<Vec<Line>> {
 /// The program that was carried along with this one.
 fn beside_this_program() -> anyhow::Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name("evosdpa");
-    path.canonicalize().with_context(|| format!("no program at {}: build it, or name one with --binary", path.display()))
+    path.canonicalize()
+        .with_context(|| format!("no program at {}: build it, or name one with --binary", path.display()))
 }
 
 /// Builds what the steps run.

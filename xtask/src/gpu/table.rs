@@ -48,7 +48,16 @@ pub(super) fn look(step: &Step, path: &Path, revision: &str) -> Line {
     }
     let failed = made.is_some_and(|made| made["exit"] != made["expected"]);
     let name = step.name.clone();
-    Line { name, asks: step.asks, about: step.about, state, revision: of, verdicts, failed, note: String::new() }
+    Line {
+        name,
+        asks: step.asks,
+        about: step.about,
+        state,
+        revision: of,
+        verdicts,
+        failed,
+        note: String::new(),
+    }
 }
 
 /// Every `verdict` of a document, wherever it stands.

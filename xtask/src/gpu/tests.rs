@@ -108,7 +108,11 @@ fn another_revision_makes_everything_stale_and_is_measured_again() {
     let listed = walk(&Options { list: true, ..scene.options() }, &steps).unwrap();
     assert_eq!((states(&listed), scene.calls().as_str()), (vec![State::Stale; 2], ""));
     assert_eq!(exit_code(&listed), 2);
-    assert!(page(&listed).contains("0 fresh, 2 stale, 0 missing; what is not fresh takes about 0 min"), "{}", page(&listed));
+    assert!(
+        page(&listed).contains("0 fresh, 2 stale, 0 missing; what is not fresh takes about 0 min"),
+        "{}",
+        page(&listed)
+    );
     let only = Options { only: vec!["two".to_owned()], ..scene.options() };
     assert_eq!(states(&walk(&only, &steps).unwrap()), [State::Stale, State::Fresh]);
     assert_eq!(scene.calls(), "two");

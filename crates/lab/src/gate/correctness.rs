@@ -393,7 +393,7 @@ mod tests {
             let body: Body = Box::new(move |inputs, output| {
                 std::mem::swap(output, &mut right);
                 right = output.clone();
-                inputs.k.bytes_mut()[0] ^= 1;
+                inputs.k.bytes_mut()[0] = inputs.k.bytes()[0].wrapping_add(1);
                 Ok(())
             });
             Ok(Box::new(LoadedCpu::new(&problem, inputs, body)))

@@ -151,7 +151,12 @@ const SERVED: [&str; 29] = [
 ];
 
 /// Every code of a kind that the planner itself takes, tuned rows included, with a problem that it answers.
-fn served(planner: &Planner, arch: Arch, dim: u32, kind: &str) -> BTreeMap<(String, Vec<(String, i64)>), String> {
+fn served(
+    planner: &Planner,
+    arch: Arch,
+    dim: u32,
+    kind: &str,
+) -> BTreeMap<(String, Vec<(String, i64)>), String> {
     let (target, mut codes) = (Target::nominal(arch), BTreeMap::new());
     for [heads_kv, batch] in [[8, 1], [2, 3], [8, 16], [8, 64]] {
         for length in [1, 7, 16, 63, 128, 200, 256, 257, 511, 640, 1024, 1600, 2049, 4096, 8192, 16_384_u32] {
@@ -165,7 +170,8 @@ fn served(planner: &Planner, arch: Arch, dim: u32, kind: &str) -> BTreeMap<(Stri
                 // What no kernel takes has no code: 8-bit caches of many queries.
                 let Ok(choice) = planner.choose_quickly(&question) else { continue };
                 let kernel = planner.registry().kernel(&choice.variant.id.kernel).unwrap();
-                let read = choice.variant.defines.iter().filter(|(name, _)| kernel.reads.contains(name.as_str()));
+                let read =
+                    choice.variant.defines.iter().filter(|(name, _)| kernel.reads.contains(name.as_str()));
                 let values = read.map(|(name, value)| (name.to_string(), *value)).collect();
                 codes.entry((kernel.name().to_owned(), values)).or_insert(text);
             }
@@ -180,9 +186,14 @@ fn served_problems_have_few_codes_too() {
     for (arch, dims) in [(Arch::Sm90a, &[64, 128, 256][..]), (Arch::Sm89, &[128][..])] {
         for (dim, kind) in dims.iter().flat_map(|dim| SERVED.map(|kind| (*dim, kind))) {
             let codes = served(&planner, arch, dim, kind);
-            let list: String = codes.iter().map(|(code, text)| format!("\n  {code:?}, say of {text}")).collect();
+            let list: String =
+                codes.iter().map(|(code, text)| format!("\n  {code:?}, say of {text}")).collect();
             println!("{arch} d{dim}{kind}: {}", codes.len());
-            assert!((1..=CODES_MAX).contains(&codes.len()), "{arch} d{dim}{kind}: {} codes{list}", codes.len());
+            assert!(
+                (1..=CODES_MAX).contains(&codes.len()),
+                "{arch} d{dim}{kind}: {} codes{list}",
+                codes.len()
+            );
         }
     }
 }
