@@ -12,7 +12,7 @@ use evosdpa_oracle::{Case, inputs::Inputs};
 use super::novelty;
 use crate::{
     Error,
-    device::{Output, TimedDevice, TimedKernel},
+    device::{Output, TimedDevice, TimedKernel, Turned},
     gate::correctness,
 };
 use evosdpa_oracle::rng::Rng;
@@ -183,7 +183,7 @@ impl<'a> Auditor<'a> {
                 Some(before) => (before + 1 + self.rng.below(self.cases.len() - 1)) % self.cases.len(),
                 None => self.rng.below(self.cases.len()),
             };
-            loaded.refill(set, &self.cases[case].inputs)?;
+            loaded.refill(set, &self.cases[case].inputs, Turned::NOT)?;
             self.at[set] = Some(case);
             self.answered[set] = Some(case);
         }
@@ -227,8 +227,8 @@ impl<'a> Auditor<'a> {
         }
         let (cases, rng) = (self.cases, &mut self.rng);
         let unseen = || {
-            let from = rng.below(cases.len());
-            moved_round(&cases[from].inputs, rng)
+            let inputs = &cases[rng.below(cases.len())].inputs;
+            (inputs, by_chance(inputs, rng))
         };
         novelty::look(loaded, self.last_us, unseen)
     }
@@ -237,7 +237,7 @@ impl<'a> Auditor<'a> {
     fn one_by_one(&mut self, loaded: &mut dyn TimedKernel) -> Result<Option<Finding>, Error> {
         for _ in 0..self.final_calls().min(SINGLE_CALLS) {
             let (set, case) = (self.rng.below(self.at.len()), self.rng.below(self.cases.len()));
-            loaded.refill(set, &self.cases[case].inputs)?;
+            loaded.refill(set, &self.cases[case].inputs, Turned::NOT)?;
             self.at[set] = Some(case);
             let output = loaded.run(set)?;
             if let Some(finding) = self.judge(&[(set, output)], &[]) {
@@ -255,8 +255,8 @@ impl<'a> Auditor<'a> {
     pub fn refresh(&mut self, loaded: &mut dyn TimedKernel) -> Result<(), Error> {
         for set in 0..self.at.len() {
             let from = self.rng.below(self.cases.len());
-            let inputs = moved_round(&self.cases[from].inputs, &mut self.rng);
-            loaded.refill(set, &inputs)?;
+            let inputs = &self.cases[from].inputs;
+            loaded.refill(set, inputs, by_chance(inputs, &mut self.rng))?;
             self.at[set] = None;
         }
         Ok(())
@@ -386,21 +386,15 @@ fn same_bits(a: &Output, b: &Output) -> bool {
     a.o.bytes() == b.o.bytes() && bits(a) == bits(b)
 }
 
-/// The same numbers in other places: whole rows of each tensor, moved round.
-fn moved_round(inputs: &Inputs, rng: &mut Rng) -> Inputs {
-    let mut moved = inputs.clone();
-    for tensor in [&mut moved.q, &mut moved.k, &mut moved.v] {
+/// Whole rows of each tensor, moved round.
+fn by_chance(inputs: &Inputs, rng: &mut Rng) -> Turned {
+    Turned([&inputs.q, &inputs.k, &inputs.v].map(|tensor| {
         let view = tensor.view();
         let [_, heads, seq, _] = view.shape();
         let [_, sh, ss, _] = view.strides();
         // In both layouts rows are a whole number of the smaller of the two strides apart.
         let row_bytes = sh.min(ss).max(1) * view.dtype().bytes();
-        let rows = (heads * seq).max(1);
-        let by = rng.below(rows) * row_bytes;
-        let bytes = tensor.bytes_mut();
-        if by < bytes.len() {
-            bytes.rotate_left(by);
-        }
-    }
-    moved
+        let by = rng.below((heads * seq).max(1)) * row_bytes;
+        if by < tensor.bytes().len() { by } else { 0 }
+    }))
 }

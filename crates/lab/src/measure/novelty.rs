@@ -3,7 +3,10 @@
 use evosdpa_oracle::inputs::Inputs;
 
 use super::audit::Finding;
-use crate::{Error, device::TimedKernel};
+use crate::{
+    Error,
+    device::{TimedKernel, Turned},
+};
 
 /// The second time is quicker if it takes less than this share of the first.
 const QUICKER: f64 = 0.75;
@@ -21,10 +24,10 @@ const SLOW_CALL_US: f64 = 20_000.0;
 const SET: usize = 0;
 
 /// Looks, with inputs that no call has seen.
-pub(super) fn look(
+pub(super) fn look<'a>(
     loaded: &mut dyn TimedKernel,
     call_us: f64,
-    mut unseen: impl FnMut() -> Inputs,
+    mut unseen: impl FnMut() -> (&'a Inputs, Turned),
 ) -> Result<Option<Finding>, Error> {
     let is_slow = call_us > SLOW_CALL_US;
     let (pairs, enough) = if is_slow { (1, 1) } else { LOOK };
@@ -34,9 +37,9 @@ pub(super) fn look(
         let [before, inputs] = [unseen(), unseen()];
         // Both times are of a call after the same copying, and after a call on something else.
         let time = |loaded: &mut dyn TimedKernel| {
-            loaded.refill(SET, &before)?;
+            loaded.refill(SET, before.0, before.1)?;
             loaded.time_alone_us(SET)?;
-            loaded.refill(SET, &inputs)?;
+            loaded.refill(SET, inputs.0, inputs.1)?;
             loaded.time_alone_us(SET)
         };
         let first = time(loaded)?;

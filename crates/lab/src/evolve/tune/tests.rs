@@ -8,7 +8,7 @@ use evosdpa_oracle::inputs::Inputs;
 
 use super::*;
 use crate::{
-    device::{Loaded, Output, TimedDevice, TimedKernel, Timing},
+    device::{Loaded, Output, TimedDevice, TimedKernel, Timing, Turned},
     evolve::{
         ahead::Nothing,
         altered::{Alteration, Altered, CPU},
@@ -48,6 +48,10 @@ impl Loaded for OnASimulatedClock<'_> {
     fn run(&mut self, set: usize) -> Result<Output, Error> {
         self.kernel.run(set)
     }
+
+    fn changed_input(&mut self) -> Result<Option<String>, Error> {
+        self.kernel.changed_input()
+    }
 }
 
 impl TimedKernel for OnASimulatedClock<'_> {
@@ -60,8 +64,8 @@ impl TimedKernel for OnASimulatedClock<'_> {
         self.kernel.set_timing(timing)
     }
 
-    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error> {
-        self.kernel.refill(set, inputs)
+    fn refill(&mut self, set: usize, inputs: &Inputs, turned: Turned) -> Result<(), Error> {
+        self.kernel.refill(set, inputs, turned)
     }
 
     fn poison(&mut self) -> Result<(), Error> {
@@ -70,10 +74,6 @@ impl TimedKernel for OnASimulatedClock<'_> {
 
     fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error> {
         self.kernel.timed_outputs(set)
-    }
-
-    fn changed_input(&mut self) -> Result<Option<String>, Error> {
-        self.kernel.changed_input()
     }
 }
 
