@@ -263,7 +263,7 @@ pub(super) fn steps() -> Vec<Step> {
                     "--kernels",
                     CHEATS,
                     "--shapes",
-                    "b1h2s64d64",
+                    "b1h2s512d64",
                     "--no-baselines",
                 ],
             )
@@ -302,7 +302,8 @@ pub(super) fn steps() -> Vec<Step> {
 
 /// The cheats alone: the honest one among them would pass, and the step is there to see each of these fail.
 const CHEATS: &str = "cheat_zeros,cheat_copies_v,cheat_cached_by_pointer,cheat_skips_after_warm_up,cheat_right_at_first,\
-                      cheat_changes_inputs,cheat_one_call_of_three,cheat_writes_astray,cheat_trusts_finished_outputs";
+                      cheat_changes_inputs,cheat_one_call_of_three,cheat_writes_astray,cheat_trusts_finished_outputs,\
+                      cheat_mean_of_v,cheat_low_precision,cheat_cached_by_content,cheat_batched,cheat_writes_nothing";
 
 /// 16k tokens, H·D = 2048, lengths 512 to 16k.
 fn grid(dim: usize, mask: &str) -> String {

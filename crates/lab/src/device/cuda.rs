@@ -158,6 +158,10 @@ impl Device for Cuda {
         DeviceId::Cuda(self.handle().info().ordinal)
     }
 
+    fn lock_name(&self) -> Option<String> {
+        Some(format!("gpu-{}", self.handle().info().pci_bus_id.replace(':', "-")))
+    }
+
     fn accelerator(&self) -> Option<String> {
         let info = self.handle().info();
         let driver = evosdpa_cuda::loader::driver()

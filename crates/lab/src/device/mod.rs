@@ -51,6 +51,12 @@ pub trait Device {
         None
     }
 
+    /// A name that all its users on this machine know it by, where one at a time may measure it: whatever number each of them
+    /// sees it under.
+    fn lock_name(&self) -> Option<String> {
+        None
+    }
+
     /// The kernels it has, the simplest first.
     fn kernels(&self) -> Vec<KernelInfo>;
 
@@ -203,6 +209,11 @@ pub trait Loaded {
 pub trait TimedKernel: Loaded {
     /// Runs once on input set `set` and says how long the call took, in microseconds.
     fn time_us(&mut self, set: usize) -> Result<f64, Error>;
+
+    /// The same for one call by itself, however calls are timed otherwise.
+    fn time_alone_us(&mut self, set: usize) -> Result<f64, Error> {
+        self.time_us(set)
+    }
 
     /// As [`TimedKernel::time_us`], with the device's clock around it where that can be read.
     fn read(&mut self, set: usize) -> Result<Reading, Error> {

@@ -193,6 +193,10 @@ impl TimedKernel for LoadedCuda<'_> {
         self.sample_us(set, |_| Ok(()), |_| Ok(()))
     }
 
+    fn time_alone_us(&mut self, set: usize) -> Result<f64, Error> {
+        self.elapsed_us(|| Ok(()), || self.launch(set))
+    }
+
     fn read(&mut self, set: usize) -> Result<Reading, Error> {
         let time_us = self.sample_us(
             set,

@@ -9,6 +9,7 @@ use std::fmt;
 use evosdpa_core::Problem;
 use evosdpa_oracle::{Case, inputs::Inputs};
 
+use super::novelty;
 use crate::{
     Error,
     device::{Output, TimedDevice, TimedKernel, Turned},
@@ -32,6 +33,13 @@ pub enum Finding {
     StaleAnswer,
     /// The inputs changed, and the output is bit for bit what it was.
     StaleOutput,
+    /// Inputs that were seen before take less time than new ones.
+    CachedByContent {
+        /// A call on new inputs, in nanoseconds.
+        new_ns: u64,
+        /// A call on inputs that were seen before, in nanoseconds.
+        seen_ns: u64,
+    },
     /// An input is not what it was before the call.
     InputChanged(String),
     /// A write outside the output.
@@ -55,6 +63,7 @@ impl Finding {
             Self::WorkSkipped { .. } => "work-skipped",
             Self::StaleAnswer => "stale-answer",
             Self::StaleOutput => "stale-output",
+            Self::CachedByContent { .. } => "cached-by-content",
             Self::InputChanged(_) => "input-changed",
             Self::StrayWrite(_) => "stray-write",
             Self::WrongAnswer(_) => "wrong-answer",
@@ -76,6 +85,12 @@ impl fmt::Display for Finding {
             ),
             Self::StaleOutput => f.write_str(
                 "the inputs changed and the output is bit for bit what lay there before: a finished output was taken for granted",
+            ),
+            Self::CachedByContent { new_ns, seen_ns } => write!(
+                f,
+                "a call takes {:.3} µs on new inputs and {:.3} µs on inputs that were seen before: outputs are kept, not computed",
+                *new_ns as f64 / 1e3,
+                *seen_ns as f64 / 1e3
             ),
             Self::InputChanged(which) => write!(f, "{which} is not what it was before the call"),
             Self::StrayWrite(where_) => f.write_str(where_),
@@ -115,6 +130,9 @@ const FINAL_AUDITS: usize = 2;
 /// Of calls that last longer than this, only so many: enough to meet what works on every third call.
 const SLOW_CALL_US: f64 = 200_000.0;
 const FINAL_SLOW_CALLS: usize = 3;
+
+/// Calls that are made by themselves at the end.
+const SINGLE_CALLS: usize = 5;
 
 impl<'a> Auditor<'a> {
     /// With at least two solved cases of one problem, for a kernel loaded with `sets` sets of inputs.
@@ -203,6 +221,28 @@ impl<'a> Auditor<'a> {
                 return Ok(Some(finding));
             }
             audits += 1;
+        }
+        if let Some(finding) = self.one_by_one(loaded)? {
+            return Ok(Some(finding));
+        }
+        let (cases, rng) = (self.cases, &mut self.rng);
+        let unseen = || {
+            let inputs = &cases[rng.below(cases.len())].inputs;
+            (inputs, by_chance(inputs, rng))
+        };
+        novelty::look(loaded, self.last_us, unseen)
+    }
+
+    /// Calls by themselves, each judged: what works for several at once leaves the others undone.
+    fn one_by_one(&mut self, loaded: &mut dyn TimedKernel) -> Result<Option<Finding>, Error> {
+        for _ in 0..self.final_calls().min(SINGLE_CALLS) {
+            let (set, case) = (self.rng.below(self.at.len()), self.rng.below(self.cases.len()));
+            loaded.refill(set, &self.cases[case].inputs, Turned::NOT)?;
+            self.at[set] = Some(case);
+            let output = loaded.run(set)?;
+            if let Some(finding) = self.judge(&[(set, output)], &[]) {
+                return Ok(Some(finding));
+            }
         }
         Ok(None)
     }
