@@ -32,95 +32,100 @@ pub(super) trait Real:
     fn abs(self) -> Self;
     fn is_nan(self) -> bool;
 
-    /// Raw products of `ROWS` queries with the keys in range, `[row][key]`.
+    /// `self·a + b`, rounded once.
+    fn fused(self, a: Self, b: Self) -> Self;
+
+    /// Raw products of `ROWS` queries with the keys in range, `[row][key]`. Whole blocks of `LANES` keys are written.
     fn scores(q_rows: &[[Self; ROWS]], panels: &Panels<Self>, keys: Range<usize>, scores: &mut [Self]);
 
-    /// `round(Σ weight·v)` over each row's visible keys; with `absolute`, of |v|. Weights outside are zero, and so are those
-    /// of `hidden` keys, `[row][key]`, where it is not empty.
+    /// Adds `Σ weight·v` over the keys in range to `[row][column]` of `sums`, whose rows are padded to whole blocks of
+    /// `LANES`; with `absolute`, of |v|. For values that are all finite.
     fn weighted_sum(
-        weights: &[Self],
+        weights: [&[Self]; ROWS],
         panels: &Panels<Self>,
-        visible: &[Range<usize>],
-        hidden: &[bool],
+        keys: Range<usize>,
         absolute: bool,
-        out: &mut [Self],
-        round: &(dyn Fn(Self) -> Self + Sync),
+        sums: &mut [Self],
     );
 }
 
+/// `x + a·b`: in one step where the instruction set has one, else in two.
 #[inline(always)]
-fn scores_body<R: Real>(q_rows: &[[R; ROWS]], panels: &Panels<R>, keys: Range<usize>, scores: &mut [R]) {
+fn accumulate<R: Real, const FUSED: bool>(x: R, a: R, b: R) -> R {
+    if FUSED { a.fused(b, x) } else { x + a * b }
+}
+
+/// `WIDTH` columns at a time: as many as the sums of `ROWS` rows leave registers for.
+#[inline(always)]
+fn scores_body<R: Real, const WIDTH: usize, const FUSED: bool>(
+    q_rows: &[[R; ROWS]],
+    panels: &Panels<R>,
+    keys: Range<usize>,
+    scores: &mut [R],
+) {
     let stride = panels.score_stride();
     for block in keys.start / LANES..keys.end.div_ceil(LANES) {
-        let mut sums = [[R::ZERO; LANES]; ROWS];
-        for (q, k) in q_rows.iter().zip(panels.key_block(block)) {
-            for r in 0..ROWS {
-                for lane in 0..LANES {
-                    sums[r][lane] = sums[r][lane] + q[r] * k[lane];
+        for part in (0..LANES).step_by(WIDTH) {
+            let mut sums = [[R::ZERO; WIDTH]; ROWS];
+            for (q, k) in q_rows.iter().zip(panels.key_block(block)) {
+                let k = &k[part..part + WIDTH];
+                for r in 0..ROWS {
+                    for lane in 0..WIDTH {
+                        sums[r][lane] = accumulate::<R, FUSED>(sums[r][lane], q[r], k[lane]);
+                    }
                 }
             }
-        }
-        for r in 0..ROWS {
-            scores[r * stride + block * LANES..][..LANES].copy_from_slice(&sums[r]);
+            for r in 0..ROWS {
+                scores[r * stride + block * LANES + part..][..WIDTH].copy_from_slice(&sums[r]);
+            }
         }
     }
 }
 
 #[inline(always)]
-fn weighted_sum_body<R: Real>(
-    weights: &[R],
+fn weighted_sum_body<R: Real, const WIDTH: usize, const FUSED: bool>(
+    weights: [&[R]; ROWS],
     panels: &Panels<R>,
-    visible: &[Range<usize>],
-    hidden: &[bool],
+    keys: Range<usize>,
     absolute: bool,
-    out: &mut [R],
-    round: &(dyn Fn(R) -> R + Sync),
+    sums: &mut [R],
 ) {
-    let (stride, dim_v) = (panels.score_stride(), panels.dim_v());
-    let weight_rows: [&[R]; ROWS] = std::array::from_fn(|r| &weights[r * stride..][..stride]);
-    let keys = union(visible);
-    for block in 0..dim_v.div_ceil(LANES) {
-        let values = panels.value_block(block);
-        let mut totals = [[R::ZERO; LANES]; ROWS];
-        if panels.values_finite() {
-            for key in keys.clone() {
-                let v = if absolute { values[key].map(Real::abs) } else { values[key] };
+    let (blocks, weights) = (panels.value_blocks(), weights.map(|row| &row[keys.clone()]));
+    for block in 0..blocks {
+        let values = &panels.value_block(block)[keys.clone()];
+        for part in (0..LANES).step_by(WIDTH) {
+            let at = |r: usize| (r * blocks + block) * LANES + part;
+            let mut totals = [[R::ZERO; WIDTH]; ROWS];
+            for r in 0..ROWS {
+                totals[r].copy_from_slice(&sums[at(r)..][..WIDTH]);
+            }
+            for (key, v) in values.iter().enumerate() {
+                let mut columns = [R::ZERO; WIDTH];
+                columns.copy_from_slice(&v[part..part + WIDTH]);
+                let v = if absolute { columns.map(Real::abs) } else { columns };
                 for r in 0..ROWS {
-                    for lane in 0..LANES {
-                        totals[r][lane] = totals[r][lane] + weight_rows[r][key] * v[lane];
+                    for lane in 0..WIDTH {
+                        totals[r][lane] = accumulate::<R, FUSED>(totals[r][lane], weights[r][key], v[lane]);
                     }
                 }
             }
-        } else {
-            // Zero times NaN is NaN: a row must not even touch the keys that it does not see.
-            for (r, seen) in visible.iter().enumerate() {
-                let is_hidden = |key: usize| hidden.get(r * stride + key) == Some(&true);
-                for key in seen.clone().filter(|&key| !is_hidden(key)) {
-                    for lane in 0..LANES {
-                        let v = if absolute { values[key][lane].abs() } else { values[key][lane] };
-                        totals[r][lane] = totals[r][lane] + weight_rows[r][key] * v;
-                    }
-                }
-            }
-        }
-        let columns = LANES.min(dim_v - block * LANES);
-        for r in 0..visible.len() {
-            for lane in 0..columns {
-                out[r * dim_v + block * LANES + lane] = round(totals[r][lane]);
+            for r in 0..ROWS {
+                sums[at(r)..][..WIDTH].copy_from_slice(&totals[r]);
             }
         }
     }
 }
 
-/// The keys that any of the rows sees; bands move right with the row, so the ranges leave no gap.
-pub(super) fn union(visible: &[Range<usize>]) -> Range<usize> {
-    let seen = || visible.iter().filter(|range| !range.is_empty());
-    let start = seen().map(|range| range.start).min().unwrap_or(0);
-    start..seen().map(|range| range.end).max().unwrap_or(start)
+/// The keys that any of the rows sees; between two ranges there may be keys that none does.
+pub(super) fn union(visible: impl Iterator<Item = Range<usize>>) -> Range<usize> {
+    visible
+        .filter(|range| !range.is_empty())
+        .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
+        .unwrap_or(0..0)
 }
 
 macro_rules! real {
-    ($ty:ty) => {
+    ($ty:ty, $avx2_width:literal) => {
         impl Real for $ty {
             const ZERO: Self = 0.0;
             const INFINITY: Self = <$ty>::INFINITY;
@@ -151,59 +156,79 @@ macro_rules! real {
                 self.is_nan()
             }
 
+            #[inline(always)]
+            fn fused(self, a: Self, b: Self) -> Self {
+                self.mul_add(a, b)
+            }
+
             fn scores(
                 q_rows: &[[Self; ROWS]],
                 panels: &Panels<Self>,
                 keys: Range<usize>,
                 scores: &mut [Self],
             ) {
+                type Args<'a> = (&'a [[$ty; ROWS]], &'a Panels<$ty>, Range<usize>, &'a mut [$ty]);
                 #[cfg(target_arch = "x86_64")]
                 {
+                    #[target_feature(enable = "avx512f,avx2,fma")]
+                    fn avx512((q, panels, keys, scores): Args<'_>) {
+                        scores_body::<$ty, LANES, true>(q, panels, keys, scores);
+                    }
                     #[target_feature(enable = "avx2,fma")]
-                    fn avx2(q: &[[$ty; ROWS]], panels: &Panels<$ty>, keys: Range<usize>, scores: &mut [$ty]) {
-                        scores_body(q, panels, keys, scores);
+                    fn avx2((q, panels, keys, scores): Args<'_>) {
+                        scores_body::<$ty, $avx2_width, true>(q, panels, keys, scores);
                     }
                     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                        let args = (q_rows, panels, keys, scores);
+                        if is_x86_feature_detected!("avx512f") {
+                            // SAFETY: the features were just found on this machine.
+                            return unsafe { avx512(args) };
+                        }
                         // SAFETY: both features were just found on this machine.
-                        return unsafe { avx2(q_rows, panels, keys, scores) };
+                        return unsafe { avx2(args) };
                     }
                 }
-                scores_body(q_rows, panels, keys, scores);
+                let (q, panels, keys, scores): Args<'_> = (q_rows, panels, keys, scores);
+                scores_body::<$ty, 4, { cfg!(target_arch = "aarch64") }>(q, panels, keys, scores);
             }
 
             fn weighted_sum(
-                weights: &[Self],
+                weights: [&[Self]; ROWS],
                 panels: &Panels<Self>,
-                visible: &[Range<usize>],
-                hidden: &[bool],
+                keys: Range<usize>,
                 absolute: bool,
-                out: &mut [Self],
-                round: &(dyn Fn(Self) -> Self + Sync),
+                sums: &mut [Self],
             ) {
+                type Args<'a> = ([&'a [$ty]; ROWS], &'a Panels<$ty>, Range<usize>, bool, &'a mut [$ty]);
                 #[cfg(target_arch = "x86_64")]
                 {
+                    #[target_feature(enable = "avx512f,avx2,fma")]
+                    fn avx512((weights, panels, keys, absolute, sums): Args<'_>) {
+                        weighted_sum_body::<$ty, LANES, true>(weights, panels, keys, absolute, sums);
+                    }
                     #[target_feature(enable = "avx2,fma")]
-                    fn avx2(
-                        weights: &[$ty],
-                        panels: &Panels<$ty>,
-                        visible: &[Range<usize>],
-                        hidden: &[bool],
-                        absolute: bool,
-                        out: &mut [$ty],
-                        round: &(dyn Fn($ty) -> $ty + Sync),
-                    ) {
-                        weighted_sum_body(weights, panels, visible, hidden, absolute, out, round);
+                    fn avx2((weights, panels, keys, absolute, sums): Args<'_>) {
+                        weighted_sum_body::<$ty, $avx2_width, true>(weights, panels, keys, absolute, sums);
                     }
                     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                        let args = (weights, panels, keys, absolute, sums);
+                        if is_x86_feature_detected!("avx512f") {
+                            // SAFETY: the features were just found on this machine.
+                            return unsafe { avx512(args) };
+                        }
                         // SAFETY: both features were just found on this machine.
-                        return unsafe { avx2(weights, panels, visible, hidden, absolute, out, round) };
+                        return unsafe { avx2(args) };
                     }
                 }
-                weighted_sum_body(weights, panels, visible, hidden, absolute, out, round);
+                let (weights, panels, keys, absolute, sums): Args<'_> =
+                    (weights, panels, keys, absolute, sums);
+                weighted_sum_body::<$ty, 4, { cfg!(target_arch = "aarch64") }>(
+                    weights, panels, keys, absolute, sums,
+                );
             }
         }
     };
 }
 
-real!(f32);
-real!(f64);
+real!(f32, 16);
+real!(f64, 8);
