@@ -50,7 +50,9 @@ impl Tile {
             Self::ThreeSmall => !look.grouped() || look.masked(),
             // Rows of few keys have one code.
             Self::Three => look.masked() || look.facts.seq_kv >= PRECISE_KEYS,
-            Self::Two => !look.narrow() || look.grouped() || look.masked() || look.facts.seq_kv >= PRECISE_KEYS,
+            Self::Two => {
+                !look.narrow() || look.grouped() || look.masked() || look.facts.seq_kv >= PRECISE_KEYS
+            }
             Self::Four => true,
         }
     }
@@ -90,10 +92,14 @@ impl Tile {
             Self::ThreeSmall => {
                 "three CTAs of one warpgroup hide each other's latency, and fewer rows and SMs stay empty"
             }
-            Self::TwoSmall => "two CTAs of one warpgroup: fewer rows and SMs stay empty than with larger tiles",
+            Self::TwoSmall => {
+                "two CTAs of one warpgroup: fewer rows and SMs stay empty than with larger tiles"
+            }
             Self::Four => "many rows of few whole KV tiles: four warpgroups hide the start of a Q tile",
             Self::Three => "head dimensions of 64 are bound by the softmax: three warpgroups overlap it best",
-            Self::Two if look.narrow() => "two warpgroups, queries in registers: these rows divide best by 128",
+            Self::Two if look.narrow() => {
+                "two warpgroups, queries in registers: these rows divide best by 128"
+            }
             Self::Two => "two warpgroups: O and the scores of wide heads take 240 registers",
         }
     }

@@ -206,7 +206,8 @@ impl Kept {
         Self {
             two_each: own || decoding && parts == 8 && !look.group().is_multiple_of(8),
             // Of narrow heads, rows that would take so long to read are mostly hopper_fwd's.
-            whole: own && cluster == 1 && !look.narrow() || decoding && !(parts == 8 || short_wide(look, parts)),
+            whole: own && cluster == 1 && !look.narrow()
+                || decoding && !(parts == 8 || short_wide(look, parts)),
             short: own && (cluster > 1 || look.narrow() && look.masked()),
         }
     }

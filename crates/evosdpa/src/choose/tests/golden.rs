@@ -22,7 +22,8 @@ fn choices_are_those_of_the_list() {
     let mut chosen: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for problem in &problems {
         let (shape, dtype) = problem.split_once(' ').unwrap();
-        let choice = choose_with(&planner, shape, dtype.parse().unwrap(), (Arch::Sm90a, None), |_| {}).unwrap();
+        let choice =
+            choose_with(&planner, shape, dtype.parse().unwrap(), (Arch::Sm90a, None), |_| {}).unwrap();
         chosen.entry(line(&choice)).or_default().push(problem);
     }
     let text: String =
