@@ -188,7 +188,6 @@ fn served_problems_have_few_codes_too() {
             let codes = served(&planner, arch, dim, kind);
             let list: String =
                 codes.iter().map(|(code, text)| format!("\n  {code:?}, say of {text}")).collect();
-            println!("{arch} d{dim}{kind}: {}", codes.len());
             assert!(
                 (1..=CODES_MAX).contains(&codes.len()),
                 "{arch} d{dim}{kind}: {} codes{list}",
