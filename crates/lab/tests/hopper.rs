@@ -85,9 +85,13 @@ fn hopper_fwd_is_right_and_clean() {
         trial("hopper_fwd[SCALE_LATE=0 BLOCK_N=80]", "b1h1s64/200d256", F16),
         // the kinds with many Q tiles: one, three and four consumers
         trial("hopper_fwd[CONSUMERS=1 CTAS_PER_SM=3 BLOCK_N=64 Q_IN_REGS=0]", "b1h2s130d64:causal", BF16),
-        trial("hopper_fwd[CONSUMERS=3 PINGPONG=1 Q_IN_REGS=0]", "b1h1s200d64:causal", BF16),
-        trial("hopper_fwd[CONSUMERS=3 Q_IN_REGS=0]", "b1h1s192/256d64", F16),
-        trial("hopper_fwd[CONSUMERS=4 BLOCK_N=64 STAGES=4 Q_IN_REGS=0]", "b1h1s256d64", F16),
+        trial(
+            "hopper_fwd[CONSUMERS=3 CTAS_PER_SM=1 BLOCK_N=128 PINGPONG=1 Q_IN_REGS=0]",
+            "b1h1s200d64:causal",
+            BF16,
+        ),
+        trial("hopper_fwd[CONSUMERS=3 CTAS_PER_SM=1 BLOCK_N=128 Q_IN_REGS=0]", "b1h1s192/256d64", F16),
+        trial("hopper_fwd[CONSUMERS=4 CTAS_PER_SM=1 BLOCK_N=64 STAGES=4 Q_IN_REGS=0]", "b1h1s256d64", F16),
         // several Q tiles for each CTA: every ring goes round, stores of one tile run under the next
         Trial { blocks: 1, ..trial("hopper_fwd", "b1h3s130d64", F16) },
         Trial { blocks: 2, ..trial("hopper_fwd", "b1h2s300d64:causal", BF16) },

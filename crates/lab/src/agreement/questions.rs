@@ -43,8 +43,12 @@ pub const QUESTIONS: &[Asked] = &[
     whole("hopper_fwd[SCALE_LATE=0 BLOCK_N=80]", "b1h1s64/200d256", F16),
     // one, three and four consumers; orders of Q tiles
     whole("hopper_fwd[CONSUMERS=1 CTAS_PER_SM=3 BLOCK_N=64 Q_IN_REGS=0]", "b1h2s130d64:causal", BF16),
-    whole("hopper_fwd[CONSUMERS=3 PINGPONG=1 Q_IN_REGS=0]", "b1h1s200d64:causal", BF16),
-    whole("hopper_fwd[CONSUMERS=4 BLOCK_N=64 STAGES=4 Q_IN_REGS=0]", "b1h1s256d64", F16),
+    whole(
+        "hopper_fwd[CONSUMERS=3 CTAS_PER_SM=1 BLOCK_N=128 PINGPONG=1 Q_IN_REGS=0]",
+        "b1h1s200d64:causal",
+        BF16,
+    ),
+    whole("hopper_fwd[CONSUMERS=4 CTAS_PER_SM=1 BLOCK_N=64 STAGES=4 Q_IN_REGS=0]", "b1h1s256d64", F16),
     whole("hopper_fwd[PAIRED=1 LONGEST_FIRST=0]", "b1h1s400d64:causal", F16),
     whole("hopper_fwd[PERSISTENT=0 PINGPONG=0]", "b1h2s130d64", F16),
     // more Q tiles than SMs: every CTA takes several from the counter
