@@ -240,7 +240,7 @@ fn every_claimed_feature_is_tried() {
     assert_eq!(takes("ampere_fwd"), all);
     assert_eq!(takes("hopper_fwd"), all);
     // Their own tests are in decode.rs.
-    let codes = [KvType, TensorScales, TokenScales];
+    let codes = [KvType, TensorScales, TokenScales, BatchInvariant];
     let more: Vec<Feature> =
         Feature::ALL.into_iter().filter(|feature| all.contains(feature) || codes.contains(feature)).collect();
     assert_eq!(takes("flash_decode"), more);

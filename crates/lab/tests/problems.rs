@@ -50,6 +50,7 @@ const FIELDS: [Field; 28] = [
     ("b2h4/2s9/33d16:scales=tensor", CODES, Feature::TensorScales),
     ("b3h4/2s9/33d16:used:paged=4:scales=token", CODES, Feature::TokenScales),
     ("b2h4/2s9/33d16:causal:precise", ANY, Feature::HighPrecision),
+    ("b3h4/2s9/33d16:used:invariant", ANY, Feature::BatchInvariant),
 ];
 
 #[test]

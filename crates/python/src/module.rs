@@ -25,8 +25,8 @@ type Four = (i64, i64, i64, i64);
 mod _native {
     #[pymodule_export]
     use super::{
-        append, check_append, check_lists, check_rotate, ending, forward, rotate, run, straight,
-        straight_cache, suggest_packages, use_exchange,
+        append, check_append, check_lists, check_rotate, ending, forward, rotate, run, set_batch_invariant,
+        straight, straight_cache, suggest_packages, use_exchange,
     };
     #[pymodule_export]
     use crate::sanitizer::sanitize;
@@ -38,6 +38,12 @@ mod _native {
         module.add("GPU_HEAD_DIM_MAX", evosdpa::gpu::HEAD_DIM_MAX)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
+}
+
+/// Whether every call from now on asks for batch-invariant results; says what was before.
+#[pyfunction]
+fn set_batch_invariant(on: bool) -> bool {
+    crate::call::set_batch_invariant(on)
 }
 
 /// Attention of tensors given as address, shape and strides in elements. On the CPU (`ordinal` -1) on `queue` threads; on

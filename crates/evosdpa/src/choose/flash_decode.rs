@@ -7,6 +7,9 @@ use super::{look::Look, settings::Settings};
 /// Shared memory that the system keeps of every CTA (CUDA programming guide, compute capabilities 8.x and 9.x).
 const RESERVED_BYTES: i64 = 1024;
 
+/// Keys of a split where results are batch-invariant: the manifest holds to it.
+const INVARIANT_SPLIT_KEYS: i64 = 1024;
+
 pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
     let cta = Cta::of(look);
     settings.decide(
@@ -22,11 +25,12 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
         &[("WARP_KEYS", cta.keys), ("STAGES", cta.stages())],
         "as many KV tiles in flight as shared memory holds: memory answers late, and is asked early",
     );
-    settings.decide(
-        "split",
-        &[("SPLIT_KEYS", 0), ("PROGRAMMATIC", 0)],
-        "equal shares of all KV tiles for all CTAs, counted on the device; the last to finish a Q tile merges it",
-    );
+    let (split_keys, why) = if look.asks_for(&[Feature::BatchInvariant]) {
+        (INVARIANT_SPLIT_KEYS, "asked for: splits that follow from a sequence's own length, merged in their order")
+    } else {
+        (0, "equal shares of all KV tiles for all CTAs, counted on the device; the last to finish a Q tile merges it")
+    };
+    settings.decide("split", &[("SPLIT_KEYS", split_keys), ("PROGRAMMATIC", 0)], why);
 }
 
 pub(super) fn kinds(look: &Look<'_>, settings: &mut Settings) {
@@ -55,7 +59,12 @@ impl Cta {
         // Two codes: rows that are not there cost MMAs, of which there are plenty.
         let warps_m = if rows <= 16 { 1 } else { 4 };
         // The accumulators of wide heads, and those of several warps, leave no registers for a second CTA.
-        let (warps_n, per_sm) = match (warps_m, look.widest() > 128) {
+        let wide = look.widest() > 128;
+        let invariant = look.asks_for(&[Feature::BatchInvariant]);
+        let (warps_n, per_sm) = match (warps_m, wide) {
+            // The same for every number of queries: a row's keys go to as many teams.
+            (1, false) if invariant => (2, 4),
+            (_, true) if invariant => (1, if warps_m == 1 { 2 } else { 1 }),
             (1, false) => (4, 2),
             (1, true) => (4, 1),
             _ => (2, 1),
@@ -75,15 +84,18 @@ impl Cta {
         };
         // Where two stages are too much for two CTAs, one has all of the shared memory; then fewer teams share it.
         let fewer = |warps_n: i64| Self { warps_n, per_sm: 1, ..cta };
+        if invariant {
+            return [cta, fewer(cta.warps_n)].into_iter().find(|cta| cta.most_stages() >= 2).unwrap_or(cta);
+        }
         let smaller = [cta, fewer(cta.warps_n), fewer(2), fewer(1)];
         smaller.into_iter().find(|cta| cta.most_stages() >= 2).unwrap_or(fewer(1))
     }
 
     /// The most stages that leave room for every CTA of an SM.
     fn most_stages(&self) -> i64 {
-        let merge = self.warps_n * self.warps_m * 16 * (4 * 36 + 8) + 16;
-        let room = self.smem_limit_bytes / self.per_sm - RESERVED_BYTES - merge - self.query_bytes;
-        room / (self.warps_n * self.keys * self.key_bytes)
+        let statistics = self.warps_n * self.warps_m * 128 + 16;
+        let room = self.smem_limit_bytes / self.per_sm - RESERVED_BYTES - statistics - self.query_bytes;
+        room / (self.warps_n * (self.keys * self.key_bytes).max(1024 * self.warps_m))
     }
 
     fn stages(&self) -> i64 {
@@ -129,6 +141,28 @@ mod tests {
                 let stage = cta.warps_n * cta.keys * cta.key_bytes;
                 let in_flight = cta.per_sm * (cta.stages() - 1) * stage / 1024;
                 assert!(in_flight >= least_kib, "{label}: {in_flight} KiB in flight");
+            }
+        }
+    }
+
+    /// What a row's bits depend on is the same for any batch, number of queries and longest sequence.
+    #[test]
+    fn batch_invariant_variants_differ_in_nothing_that_shows() {
+        let registry = Registry::embedded().unwrap();
+        let kernel = registry.kernel("flash_decode").unwrap();
+        for (dims, kinds) in [("d128", ""), ("d64", ":paged=16:kv=e4m3"), ("d256", ":kv=e4m3"), ("d192/128", "")] {
+            for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
+                let target = Target::nominal(arch);
+                let mut seen = Vec::new();
+                for sizes in ["b1h32/8s1/100", "b64h32/8s1/131072", "b3h32/8s9/4096", "b2h32/8s700/1000"] {
+                    let text = format!("{sizes}{dims}:used{kinds}:invariant");
+                    let facts =
+                        ProblemFacts::try_from(&Problem::new(text.parse().unwrap(), DType::BF16).unwrap()).unwrap();
+                    let variant = super::super::variant(kernel, &facts, &target, &Default::default()).unwrap();
+                    let tunable = |name| variant.id.tunables.value(name).unwrap();
+                    seen.push(["SPLIT_KEYS", "WARPS_N", "WARP_KEYS"].map(tunable));
+                }
+                assert!(seen.iter().all(|values| *values == seen[0]), "{dims}{kinds} on {arch}: {seen:?}");
             }
         }
     }

@@ -1,10 +1,10 @@
-"""The two functions, for every kind of tensor."""
+"""The two functions, for every kind of tensor, and what holds for all calls."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
-from . import _arrays, _binding, _flash, _window, _words
+from . import _arrays, _binding, _flash, _native, _window, _words
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -12,6 +12,21 @@ if TYPE_CHECKING:
     from ._options import Dense
 
 Array = TypeVar("Array")
+
+
+def set_batch_invariant(on: bool) -> bool:
+    """Whether every call of this process from now on gives a sequence the same bits whatever else is in its batch.
+
+    Says what was set before; ``EVOSDPA_BATCH_INVARIANT=1`` in the environment sets it at the start. On a CPU results are so in
+    any case. On a GPU keys are then split by their own sequence's length instead of evenly over the SMs, which costs some speed,
+    prompts more than decoding. What is left to PyTorch (``fallback``, :func:`patch`) is PyTorch's.
+
+    >>> import evosdpa
+    >>> before = evosdpa.set_batch_invariant(True)
+    >>> evosdpa.set_batch_invariant(before)
+    True
+    """
+    return _native.set_batch_invariant(on)
 
 
 def sdpa(

@@ -10,6 +10,7 @@ __version__: str
 HEAD_DIM_MAX: int
 GPU_HEAD_DIM_MAX: int
 
+def set_batch_invariant(on: bool) -> bool: ...
 def forward(
     dtype: int,
     q: _Operand,
