@@ -79,7 +79,8 @@ fn what_a_sequence_gets_does_not_depend_on_the_others() {
             let shape: &'static str = format!("b{batch}h2/1s1/2200d32{suffix}").leak();
             let (spec, mut case) = case_of(&trial(DECODE, shape, F16));
             let tensors = [&mut case.inputs.q, &mut case.inputs.k, &mut case.inputs.v];
-            for (own, both) in tensors.into_iter().zip([&beside.inputs.q, &beside.inputs.k, &beside.inputs.v]) {
+            for (own, both) in tensors.into_iter().zip([&beside.inputs.q, &beside.inputs.k, &beside.inputs.v])
+            {
                 let bytes = own.bytes().len();
                 own.bytes_mut().copy_from_slice(&both.bytes()[..bytes]);
             }

@@ -1,6 +1,7 @@
 //! How `flash_decode` fills SMs and shared memory.
 
 use evosdpa_core::Feature;
+use evosdpa_kernels::Arch;
 
 use super::{look::Look, settings::Settings};
 
@@ -25,12 +26,23 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
         &[("WARP_KEYS", cta.keys), ("STAGES", cta.stages())],
         "as many KV tiles in flight as shared memory holds: memory answers late, and is asked early",
     );
-    let (split_keys, why) = if look.asks_for(&[Feature::BatchInvariant]) {
-        (INVARIANT_SPLIT_KEYS, "asked for: splits that follow from a sequence's own length, merged in their order")
-    } else {
-        (0, "equal shares of all KV tiles for all CTAs, counted on the device; the last to finish a Q tile merges it")
+    let programmatic = i64::from(look.target.arch == Arch::Sm90a);
+    let (split_keys, why) = match cta.cluster {
+        _ if look.asks_for(&[Feature::BatchInvariant]) => (
+            INVARIANT_SPLIT_KEYS,
+            "asked for: splits that follow from a sequence's own length, merged in their order",
+        ),
+        1 => (
+            0,
+            "equal shares of all KV tiles for all CTAs, or whole Q tiles where these are equal; the last to finish a Q tile merges it",
+        ),
+        _ => (
+            0,
+            "few Q tiles: the CTAs of a cluster share the keys of one, and merge in distributed shared memory",
+        ),
     };
-    settings.decide("split", &[("SPLIT_KEYS", split_keys), ("PROGRAMMATIC", 0)], why);
+    let values = [("SPLIT_KEYS", split_keys), ("CLUSTER", cta.cluster), ("PROGRAMMATIC", programmatic)];
+    settings.decide("split", &values, why);
 }
 
 pub(super) fn kinds(look: &Look<'_>, settings: &mut Settings) {
@@ -46,6 +58,8 @@ struct Cta {
     /// Keys of a team's KV tile.
     keys: i64,
     per_sm: i64,
+    /// CTAs that share a Q tile.
+    cluster: i64,
     /// Of one key and value.
     key_bytes: i64,
     /// Of Q, where it lies in shared memory.
@@ -56,15 +70,22 @@ struct Cta {
 impl Cta {
     fn of(look: &Look<'_>) -> Self {
         let rows = look.facts.seq_q.saturating_mul(look.group());
-        // Two codes: rows that are not there cost MMAs, of which there are plenty.
-        let warps_m = if rows <= 16 { 1 } else { 4 };
-        // The accumulators of wide heads, and those of several warps, leave no registers for a second CTA.
         let wide = look.widest() > 128;
         let invariant = look.asks_for(&[Feature::BatchInvariant]);
+        // Two codes: rows that are not there cost MMAs, of which there are plenty.
+        let warps_m = match rows {
+            0..=16 => 1,
+            _ if invariant => 2,
+            _ => 4,
+        };
+        let cluster = if warps_m == 1 && !wide && !invariant { cluster(look) } else { 1 };
         let (warps_n, per_sm) = match (warps_m, wide) {
             // The same for every number of queries: a row's keys go to as many teams.
-            (1, false) if invariant => (2, 4),
-            (_, true) if invariant => (1, if warps_m == 1 { 2 } else { 1 }),
+            (1, false) if invariant => (4, 2),
+            (_, false) if invariant => (4, 1),
+            (_, true) if invariant => (2, 1),
+            (1, false) if one_large_cta(look) => (8, 1),
+            // The accumulators of wide heads, and those of several warps, leave no registers for a second CTA.
             (1, false) => (4, 2),
             (1, true) => (4, 1),
             _ => (2, 1),
@@ -78,6 +99,7 @@ impl Cta {
             // Twice the keys of half the bytes are a stage of the same size.
             keys: if codes && look.widest() <= 128 { 32 } else { 16 },
             per_sm,
+            cluster,
             key_bytes: if codes { head_dim + value_dim + 8 } else { 2 * (head_dim + value_dim) },
             query_bytes: if head_dim > 128 { 32 * warps_m * head_dim } else { 0 },
             smem_limit_bytes: i64::from(look.target.smem_limit_bytes),
@@ -93,7 +115,8 @@ impl Cta {
 
     /// The most stages that leave room for every CTA of an SM.
     fn most_stages(&self) -> i64 {
-        let statistics = self.warps_n * self.warps_m * 128 + 16;
+        let statistics = self.warps_n * self.warps_m * 320 + 16;
+        let statistics = if self.cluster > 1 { statistics + 128 * self.warps_m } else { statistics };
         let room = self.smem_limit_bytes / self.per_sm - RESERVED_BYTES - statistics - self.query_bytes;
         room / (self.warps_n * (self.keys * self.key_bytes).max(1024 * self.warps_m))
     }
@@ -101,6 +124,39 @@ impl Cta {
     fn stages(&self) -> i64 {
         let most = self.most_stages();
         [8, 6, 5, 4, 3].into_iter().find(|stages| *stages <= most).unwrap_or(2)
+    }
+}
+
+/// Q tiles of 16 rows.
+fn q_tiles(look: &Look<'_>) -> u64 {
+    look.kv_heads() * u64::from(look.facts.seq_q.saturating_mul(look.group()).div_ceil(16))
+}
+
+/// Whether one CTA has an SM on Hopper. Where there is a Q tile for each, it needs no merge then, and short caches have fewer parts to merge. From
+/// pages, which may be small, eight warps of one CTA read faster than those of two.
+fn one_large_cta(look: &Look<'_>) -> bool {
+    let (tiles, sms) = (q_tiles(look), look.sms());
+    let fits = if tiles > sms {
+        look.asks_for(&[Feature::PagedCache]) && !look.asks_for(&[Feature::KvType])
+    } else {
+        16 * tiles >= 15 * sms || look.facts.seq_kv <= 16_384
+    };
+    fits && look.target.arch == Arch::Sm90a
+}
+
+/// CTAs of a cluster on Hopper. Those of one GPC leave SMs over unless clusters are small; and half of the SMs read short caches as fast as all.
+fn cluster(look: &Look<'_>) -> i64 {
+    let (tiles, sms, keys) = (q_tiles(look), look.sms(), look.facts.seq_kv);
+    let one_stage = look.facts.head_dim.next_multiple_of(16) >= look.facts.value_dim.next_multiple_of(32);
+    if look.target.arch != Arch::Sm90a || !one_stage || 2 * tiles > sms {
+        return 1;
+    }
+    if 8 * tiles >= 3 * sms || 5 * tiles >= sms && keys <= 8192 {
+        2
+    } else if 12 * tiles <= sms && keys <= 2048 {
+        8
+    } else {
+        1
     }
 }
 
@@ -150,15 +206,19 @@ mod tests {
     fn batch_invariant_variants_differ_in_nothing_that_shows() {
         let registry = Registry::embedded().unwrap();
         let kernel = registry.kernel("flash_decode").unwrap();
-        for (dims, kinds) in [("d128", ""), ("d64", ":paged=16:kv=e4m3"), ("d256", ":kv=e4m3"), ("d192/128", "")] {
+        for (dims, kinds) in
+            [("d128", ""), ("d64", ":paged=16:kv=e4m3"), ("d256", ":kv=e4m3"), ("d192/128", "")]
+        {
             for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
                 let target = Target::nominal(arch);
                 let mut seen = Vec::new();
                 for sizes in ["b1h32/8s1/100", "b64h32/8s1/131072", "b3h32/8s9/4096", "b2h32/8s700/1000"] {
                     let text = format!("{sizes}{dims}:used{kinds}:invariant");
                     let facts =
-                        ProblemFacts::try_from(&Problem::new(text.parse().unwrap(), DType::BF16).unwrap()).unwrap();
-                    let variant = super::super::variant(kernel, &facts, &target, &Default::default()).unwrap();
+                        ProblemFacts::try_from(&Problem::new(text.parse().unwrap(), DType::BF16).unwrap())
+                            .unwrap();
+                    let variant =
+                        super::super::variant(kernel, &facts, &target, &Default::default()).unwrap();
                     let tunable = |name| variant.id.tunables.value(name).unwrap();
                     seen.push(["SPLIT_KEYS", "WARPS_N", "WARP_KEYS"].map(tunable));
                 }

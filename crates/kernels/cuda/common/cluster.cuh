@@ -19,6 +19,13 @@ __device__ __forceinline__ u32 cluster_rank() {
   return r;
 }
 
+// CTAs of the cluster.
+__device__ __forceinline__ u32 cluster_size() {
+  u32 n;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+  return n;
+}
+
 // The address of this CTA's shared variable `local` in the CTA of rank `rank`.
 __device__ __forceinline__ u32 cluster_address(u32 local, u32 rank) {
   u32 remote;

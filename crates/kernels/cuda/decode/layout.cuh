@@ -60,7 +60,7 @@ constexpr int CLUSTER_STATISTICS_OFFSET = FLAG_OFFSET + 16;
 constexpr int CURSOR_BYTES = 96;
 // Q of wide heads finds no registers beside O: a fragment lies as its lanes hold it.
 constexpr bool Q_IN_SMEM = HEAD_DIM > 128;
-constexpr int CURSORS_OFFSET = CLUSTER_STATISTICS_OFFSET + (CLUSTER > 1 ? ROWS * 8 : 0);
+constexpr int CURSORS_OFFSET = CLUSTER_STATISTICS_OFFSET + (CLUSTERED ? ROWS * 8 : 0);
 constexpr int Q_OFFSET = CURSORS_OFFSET + THREADS / 32 * 2 * CURSOR_BYTES;
 constexpr int LAYOUT_BYTES = Q_OFFSET + (Q_IN_SMEM ? WARPS_M * K_STEPS * 512 : 0);
 static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");

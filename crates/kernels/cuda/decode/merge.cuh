@@ -78,7 +78,40 @@ struct Parts {
   }
 };
 
-// Adds the parts of all CTAs up: one thread for four columns of a row. Several parts are on their way at a time, the memory is far.
+// Four columns of a row, added up part by part.
+struct Sum {
+  float max = NEG_INF, sum = 0.f;
+  float4 o = {};
+
+  // The next COUNT parts, of which `there` exist; load(i, its maximum and sum, its columns).
+  template <int COUNT, typename Load>
+  __device__ __forceinline__ void add(int there, float scale_log2, Load load) {
+    float2 own[COUNT];
+    float4 columns[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      own[i] = make_float2(NEG_INF, 0.f);
+      columns[i] = {};
+      if (i < there) load(i, own[i], columns[i]);
+    }
+    float top = max;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) top = fmaxf(top, own[i].x);
+    const float safe = subtrahend(top);
+    const float keep = exp2_approx((max - safe) * scale_log2);
+    max = top;
+    sum *= keep, o.x *= keep, o.y *= keep, o.z *= keep, o.w *= keep;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const float weight = exp2_approx((own[i].x - safe) * scale_log2);
+      sum = fmaf(own[i].y, weight, sum);
+      o.x = fmaf(columns[i].x, weight, o.x), o.y = fmaf(columns[i].y, weight, o.y);
+      o.z = fmaf(columns[i].z, weight, o.z), o.w = fmaf(columns[i].w, weight, o.w);
+    }
+  }
+};
+
+// Adds the parts of all CTAs up: one thread for four columns of a row. Many parts are on their way at a time, the memory is far.
 __device__ __forceinline__ void merge_parts(const SdpaParams& p, const Destination& to, const Parts& parts) {
   constexpr int AT_ONCE = VALUE_DIM > 128 ? 8 : 16;
   const float scale_log2 = ScoreHook::scale_log2(p);
@@ -86,38 +119,15 @@ __device__ __forceinline__ void merge_parts(const SdpaParams& p, const Destinati
   for (int item = threadIdx.x; item < ROWS * (VALUE_DIM / 4); item += THREADS) {
     const int row = item / (VALUE_DIM / 4), column = item % (VALUE_DIM / 4) * 4;
     if (!to.inside(row)) continue;
-    float top = NEG_INF, sum = 0.f;
-    float4 o = {};
+    Sum sum;
 #pragma unroll 1
-    for (int first = 0; first < parts.count; first += AT_ONCE) {
-      float2 own[AT_ONCE];
-      float4 columns[AT_ONCE];
-      float next = top;
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        own[i] = make_float2(NEG_INF, 0.f);
-        columns[i] = {};
-        if (first + i < parts.count) {
-          float* slot = parts.slot(p, first + i);
-          own[i] = __ldcg(parts.statistics(slot, row));
-          columns[i] = __ldcg(reinterpret_cast<const float4*>(slot + row * VALUE_DIM + column));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) next = fmaxf(next, own[i].x);
-      const float safe = subtrahend(next);
-      const float keep = exp2_approx((top - safe) * scale_log2);
-      top = next;
-      sum *= keep, o.x *= keep, o.y *= keep, o.z *= keep, o.w *= keep;
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        const float weight = exp2_approx((own[i].x - safe) * scale_log2);
-        sum = fmaf(own[i].y, weight, sum);
-        o.x = fmaf(columns[i].x, weight, o.x), o.y = fmaf(columns[i].y, weight, o.y);
-        o.z = fmaf(columns[i].z, weight, o.z), o.w = fmaf(columns[i].w, weight, o.w);
-      }
-    }
-    to.store(row, column, o, top, sum);
+    for (int first = 0; first < parts.count; first += AT_ONCE)
+      sum.add<AT_ONCE>(parts.count - first, scale_log2, [&](int i, float2& own, float4& columns) {
+        float* slot = parts.slot(p, first + i);
+        own = __ldcg(parts.statistics(slot, row));
+        columns = __ldcg(reinterpret_cast<const float4*>(slot + row * VALUE_DIM + column));
+      });
+    to.store(row, column, sum.o, sum.max, sum.sum);
   }
 }
 
@@ -154,34 +164,23 @@ struct Meeting {
 
 // The parts of a cluster's CTAs, each in its first stage: every CTA adds up an equal share of the columns.
 __device__ __forceinline__ void merge_cluster(const SdpaParams& p, u32 smem, const Destination& to) {
-  static_assert(CLUSTER == 1 || Meeting::COLUMNS == VALUE_DIM, "all columns are there at once");
-  constexpr int CHUNKS = VALUE_DIM / 4;
+  static_assert(!CLUSTERED || Meeting::COLUMNS == VALUE_DIM, "all columns are there at once");
+  constexpr int CHUNKS = VALUE_DIM / 4, AT_ONCE = 8;
   const float scale_log2 = ScoreHook::scale_log2(p);
+  const int ctas = cluster_ctas();
   cluster_sync();
 #pragma unroll 1
-  for (int item = int(cluster_rank()) * THREADS + int(threadIdx.x); item < ROWS * CHUNKS; item += CLUSTER * THREADS) {
+  for (int item = int(cluster_rank()) * THREADS + int(threadIdx.x); item < ROWS * CHUNKS; item += ctas * THREADS) {
     const int row = item / CHUNKS, chunk = item % CHUNKS;
     if (!to.inside(row)) continue;
-    float2 own[CLUSTER];
-    float4 columns[CLUSTER];
-    float top = NEG_INF, sum = 0.f;
-    float4 o = {};
-#pragma unroll
-    for (int i = 0; i < CLUSTER; ++i) {
-      own[i] = cluster_load_pair(cluster_address(smem + CLUSTER_STATISTICS_OFFSET + row * 8, i));
-      columns[i] = cluster_load(cluster_address(smem + Meeting::offset(row, chunk), i));
-    }
-#pragma unroll
-    for (int i = 0; i < CLUSTER; ++i) top = fmaxf(top, own[i].x);
-    const float safe = subtrahend(top);
-#pragma unroll
-    for (int i = 0; i < CLUSTER; ++i) {
-      const float weight = exp2_approx((own[i].x - safe) * scale_log2);
-      sum = fmaf(own[i].y, weight, sum);
-      o.x = fmaf(columns[i].x, weight, o.x), o.y = fmaf(columns[i].y, weight, o.y);
-      o.z = fmaf(columns[i].z, weight, o.z), o.w = fmaf(columns[i].w, weight, o.w);
-    }
-    to.store(row, 4 * chunk, o, top, sum);
+    Sum sum;
+#pragma unroll 1
+    for (int first = 0; first < ctas; first += AT_ONCE)
+      sum.add<AT_ONCE>(ctas - first, scale_log2, [&](int i, float2& own, float4& columns) {
+        own = cluster_load_pair(cluster_address(smem + CLUSTER_STATISTICS_OFFSET + row * 8, first + i));
+        columns = cluster_load(cluster_address(smem + Meeting::offset(row, chunk), first + i));
+      });
+    to.store(row, 4 * chunk, sum.o, sum.max, sum.sum);
   }
   cluster_sync();  // nobody leaves while its shared memory is read
 }
@@ -194,10 +193,10 @@ __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned cha
   float2* statistics = reinterpret_cast<float2*>(smem + STATISTICS_OFFSET);  // [team][row]
   unsigned char* columns = smem + stage * STAGE_BYTES;                       // of the first team
   const Destination to(p, at);
-  const bool whole = CLUSTER == 1 && at.whole();
+  const bool whole = !CLUSTERED && at.whole();
   Parts parts;
   float* slot = nullptr;
-  if (CLUSTER == 1 && !whole) {
+  if (!CLUSTERED && !whole) {
     parts = Parts(p, division, at);
     slot = parts.slot(p, parts.own);
   }
@@ -217,34 +216,24 @@ __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned cha
     for (int item = threadIdx.x; item < ROWS * chunks; item += THREADS) {
       const int row = item / chunks, chunk = item % chunks;
       if (!to.inside(row)) continue;
-      float top = NEG_INF;
-#pragma unroll
-      for (int other = 0; other < WARPS_N; ++other) top = fmaxf(top, statistics[other * ROWS + row].x);
-      const float safe = subtrahend(top);
-      float sum = 0.f;
-      float4 o = {};
-#pragma unroll
-      for (int other = 0; other < WARPS_N; ++other) {
-        const float2 own = statistics[other * ROWS + row];
-        const float weight = exp2_approx((own.x - safe) * scale_log2);
-        const float4 four = Meeting::four(columns + other * RING_BYTES, row, chunk);
-        sum = fmaf(own.y, weight, sum);
-        o.x = fmaf(four.x, weight, o.x), o.y = fmaf(four.y, weight, o.y);
-        o.z = fmaf(four.z, weight, o.z), o.w = fmaf(four.w, weight, o.w);
-      }
+      Sum sum;
+      sum.add<WARPS_N>(WARPS_N, scale_log2, [&](int other, float2& own, float4& four) {
+        own = statistics[other * ROWS + row];
+        four = Meeting::four(columns + other * RING_BYTES, row, chunk);
+      });
       const int column = first + 4 * chunk;
       if (whole) {
-        to.store(row, column, o, top, sum);
-      } else if (CLUSTER > 1) {
-        *reinterpret_cast<float4*>(smem + Meeting::offset(row, chunk)) = o;  // nobody else reads what was there
-        if (column == 0) *reinterpret_cast<float2*>(smem + CLUSTER_STATISTICS_OFFSET + row * 8) = make_float2(top, sum);
+        to.store(row, column, sum.o, sum.max, sum.sum);
+      } else if (CLUSTERED) {
+        *reinterpret_cast<float4*>(smem + Meeting::offset(row, chunk)) = sum.o;  // nobody else reads what was there
+        if (column == 0) *reinterpret_cast<float2*>(smem + CLUSTER_STATISTICS_OFFSET + row * 8) = make_float2(sum.max, sum.sum);
       } else {
-        __stcg(reinterpret_cast<float4*>(slot + row * VALUE_DIM + column), o);
-        if (column == 0) __stcg(parts.statistics(slot, row), make_float2(top, sum));
+        __stcg(reinterpret_cast<float4*>(slot + row * VALUE_DIM + column), sum.o);
+        if (column == 0) __stcg(parts.statistics(slot, row), make_float2(sum.max, sum.sum));
       }
     }
   }
-  if constexpr (CLUSTER > 1) {
+  if constexpr (CLUSTERED) {
     merge_cluster(p, shared_address(smem), to);
     return;
   }

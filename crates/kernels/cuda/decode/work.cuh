@@ -3,7 +3,7 @@
 // The KV tiles of every Q tile of every sequence are numbered: sequence by sequence, key head by key head. A unit is a KV tile, and every
 // CTA gets an equal run of units. With a fixed split (SPLIT_KEYS) a unit is so many keys of one Q tile, or twice as many as often as it
 // takes to leave no more than SPLITS_MAX units: that follows from the sequence's own length, whatever else is in the batch.
-// With clusters (CLUSTER) a unit is a Q tile, and the CTAs of a cluster share its KV tiles.
+// With clusters (CLUSTERED) a unit is a Q tile, and the CTAs of a cluster share its KV tiles.
 #pragma once
 #include "cluster.cuh"
 #include "layout.cuh"
@@ -15,6 +15,9 @@ constexpr bool OWN_LENGTHS = PACKED_QUERIES || PACKED_KEYS || USED_LENGTHS;
 constexpr int SPLIT_TILES = SPLIT_KEYS / BLOCK_N;
 constexpr int SPLITS_MAX = 32;
 static_assert(SPLIT_KEYS % BLOCK_N == 0 && (SPLIT_TILES & (SPLIT_TILES - 1)) == 0, "splits are whole KV tiles, a power of two of them");
+
+// CTAs that share a Q tile; a power of two.
+__device__ __forceinline__ int cluster_ctas() { return CLUSTERED ? int(cluster_size()) : 1; }
 
 // One sequence: its Q tiles, and the keys that its queries see.
 struct Asked {
@@ -32,19 +35,19 @@ struct Asked {
   }
 };
 
-// How all units are shared out. Divisions are slow, and every CTA waits for these: they are made once.
+// How all units are shared out.
 struct Division {
   bool in_parts;      // without a workspace nothing can be merged: whole Q tiles
   int units;          // of all sequences
-  int share, longer;  // units of a CTA; so many of the first CTAs have one more
   int ctas;           // that get some
+  int share;          // units of every CTA but the last; 0: evenly, one more or less
 
   // KV tiles of a unit where splits are fixed.
   __device__ __forceinline__ int split_of(const Asked& asked) const {
     const int doubled = (asked.tiles - 1) / max(1, SPLIT_TILES * SPLITS_MAX);
     return SPLIT_TILES << (32 - __clz(doubled));
   }
-  __device__ __forceinline__ bool whole_tiles() const { return CLUSTER > 1 || !in_parts; }
+  __device__ __forceinline__ bool whole_tiles() const { return CLUSTERED || !in_parts; }
   // Units of one Q tile.
   __device__ __forceinline__ int units_of_tile(const Asked& asked) const {
     if (whole_tiles()) return 1;
@@ -56,10 +59,11 @@ struct Division {
     return units_of_tile(asked) * asked.m_blocks * p.heads_kv;
   }
   // The first unit of a CTA, and the CTA of a unit.
-  __device__ __forceinline__ int first_unit(int cta) const { return min(cta * share + min(cta, longer), units); }
+  __device__ __forceinline__ int first_unit(int cta) const {
+    return share ? min(cta * share, units) : int((long long)units * cta / ctas);
+  }
   __device__ __forceinline__ int cta_of(int unit) const {
-    const int rest = unit - longer * (share + 1);
-    return rest < 0 ? unit / (share + 1) : longer + rest / share;
+    return share ? unit / share : int(((long long)(unit + 1) * ctas - 1) / units);
   }
 
   __device__ __forceinline__ explicit Division(const SdpaParams& p) {
@@ -85,15 +89,13 @@ struct Division {
         most = max(most, __shfl_xor_sync(~0u, most, lanes));
       }
     }
-    ctas = min(int(gridDim.x) / CLUSTER, units);
-    share = ctas > 0 ? units / ctas : 1;
-    longer = units - share * ctas;
-    if (SPLIT_TILES > 0 || fewest != most) return;
+    ctas = min(int(gridDim.x) / cluster_ctas(), units);
+    share = 0;
+    if (SPLIT_TILES > 0 || units == 0 || fewest != most) return;
     // Q tiles of one length, as many for nearly every CTA: then nothing has to be merged.
-    const int q_tiles = units / most, each = (q_tiles + ctas - 1) / max(ctas, 1);
-    if (16 * q_tiles >= 15 * each * ctas) {
+    const int q_tiles = units / most, each = (q_tiles + ctas - 1) / ctas;
+    if (16ll * q_tiles >= 15ll * each * ctas) {
       share = each * most;
-      longer = 0;
       ctas = (q_tiles + each - 1) / each;
     }
   }
@@ -114,7 +116,7 @@ struct Cursor {
 
   __device__ __forceinline__ Cursor() {}
   __device__ __forceinline__ Cursor(const SdpaParams& p, const Division& division) {
-    const int cta = int(blockIdx.x) / CLUSTER;
+    const int cta = int(blockIdx.x) / cluster_ctas();
     unit = unit_end = 0;
     if (cta >= division.ctas) return;
     unit = division.first_unit(cta);
@@ -177,10 +179,11 @@ struct Cursor {
   }
 
   __device__ __forceinline__ void enter_segment(const Division& division) {
-    if (CLUSTER > 1) {
-      const int rank = cluster_rank();
-      tile = int((long long)asked.tiles * rank / CLUSTER);
-      tile_end = int((long long)asked.tiles * (rank + 1) / CLUSTER);
+    if (CLUSTERED) {
+      const int rank = cluster_rank(), ctas = cluster_ctas();
+      const int share = asked.tiles / ctas, longer = asked.tiles - share * ctas;
+      tile = rank * share + min(rank, longer);
+      tile_end = tile + share + (rank < longer);
     } else if (division.whole_tiles()) {
       tile = 0;
       tile_end = asked.tiles;
