@@ -125,8 +125,7 @@ impl Order {
             why: "equal Q tiles: divided up beforehand",
         };
         if look.asks_for(&[Feature::PackedQueries]) {
-            let why =
-                "packed sequences: the device counts their Q tiles and hands them out by an atomic counter, longest first";
+            let why = "packed sequences: the device counts their Q tiles and hands them out by an atomic counter, longest first";
             return Self { persistent: 2, longest_first: true, section_mib: 32, why, ..plain };
         }
         if !look.causal() && !dynamic {

@@ -122,7 +122,9 @@ fn packed_sequences_have_one_code() {
                 let mut facts = facts((dim, dim), DType::BF16, mask, [batch, 8 * group, 8, length, length]);
                 facts.features = [Feature::PackedQueries, Feature::PackedKeys].into_iter().collect();
                 let settings = settings(kernel, &facts, &target, &Assignment::default()).unwrap();
-                codes.insert(settings.iter().map(|(name, value)| (name.to_owned(), value)).collect::<Vec<_>>());
+                codes.insert(
+                    settings.iter().map(|(name, value)| (name.to_owned(), value)).collect::<Vec<_>>(),
+                );
             }
         }
         assert_eq!(codes.len(), 1, "{dim} {mask} group {group}: {codes:?}");
