@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use cudarc::driver::sys;
 
 use crate::{
-    Error, Result, Stream,
+    Entered, Error, RawStream, Result, Stream,
     device::Context,
     driver::{check, plain},
 };
@@ -74,6 +74,32 @@ impl DeviceBuffer {
         self.read_at(0, host)
     }
 
+    /// Copies from the host to this byte on and waits for it.
+    pub fn copy_part_from(&mut self, to_byte: usize, host: &[u8]) -> Result<()> {
+        if host.is_empty() {
+            return Ok(());
+        }
+        self.write_at(to_byte, host)
+    }
+
+    /// Copies from this byte on to the host and waits for it.
+    pub fn copy_part_to(&self, from_byte: usize, host: &mut [u8]) -> Result<()> {
+        self.read_at(from_byte, host)
+    }
+
+    /// Sets bytes from this one on, before anything that is copied here later.
+    pub(crate) fn fill_at(&mut self, offset: usize, byte: u8, bytes: usize) -> Result<()> {
+        self.check_range(offset, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.bind()?;
+        // SAFETY: the range was just checked. Copies from pageable memory wait for the default stream, where this is.
+        let code =
+            unsafe { sys::cuMemsetD8Async(self.address + offset as u64, byte, bytes, std::ptr::null_mut()) };
+        check("cuMemsetD8Async", code, plain)
+    }
+
     fn check_size(&self, given_bytes: usize) -> Result<()> {
         if given_bytes == self.bytes {
             return Ok(());
@@ -106,6 +132,19 @@ impl DeviceBuffer {
             _ => Err(Error::CopySize { buffer: "device buffer", given_bytes: bytes, bytes: self.bytes }),
         }
     }
+}
+
+/// Sets bytes of someone else's device memory to 0, in the order of someone else's stream, with the context already current.
+///
+/// # Safety
+/// The memory must be the device's, so long, and nobody else's until the stream has come past this; the stream must be a live one
+/// of the device's primary context.
+pub unsafe fn zero(entered: &Entered<'_>, stream: RawStream, address: u64, bytes: usize) -> Result<()> {
+    // The proof is only there so that the driver is.
+    let _ = entered;
+    // SAFETY: by this function's contract.
+    let code = unsafe { sys::cuMemsetD8Async(address, 0, bytes, stream.0 as sys::CUstream) };
+    check("cuMemsetD8Async", code, || format!("{bytes} bytes at {address:#x}"))
 }
 
 impl Drop for DeviceBuffer {

@@ -287,8 +287,7 @@ fn decoding_from_a_cache_takes_the_kernel_that_splits_it() {
         choose_with(&planner, shape, DType::BF16, (arch, None), |_| {}).unwrap().variant.id.kernel
     };
     assert_eq!(kernel("b16h32/8s1/8192d128", Arch::Sm89), "flash_decode");
-    assert_eq!(kernel("b16h32/8s1/8192d128", Arch::Sm90a), "flash_decode");
-    assert_eq!(kernel("b4h32/8s1/4096d128", Arch::Sm90a), "hopper_small");
+    assert_eq!(kernel("b16h32/8s1/8192d128", Arch::Sm90a), "hopper_small");
     // Prompts against a cache, too long for decoding; codes are read by nothing else.
     assert_eq!(kernel("b4h32/8s512/8192d128:used:paged=16", Arch::Sm90a), "hopper_fwd");
     assert_eq!(kernel("b4h32/8s512/8192d128:used:kv=e4m3", Arch::Sm90a), "flash_decode");
