@@ -44,7 +44,7 @@ mod _native {
 /// Whether every call from now on asks for batch-invariant results; says what was before.
 #[pyfunction]
 fn set_batch_invariant(on: bool) -> bool {
-    crate::call::set_batch_invariant(on)
+    crate::set_batch_invariant(on)
 }
 
 /// Attention of tensors given as address, shape and strides in elements. On the CPU (`ordinal` -1) on `queue` threads; on
