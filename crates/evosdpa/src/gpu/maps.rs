@@ -1,5 +1,5 @@
-//! Tensor maps of the last launches. Who calls again and again has few tensors, and the driver takes a fifth of a microsecond to
-//! move a map and more to make one.
+//! Tensor maps of the last launches. Who calls again and again has few tensors: three maps take the driver half a microsecond to make
+//! (a tenth to move) on an H200's host.
 
 use std::sync::{Mutex, PoisonError};
 
