@@ -97,9 +97,26 @@ fn are_apart(addresses: &[u64], mask: u32, words: usize) -> bool {
     twice == 0 && words.is_power_of_two() && (words == 1 || low_bits.is_multiple_of(1 << shift))
 }
 
+/// As [`passes`] for up to eight lanes whose words lie together: each asks for one of eight groups of four banks.
+fn passes_of_quads(addresses: &[u64; 8], mask: u32) -> u64 {
+    let quads = addresses.map(|address| address / 16);
+    let mut depth = 0u64;
+    for (lane, quad) in quads.iter().enumerate() {
+        let is_same = |other: &usize| mask >> other & 1 == 1 && quads[*other] == *quad;
+        let is_new = mask >> lane & 1 == 1 && !(0..lane).any(|other| is_same(&other));
+        depth += u64::from(is_new) << (quad % 8 * 8);
+    }
+    depth.to_le_bytes().into_iter().max().map_or(0, u64::from)
+}
+
 fn passes(addresses: &[u64], mask: u32, words: usize) -> u64 {
     if are_apart(addresses, mask, words) {
         return 1;
+    }
+    if let (4, Ok(addresses)) = (words, <&[u64; 8]>::try_from(addresses))
+        && addresses.iter().all(|address| address.is_multiple_of(16))
+    {
+        return passes_of_quads(addresses, mask);
     }
     const NONE: u8 = u8::MAX;
     // Per bank a chain of the distinct words asked for: lanes times words is at most 32.
@@ -142,6 +159,24 @@ mod tests {
         assert_eq!(sectors(&strided(16), u32::MAX, 16), 16);
         assert_eq!(sectors(&[64; 32], u32::MAX, 4), 1);
         assert_eq!(sectors(&strided(4), 0, 4), 0);
+    }
+
+    /// Whole 16 bytes at a time, and word by word.
+    #[test]
+    fn quads_are_counted_as_their_words_are() {
+        let mut random = crate::random::Random::new(7, 0);
+        for _ in 0..200 {
+            let addresses: [u64; 8] = std::array::from_fn(|_| 16 * random.below(20));
+            let mask = random.below(256) as u32;
+            let mut banks = [const { std::collections::BTreeSet::new() }; 32];
+            for lane in (0..8).filter(|lane| mask >> lane & 1 == 1) {
+                (0..4).map(|k| addresses[lane] / 4 + k).for_each(|word| {
+                    banks[(word % 32) as usize].insert(word);
+                });
+            }
+            let expected = banks.iter().map(|bank| bank.len()).max().unwrap_or(0) as u64;
+            assert_eq!(passes_of_quads(&addresses, mask), expected, "{addresses:?} {mask:#x}");
+        }
     }
 
     #[test]

@@ -34,11 +34,16 @@ struct FoldPage {
     /// log2 of the bytes of a cell.
     shift: u32,
     cells: Vec<(First, First)>,
+    /// Something was written.
+    is_written: bool,
+    /// Cells without a reader.
+    unread: usize,
 }
 
 impl FoldPage {
     fn new(shift: u32) -> Self {
-        FoldPage { shift, cells: vec![(NOBODY, NOBODY); PAGE_BYTES >> shift] }
+        let count = PAGE_BYTES >> shift;
+        FoldPage { shift, cells: vec![(NOBODY, NOBODY); count], is_written: false, unread: count }
     }
 
     /// Splits cells that are too large; each part inherits the whole.
@@ -46,6 +51,7 @@ impl FoldPage {
         if shift < self.shift {
             let parts = 1 << (self.shift - shift);
             self.cells = self.cells.iter().flat_map(|c| std::iter::repeat_n(*c, parts)).collect();
+            self.unread *= parts;
             self.shift = shift;
         }
     }
@@ -97,6 +103,11 @@ impl Fold {
         let Some(shift) = page.shadow.smallest() else { return };
         let known = self.touched.entry(page.number).or_insert_with(|| FoldPage::new(shift));
         known.refine(shift);
+        known.is_written |= page.shadow.is_written();
+        if !known.is_written && known.unread == 0 {
+            // Blocks that only read what others have read.
+            return;
+        }
         for cell in page.shadow.touched() {
             let first = |(who, pc): (u32, u32)| First {
                 world: block,
@@ -126,6 +137,7 @@ impl Fold {
                     }
                     if reader.pc == u32::MAX {
                         *reader = mine;
+                        known.unread -= 1;
                     }
                 }
             }

@@ -211,6 +211,15 @@ impl Warp {
         self.groups.is_empty()
     }
 
+    /// What the lanes know that have not exited; once where neighbours share it.
+    pub(super) fn live_clocks(&self) -> impl Iterator<Item = &Rc<Clock>> {
+        let is_new = |lane: usize| lane == 0 || !Rc::ptr_eq(&self.known[lane - 1], &self.known[lane]);
+        let starts_here = move |lane: usize| is_new(lane) || self.live >> (lane - 1) & 1 == 0;
+        (0..32)
+            .filter(move |lane| self.live >> lane & 1 == 1 && starts_here(*lane))
+            .map(|lane| &self.known[lane])
+    }
+
     pub(super) fn has_ready(&self) -> bool {
         self.groups.iter().any(|g| g.state == State::Ready)
     }

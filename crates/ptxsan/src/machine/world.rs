@@ -345,6 +345,7 @@ impl<'a> World<'a> {
                         for warp in &mut warps {
                             warp.released(code, id as u32, &completion);
                         }
+                        cx.shared.shadow.forget_reads(warps.iter().flat_map(Warp::live_clocks));
                     }
                 }
             }

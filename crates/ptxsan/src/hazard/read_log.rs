@@ -1,0 +1,195 @@
+//! Reads that are noted and not yet entered into cells.
+//!
+//! Most reads of shared memory are over, for every thread of the block, before anybody writes there again: a barrier comes between. Such
+//! a read need not be remembered at all. So reads are noted here, a warp's at a time, and forgotten when all threads know of them;
+//! whoever touches their chunk before that has them entered first.
+
+use super::accessor::{Accessor, Found};
+use super::clock::{Clock, Numbering};
+use super::shadow::Shadow;
+use std::rc::Rc;
+
+/// So many places are noted before all are entered.
+const MOST_PLACES: usize = 1 << 16;
+
+/// Reads of one instruction of a warp, by lanes that know the same.
+struct Noted {
+    known: Rc<Clock>,
+    /// As [`Accessor`] has it.
+    base: u32,
+    agents_base: u32,
+    time: u32,
+    pc: u32,
+    /// Up to which group each lane's copies were waited for.
+    waited: [u32; 32],
+    bytes: u32,
+    /// One behind the last of their places.
+    end: usize,
+}
+
+impl Noted {
+    /// Who read, at a place that `mask` read.
+    fn accessor(&self, numbering: Numbering, mask: u32) -> Accessor<'_> {
+        let lane = mask.trailing_zeros() & 31;
+        Accessor {
+            numbering,
+            base: self.base,
+            mask,
+            time: self.time,
+            pc: self.pc,
+            known: &self.known,
+            alone: mask.is_power_of_two().then(|| (lane, self.waited[lane as usize])),
+            lanes_base: self.base,
+            agents_base: self.agents_base,
+            proxy: None,
+            passes_on: true,
+            fences_reads: false,
+        }
+    }
+}
+
+/// The reads of a region that are noted.
+struct ReadLog {
+    /// Chunks with noted reads carry it.
+    generation: u32,
+    /// Where, and which lanes.
+    places: Vec<(u32, u32)>,
+    all: Vec<Noted>,
+    /// The time of the last read of each warp of the block.
+    newest: Vec<u32>,
+}
+
+impl Default for ReadLog {
+    fn default() -> Self {
+        ReadLog { generation: 1, places: Vec::new(), all: Vec::new(), newest: Vec::new() }
+    }
+}
+
+impl ReadLog {
+    /// Ends the reads of one instruction.
+    fn end(&mut self, by: &Accessor<'_>, known: &Rc<Clock>, waited: &[u32; 32], bytes: u32) {
+        let end = self.places.len();
+        if end == self.all.last().map_or(0, |noted| noted.end) {
+            return;
+        }
+        let warp = by.numbering.slot_of(by.base) as usize / 32;
+        if self.newest.len() <= warp {
+            self.newest.resize(warp + 1, 0);
+        }
+        self.newest[warp] = by.time;
+        self.all.push(Noted {
+            known: Rc::clone(known),
+            base: by.base,
+            agents_base: by.agents_base,
+            time: by.time,
+            pc: by.pc,
+            waited: *waited,
+            bytes,
+            end,
+        });
+    }
+
+    /// Whether a thread that knows so much knows of all of them.
+    fn is_known(&self, clock: &Clock) -> bool {
+        clock.has_reached(&self.newest)
+    }
+
+    /// Starts anew.
+    fn clear(&mut self) {
+        self.generation = self.generation.wrapping_add(1).max(1);
+        self.places.clear();
+        self.all.clear();
+        self.newest.fill(0);
+    }
+}
+
+/// The cells of a block's shared memory, with the reads that are noted.
+pub(crate) struct SharedShadow {
+    cells: Shadow,
+    reads: ReadLog,
+}
+
+impl SharedShadow {
+    pub(crate) fn new(bytes: usize) -> Self {
+        SharedShadow { cells: Shadow::new(bytes), reads: ReadLog::default() }
+    }
+
+    /// The cells, with all reads of these bytes in them.
+    #[inline(always)]
+    fn entered(&mut self, offset: usize, numbering: Numbering) -> &mut Shadow {
+        if self.cells.noted(offset) == Some(self.reads.generation) {
+            self.enter_reads(numbering);
+        }
+        &mut self.cells
+    }
+
+    /// See [`Shadow::access`].
+    pub(crate) fn access(&mut self, offset: usize, bytes: u32, write: bool, by: &Accessor<'_>) -> Found {
+        self.entered(offset, by.numbering).access(offset, bytes, write, by)
+    }
+
+    /// See [`Shadow::pass`].
+    #[inline]
+    pub(crate) fn pass(&mut self, offset: usize, bytes: u32, write: bool, by: &Accessor<'_>) -> bool {
+        self.entered(offset, by.numbering).pass(offset, bytes, write, by)
+    }
+
+    /// See [`Shadow::earlier`].
+    pub(crate) fn earlier(
+        &mut self,
+        offset: usize,
+        bytes: u32,
+        write: bool,
+        numbering: Numbering,
+    ) -> Vec<(u32, u32)> {
+        self.entered(offset, numbering).earlier(offset, bytes, write)
+    }
+
+    /// Notes a plain read by lanes of a warp of the block, if it conflicts with nothing: the answer is as that of [`Shadow::pass`].
+    /// [`SharedShadow::end_reads`] must follow before anything else.
+    #[inline]
+    pub(crate) fn note_read(&mut self, offset: usize, bytes: u32, by: &Accessor<'_>) -> bool {
+        let Some((chunk, lists)) = self.cells.chunk(offset, bytes.trailing_zeros()) else { return false };
+        let Some(range) = chunk.range(offset, bytes) else { return false };
+        let is_free = chunk.can_read(range, by, lists);
+        if is_free {
+            chunk.noted = self.reads.generation;
+            self.reads.places.push((offset as u32, by.mask));
+        }
+        is_free
+    }
+
+    /// Ends the reads of one instruction that were noted. `waited`: up to which group each lane's copies are waited for.
+    pub(crate) fn end_reads(&mut self, by: &Accessor<'_>, known: &Rc<Clock>, waited: &[u32; 32], bytes: u32) {
+        self.reads.end(by, known, waited, bytes);
+        if self.reads.places.len() > MOST_PLACES {
+            self.enter_reads(by.numbering);
+        }
+    }
+
+    /// Threads have met: if all, each with its clock, know of the noted reads, no access that is to come can conflict with one.
+    pub(crate) fn forget_reads<'c>(&mut self, mut clocks: impl Iterator<Item = &'c Rc<Clock>>) {
+        if !self.reads.all.is_empty() && clocks.all(|clock| self.reads.is_known(clock)) {
+            self.reads.clear();
+        }
+    }
+
+    /// Enters the noted reads into their cells, in the order they were made.
+    #[cold]
+    fn enter_reads(&mut self, numbering: Numbering) {
+        let mut from = 0;
+        for noted in &self.reads.all {
+            for &(offset, mask) in &self.reads.places[from..noted.end] {
+                let by = noted.accessor(numbering, mask);
+                let place = self.cells.chunk(offset as usize, noted.bytes.trailing_zeros());
+                if let Some((chunk, lists)) = place
+                    && let Some(range) = chunk.range(offset as usize, noted.bytes)
+                {
+                    chunk.remember(range, by.access(), &by, lists);
+                }
+            }
+            from = noted.end;
+        }
+        self.reads.clear();
+    }
+}
