@@ -63,6 +63,13 @@ pub(crate) fn sectors(addresses: &[u64; 32], mask: u32, bytes: u32) -> u64 {
 /// Lanes go together in groups of 32, 16 or 8 for accesses of up to 4, 8 and 16 bytes; within a group every
 /// bank delivers one 4-byte word per pass, to any number of lanes.
 pub(crate) fn wavefronts(addresses: &[u64; 32], mask: u32, bytes: u32) -> (u64, u64) {
+    // Rows of `ldmatrix` and copies of 16 bytes: the usual ones, of whole groups that ask for every bank once.
+    if bytes == 16 && matches!(mask, 0xff | 0xffff | u32::MAX) {
+        let groups = u64::from(mask.count_ones() / 8);
+        if quads_asked(addresses)[..groups as usize].iter().all(|asked| *asked == 0xff) {
+            return (groups, groups);
+        }
+    }
     let words = (bytes as usize).div_ceil(4);
     let lanes = 32 / words.next_power_of_two();
     let step = u64::from(bytes);
@@ -80,6 +87,21 @@ pub(crate) fn wavefronts(addresses: &[u64; 32], mask: u32, bytes: u32) -> (u64, 
         total += passes(&addresses[first..first + lanes], group, words);
     }
     (total, ideal)
+}
+
+crate::host::compiled_thrice! {
+    /// Which of the eight groups of four banks the lanes of each group ask for; none that spans two.
+    fn quads_asked = quads(addresses: &[u64; 32]) -> [u32; 4]
+}
+
+#[inline(always)]
+fn quads(addresses: &[u64; 32], _host: crate::host::Host) -> [u32; 4] {
+    let mut asked = [0; 32];
+    for (asked, address) in asked.iter_mut().zip(addresses) {
+        let address = *address as u32;
+        *asked = u32::from(address % 16 == 0) << (address / 16 % 8);
+    }
+    std::array::from_fn(|group| asked[8 * group..][..8].iter().fold(0, |all, one| all | one))
 }
 
 /// Whether no two lanes ask for the same banks: the usual case, in one look at each.

@@ -110,7 +110,16 @@ impl Chunk {
 
     #[inline(always)]
     fn after_writes(&self, range: Range<usize>, by: &Accessor<'_>) -> bool {
-        self.writes.is_empty() || self.writes[range].iter().all(|w| w.time == 0 || by.ordered(w.who, w.time))
+        if self.writes.is_empty() {
+            return true;
+        }
+        // One cell, mostly.
+        for write in &self.writes[range] {
+            if write.time != 0 && !by.ordered(write.who, write.time) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Whether a plain write conflicts with nothing.

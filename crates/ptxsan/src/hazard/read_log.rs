@@ -193,3 +193,105 @@ impl SharedShadow {
         self.reads.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    const WARPS: u32 = 3;
+
+    /// Three warps, each of which knows what it has learnt at barriers.
+    struct Threads {
+        numbering: Numbering,
+        known: Vec<Rc<Clock>>,
+        times: Vec<u32>,
+    }
+
+    impl Threads {
+        fn new() -> Self {
+            let numbering = Numbering::new(32 * WARPS, false);
+            let clock = Rc::new(Clock::new(numbering, 0, 32 * WARPS));
+            Threads { numbering, known: vec![clock; WARPS as usize], times: vec![1; WARPS as usize] }
+        }
+
+        fn by(&self, warp: u32, mask: u32, pc: u32) -> Accessor<'_> {
+            let (base, lane) = (self.numbering.warp(0, warp), mask.trailing_zeros());
+            Accessor {
+                numbering: self.numbering,
+                base,
+                mask,
+                time: self.times[warp as usize],
+                pc,
+                known: &self.known[warp as usize],
+                alone: mask.is_power_of_two().then_some((lane, 0)),
+                lanes_base: base,
+                agents_base: self.numbering.agents(0, warp),
+                proxy: None,
+                passes_on: true,
+                fences_reads: false,
+            }
+        }
+
+        /// Some warps meet: each learns what the others did and knew.
+        fn meet(&mut self, warps: u32) {
+            let met: Vec<u32> = (0..WARPS).filter(|w| warps >> w & 1 == 1).collect();
+            let mut clock = Clock::new(self.numbering, 0, 32 * WARPS);
+            for &warp in &met {
+                clock.join(&self.known[warp as usize]);
+                (0..32).for_each(|lane| clock.raise(warp * 32 + lane, self.times[warp as usize]));
+            }
+            clock.settle();
+            let clock = Rc::new(clock);
+            for warp in met {
+                self.known[warp as usize] = Rc::clone(&clock);
+                self.times[warp as usize] += 1;
+            }
+        }
+    }
+
+    /// Whatever threads do, noting reads finds what entering each at once finds.
+    #[test]
+    fn noted_reads_conflict_with_what_they_would_if_they_were_entered() {
+        let (mut conflicts, mut forgotten, mut entered) = (0, 0, 0);
+        for seed in 0..60 {
+            let mut random = Random::new(seed, 0);
+            let mut threads = Threads::new();
+            let (mut noting, mut plain) = (SharedShadow::new(1024), Shadow::new(1024));
+            for pc in 0..400 {
+                let warp = random.below(u64::from(WARPS)) as u32;
+                let bytes = 4 << (random.below(3) as u32);
+                let offset = (random.below(1024) as usize) & !(bytes as usize - 1);
+                let first = random.below(29) as u32;
+                match random.below(20) {
+                    0..12 => {
+                        let by = threads.by(warp, (1 + random.below(15) as u32) << first, pc);
+                        let found = plain.access(offset, bytes, false, &by);
+                        let is_noted = noting.note_read(offset, bytes, &by);
+                        noting.end_reads(&by, &threads.known[warp as usize], &[0; 32], bytes);
+                        assert_eq!(is_noted, found[0].is_none(), "seed {seed}, step {pc}");
+                        if !is_noted {
+                            assert_eq!(noting.access(offset, bytes, false, &by), found);
+                            conflicts += 1;
+                        }
+                    }
+                    12..16 => {
+                        let by = threads.by(warp, 1 << first, pc);
+                        let before = noting.reads.generation;
+                        let found = plain.access(offset, bytes, true, &by);
+                        assert_eq!(noting.access(offset, bytes, true, &by), found, "seed {seed}, step {pc}");
+                        conflicts += u32::from(found[0].is_some());
+                        entered += u32::from(noting.reads.generation != before);
+                    }
+                    kind => {
+                        threads.meet(if kind < 18 { 0b111 } else { 1 + random.below(7) as u32 });
+                        let before = noting.reads.generation;
+                        noting.forget_reads(threads.known.iter());
+                        forgotten += u32::from(noting.reads.generation != before);
+                    }
+                }
+            }
+        }
+        assert!(conflicts > 500 && forgotten > 500 && entered > 500, "{conflicts} {forgotten} {entered}");
+    }
+}

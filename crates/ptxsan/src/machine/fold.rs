@@ -33,9 +33,9 @@ const NOBODY: First = First { world: 0, block: 0, thread: 0, pc: u32::MAX };
 struct FoldPage {
     /// log2 of the bytes of a cell.
     shift: u32,
-    cells: Vec<(First, First)>,
-    /// Something was written.
-    is_written: bool,
+    /// None as long as nothing was written.
+    writers: Vec<First>,
+    readers: Vec<First>,
     /// Cells without a reader.
     unread: usize,
 }
@@ -43,14 +43,16 @@ struct FoldPage {
 impl FoldPage {
     fn new(shift: u32) -> Self {
         let count = PAGE_BYTES >> shift;
-        FoldPage { shift, cells: vec![(NOBODY, NOBODY); count], is_written: false, unread: count }
+        FoldPage { shift, writers: Vec::new(), readers: vec![NOBODY; count], unread: count }
     }
 
     /// Splits cells that are too large; each part inherits the whole.
     fn refine(&mut self, shift: u32) {
         if shift < self.shift {
             let parts = 1 << (self.shift - shift);
-            self.cells = self.cells.iter().flat_map(|c| std::iter::repeat_n(*c, parts)).collect();
+            for cells in [&mut self.writers, &mut self.readers] {
+                *cells = cells.iter().flat_map(|c| std::iter::repeat_n(*c, parts)).collect();
+            }
             self.unread *= parts;
             self.shift = shift;
         }
@@ -103,8 +105,10 @@ impl Fold {
         let Some(shift) = page.shadow.smallest() else { return };
         let known = self.touched.entry(page.number).or_insert_with(|| FoldPage::new(shift));
         known.refine(shift);
-        known.is_written |= page.shadow.is_written();
-        if !known.is_written && known.unread == 0 {
+        if page.shadow.is_written() && known.writers.is_empty() {
+            known.writers = vec![NOBODY; known.readers.len()];
+        }
+        if known.writers.is_empty() && known.unread == 0 {
             // Blocks that only read what others have read.
             return;
         }
@@ -119,8 +123,10 @@ impl Fold {
             let mut found: Option<(First, First, bool)> = None;
             let range =
                 (cell.offset >> known.shift) as usize..((cell.offset + cell.bytes) >> known.shift) as usize;
-            for slot in &mut known.cells[range] {
-                let (writer, reader) = slot;
+            for at in range {
+                let reader = &mut known.readers[at];
+                let mut nobody = NOBODY;
+                let writer = known.writers.get_mut(at).unwrap_or(&mut nobody);
                 if let Some(mine) = write {
                     if writer.pc != u32::MAX {
                         found = found.or(Some((mine, *writer, true)));

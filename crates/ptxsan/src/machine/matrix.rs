@@ -100,10 +100,16 @@ impl Warp {
             std::array::from_fn(|i| &self.regs.b32[list[i.min(list.len() - 1)].index as usize])
         };
         let (a, b, c) = (of(&m.a), of(&m.b), of(&m.c));
-        let mut out = [[0u32; 32]; MOST];
-        let d = &mut out[..m.d.len()];
-        let (a, b, c) = (&a[..m.a.len()], &b[..m.b.len()], &c[..m.c.len()]);
-        if !m.contraction.execute_halves(a, b, c, d, cx.options.accumulate) {
+        if m.c.len() != m.d.len() {
+            return false;
+        }
+        // D starts as C.
+        let mut out: [Lanes; MOST] = c.map(|words| *words);
+        let (a, b, d) = (&a[..m.a.len()], &b[..m.b.len()], &mut out[..m.d.len()]);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let is_done = m.contraction.execute_halves(a, b, d, cx.options.accumulate, &mut scratch);
+        self.scratch = scratch;
+        if !is_done {
             return false;
         }
         self.multiply_validity(m, lanes);
@@ -262,9 +268,13 @@ impl Warp {
                 if good >> lane & 1 == 0 {
                     continue;
                 }
-                let Some(raw) = self.bytes(cx, Space::Shared, rows[lane], 16, lane).first_chunk::<16>()
-                else {
-                    continue;
+                let near = cx.shared.data.get(rows[lane] as usize..).and_then(|raw| raw.first_chunk::<16>());
+                let raw = match near {
+                    Some(raw) => *raw,
+                    None => match self.bytes(cx, Space::Shared, rows[lane], 16, lane).first_chunk::<16>() {
+                        Some(raw) => *raw,
+                        None => continue,
+                    },
                 };
                 let word = |k: usize| u32::from_le_bytes([raw[k], raw[k + 1], raw[k + 2], raw[k + 3]]);
                 tile[4 * r..4 * r + 4].copy_from_slice(&[word(0), word(4), word(8), word(12)]);

@@ -102,7 +102,10 @@ impl Warp {
             Space::Shared if window::rank(at as u32).is_some() => false,
             Space::Shared => cx.shared.shadow.pass(at as usize, request.bytes, is_write, by),
             _ => cx.view.page(at).is_some_and(|page| {
-                cx.view.at(page).shadow.pass(at as usize % PAGE_BYTES, request.bytes, is_write, by)
+                let page = cx.view.at(page);
+                // What nobody may write is read without a trace.
+                !is_write && page.is_read_only
+                    || page.shadow.pass(at as usize % PAGE_BYTES, request.bytes, is_write, by)
             }),
         }
     }

@@ -123,6 +123,8 @@ pub(super) struct Warp {
     /// The cluster barrier that each lane has arrived at last.
     pub(super) cluster_arrivals: [u32; 32],
     pub(super) products: Option<Box<Products>>,
+    /// Room for the values of operands of products.
+    pub(super) scratch: Vec<f64>,
     pub(super) copies_issued: u64,
     /// Kept when each synchronisation is to be explained.
     pub(super) sync_trace: Option<Box<SyncTrace>>,
@@ -199,6 +201,7 @@ impl Warp {
             bulk_read: [0; 32],
             cluster_arrivals: [0; 32],
             products: None,
+            scratch: Vec::new(),
             copies_issued: 0,
             sync_trace: None,
             since_meeting: 0,

@@ -67,7 +67,7 @@ pub(super) struct World<'a> {
     shape: Shape,
     numbering: Numbering,
     blocks: Vec<Block>,
-    residents: HashMap<u32, Resident>,
+    residents: HashMap<u32, Box<Resident>>,
     clusters: HashMap<u32, Cluster>,
     flights: Vec<BulkFlight>,
     operands: Operands,
@@ -168,14 +168,14 @@ impl<'a> World<'a> {
             })
             .collect();
         let warp_count = threads.div_ceil(32);
-        let resident = Resident {
+        let resident = Box::new(Resident {
             shared: SharedMemory::new(kernel.shared_bytes as usize + self.shape.shared_bytes as usize),
             barriers: Barriers::new(self.numbering, number, threads),
             mbarriers: Mbarriers::default(),
             warpgroups: Warpgroups::new(warp_count),
             pool: kernel.registers.map(|registers| Pool::new(warp_count, registers)),
             has_exited: false,
-        };
+        });
         self.residents.insert(number, resident);
         self.blocks.push(Block { number, warps });
     }

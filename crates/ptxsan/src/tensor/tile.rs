@@ -7,6 +7,7 @@
 use super::Lanes;
 use super::element::Element;
 use super::wgmma::WARP_ROWS;
+use crate::host::{Host, compiled_thrice};
 use crate::numeric::Half;
 use crate::numeric::format::F32;
 
@@ -14,46 +15,6 @@ use crate::numeric::format::F32;
 const SIDE: usize = 8;
 /// Registers of D for each tile.
 const D_REGISTERS: usize = 4;
-/// What the host can do, as far as a function is compiled for it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Host {
-    Any,
-    /// AVX2, fused multiply-adds, conversion of halves.
-    Fused,
-    /// AVX-512 beside that.
-    Wide,
-}
-
-/// A function that is compiled for every [`Host`]; its last argument says which it is.
-macro_rules! compiled_thrice {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident = $body:ident($($arg:ident: $kind:ty),*)) => {
-        $(#[$doc])*
-        $vis fn $name($($arg: $kind),*) {
-            #[cfg(target_arch = "x86_64")]
-            {
-                use std::arch::is_x86_feature_detected as has;
-                #[target_feature(enable = "avx2,fma,f16c")]
-                fn fused($($arg: $kind),*) {
-                    $body($($arg,)* Host::Fused);
-                }
-                #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-                fn wide($($arg: $kind),*) {
-                    $body($($arg,)* Host::Wide);
-                }
-                if has!("avx2") && has!("fma") && has!("f16c") {
-                    if has!("avx512f") && has!("avx512vl") && has!("avx512dq") && has!("avx512bw") {
-                        // SAFETY: all features the function is compiled for were just found on this processor.
-                        return unsafe { wide($($arg),*) };
-                    }
-                    // SAFETY: all features the function is compiled for were just found on this processor.
-                    return unsafe { fused($($arg),*) };
-                }
-            }
-            $body($($arg,)* Host::Any);
-        }
-    };
-}
-
 /// The values of halves, as a type so that loops are made for each.
 trait Value {
     /// Eight halves, two in a word.
