@@ -66,6 +66,12 @@ impl Accessor<'_> {
         Access { base: self.base, mask: self.mask, time: self.time, pc: self.pc }
     }
 
+    /// Whether every one of the lanes knows of an access of somebody else, whatever they did themselves.
+    #[inline(always)]
+    pub(super) fn knows(&self, who: u32, time: u32) -> bool {
+        self.known.knows(self.numbering, who, time)
+    }
+
     #[inline(always)]
     fn knows_all(&self, old: &Access) -> bool {
         self.known.knows_all(self.numbering, old.base, old.mask, old.time)

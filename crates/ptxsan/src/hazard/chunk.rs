@@ -17,6 +17,10 @@ pub(super) struct Chunk {
     pub(super) shift: u32,
     /// The generation of noted reads that has some of this chunk.
     pub(super) noted: u32,
+    /// The round in which a thread that knows enough was last held against all writes, and whether it knows them; see
+    /// [`super::read_log::SharedShadow`].
+    asked: u32,
+    is_known: bool,
     /// Something was accessed.
     pub(super) is_used: bool,
     /// A strong write may be among the accesses.
@@ -87,6 +91,7 @@ impl Chunk {
 
     pub(super) fn set_cell(&mut self, at: usize, cell: &Cell, lists: &Lists) {
         self.has_strong |= cell.wrote(lists);
+        self.asked = 0;
         if !self.writes.is_empty() || cell.write.time != 0 {
             made(&mut self.writes, self.shift)[at] = cell.write;
         }
@@ -96,6 +101,11 @@ impl Chunk {
         if !self.nears.is_empty() || !cell.near.is_empty() {
             made(&mut self.nears, self.shift)[at] = cell.near;
         }
+    }
+
+    /// The first of the accesses of each cell since its last plain write; none before the first access.
+    pub(super) fn firsts(&self) -> &[Access] {
+        &self.firsts
     }
 
     /// How many cells there are.
@@ -140,6 +150,17 @@ impl Chunk {
                     .all(|near| near.is_empty() || near.all(lists).iter().all(is_over)))
     }
 
+    /// Whether all that was written is known to who asks in this round, so that no plain read of theirs conflicts; asked once.
+    #[inline(always)]
+    pub(super) fn is_all_known(&mut self, round: u32, by: &Accessor<'_>) -> bool {
+        if self.asked != round {
+            self.asked = round;
+            let knows = |write: &Write| write.time == 0 || by.knows(write.who, write.time);
+            self.is_known = !self.has_strong && self.writes.iter().all(knows);
+        }
+        self.is_known
+    }
+
     /// Whether a plain read conflicts with nothing.
     #[inline(always)]
     pub(super) fn can_read(&self, range: Range<usize>, by: &Accessor<'_>, lists: &Lists) -> bool {
@@ -155,6 +176,7 @@ impl Chunk {
     #[inline(always)]
     pub(super) fn write(&mut self, range: Range<usize>, by: &Accessor<'_>, lists: &mut Lists) {
         let write = Write { who: by.base + by.mask.trailing_zeros(), time: by.time, pc: by.pc };
+        self.asked = 0;
         made(&mut self.writes, self.shift)[range.clone()].fill(write);
         if !self.firsts.is_empty() {
             self.firsts[range.clone()].fill(Access::default());
@@ -173,7 +195,10 @@ impl Chunk {
         by: &Accessor<'_>,
         lists: &mut Lists,
     ) {
-        self.has_strong |= mine.wrote();
+        if mine.wrote() {
+            self.has_strong = true;
+            self.asked = 0;
+        }
         let firsts = made(&mut self.firsts, self.shift);
         for at in range {
             if !firsts[at].take(mine, by) {

@@ -107,11 +107,15 @@ impl ReadLog {
 pub(crate) struct SharedShadow {
     cells: Shadow,
     reads: ReadLog,
+    /// What the last reader knew, and a number for it that grows when another comes. A chunk that is known to it as a whole is not
+    /// looked at again for each read.
+    reader: Option<Rc<Clock>>,
+    round: u32,
 }
 
 impl SharedShadow {
     pub(crate) fn new(bytes: usize) -> Self {
-        SharedShadow { cells: Shadow::new(bytes), reads: ReadLog::default() }
+        SharedShadow { cells: Shadow::new(bytes), reads: ReadLog::default(), reader: None, round: 0 }
     }
 
     /// The cells, with all reads of these bytes in them.
@@ -145,13 +149,21 @@ impl SharedShadow {
         self.entered(offset, numbering).earlier(offset, bytes, write)
     }
 
+    /// Lanes that know so much are about to read.
+    pub(crate) fn start_reads(&mut self, known: &Rc<Clock>) {
+        if !self.reader.as_ref().is_some_and(|reader| Rc::ptr_eq(reader, known)) {
+            self.reader = Some(Rc::clone(known));
+            self.round = self.round.wrapping_add(1).max(1);
+        }
+    }
+
     /// Notes a plain read by lanes of a warp of the block, if it conflicts with nothing: the answer is as that of [`Shadow::pass`].
-    /// [`SharedShadow::end_reads`] must follow before anything else.
+    /// [`SharedShadow::start_reads`] must come before it, [`SharedShadow::end_reads`] behind it before anything else.
     #[inline]
     pub(crate) fn note_read(&mut self, offset: usize, bytes: u32, by: &Accessor<'_>) -> bool {
         let Some((chunk, lists)) = self.cells.chunk(offset, bytes.trailing_zeros()) else { return false };
         let Some(range) = chunk.range(offset, bytes) else { return false };
-        let is_free = chunk.can_read(range, by, lists);
+        let is_free = chunk.is_all_known(self.round, by) || chunk.can_read(range, by, lists);
         if is_free {
             chunk.noted = self.reads.generation;
             self.reads.places.push((offset as u32, by.mask));
@@ -267,6 +279,7 @@ mod tests {
                     0..12 => {
                         let by = threads.by(warp, (1 + random.below(15) as u32) << first, pc);
                         let found = plain.access(offset, bytes, false, &by);
+                        noting.start_reads(&threads.known[warp as usize]);
                         let is_noted = noting.note_read(offset, bytes, &by);
                         noting.end_reads(&by, &threads.known[warp as usize], &[0; 32], bytes);
                         assert_eq!(is_noted, found[0].is_none(), "seed {seed}, step {pc}");

@@ -115,6 +115,17 @@ impl Shadow {
         self.chunks.iter().any(Chunk::is_written)
     }
 
+    /// Every cell that was read: offset, bytes, and a reader with its instruction.
+    pub(crate) fn read(&self) -> impl Iterator<Item = (u32, u32, (u32, u32))> + '_ {
+        self.chunks.iter().enumerate().flat_map(|(i, chunk)| {
+            let readers = chunk.firsts().iter().enumerate().filter(|(_, first)| first.mask != 0);
+            readers.map(move |(k, first)| {
+                let offset = (i * CHUNK_BYTES + (k << chunk.shift)) as u32;
+                (offset, 1 << chunk.shift, (first.base + first.mask.trailing_zeros(), first.pc & PC_MASK))
+            })
+        })
+    }
+
     /// Every cell that was touched: offset, bytes, the last writer and a reader with their instructions.
     pub(crate) fn touched(&self) -> impl Iterator<Item = Touched> + '_ {
         self.chunks.iter().enumerate().flat_map(|(i, chunk)| {

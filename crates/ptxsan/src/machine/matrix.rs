@@ -88,10 +88,24 @@ impl Warp {
 
     /// Products of halves, which nearly all are, straight from and to the registers; `false` if it is another.
     fn multiply_halves(&mut self, cx: &Context<'_, '_>, lanes: u32, m: &MatrixMultiply) -> bool {
-        /// Registers of an operand, at most.
+        match m.d.len() {
+            4 => self.multiply_tiles::<4>(cx, lanes, m),
+            8 => self.multiply_tiles::<8>(cx, lanes, m),
+            _ => false,
+        }
+    }
+
+    /// The same for a D of so many registers.
+    fn multiply_tiles<const D: usize>(
+        &mut self,
+        cx: &Context<'_, '_>,
+        lanes: u32,
+        m: &MatrixMultiply,
+    ) -> bool {
+        /// Registers of A and B, at most.
         const MOST: usize = 8;
-        let lists = [&m.a, &m.b, &m.c, &m.d];
-        if lists.iter().any(|list| {
+        let Ok(c) = <&[Register; D]>::try_from(&m.c[..]) else { return false };
+        if [&m.a, &m.b, &m.c, &m.d].iter().any(|list| {
             list.is_empty() || list.len() > MOST || list.iter().any(|register| register.bank != Bank::B32)
         }) {
             return false;
@@ -99,21 +113,18 @@ impl Warp {
         let of = |list: &[Register]| -> [&Lanes; MOST] {
             std::array::from_fn(|i| &self.regs.b32[list[i.min(list.len() - 1)].index as usize])
         };
-        let (a, b, c) = (of(&m.a), of(&m.b), of(&m.c));
-        if m.c.len() != m.d.len() {
-            return false;
-        }
+        let (a, b) = (of(&m.a), of(&m.b));
         // D starts as C.
-        let mut out: [Lanes; MOST] = c.map(|words| *words);
-        let (a, b, d) = (&a[..m.a.len()], &b[..m.b.len()], &mut out[..m.d.len()]);
+        let mut d: [Lanes; D] = std::array::from_fn(|i| self.regs.b32[c[i].index as usize]);
         let mut scratch = std::mem::take(&mut self.scratch);
-        let is_done = m.contraction.execute_halves(a, b, d, cx.options.accumulate, &mut scratch);
+        let (a, b) = (&a[..m.a.len()], &b[..m.b.len()]);
+        let is_done = m.contraction.execute_halves(a, b, &mut d, cx.options.accumulate, &mut scratch);
         self.scratch = scratch;
         if !is_done {
             return false;
         }
         self.multiply_validity(m, lanes);
-        for (register, words) in m.d.iter().zip(&out) {
+        for (register, words) in m.d.iter().zip(&d) {
             blend(&mut self.regs.b32[register.index as usize], words, lanes);
         }
         true

@@ -68,6 +68,9 @@ impl Warp {
             // Lanes that know the same share one description of the accessor.
             let known = &self.known[rest.trailing_zeros() as usize];
             let mut by = self.accessor(cx, request, known);
+            if is_noted {
+                cx.shared.shadow.start_reads(known);
+            }
             while rest != 0 && Rc::ptr_eq(&self.known[rest.trailing_zeros() as usize], known) {
                 let together = self.next_access(addresses, rest, request, &mut by);
                 let at = addresses[together.trailing_zeros() as usize & 31];
@@ -161,6 +164,9 @@ impl Warp {
             rest &= !alike;
             let mut by = self.accessor(cx, request, &known);
             let is_noted = self.sync_trace.is_none() && is_notable(cx, request);
+            if is_noted {
+                cx.shared.shadow.start_reads(&known);
+            }
             for_lanes(named, |lane| {
                 by.mask = readers(lane) & alike;
                 if by.mask == 0 {

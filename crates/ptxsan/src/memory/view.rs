@@ -63,12 +63,16 @@ pub(crate) struct View<'m> {
     base: &'m DeviceMemory,
     index: PageMap<u32>,
     pages: Vec<Page>,
-    last: (u64, u32),
+    /// Pages asked for lately, by the last bits of their number.
+    recent: [(u64, u32); RECENT],
 }
+
+/// So many pages are found without a search.
+const RECENT: usize = 16;
 
 impl<'m> View<'m> {
     pub(crate) fn new(base: &'m DeviceMemory) -> Self {
-        View { base, index: PageMap::default(), pages: Vec::new(), last: (u64::MAX, 0) }
+        View { base, index: PageMap::default(), pages: Vec::new(), recent: [(u64::MAX, 0); RECENT] }
     }
 
     pub(crate) fn base(&self) -> &'m DeviceMemory {
@@ -79,14 +83,15 @@ impl<'m> View<'m> {
     #[inline]
     pub(crate) fn page(&mut self, address: u64) -> Option<u32> {
         let number = address / PAGE_BYTES as u64;
-        if self.last.0 == number {
-            return Some(self.last.1);
+        let (last, slot) = self.recent[number as usize % RECENT];
+        if last == number {
+            return Some(slot);
         }
         let found = match self.index.get(&number) {
             Some(found) => *found,
             None => self.bring(number)?,
         };
-        self.last = (number, found);
+        self.recent[number as usize % RECENT] = (number, found);
         Some(found)
     }
 
