@@ -42,6 +42,9 @@ pub(crate) enum Command {
     Report(Report),
     /// Search a kernel's tunables for the fastest variant that passes every gate
     Tune(Box<Tune>),
+    /// Measure for a tune, which speaks over standard input and output
+    #[command(hide = true)]
+    Evaluator(Box<Tune>),
     /// List kernels with their lineage
     Kernels(Kernels),
     /// Say which kernel the library takes for a problem, and why

@@ -20,3 +20,12 @@ pub(crate) fn bar(steps: u64) -> ProgressBar {
 pub(crate) fn say(bar: &ProgressBar, what: impl Into<Cow<'static, str>>) {
     bar.set_message(what);
 }
+
+/// Says what is worth keeping: a line of its own, on a terminal or not.
+pub(crate) fn note(bar: &ProgressBar, what: &str) {
+    if bar.is_hidden() {
+        anstream::eprintln!("{what}");
+    } else {
+        bar.println(what);
+    }
+}

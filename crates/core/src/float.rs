@@ -100,8 +100,9 @@ fn round_to_spacing(x: f64, float: Float) -> f64 {
     if !x.is_finite() {
         return x;
     }
-    let spacing = 2.0 * float.rounding_error(x);
-    (x / spacing).round_ties_even() * spacing
+    // So large that the spacing of f64 there is the format's here: the sum is rounded to it, ties to even.
+    let large = 2.0 * float.rounding_error(x) * 6_755_399_441_055_744.0;
+    ((x + large) - large).copysign(x)
 }
 
 macro_rules! half_element {
@@ -109,16 +110,20 @@ macro_rules! half_element {
         impl Element for $ty {
             const DTYPE: DType = $dtype;
 
+            #[inline]
             fn to_f64(self) -> f64 {
-                self.to_f64()
+                f64::from(self.to_f32())
             }
 
+            #[inline]
             fn to_f32(self) -> f32 {
                 self.to_f32()
             }
 
+            #[inline]
             fn from_f64(x: f64) -> Self {
-                <$ty>::from_f64(round_to_spacing(x, $float))
+                // Exact from here on.
+                <$ty>::from_f32(round_to_spacing(x, $float) as f32)
             }
 
             fn from_f32(x: f32) -> Self {

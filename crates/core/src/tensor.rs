@@ -1,5 +1,9 @@
 //! Tensors of four dimensions, owned and borrowed, with strides in elements.
 
+use std::sync::Arc;
+
+use half::slice::HalfFloatSliceExt;
+
 use crate::{DType, E4M3Code, Element, Error, Layout, U8Code};
 
 /// A cache line: the unit in which tensors are allocated, so that their data is aligned for any vector width.
@@ -7,10 +11,10 @@ use crate::{DType, E4M3Code, Element, Error, Layout, U8Code};
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// An owned tensor `[batch, heads, sequence, head dimension]`.
+/// An owned tensor `[batch, heads, sequence, head dimension]`. A clone shares the elements until one of the two is written to.
 #[derive(Clone)]
 pub struct Tensor {
-    lines: Vec<Line>,
+    lines: Arc<Vec<Line>>,
     len: usize,
     dtype: DType,
     shape: [usize; 4],
@@ -28,11 +32,15 @@ impl Tensor {
     /// buffer is set to `0xFF`, so that a read outside the elements shows: a NaN in every dtype but u8, where it is the
     /// largest value.
     pub fn poisoned_gaps(shape: [usize; 4], dtype: DType, layout: Layout, row_gap: usize) -> Self {
-        let padded = [shape[0], shape[1], shape[2], shape[3] + row_gap];
-        let strides = layout.strides(padded);
-        let mut tensor = Self::with_strides(shape, dtype, strides, padded.iter().product());
+        let mut tensor = Self::with_gaps(shape, dtype, layout, row_gap);
         tensor.bytes_mut().fill(0xFF);
         tensor
+    }
+
+    /// As [`Tensor::poisoned_gaps`], but zero everywhere: for a buffer that is to be written whole.
+    pub fn with_gaps(shape: [usize; 4], dtype: DType, layout: Layout, row_gap: usize) -> Self {
+        let padded = [shape[0], shape[1], shape[2], shape[3] + row_gap];
+        Self::with_strides(shape, dtype, layout.strides(padded), padded.iter().product())
     }
 
     /// The tensor to read from.
@@ -48,18 +56,26 @@ impl Tensor {
 
     /// The whole buffer, gaps included.
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.len * self.dtype.bytes()]
+        &bytemuck::cast_slice(self.lines.as_slice())[..self.len * self.dtype.bytes()]
+    }
+
+    /// A copy in memory of its own from the start: for those who could write behind our back.
+    pub fn copied(&self) -> Self {
+        let mut copy = self.clone();
+        Arc::make_mut(&mut copy.lines);
+        copy
     }
 
     /// The whole buffer, gaps included.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let bytes = self.len * self.dtype.bytes();
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..bytes]
+        &mut bytemuck::cast_slice_mut(Arc::make_mut(&mut self.lines).as_mut_slice())[..bytes]
     }
 
     fn with_strides(shape: [usize; 4], dtype: DType, strides: [usize; 4], len: usize) -> Self {
         let lines = (len * dtype.bytes()).div_ceil(size_of::<Line>());
-        Self { lines: vec![Line([0; 64]); lines], len, dtype, shape, strides }
+        // Zeros of the system's own: each page is touched first by the thread that fills it.
+        Self { lines: Arc::new(bytemuck::zeroed_vec(lines)), len, dtype, shape, strides }
     }
 }
 
@@ -124,8 +140,21 @@ impl<'a> TensorView<'a> {
     /// One row (the head dimension) widened to f64. For 8-bit codes these are the values at scale one, within ±448: a
     /// view does not know its scales.
     pub fn row_f64(&self, b: usize, h: usize, s: usize, out: &mut Vec<f64>) {
+        fn widen<T: Element>(row: &[u8], out: &mut Vec<f64>) {
+            out.extend(bytemuck::cast_slice::<u8, T>(row).iter().map(|x| x.to_f64()));
+        }
+        let row = self.row_bytes(b, h, s);
         out.clear();
-        self.row_map(b, h, s, |x| out.push(x));
+        match self.dtype {
+            DType::F32 => widen::<f32>(row, out),
+            DType::F16 => {
+                out.resize(row.len() / 2, 0.0);
+                bytemuck::cast_slice::<u8, half::f16>(row).convert_to_f64_slice(out);
+            }
+            DType::BF16 => widen::<half::bf16>(row, out),
+            DType::U8 => widen::<U8Code>(row, out),
+            DType::E4M3 => widen::<E4M3Code>(row, out),
+        }
     }
 
     /// One row widened to f32, into as many elements as it has: exact for every dtype but u8, whose values at scale one are
@@ -149,17 +178,6 @@ impl<'a> TensorView<'a> {
         let start = b * self.strides[0] + h * self.strides[1] + s * self.strides[2];
         let bytes = self.dtype.bytes();
         &self.bytes[start * bytes..(start + self.shape[3]) * bytes]
-    }
-
-    fn row_map(&self, b: usize, h: usize, s: usize, mut each: impl FnMut(f64)) {
-        let row = self.row_bytes(b, h, s);
-        match self.dtype {
-            DType::F32 => bytemuck::cast_slice::<u8, f32>(row).iter().for_each(|x| each(x.to_f64())),
-            DType::F16 => bytemuck::cast_slice::<u8, half::f16>(row).iter().for_each(|x| each(x.to_f64())),
-            DType::BF16 => bytemuck::cast_slice::<u8, half::bf16>(row).iter().for_each(|x| each(x.to_f64())),
-            DType::U8 => row.iter().for_each(|&x| each(U8Code(x).to_f64())),
-            DType::E4M3 => row.iter().for_each(|&x| each(E4M3Code(x).to_f64())),
-        }
     }
 }
 
@@ -274,6 +292,16 @@ mod tests {
         };
         assert_eq!(row(DType::U8), [-448.0, 0.0, 448.0 / 127.0, -2.0 / 127.0 * 448.0]);
         assert_eq!(row(DType::E4M3), [f64::powi(2.0, -9), 0.0, -f64::powi(2.0, -9), 448.0]);
+    }
+
+    #[test]
+    fn a_clone_shares_its_elements_until_one_of_the_two_is_written_to() {
+        let first = Tensor::zeros([1, 1, 2, 3], DType::F32, Layout::Bhsd);
+        let (mut second, copy) = (first.clone(), first.copied());
+        assert_eq!(first.bytes().as_ptr(), second.bytes().as_ptr());
+        assert_ne!(first.bytes().as_ptr(), copy.bytes().as_ptr());
+        second.bytes_mut()[0] = 7;
+        assert_eq!([first.bytes()[0], second.bytes()[0], copy.bytes()[0]], [0, 7, 0]);
     }
 
     #[test]

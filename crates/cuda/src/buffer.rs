@@ -74,6 +74,32 @@ impl DeviceBuffer {
         self.read_at(0, host)
     }
 
+    /// Copies from the host to this byte on and waits for it.
+    pub fn copy_part_from(&mut self, to_byte: usize, host: &[u8]) -> Result<()> {
+        if host.is_empty() {
+            return Ok(());
+        }
+        self.write_at(to_byte, host)
+    }
+
+    /// Copies from this byte on to the host and waits for it.
+    pub fn copy_part_to(&self, from_byte: usize, host: &mut [u8]) -> Result<()> {
+        self.read_at(from_byte, host)
+    }
+
+    /// Sets bytes from this one on, before anything that is copied here later.
+    pub(crate) fn fill_at(&mut self, offset: usize, byte: u8, bytes: usize) -> Result<()> {
+        self.check_range(offset, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.bind()?;
+        // SAFETY: the range was just checked. Copies from pageable memory wait for the default stream, where this is.
+        let code =
+            unsafe { sys::cuMemsetD8Async(self.address + offset as u64, byte, bytes, std::ptr::null_mut()) };
+        check("cuMemsetD8Async", code, plain)
+    }
+
     fn check_size(&self, given_bytes: usize) -> Result<()> {
         if given_bytes == self.bytes {
             return Ok(());

@@ -26,6 +26,8 @@ pub struct DeviceInfo {
     pub ordinal: usize,
     /// Its name.
     pub name: String,
+    /// Its place on the bus, such as `0000:3b:00.0`: the same for every process, whatever number it sees it under.
+    pub pci_bus_id: String,
     /// Compute capability.
     pub major: u32,
     /// Compute capability.
@@ -264,18 +266,24 @@ fn read_info(device: sys::CUdevice, ordinal: usize, driver_cuda_version: i32) ->
         check("cuDeviceGetAttribute", code, || format!("{attribute:?}"))?;
         Ok(u32::try_from(value).unwrap_or(0))
     };
-    let mut name: [c_char; 256] = [0; 256];
+    let mut text: [c_char; 256] = [0; 256];
     // SAFETY: the buffer is as long as the length says, and stays NUL-terminated.
-    let code = unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device) };
+    let code = unsafe { sys::cuDeviceGetName(text.as_mut_ptr(), text.len() as i32 - 1, device) };
     check("cuDeviceGetName", code, plain)?;
     // SAFETY: the last byte is 0 whatever the driver wrote.
-    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    let name = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned();
+    // SAFETY: as for the name.
+    let code = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32 - 1, device) };
+    check("cuDeviceGetPCIBusId", code, plain)?;
+    // SAFETY: as for the name.
+    let pci_bus_id = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned();
     let mut memory_bytes = 0;
     // SAFETY: the driver writes one size.
     check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory_bytes, device) }, plain)?;
     Ok(DeviceInfo {
         ordinal,
         name,
+        pci_bus_id,
         major: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         minor: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         sm_count: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,

@@ -26,10 +26,11 @@ impl GuardedBuffer {
 
     /// Puts poison and canaries back, before another run.
     pub fn poison(&mut self) -> Result<()> {
-        let mut image = vec![0xff_u8; 2 * MARGIN_BYTES + self.bytes];
-        image[..MARGIN_BYTES].copy_from_slice(&canary());
-        image[MARGIN_BYTES + self.bytes..].copy_from_slice(&canary());
-        self.memory.write_at(0, &image)
+        let canary = canary();
+        self.memory.fill_at(MARGIN_BYTES, 0xff, self.bytes)?;
+        // The copies come after the filling, and it is done when they are.
+        self.memory.write_at(0, &canary)?;
+        self.memory.write_at(MARGIN_BYTES + self.bytes, &canary)
     }
 
     /// The device address of the buffer between the canaries.

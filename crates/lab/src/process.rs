@@ -1,7 +1,11 @@
 //! Programs of others: run with a limit, in a folder that is cleared away.
 
+mod family;
+
+pub use family::adopt_orphans;
+
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -15,45 +19,90 @@ use std::{
 
 use crate::{Error, error::IoContext};
 
-/// A program of somebody else's with a process group of its own. When this is dropped the whole group is ended: the program
-/// and whatever it started, unless that left the group.
+/// A program of somebody else's with a process group of its own. When this is dropped it is ended with whatever it started, also what
+/// left the group or the session ([`family`]).
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) child: Child,
 }
 
-/// The groups that are there now, for [`end_all`].
-static LIVE: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+/// The groups that are there now, for [`end_all`]: their leaders, and the marks of what they start.
+static LIVE: Mutex<BTreeMap<u32, String>> = Mutex::new(BTreeMap::new());
 
 impl Group {
     pub(crate) fn spawn(command: &mut Command) -> io::Result<Self> {
         use std::os::unix::process::CommandExt;
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let mark = format!("{}-{count}", std::process::id());
         // Registered while the lock is held: who is about to end everything does not miss the newest.
         let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-        let child = command.process_group(0).spawn()?;
-        live.insert(child.id());
+        let child = command.env(MARK, &mark).process_group(0).spawn()?;
+        live.insert(child.id(), mark);
         Ok(Self { child })
+    }
+
+    /// Asks it to end, and gives it some time before it is ended: what starts work elsewhere ends that first.
+    pub(crate) fn end_within(mut self, limit: Duration) {
+        if !self.ends_within(limit / 2) {
+            signal_group(self.child.id(), "-TERM");
+            self.ends_within(limit / 2);
+        }
+    }
+
+    fn ends_within(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
+                ended => return !matches!(ended, Ok(None)),
+            }
+        }
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Before the child is waited for: until then its number is nobody else's.
-        end_group(self.child.id());
+        let leader = self.child.id();
+        let (mark, others) = {
+            let live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+            (live.get(&leader).cloned().unwrap_or_default(), live.len() > 1)
+        };
+        // Before the child is waited for: until then its number is nobody else's. Orphans may be those of another.
+        end_group(leader, &mark, !others);
         let _ = self.child.wait();
-        LIVE.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.child.id());
+        LIVE.lock().unwrap_or_else(PoisonError::into_inner).remove(&leader);
     }
 }
 
-fn end_group(leader: u32) {
+/// The variable that tells what a group has started from everybody else's.
+const MARK: &str = "EVOSDPA_STARTED_BY";
+
+/// What forks while it is being ended is met in the next pass.
+const PASSES_MAX: usize = 5;
+
+fn end_group(leader: u32, mark: &str, with_orphans: bool) {
+    let mark = format!("{MARK}={mark}");
+    for _ in 0..PASSES_MAX {
+        let strays = family::strays(leader, &mark, with_orphans);
+        signal_group(leader, "-KILL");
+        if strays.is_empty() {
+            break;
+        }
+        let pids = strays.iter().map(ToString::to_string);
+        let _ = Command::new("kill").arg("-KILL").args(pids).stderr(Stdio::null()).status();
+    }
+}
+
+fn signal_group(leader: u32, signal: &str) {
     // A group whose processes have all ended is no longer there, which is just as well.
-    let _ = Command::new("kill").args(["-KILL", "--", &format!("-{leader}")]).stderr(Stdio::null()).status();
+    let _ = Command::new("kill").args([signal, "--", &format!("-{leader}")]).stderr(Stdio::null()).status();
 }
 
 /// Ends every program of somebody else's that is running: for a process that is about to exit without cleaning up.
 pub fn end_all() {
     let live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-    live.iter().for_each(|leader| end_group(*leader));
+    live.iter().for_each(|(leader, mark)| end_group(*leader, mark, true));
 }
 
 /// The exit status, or `None` when the limit was reached and the process and its children were ended.

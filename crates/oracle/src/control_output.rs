@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use evosdpa_core::{Alignment, Kinds, Mask, Problem, Scores, Sequences, SideInputs, Tensor};
+use evosdpa_core::{Alignment, Kinds, Mask, Problem, Scores, Sequences, SideInputs, Tensor, TensorView};
+use rayon::prelude::*;
 
 use crate::{
     Case, Control,
@@ -21,17 +22,26 @@ pub(crate) fn of(case: &Case, control: Control) -> Tensor {
     let make = |value: &(dyn Fn([usize; 4]) -> f64 + Sync)| {
         elements::from_fn(problem.o_shape(), problem.output_dtype(), problem.layout(), value)
     };
-    let of_rows = |o: Vec<f64>| make(&|index| o[row_of(index) * dim + index[3]]);
+    let make_rows = |values: &(dyn Fn([usize; 3], &mut [f64]) + Sync)| {
+        let mut tensor = Tensor::zeros(problem.o_shape(), problem.output_dtype(), problem.layout());
+        elements::fill_rows(&mut tensor, values);
+        tensor
+    };
+    let of_rows = |o: Vec<f64>| {
+        make_rows(&|[b, h, s], row| row.copy_from_slice(&o[row_of([b, h, s, 0]) * dim..][..dim]))
+    };
     match control {
         Control::Zeros => make(&|_| 0.0),
         Control::CopyOfV => {
-            let values = Values::of(case);
-            make(&|index| values.copied(index))
+            let values = case.inputs.dequantized(problem);
+            let values = Values::of(case, &values);
+            make_rows(&|index, row| values.copy(index, row))
         }
         Control::MeanOfV => {
-            let values = Values::of(case);
+            let values = case.inputs.dequantized(problem);
+            let values = Values::of(case, &values);
             let means = values.means();
-            make(&|index| values.mean(&means, index))
+            make_rows(&|index, row| values.copy_mean(&means, index, row))
         }
         Control::PreviousOutput => {
             let o = &case.truth.reference.o;
@@ -83,18 +93,18 @@ pub(crate) fn of(case: &Case, control: Control) -> Tensor {
 /// V as controls read it: by sequence and head.
 struct Values<'a> {
     problem: Problem,
-    v: Vec<f64>,
+    v: TensorView<'a>,
     sequences: Sequences<'a>,
 }
 
 impl<'a> Values<'a> {
-    fn of(case: &'a Case) -> Self {
-        let v = elements::values_f64(&case.inputs.dequantized(&case.problem).v.view());
-        Self { problem: case.problem, v, sequences: *question_of(&case.problem, &case.inputs).sequences() }
+    fn of(case: &'a Case, values: &'a Inputs) -> Self {
+        let sequences = *question_of(&case.problem, &case.inputs).sequences();
+        Self { problem: case.problem, v: values.v.view(), sequences }
     }
 
     /// The sequence and query of a row of the output.
-    fn owner(&self, [b, _, s, _]: [usize; 4]) -> Option<(usize, usize)> {
+    fn owner(&self, [b, _, s]: [usize; 3]) -> Option<(usize, usize)> {
         if !self.problem.lengths().packed_queries {
             return Some((b, s));
         }
@@ -103,38 +113,44 @@ impl<'a> Values<'a> {
         Some((sequence, s - self.sequences.queries(sequence).start))
     }
 
-    fn value(&self, sequence: usize, head_kv: usize, key: usize, d: usize) -> f64 {
-        let [_, heads, rows, dim] = self.problem.v_shape();
+    fn row(&self, sequence: usize, head_kv: usize, key: usize, row: &mut Vec<f64>) {
         let place = self.sequences.key(sequence, key);
-        self.v[((place.batch * heads + head_kv) * rows + place.row) * dim + d]
+        self.v.row_f64(place.batch, head_kv, place.row, row);
     }
 
-    fn copied(&self, index: [usize; 4]) -> f64 {
-        let Some((sequence, query)) = self.owner(index) else { return 0.0 };
-        let keys = self.sequences.keys(sequence);
-        if keys == 0 {
-            return 0.0;
-        }
-        self.value(sequence, index[1] / self.problem.group(), query % keys, index[3])
+    /// The value of the query's own position; zeros where there is none.
+    fn copy(&self, index: [usize; 3], out: &mut [f64]) {
+        let owner = self.owner(index).filter(|(sequence, _)| self.sequences.keys(*sequence) > 0);
+        let Some((sequence, query)) = owner else { return out.fill(0.0) };
+        let mut row = Vec::with_capacity(out.len());
+        let key = query % self.sequences.keys(sequence);
+        self.row(sequence, index[1] / self.problem.group(), key, &mut row);
+        out.copy_from_slice(&row);
     }
 
-    /// `[sequence][key/value head][column]`.
-    fn means(&self) -> Vec<f64> {
+    /// Of each sequence and key/value head, `[column]`.
+    fn means(&self) -> Vec<Vec<f64>> {
         let [_, heads, _, dim] = self.problem.v_shape();
-        let mut means = vec![0.0; self.sequences.count() * heads * dim];
-        for (i, mean) in means.iter_mut().enumerate() {
-            let (sequence, head, d) = (i / (heads * dim), i / dim % heads, i % dim);
-            let keys = self.sequences.keys(sequence);
-            *mean = (0..keys).map(|key| self.value(sequence, head, key, d) / keys as f64).sum();
-        }
-        means
+        let mean = |i: usize| {
+            let keys = self.sequences.keys(i / heads);
+            let (mut mean, mut row) = (vec![0.0; dim], Vec::new());
+            for key in 0..keys {
+                self.row(i / heads, i % heads, key, &mut row);
+                mean.iter_mut().zip(&row).for_each(|(mean, x)| *mean += x / keys as f64);
+            }
+            mean
+        };
+        (0..self.sequences.count() * heads).into_par_iter().map(mean).collect()
     }
 
-    fn mean(&self, means: &[f64], index: [usize; 4]) -> f64 {
-        let [_, heads, _, dim] = self.problem.v_shape();
-        self.owner(index).map_or(0.0, |(sequence, _)| {
-            means[(sequence * heads + index[1] / self.problem.group()) * dim + index[3]]
-        })
+    fn copy_mean(&self, means: &[Vec<f64>], index: [usize; 3], out: &mut [f64]) {
+        let [_, heads, ..] = self.problem.v_shape();
+        match self.owner(index) {
+            Some((sequence, _)) => {
+                out.copy_from_slice(&means[sequence * heads + index[1] / self.problem.group()]);
+            }
+            None => out.fill(0.0),
+        }
     }
 }
 

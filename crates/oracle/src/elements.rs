@@ -21,12 +21,19 @@ pub fn from_fn(
 /// Sets each element to `value(index)`, rounded to the tensor's dtype; in 8-bit tensors, to the code whose value at
 /// scale one is nearest.
 pub fn fill(tensor: &mut Tensor, value: impl Fn([usize; 4]) -> f64 + Sync) {
+    fill_rows(tensor, |[b, h, s], row| {
+        row.iter_mut().enumerate().for_each(|(d, x)| *x = value([b, h, s, d]));
+    });
+}
+
+/// The same by whole rows: `values` is called with the first three indices and writes what the row is to hold.
+pub fn fill_rows(tensor: &mut Tensor, values: impl Fn([usize; 3], &mut [f64]) + Sync) {
     match tensor.view().dtype() {
-        DType::F32 => fill_typed::<f32>(tensor, value),
-        DType::F16 => fill_typed::<half::f16>(tensor, value),
-        DType::BF16 => fill_typed::<half::bf16>(tensor, value),
-        DType::U8 => fill_typed::<U8Code>(tensor, value),
-        DType::E4M3 => fill_typed::<E4M3Code>(tensor, value),
+        DType::F32 => fill_typed::<f32>(tensor, values),
+        DType::F16 => fill_typed::<half::f16>(tensor, values),
+        DType::BF16 => fill_typed::<half::bf16>(tensor, values),
+        DType::U8 => fill_typed::<U8Code>(tensor, values),
+        DType::E4M3 => fill_typed::<E4M3Code>(tensor, values),
     }
 }
 
@@ -48,27 +55,28 @@ pub fn values_f64(tensor: &TensorView<'_>) -> Vec<f64> {
     all
 }
 
-fn fill_typed<T: Element>(tensor: &mut Tensor, value: impl Fn([usize; 4]) -> f64 + Sync) {
+fn fill_typed<T: Element>(tensor: &mut Tensor, values: impl Fn([usize; 3], &mut [f64]) + Sync) {
     let ([_, heads, seq, dim], strides) = (tensor.view().shape(), tensor.view().strides());
     // Both layouts lay rows of one pitch one after the other, so rows split safely.
     let pitch = strides[1].min(strides[2]).max(1);
     let heads_outside = seq == 1 || (heads > 1 && strides[1] > strides[2]);
     let data: &mut [T] = bytemuck::cast_slice_mut(tensor.bytes_mut());
-    let fill = |(row, elements): (usize, &mut [T])| {
+    let fill = |buffer: &mut Vec<f64>, (row, elements): (usize, &mut [T])| {
         let (b, inside) = (row * pitch / strides[0], row * pitch % strides[0]);
         let (h, s) = if heads_outside {
             (inside / strides[1], inside % strides[1] / strides[2])
         } else {
             (inside % strides[2] / strides[1], inside / strides[2])
         };
-        for (d, element) in elements[..dim].iter_mut().enumerate() {
-            *element = T::from_f64(value([b, h, s, d]));
-        }
+        buffer.resize(dim, 0.0);
+        values([b, h, s], buffer);
+        elements.iter_mut().zip(buffer).for_each(|(element, x)| *element = T::from_f64(*x));
     };
     if data.len() <= ROWS_AT_ONCE * pitch {
-        data.chunks_mut(pitch).enumerate().for_each(fill);
+        let mut buffer = Vec::new();
+        data.chunks_mut(pitch).enumerate().for_each(|row| fill(&mut buffer, row));
     } else {
-        data.par_chunks_mut(pitch).enumerate().with_min_len(ROWS_AT_ONCE).for_each(fill);
+        data.par_chunks_mut(pitch).enumerate().with_min_len(ROWS_AT_ONCE).for_each_init(Vec::new, fill);
     }
 }
 

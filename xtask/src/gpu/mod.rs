@@ -28,10 +28,17 @@ pub(crate) const USAGE: &str = "usage: cargo xtask gpu [OPTIONS]
 
   --budget TIME    stop after this long: 90s, 10m, 1h [default: 10m]
   --out FOLDER     where documents lie [default: results/h200]
-  --binary PATH    a release build of evosdpa [default: built now]; the examples are looked for in examples/ beside it
+  --binary PATH    a release build of evosdpa [default: built now, or, where this program was not started by cargo, the one
+                   beside it]; the examples are looked for in examples/ beside it
   --python PATH    Python with torch and the evosdpa package [default: python3]
   --only NAMES     only these steps, separated by commas
-  --list           say what is fresh, stale and missing, and run nothing
+  --list           say what is fresh, stale and missing and how long each step takes, and run nothing
+
+On a machine without Rust, carry the repository along with what was built elsewhere by
+  cargo build --release -p xtask -p evosdpa-cli
+  cargo build --release -p evosdpa --example device_pointers
+  cargo build --release -p evosdpa-lab --example sim_agreement
+and run target/release/xtask gpu in it. compute-sanitizer, ncu and NVRTC are looked for as `evosdpa doctor` says.
 ";
 
 /// What was asked for.
@@ -105,6 +112,8 @@ fn walk(options: &Options, steps: &[Step]) -> anyhow::Result<Vec<Line>> {
     let start = Instant::now();
     let binary = match &options.binary {
         Some(path) => path.canonicalize().with_context(|| format!("no program at {}", path.display()))?,
+        // Started by hand, with what was built elsewhere.
+        None if std::env::var_os("CARGO").is_none() => beside_this_program()?,
         None => build()?,
     };
     let revision = revision(&binary)?;
@@ -117,10 +126,10 @@ fn walk(options: &Options, steps: &[Step]) -> anyhow::Result<Vec<Line>> {
         let asked_for = options.only.is_empty() || options.only.contains(&step.name);
         let left = options.budget.saturating_sub(start.elapsed());
         if line.state != State::Fresh && asked_for && !options.list {
-            if left < step.least {
+            if left < step.about {
                 line.note = "the budget is spent".to_owned();
             } else {
-                eprintln!("== {} ({:.0} s left)", step.name, left.as_secs_f64());
+                eprintln!("== {}: about {} s of {} s", step.name, step.about.as_secs(), left.as_secs());
                 let place = run::Place { binary: &binary, python: &options.python, out: &options.out };
                 match run::run(step, &place, &revision, left.min(step.limit))? {
                     Ended::Written => line = table::look(step, &path, &revision),
@@ -131,6 +140,13 @@ fn walk(options: &Options, steps: &[Step]) -> anyhow::Result<Vec<Line>> {
         lines.push(line);
     }
     Ok(lines)
+}
+
+/// The program that was carried along with this one.
+fn beside_this_program() -> anyhow::Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name("evosdpa");
+    path.canonicalize()
+        .with_context(|| format!("no program at {}: build it, or name one with --binary", path.display()))
 }
 
 /// Builds what the steps run.

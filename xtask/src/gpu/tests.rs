@@ -70,9 +70,9 @@ impl Scene {
 }
 
 fn step(name: &str) -> Step {
-    let limit = Duration::from_secs(20);
     let program = Program::Evosdpa(vec![name.to_owned()]);
-    Step { name: name.to_owned(), asks: "is it?", program, least: Duration::ZERO, limit, expected: 0 }
+    let (about, limit) = (Duration::ZERO, Duration::from_secs(20));
+    Step { name: name.to_owned(), asks: "is it?", program, about, limit, expected: 0 }
 }
 
 fn states(lines: &[Line]) -> Vec<State> {
@@ -108,7 +108,11 @@ fn another_revision_makes_everything_stale_and_is_measured_again() {
     let listed = walk(&Options { list: true, ..scene.options() }, &steps).unwrap();
     assert_eq!((states(&listed), scene.calls().as_str()), (vec![State::Stale; 2], ""));
     assert_eq!(exit_code(&listed), 2);
-    assert!(page(&listed).contains("0 fresh, 2 stale, 0 missing"), "{}", page(&listed));
+    assert!(
+        page(&listed).contains("0 fresh, 2 stale, 0 missing; what is not fresh takes about 0 min"),
+        "{}",
+        page(&listed)
+    );
     let only = Options { only: vec!["two".to_owned()], ..scene.options() };
     assert_eq!(states(&walk(&only, &steps).unwrap()), [State::Stale, State::Fresh]);
     assert_eq!(scene.calls(), "two");
@@ -120,7 +124,7 @@ fn another_revision_makes_everything_stale_and_is_measured_again() {
 #[test]
 fn a_spent_budget_leaves_the_rest_for_the_next_run() {
     let scene = Scene::new();
-    let long = Step { least: Duration::from_secs(7200), ..step("long") };
+    let long = Step { about: Duration::from_secs(7200), ..step("long") };
     let lines = scene.walk(&[long, step("one")]);
     // What is too long for what is left is passed over; what fits is still run.
     assert_eq!((states(&lines), scene.calls().as_str()), (vec![State::Missing, State::Fresh], "one"));
@@ -165,6 +169,8 @@ fn the_plan_has_every_step_once_and_the_grid_whole() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), steps.len());
+    let all: Duration = steps.iter().map(|step| step.about).sum();
+    assert!(all <= Duration::from_secs(20 * 60), "everything takes {all:?}");
     let shapes = |step: &Step| match &step.program {
         Program::Evosdpa(arguments) => {
             let at = arguments.iter().position(|argument| argument == "--shapes");

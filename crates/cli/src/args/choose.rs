@@ -69,6 +69,18 @@ pub(crate) struct Tune {
     /// Compilations at once, each in a process of its own [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: Option<u32>,
+    /// Evaluators to measure with: processes of this program, each with a device of its own (docs/clusters.md)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), conflicts_with = "simulate")]
+    pub(crate) evaluators: Option<u32>,
+    /// What starts an evaluator, such as 'srun -N1 -n1 --gpus=1 --exact' [default: a process on this machine, number N on GPU N]
+    #[arg(long, value_name = "COMMAND", requires = "evaluators")]
+    pub(crate) launcher: Option<String>,
+    /// Seconds an evaluator may take for one candidate; then it is ended and another does it
+    #[arg(long, default_value_t = 600.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) evaluator_timeout: f64,
+    /// Seconds of silence after which an evaluator counts as lost; it gives a sign of life every second
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) evaluator_silence: f64,
     /// Leave out the simulator's look at each CUDA candidate
     #[arg(long)]
     pub(crate) no_sim: bool,

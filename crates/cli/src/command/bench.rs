@@ -128,7 +128,7 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
             };
             let torch = torch.as_ref().map_err(String::as_str);
             // One measurement at a time on a GPU.
-            let _lock = DeviceLock::wait(device.id())?;
+            let _lock = DeviceLock::wait(device)?;
             let outcome = bench::measure(device, problem, &request, torch, proceed)?;
             if outcome.interrupted {
                 status = RunStatus::Interrupted;
@@ -227,7 +227,7 @@ fn self_test(
                 refused.push((kernel.clone(), why));
                 continue;
             }
-            let _lock = DeviceLock::wait(device.id())?;
+            let _lock = DeviceLock::wait(device)?;
             let proceed = |_| !interrupt::asked();
             rows.push(self_test::against_itself(device, kernel, problem, duels, &rule, proceed)?);
         }

@@ -1,20 +1,22 @@
 //! `evosdpa tune`: search a kernel's tunables.
 
+mod cluster;
 mod llm;
+mod subject;
 
-use std::{fmt::Write, path::PathBuf, time::Duration};
+use std::{
+    cell::OnceCell,
+    ffi::OsString,
+    fmt::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use anyhow::Context;
-use evosdpa::choose;
-use evosdpa_core::{DType, Problem};
-use evosdpa_cuda::worker::CompilePool;
-use evosdpa_kernels::{ProblemFacts, Registry, Target};
+use evosdpa_core::Problem;
 use evosdpa_lab::{
-    device::{Cpu, Device, DeviceId, TimedDevice},
+    device::{DeviceId, TimedDevice},
     evolve::{
-        Evaluation, Point, Space, Standing,
-        ahead::{Ahead, Compiling, Nothing},
-        gates,
+        Evaluation, Point, Space, Standing, gates,
         insight::{InsightSource, Prior, StaticView},
         log,
         profiler::Profiler,
@@ -23,88 +25,149 @@ use evosdpa_lab::{
         space::label,
         strategy,
         tune::{self, Finished, Request},
+        work::{Here, Terms, Workplace},
     },
     gate::GateResult,
     machine::Environment,
     measure::duel::Rule,
-    profile::{self, Ncu, Session},
+    profile,
 };
+use indicatif::ProgressBar;
 use serde::Serialize;
 
-use crate::{
-    Status, agent,
-    args::{Place, Tune},
-    interrupt, output, progress,
-};
+use crate::{Status, agent, args::Tune, interrupt, output, progress};
+use subject::{Constraints, Subject, workers};
 
-/// Seconds one compilation may take.
-const COMPILE_LIMIT: Duration = Duration::from_secs(120);
+pub(crate) use cluster::serve;
 
-pub(crate) fn run(args: &Tune) -> anyhow::Result<Status> {
-    if args.simulate.is_some() {
-        return replay(args);
+pub(crate) fn run(args: &Tune, own: &[OsString]) -> anyhow::Result<Status> {
+    match args.evaluators {
+        _ if args.simulate.is_some() => replay(args),
+        Some(count) => cluster::run(args, own, count as usize),
+        None => alone(args),
     }
-    let subject = Subject::find(args)?;
-    let Subject { device, no_gpu, space, problems, mut ahead, constraints, device_name, arch } = subject;
+}
+
+/// A tune on the device of this process.
+fn alone(args: &Tune) -> anyhow::Result<Status> {
+    let subject = Subject::find(args, 0)?;
     let mut environment = Environment::look(args.common.thread_count());
-    environment.accelerator = device.accelerator();
-    environment.no_accelerator = no_gpu;
-    let on_cpu = device.id() == DeviceId::Cpu;
+    environment.accelerator = subject.device.accelerator();
+    environment.no_accelerator.clone_from(&subject.no_gpu);
+    let on_cpu = subject.device.id() == DeviceId::Cpu;
     if on_cpu {
         environment.measure_peaks(args.common.forced_isa()?);
     }
-    let prior = args.prior.as_deref().map(Prior::read).transpose()?.unwrap_or_default();
-    let folder = args.out.clone().unwrap_or_else(|| PathBuf::from("tunes").join(&space.kernel));
-    let breaks = |point: &Point| constraints.as_ref().and_then(|constraints| constraints.broken(point));
+    let about = About {
+        space: subject.space.clone(),
+        problems: subject.problems.clone(),
+        device: subject.device.id(),
+        device_name: subject.device_name.clone(),
+        arch: subject.arch.clone(),
+    };
+    let folder = folder(args, &about.space);
     let bar = progress::bar(u64::from(args.evaluations));
-    let without_counters = |why: &str| progress::say(&bar, format!("no counters: {why}"));
+    let say = |why: &str| progress::say(&bar, why.to_owned());
+    let ahead = if on_cpu { 1 } else { 2 * workers(args) };
+    interrupt::listen();
+    at_the_device(args, subject, ahead, &say, |here, constraints| {
+        let breaks = |point: &Point| constraints.and_then(|constraints| constraints.broken(point));
+        evolve(args, here, about, &breaks, &folder, &bar, &environment)
+    })
+}
+
+/// The tune's folder.
+fn folder(args: &Tune, space: &Space) -> PathBuf {
+    args.out.clone().unwrap_or_else(|| PathBuf::from("tunes").join(&space.kernel))
+}
+
+/// Sets up a device to work for a tune, and lets it.
+fn at_the_device<T>(
+    args: &Tune,
+    subject: Subject,
+    ahead: usize,
+    say: &dyn Fn(&str),
+    work: impl FnOnce(&mut Here<'_>, Option<&Constraints>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let Subject { device, space, problems, ahead: mut preparing, constraints, .. } = subject;
+    let device: &dyn TimedDevice = device.as_ref();
+    let without_counters = |why: &str| say(&format!("no counters: {why}"));
     let profiler = match constraints.as_ref().filter(|_| !args.no_profile) {
         Some(constraints) => {
-            let session = constraints.session(args)?;
-            Some(Profiler::new(session, problems[0], folder.clone(), &without_counters))
+            let session = constraints.session(device.id(), args)?;
+            Some(Profiler::new(session, problems[0], folder(args, &space), &without_counters))
         }
         None => None,
     };
     let source: &dyn InsightSource = profiler.as_ref().map_or(&StaticView, |profiler| profiler);
     let gate = |label: &str| profiler.as_ref().map_or(not_profiled(), |profiler| profiler.gate(label));
-    let request = Request {
-        folder: folder.clone(),
-        problems,
+    let terms = Terms {
         space,
-        breaks: &breaks,
-        device_name,
-        arch,
+        problems,
+        seed: args.seed,
+        rule: Rule { most_blocks: args.blocks as usize, ..gates::rule(None) },
+        sets: args.sets.map(|sets| sets as usize),
+        last_gate: (device.id() != DeviceId::Cpu).then_some(&gate),
+        ahead,
+    };
+    let materials = OnceCell::new();
+    let mut here = Here::new(device, preparing.as_mut(), source, terms, &materials)?;
+    work(&mut here, constraints.as_ref())
+}
+
+/// What a tune is about.
+struct About {
+    space: Space,
+    problems: Vec<Problem>,
+    device: DeviceId,
+    device_name: String,
+    arch: String,
+}
+
+/// Runs a tune wherever its candidates are evaluated, and prints what it found.
+fn evolve(
+    args: &Tune,
+    place: &mut dyn Workplace,
+    about: About,
+    breaks: &dyn Fn(&Point) -> Option<String>,
+    folder: &Path,
+    bar: &ProgressBar,
+    environment: &Environment,
+) -> anyhow::Result<Status> {
+    let request = Request {
+        folder: folder.to_owned(),
+        problems: about.problems,
+        space: about.space,
+        breaks,
+        device: about.device,
+        device_name: about.device_name,
+        arch: about.arch,
         strategy: args.strategy.clone().unwrap_or_else(|| strategy::NAMES[0].to_owned()),
         seed: args.seed,
         evaluations: args.evaluations as usize,
         limit: args.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
         top: args.top as usize,
         resume: args.resume,
-        ahead: if on_cpu { 1 } else { 2 * workers(args) },
-        rule: Rule { most_blocks: args.blocks as usize, ..gates::rule(None) },
-        prior,
-        sets: args.sets.map(|sets| sets as usize),
-        last_gate: (!on_cpu).then_some(&gate),
+        prior: args.prior.as_deref().map(Prior::read).transpose()?.unwrap_or_default(),
+        has_profile_gate: about.device != DeviceId::Cpu,
     };
-    let proposer = proposer(args, &folder)?;
-    interrupt::listen();
+    let proposer = proposer(args, folder)?;
     let watch = |evaluation: &Evaluation| {
         bar.set_position(evaluation.number + 1);
-        progress::say(&bar, format!("{} {:?}", shown(&request.space.kernel, evaluation), evaluation.status));
+        progress::say(bar, format!("{} {:?}", shown(&request.space.kernel, evaluation), evaluation.status));
         !interrupt::asked()
     };
     let goes_on = folder.display().to_string();
     interrupt::on_end(move || {
         anstream::eprintln!("stopped; all that was evaluated is in {goes_on}, and --resume goes on with it");
     });
-    let outcome =
-        tune::tune(device.as_ref(), ahead.as_mut(), source, proposer, &request, watch, &interrupt::asked)?;
+    let outcome = tune::tune(place, proposer, &request, watch, &interrupt::asked)?;
     let _ending = interrupt::ending();
     bar.finish_and_clear();
     if args.common.json {
-        output::print_json("tune", &environment, &[Summary::of(&outcome, &folder)])?;
+        output::print_json("tune", environment, &[Summary::of(&outcome, folder)])?;
     } else {
-        let mut page = page(&outcome, &folder);
+        let mut page = page(&outcome, folder);
         if let Some(why) = &environment.no_accelerator {
             page += &format!("\n{}\n", output::no_gpu(why));
         }
@@ -116,7 +179,7 @@ pub(crate) fn run(args: &Tune) -> anyhow::Result<Status> {
 /// Seconds for a program, and for a language model.
 const PROPOSER_LIMITS_S: [f64; 2] = [60.0, 600.0];
 
-fn proposer(args: &Tune, folder: &std::path::Path) -> anyhow::Result<Option<Proposer>> {
+fn proposer(args: &Tune, folder: &Path) -> anyhow::Result<Option<Proposer>> {
     let [of_program, of_model] = PROPOSER_LIMITS_S.map(|default| args.proposer_timeout.unwrap_or(default));
     if args.llm.is_asked_for() {
         let command = agent::proposer(args.llm.arguments(folder, of_model))?;
@@ -129,125 +192,6 @@ fn proposer(args: &Tune, folder: &std::path::Path) -> anyhow::Result<Option<Prop
 /// The last gate where profiles are not wanted.
 fn not_profiled() -> GateResult {
     GateResult::unavailable(profile::GATE, "--no-profile")
-}
-
-fn workers(args: &Tune) -> usize {
-    let cores = || std::thread::available_parallelism().map_or(2, |n| n.get());
-    args.workers.map_or_else(cores, |workers| workers as usize)
-}
-
-/// What is tuned.
-struct Subject {
-    device: Box<dyn TimedDevice>,
-    /// Why it is not a GPU, where the choice was left open.
-    no_gpu: Option<String>,
-    space: Space,
-    problems: Vec<Problem>,
-    ahead: Box<dyn Ahead>,
-    constraints: Option<Constraints>,
-    device_name: String,
-    arch: String,
-}
-
-/// A CUDA kernel's constraints on every problem.
-struct Constraints {
-    registry: Registry,
-    kernel: String,
-    target: Target,
-    facts: Vec<ProblemFacts>,
-}
-
-impl Constraints {
-    fn broken(&self, point: &Point) -> Option<String> {
-        let kernel = self.registry.kernel(&self.kernel).ok()?;
-        let chosen = point.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-        let broken = |facts| {
-            choose::variant(kernel, facts, &self.target, &chosen).err().map(|error| error.to_string())
-        };
-        self.facts.iter().find_map(broken)
-    }
-
-    /// What the same kernels are profiled with.
-    fn session(&self, args: &Tune) -> anyhow::Result<Session> {
-        let device = match args.common.device {
-            Place::On(device) => device,
-            Place::Auto | Place::None => DeviceId::Cuda(0),
-        };
-        let limit = Duration::from_secs_f64(args.profile_timeout);
-        let ncu = Ncu::find(args.ncu.as_deref());
-        let session = Session::open(self.registry.clone(), self.target, device, ncu, limit)?;
-        Ok(session.with_kernel_path(&args.common.kernel_path))
-    }
-}
-
-impl Subject {
-    fn find(args: &Tune) -> anyhow::Result<Self> {
-        let mut no_gpu = None;
-        let cuda = match args.common.device {
-            Place::On(DeviceId::Cpu) => None,
-            Place::On(DeviceId::Sim) => {
-                anyhow::bail!("the simulator has no clock: use --device cuda or cpu to tune")
-            }
-            // A CPU kernel is tuned on the CPU, GPU or not.
-            Place::Auto if args.kernel.as_deref() == Some("cpu_flash") => None,
-            Place::Auto => args.common.open_cuda(0).map_err(|why| no_gpu = Some(format!("{why:#}"))).ok(),
-            Place::On(DeviceId::Cuda(ordinal)) => Some(args.common.open_cuda(ordinal)?),
-            Place::None => {
-                return Err(super::refused_device(args.common.device, &["auto", "cpu", "cuda", "cuda:N"]));
-            }
-        };
-        let problems = |dtype: DType| {
-            let of = |shape| Problem::new(shape, args.dtype.unwrap_or(dtype));
-            args.shapes.iter().map(|shape| of(*shape)).collect::<Result<Vec<_>, _>>().context("--shapes")
-        };
-        let Some(cuda) = cuda else {
-            let name = args.kernel.as_deref().unwrap_or("cpu_flash");
-            let isa = args.common.forced_isa()?;
-            let cpu = Cpu { threads: args.common.thread_count(), isa };
-            evosdpa_lab::find_kernel(&cpu, name)?;
-            anyhow::ensure!(name == "cpu_flash", "{name} has nothing to tune on a CPU; cpu_flash has");
-            let environment = Environment::look(args.common.thread_count());
-            let problems = problems(DType::F32)?;
-            return Ok(Self {
-                space: Space::of_cpu(&problems[0], environment.threads)?,
-                device: Box::new(cpu),
-                no_gpu,
-                problems,
-                ahead: Box::new(Nothing),
-                constraints: None,
-                device_name: environment.cpu,
-                arch: isa.unwrap_or_else(evosdpa::Isa::best).name().to_owned(),
-            });
-        };
-        let Some(name) = &args.kernel else {
-            let names: Vec<String> = cuda.kernels().into_iter().map(|kernel| kernel.name).collect();
-            anyhow::bail!("name the kernel to tune with --kernel: {}", names.join(", "));
-        };
-        let registry = cuda.registry();
-        let kernel = registry.kernel(name)?;
-        let first = kernel.manifest.dtypes.first().copied();
-        let problems = problems(first.unwrap_or(DType::BF16))?;
-        let target = *cuda.target();
-        let space = Space::of_kernel(kernel, &problems[0], &target)?;
-        let pool = CompilePool::new(workers(args), COMPILE_LIMIT)?;
-        let ahead = Compiling::new(registry.clone(), target, &problems, pool, !args.no_sim)?;
-        let facts = problems.iter().map(ProblemFacts::try_from).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self {
-            space,
-            problems,
-            ahead: Box::new(ahead),
-            constraints: Some(Constraints {
-                registry: registry.clone(),
-                kernel: name.clone(),
-                target,
-                facts,
-            }),
-            device_name: cuda.handle().info().name.clone(),
-            arch: target.arch.name().to_owned(),
-            device: Box::new(cuda),
-            no_gpu: None,
-        })
-    }
 }
 
 /// What `--json` prints of a tune; the log has the rest.
@@ -264,7 +208,7 @@ struct Summary {
 }
 
 impl Summary {
-    fn of(outcome: &Finished, folder: &std::path::Path) -> Self {
+    fn of(outcome: &Finished, folder: &Path) -> Self {
         Self {
             folder: folder.display().to_string(),
             kernel: outcome.header.space.kernel.clone(),
@@ -282,14 +226,14 @@ fn shown(kernel: &str, evaluation: &Evaluation) -> String {
     label(evaluation.kernel.as_deref().unwrap_or(kernel), &evaluation.point)
 }
 
-fn page(outcome: &Finished, folder: &std::path::Path) -> String {
+fn page(outcome: &Finished, folder: &Path) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = write_page(&mut text, outcome, folder);
     text
 }
 
-fn write_page(out: &mut String, outcome: &Finished, folder: &std::path::Path) -> std::fmt::Result {
+fn write_page(out: &mut String, outcome: &Finished, folder: &Path) -> std::fmt::Result {
     let history = &outcome.history;
     let count = |status: Standing| history.iter().filter(|evaluation| evaluation.status == status).count();
     writeln!(

@@ -4,7 +4,7 @@
 mod stage;
 
 use std::{
-    cell::RefCell,
+    cell::{OnceCell, RefCell},
     collections::HashSet,
     fs,
     os::unix::fs::PermissionsExt,
@@ -29,6 +29,7 @@ use evosdpa_lab::{
         proposer::Proposer,
         simulate,
         tune::{self, Finished, Request},
+        work::{Here, Terms},
     },
     gate::{GateResult, Verdict},
     measure::duel::Rule,
@@ -98,6 +99,7 @@ impl Tune<'_> {
             problems: vec![problem()],
             space,
             breaks: &breaks,
+            device: DeviceId::Cuda(0),
             device_name: "a stage".to_owned(),
             arch: "sm_90a".to_owned(),
             strategy: "evo".to_owned(),
@@ -106,15 +108,23 @@ impl Tune<'_> {
             limit: None,
             top: 3,
             resume: self.resume,
-            ahead: self.ahead,
-            rule: Rule { most_blocks: 12, ..gates::rule(None) },
             prior: Prior::default(),
+            has_profile_gate: true,
+        };
+        let terms = Terms {
+            space: request.space.clone(),
+            problems: vec![problem()],
+            seed: 3,
+            rule: Rule { most_blocks: 12, ..gates::rule(None) },
             sets: Some(2),
             last_gate: Some(&gate),
+            ahead: self.ahead,
         };
         let proposer =
             self.proposer.as_deref().map(|command| Proposer::new(command, Duration::from_secs(60)));
-        tune::tune(&self.stage, ahead, profiler, proposer, &request, |_| true, &|| false).unwrap()
+        let materials = OnceCell::new();
+        let mut here = Here::new(&self.stage, ahead, profiler, terms, &materials).unwrap();
+        tune::tune(&mut here, proposer, &request, |_| true, &|| false).unwrap()
     }
 }
 

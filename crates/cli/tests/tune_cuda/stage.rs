@@ -7,6 +7,7 @@ use evosdpa_lab::{
     Error,
     device::{
         Cpu, Device, DeviceId, KernelInfo, Loaded, LoadedCpu, Output, TimedDevice, TimedKernel, Timing,
+        Turned,
     },
 };
 use evosdpa_oracle::inputs::Inputs;
@@ -94,6 +95,10 @@ impl Loaded for Written {
     fn run(&mut self, set: usize) -> Result<Output, Error> {
         self.kernel.run(set)
     }
+
+    fn changed_input(&mut self) -> Result<Option<String>, Error> {
+        self.kernel.changed_input()
+    }
 }
 
 impl TimedKernel for Written {
@@ -107,8 +112,8 @@ impl TimedKernel for Written {
         self.kernel.set_timing(timing)
     }
 
-    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error> {
-        self.kernel.refill(set, inputs)
+    fn refill(&mut self, set: usize, inputs: &Inputs, turned: Turned) -> Result<(), Error> {
+        self.kernel.refill(set, inputs, turned)
     }
 
     fn poison(&mut self) -> Result<(), Error> {
@@ -117,9 +122,5 @@ impl TimedKernel for Written {
 
     fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error> {
         self.kernel.timed_outputs(set)
-    }
-
-    fn changed_input(&mut self) -> Result<Option<String>, Error> {
-        self.kernel.changed_input()
     }
 }

@@ -6,7 +6,8 @@ use evosdpa_kernels::VariantId;
 use evosdpa_oracle::inputs::Inputs;
 
 use super::{
-    AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, Timing, fresh_output,
+    AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, Timing, Turned,
+    fresh_output,
 };
 use crate::{Error, machine::Environment, measure::floor::Ceilings};
 use evosdpa_oracle::rng::Rng;
@@ -157,7 +158,7 @@ pub struct LoadedCpu {
     problem: Problem,
     variant: Option<String>,
     /// What was put there, to see whether it is still so.
-    given: Vec<Inputs>,
+    given: Vec<(Inputs, Turned)>,
     inputs: Vec<Inputs>,
     outputs: Vec<Output>,
     body: Body,
@@ -174,8 +175,8 @@ impl LoadedCpu {
         Self {
             problem: *problem,
             variant: None,
-            given: inputs.to_vec(),
-            inputs: inputs.to_vec(),
+            given: inputs.iter().map(|inputs| (inputs.clone(), Turned::NOT)).collect(),
+            inputs: inputs.iter().map(Inputs::copied).collect(),
             outputs: inputs.iter().map(|_| fresh_output(problem)).collect(),
             body,
             timing: Timing::Graph,
@@ -199,6 +200,20 @@ impl Loaded for LoadedCpu {
         let mut output = fresh_output(&self.problem);
         (self.body)(&mut self.inputs[set], &mut output)?;
         Ok(output)
+    }
+
+    fn changed_input(&mut self) -> Result<Option<String>, Error> {
+        for ((given, turned), now) in self.given.iter().zip(&self.inputs) {
+            let pairs = [("Q", &given.q, &now.q), ("K", &given.k, &now.k), ("V", &given.v, &now.v)];
+            for (i, (name, given, now)) in pairs.into_iter().enumerate() {
+                let [first, last] = turned.pieces(i, given.bytes());
+                let (now_first, now_last) = now.bytes().split_at(first.len());
+                if now_first != first || now_last != last {
+                    return Ok(Some(name.to_owned()));
+                }
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -230,19 +245,14 @@ impl TimedKernel for LoadedCpu {
         }
         self.between.clear();
         for set in 0..self.inputs.len() {
-            let Inputs { q, k, v, scales, side } = self.inputs[set].clone();
-            for tensor in [q, k, v].into_iter().enumerate() {
+            let Inputs { q, k, v, .. } = &mut self.inputs[set];
+            for tensor in [q, k, v] {
                 self.between.push(vec![1; 64 * (1 + self.rng.below(255))]);
-                let own = &mut self.inputs[set];
-                match tensor {
-                    (0, q) => own.q = q.clone(),
-                    (1, k) => own.k = k.clone(),
-                    (_, v) => own.v = v.clone(),
-                }
+                *tensor = tensor.copied();
             }
-            (self.inputs[set].scales, self.inputs[set].side) = (scales, side);
             self.between.push(vec![1; 64 * (1 + self.rng.below(255))]);
-            self.outputs[set] = self.outputs[set].clone();
+            let Output { o, lse } = &self.outputs[set];
+            self.outputs[set] = Output { o: o.copied(), lse: lse.clone() };
         }
         for set in 0..self.inputs.len() {
             (self.body)(&mut self.inputs[set], &mut self.outputs[set])?;
@@ -250,14 +260,18 @@ impl TimedKernel for LoadedCpu {
         Ok(())
     }
 
-    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error> {
+    fn refill(&mut self, set: usize, inputs: &Inputs, turned: Turned) -> Result<(), Error> {
         let own = &mut self.inputs[set];
-        for (own, new) in [(&mut own.q, &inputs.q), (&mut own.k, &inputs.k), (&mut own.v, &inputs.v)] {
-            own.bytes_mut().copy_from_slice(new.bytes());
+        let pairs = [(&mut own.q, &inputs.q), (&mut own.k, &inputs.k), (&mut own.v, &inputs.v)];
+        for (i, (own, new)) in pairs.into_iter().enumerate() {
+            let [first, last] = turned.pieces(i, new.bytes());
+            let (own_first, own_last) = own.bytes_mut().split_at_mut(first.len());
+            own_first.copy_from_slice(first);
+            own_last.copy_from_slice(last);
         }
         own.scales.clone_from(&inputs.scales);
         own.side.clone_from(&inputs.side);
-        self.given[set].clone_from(inputs);
+        self.given[set] = (inputs.clone(), turned);
         Ok(())
     }
 
@@ -274,18 +288,5 @@ impl TimedKernel for LoadedCpu {
     fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error> {
         let set = self.set_of(set);
         Ok(vec![(set, self.outputs[set].clone())])
-    }
-
-    fn changed_input(&mut self) -> Result<Option<String>, Error> {
-        for (given, now) in self.given.iter().zip(&self.inputs) {
-            for (name, given, now) in
-                [("Q", &given.q, &now.q), ("K", &given.k, &now.k), ("V", &given.v, &now.v)]
-            {
-                if given.bytes() != now.bytes() {
-                    return Ok(Some(name.to_owned()));
-                }
-            }
-        }
-        Ok(None)
     }
 }

@@ -15,8 +15,8 @@ use evosdpa_kernels::{ProblemFacts, Registry, Target, Variant, VariantId};
 use evosdpa_oracle::inputs::Inputs;
 
 use super::{
-    AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, ahead, arguments,
-    fresh_output, timed::LoadedCuda,
+    AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, Turned, ahead, arguments,
+    blank_output, fresh_output, timed::LoadedCuda,
 };
 use crate::{Error, measure::floor::Ceilings};
 
@@ -158,6 +158,10 @@ impl Device for Cuda {
         DeviceId::Cuda(self.handle().info().ordinal)
     }
 
+    fn lock_name(&self) -> Option<String> {
+        Some(format!("gpu-{}", self.handle().info().pci_bus_id.replace(':', "-")))
+    }
+
     fn accelerator(&self) -> Option<String> {
         let info = self.handle().info();
         let driver = evosdpa_cuda::loader::driver()
@@ -244,9 +248,13 @@ impl TimedDevice for Cuda {
     }
 }
 
+/// Inputs are compared in pieces that stay in a processor's cache.
+const COMPARED_BYTES: usize = 4 << 20;
+
 /// One set of inputs on the GPU, and what was put there.
 pub(super) struct Set {
     given: Inputs,
+    turned: Turned,
     /// One for each of [`arguments::buffers`].
     buffers: Vec<DeviceBuffer>,
 }
@@ -261,23 +269,34 @@ impl Set {
                 Ok(buffer)
             })
             .collect::<Result<Vec<_>, Error>>()?;
-        Ok(Self { given: inputs.clone(), buffers })
+        Ok(Self { given: inputs.clone(), turned: Turned::NOT, buffers })
     }
 
-    pub(super) fn refill(&mut self, inputs: &Inputs) -> Result<(), Error> {
-        for (buffer, (_, bytes)) in self.buffers.iter_mut().zip(arguments::buffers(inputs)) {
-            buffer.copy_from(bytes)?;
+    pub(super) fn refill(&mut self, inputs: &Inputs, turned: Turned) -> Result<(), Error> {
+        let pairs = self.buffers.iter_mut().zip(arguments::buffers(inputs));
+        for (i, (buffer, (_, bytes))) in pairs.enumerate() {
+            let [first, last] = turned.pieces(i, bytes);
+            buffer.copy_part_from(0, first)?;
+            buffer.copy_part_from(first.len(), last)?;
         }
-        self.given.clone_from(inputs);
+        (self.given, self.turned) = (inputs.clone(), turned);
         Ok(())
     }
 
     pub(super) fn changed(&self) -> Result<Option<String>, Error> {
-        for (buffer, (name, given)) in self.buffers.iter().zip(arguments::buffers(&self.given)) {
-            let mut now = vec![0_u8; given.len()];
-            buffer.copy_to(&mut now)?;
-            if now != given {
-                return Ok(Some(name.to_owned()));
+        let mut now = Vec::new();
+        let pairs = self.buffers.iter().zip(arguments::buffers(&self.given));
+        for (i, (buffer, (name, given))) in pairs.enumerate() {
+            let mut from = 0;
+            for piece in
+                self.turned.pieces(i, given).into_iter().flat_map(|piece| piece.chunks(COMPARED_BYTES))
+            {
+                now.resize(piece.len(), 0);
+                buffer.copy_part_to(from, &mut now)?;
+                if now != piece {
+                    return Ok(Some(name.to_owned()));
+                }
+                from += piece.len();
             }
         }
         Ok(None)
@@ -326,7 +345,7 @@ impl Slot {
     }
 
     pub(super) fn download(&self, problem: &Problem) -> Result<Output, Error> {
-        let mut output = fresh_output(problem);
+        let mut output = blank_output(problem);
         self.o.check()?;
         self.o.copy_to(output.o.bytes_mut())?;
         if let (Some(buffer), Some(lse)) = (&self.lse, &mut output.lse) {

@@ -17,7 +17,7 @@ pub use simulation::Simulation;
 
 use std::{fmt, str::FromStr};
 
-use evosdpa_core::{DType, Problem, Tensor};
+use evosdpa_core::{DType, Layout, Problem, Tensor};
 use evosdpa_oracle::inputs::Inputs;
 
 use crate::{
@@ -48,6 +48,12 @@ pub trait Device {
 
     /// What it is, when it is not the machine's own processor.
     fn accelerator(&self) -> Option<String> {
+        None
+    }
+
+    /// A name that all its users on this machine know it by, where one at a time may measure it: whatever number each of them
+    /// sees it under.
+    fn lock_name(&self) -> Option<String> {
         None
     }
 
@@ -192,12 +198,22 @@ pub trait Loaded {
     fn variant(&self) -> Option<String> {
         None
     }
+
+    /// The first input, by name, that is not what was put there. A device whose inputs cannot be written has none.
+    fn changed_input(&mut self) -> Result<Option<String>, Error> {
+        Ok(None)
+    }
 }
 
 /// A kernel that can be timed and, between timed calls, audited.
 pub trait TimedKernel: Loaded {
     /// Runs once on input set `set` and says how long the call took, in microseconds.
     fn time_us(&mut self, set: usize) -> Result<f64, Error>;
+
+    /// The same for one call by itself, however calls are timed otherwise.
+    fn time_alone_us(&mut self, set: usize) -> Result<f64, Error> {
+        self.time_us(set)
+    }
 
     /// As [`TimedKernel::time_us`], with the device's clock around it where that can be read.
     fn read(&mut self, set: usize) -> Result<Reading, Error> {
@@ -212,17 +228,29 @@ pub trait TimedKernel: Loaded {
         Ok(())
     }
 
-    /// Puts other inputs where those of a set are. Outputs stay as they are.
-    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error>;
+    /// Puts other inputs where those of a set are, turned so far. Outputs stay as they are.
+    fn refill(&mut self, set: usize, inputs: &Inputs, turned: Turned) -> Result<(), Error>;
 
     /// Fills every output that timed calls write with NaN.
     fn poison(&mut self) -> Result<(), Error>;
 
     /// What lies in the outputs that a timed call on `set` writes, each with the set it belongs to.
     fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error>;
+}
 
-    /// The first input, by name, that is not what was put there.
-    fn changed_input(&mut self) -> Result<Option<String>, Error>;
+/// By how many bytes Q, K and V are moved round in their buffers: the same numbers in other places, without a copy of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turned(pub [usize; 3]);
+
+impl Turned {
+    /// Where they are.
+    pub const NOT: Self = Self([0; 3]);
+
+    /// The bytes of a buffer in the order in which they are put into it; Q, K and V are the first three.
+    fn pieces(self, buffer: usize, bytes: &[u8]) -> [&[u8]; 2] {
+        let (last, first) = bytes.split_at(self.0.get(buffer).copied().unwrap_or(0).min(bytes.len()));
+        [first, last]
+    }
 }
 
 /// What a run left behind.
@@ -239,7 +267,15 @@ pub const OUTPUT_ROW_GAP: usize = 16;
 
 /// An output buffer full of NaN, with gaps around each row.
 pub fn fresh_output(problem: &Problem) -> Output {
-    let o =
-        Tensor::poisoned_gaps(problem.o_shape(), problem.output_dtype(), problem.layout(), OUTPUT_ROW_GAP);
+    output_in(Tensor::poisoned_gaps, problem)
+}
+
+/// The same without the NaN: for a copy of another.
+pub(super) fn blank_output(problem: &Problem) -> Output {
+    output_in(Tensor::with_gaps, problem)
+}
+
+fn output_in(make: fn([usize; 4], DType, Layout, usize) -> Tensor, problem: &Problem) -> Output {
+    let o = make(problem.o_shape(), problem.output_dtype(), problem.layout(), OUTPUT_ROW_GAP);
     Output { o, lse: problem.lse().then(|| vec![f32::NAN; problem.rows()]) }
 }

@@ -7,7 +7,7 @@ use evosdpa_cuda::{Event, Graph, Stream};
 use evosdpa_oracle::inputs::Inputs;
 
 use super::{
-    Cuda, Loaded, Output, TimedKernel, Timing,
+    Cuda, Loaded, Output, TimedKernel, Timing, Turned,
     cuda::{Set, Slot},
 };
 use crate::{Error, measure::Reading};
@@ -177,11 +177,24 @@ impl Loaded for LoadedCuda<'_> {
         self.plan().check_counters()?;
         self.slots[set].download(&self.problem)
     }
+
+    fn changed_input(&mut self) -> Result<Option<String>, Error> {
+        for set in &self.sets {
+            if let Some(name) = set.changed()? {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
 }
 
 impl TimedKernel for LoadedCuda<'_> {
     fn time_us(&mut self, set: usize) -> Result<f64, Error> {
         self.sample_us(set, |_| Ok(()), |_| Ok(()))
+    }
+
+    fn time_alone_us(&mut self, set: usize) -> Result<f64, Error> {
+        self.elapsed_us(|| Ok(()), || self.launch(set))
     }
 
     fn read(&mut self, set: usize) -> Result<Reading, Error> {
@@ -205,8 +218,8 @@ impl TimedKernel for LoadedCuda<'_> {
         Ok(())
     }
 
-    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error> {
-        self.sets[set].refill(inputs)
+    fn refill(&mut self, set: usize, inputs: &Inputs, turned: Turned) -> Result<(), Error> {
+        self.sets[set].refill(inputs, turned)
     }
 
     fn poison(&mut self) -> Result<(), Error> {
@@ -222,14 +235,5 @@ impl TimedKernel for LoadedCuda<'_> {
             .into_iter()
             .map(|slot| Ok((self.slots[slot].set, self.slots[slot].download(&self.problem)?)))
             .collect()
-    }
-
-    fn changed_input(&mut self) -> Result<Option<String>, Error> {
-        for set in &self.sets {
-            if let Some(name) = set.changed()? {
-                return Ok(Some(name));
-            }
-        }
-        Ok(None)
     }
 }

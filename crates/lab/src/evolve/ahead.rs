@@ -14,6 +14,7 @@ use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{Builder, worker::CompilePool};
 use evosdpa_kernels::{ProblemFacts, Registry, Target, VariantId};
 use evosdpa_oracle::{Case, inputs::Family};
+use serde::{Deserialize, Serialize};
 
 use super::{
     log::Resources,
@@ -27,7 +28,7 @@ use crate::{
 };
 
 /// What is known of a candidate before it runs.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Prepared {
     /// Gates in the order they ran; the first that fails is the last.
     pub gates: Vec<GateResult>,

@@ -8,6 +8,7 @@ use evosdpa_oracle::{
     Case,
     inputs::{Family, Inputs},
 };
+use serde::{Deserialize, Serialize};
 
 use super::{
     log::{ShapeResult, Standing},
@@ -16,7 +17,7 @@ use super::{
 use crate::{
     Error, ErrorKind,
     bench::{AUDIT, FLOOR},
-    device::{DeviceId, TimedDevice, Timing},
+    device::{Device, TimedDevice, Timing},
     error::IoContext,
     gate::{GateResult, correctness},
     machine,
@@ -80,7 +81,7 @@ struct Place<'a> {
 }
 
 /// What came of a candidate.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Judged {
     /// The gates it went through here.
     pub gates: Vec<GateResult>,
@@ -396,9 +397,9 @@ pub struct DeviceLock {
 
 impl DeviceLock {
     /// Waits until the device is free. A CPU is not locked: its users see each other in the load.
-    pub fn wait(device: DeviceId) -> Result<Option<Self>, Error> {
-        let DeviceId::Cuda(ordinal) = device else { return Ok(None) };
-        let path = std::env::temp_dir().join(format!("evosdpa-cuda{ordinal}.lock"));
+    pub fn wait(device: &(impl Device + ?Sized)) -> Result<Option<Self>, Error> {
+        let Some(name) = device.lock_name() else { return Ok(None) };
+        let path = std::env::temp_dir().join(format!("evosdpa-{name}.lock"));
         let hint = "make the folder of temporary files writable";
         let file = lock_file(&path).doing("open", &path, hint)?;
         file.lock().doing("lock", &path, hint)?;

@@ -146,6 +146,9 @@ pub struct Evaluation {
     /// Its parts, and what was done ahead.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<Span>,
+    /// The evaluator that did it, where the tune had several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 impl Evaluation {
@@ -386,6 +389,7 @@ pub(crate) mod tests {
             began_us: None,
             seconds: 0.1,
             spans: vec![],
+            by: None,
         }
     }
 

@@ -10,6 +10,7 @@
 pub mod ahead;
 #[cfg(test)]
 mod altered;
+pub mod evaluator;
 pub mod gates;
 pub mod insight;
 pub mod log;
@@ -25,6 +26,7 @@ pub mod span;
 pub mod strategy;
 pub mod trial;
 pub mod tune;
+pub mod work;
 
 pub use log::{Evaluation, Header, ShapeResult, Standing};
 pub use space::{Dimension, Layer, Point, Space};

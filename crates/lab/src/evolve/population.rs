@@ -39,11 +39,10 @@ pub fn anchors(history: &[Evaluation], top: usize) -> Vec<&Evaluation> {
     elites
 }
 
-/// What a candidate's fitness must be above to be among the elites.
-pub fn elite_above(history: &[Evaluation], top: usize) -> f64 {
+/// What a candidate's fitness must be above to be among the elites, when there are as many as are kept.
+pub fn elite_above(history: &[Evaluation], top: usize) -> Option<f64> {
     let elites = elites(history, top);
-    let worst = elites.last().filter(|_| elites.len() >= top);
-    worst.and_then(|worst| worst.fitness).unwrap_or(f64::NEG_INFINITY)
+    elites.last().filter(|_| elites.len() >= top).and_then(|worst| worst.fitness)
 }
 
 /// Evaluations that no other beats on every problem: for each there is a mix of problems on which it is the best.

@@ -298,13 +298,24 @@ mod tests {
     fn a_hostile_proposer_is_ended_with_its_whole_group() {
         let folder = tempfile::tempdir().unwrap();
         let pid_file = folder.path().join("pid");
-        let child = format!("sleep 1000 & echo $! > {}; ", pid_file.display());
-        for (command, expected) in [
-            ("sleep 1000", "did not answer"),
-            ("yes '{\"tunables\":{\"A\":1}}'", ""),
-            ("cat /dev/zero", "longer than 4 MiB"),
-            ("yes; sleep 1000", "is no proposal"),
+        // In its group, in a session of its own, and there as an orphan.
+        let pid = pid_file.display();
+        let child = format!("sleep 1000 & echo $! > {pid}; ");
+        let elsewhere = format!(
+            "setsid sh -c 'echo $$ > {pid}; exec sleep 1000' & while [ ! -s {pid} ]; do sleep 0.01; done; "
+        );
+        let orphan = format!(
+            "(setsid sh -c 'echo $$ > {pid}; exec sleep 1000' &); while [ ! -s {pid} ]; do sleep 0.01; done; "
+        );
+        for (child, command, expected) in [
+            (&child, "sleep 1000", "did not answer"),
+            (&child, "yes '{\"tunables\":{\"A\":1}}'", ""),
+            (&child, "cat /dev/zero", "longer than 4 MiB"),
+            (&child, "yes; sleep 1000", "is no proposal"),
+            (&elsewhere, "yes; sleep 1000", "is no proposal"),
+            (&orphan, "yes; sleep 1000", "is no proposal"),
         ] {
+            let _ = std::fs::remove_file(&pid_file);
             let header = header();
             let history = [evaluation(0, 1, 1.0)];
             let source = "x".repeat(1 << 20);

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    ahead::Ahead,
     log::{Evaluation, Standing},
+    work::Workplace,
 };
-use crate::{Error, device::Device, error::IoContext, record::atomic};
+use crate::{Error, error::IoContext, record::atomic};
 
 const HINT: &str = "choose another folder with --out, or free some space";
 
@@ -32,12 +32,9 @@ pub fn register(
     of: &str,
     name: &str,
     source: &str,
-    ahead: &mut dyn Ahead,
-    device: &dyn Device,
+    place: &mut dyn Workplace,
 ) -> Result<Result<(), String>, Error> {
-    if let Err(error) =
-        ahead.register_source(of, name, source).and_then(|()| device.register_source(of, name, source))
-    {
+    if let Err(error) = place.register_source(of, name, source) {
         return Ok(Err(error.to_string()));
     }
     let folder = folder(tune, name);
@@ -46,7 +43,7 @@ pub fn register(
         std::fs::remove_dir_all(&folder).doing("clear", &folder, HINT)?;
     }
     std::fs::create_dir_all(&folder).doing("create", &folder, HINT)?;
-    for (file, text) in ahead.files(name) {
+    for (file, text) in place.files(name) {
         atomic::write(&folder.join(file), text.as_bytes())?;
     }
     Ok(Ok(()))
@@ -57,8 +54,7 @@ pub fn register_again(
     tune: &Path,
     of: &str,
     history: &[Evaluation],
-    ahead: &mut dyn Ahead,
-    device: &dyn Device,
+    place: &mut dyn Workplace,
 ) -> Result<(), Error> {
     let alive = history.iter().filter(|evaluation| evaluation.status >= Standing::Kept);
     for name in alive.filter_map(|evaluation| evaluation.kernel.as_deref()) {
@@ -68,8 +64,7 @@ pub fn register_again(
             &path,
             "an elite of this tune was made from it: put it back, or begin another tune",
         )?;
-        ahead.register_source(of, name, &source)?;
-        device.register_source(of, name, &source)?;
+        place.register_source(of, name, &source)?;
     }
     Ok(())
 }

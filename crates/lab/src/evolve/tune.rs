@@ -9,25 +9,17 @@ use std::{
 use evosdpa_core::Problem;
 
 use super::{
-    ahead::{Ahead, Prepared},
-    gates::{DeviceLock, Judge, Judged, LastGate, Material},
-    insight::{self, Diagnosis, InsightSource, Prior},
+    insight::{self, Diagnosis, Prior},
     log::{self, Confirmation, Evaluation, Header, Log, Standing},
     population::{self, EliteFile},
     proposer::{self, Proposer},
     resume, sources,
     space::{Point, Space, label},
-    span::Begun,
     strategy::{self, Proposal, View},
     trial::trials,
+    work::{Done, Job, Waited, Workplace, label_of},
 };
-use crate::{
-    Error,
-    device::TimedDevice,
-    gate::GateResult,
-    measure::{compare::Outcome, duel::Rule},
-    profile::Insight,
-};
+use crate::{Error, device::DeviceId, profile::Insight};
 use evosdpa_oracle::rng::Rng;
 
 /// What is to be tuned, and for how long.
@@ -40,6 +32,8 @@ pub struct Request<'a> {
     pub space: Space,
     /// Why a point breaks a constraint, if it does.
     pub breaks: &'a dyn Fn(&Point) -> Option<String>,
+    /// The device's name on the command line.
+    pub device: DeviceId,
     /// The device's own name.
     pub device_name: String,
     /// What its kernels are compiled for.
@@ -56,16 +50,10 @@ pub struct Request<'a> {
     pub top: usize,
     /// Whether to go on with what is in the folder.
     pub resume: bool,
-    /// Candidates prepared ahead.
-    pub ahead: usize,
-    /// The rule of duels.
-    pub rule: Rule,
     /// What earlier tunes learned of insights.
     pub prior: Prior,
-    /// Sets of inputs to rotate through; the device's own number when `None`.
-    pub sets: Option<usize>,
-    /// What candidates that would be elites pass last: the profile gate.
-    pub last_gate: Option<LastGate<'a>>,
+    /// Whether elites have to pass a profile gate.
+    pub has_profile_gate: bool,
 }
 
 /// What a tune ended with.
@@ -102,9 +90,7 @@ impl std::fmt::Display for Ended {
 
 /// Runs a tune to its end. `watch` sees every evaluation as it is recorded and ends the tune by answering no.
 pub fn tune(
-    device: &dyn TimedDevice,
-    ahead: &mut dyn Ahead,
-    source: &dyn InsightSource,
+    place: &mut dyn Workplace,
     mut proposer: Option<Proposer>,
     request: &Request<'_>,
     mut watch: impl FnMut(&Evaluation) -> bool,
@@ -112,170 +98,25 @@ pub fn tune(
 ) -> Result<Finished, Error> {
     let start = Instant::now();
     let mut strategy = strategy::by_name(&request.strategy)?;
-    // One that no draw and no step finds would be noticed only after everything was solved.
-    let keeps = |point: &Point| (request.breaks)(point).is_none();
-    let default = request.space.default_point();
-    if !keeps(&default) && request.space.draw(&mut Rng::new(request.seed), &keeps).is_none() {
-        return Err(Error::Tune(format!(
-            "no point of {}'s space keeps its constraints",
-            request.space.kernel
-        )));
-    }
-    let header = Header {
-        schema: log::SCHEMA.to_owned(),
-        space: request.space.clone(),
-        device: device.id(),
-        device_name: request.device_name.clone(),
-        arch: request.arch.clone(),
-        problems: request.problems.iter().map(ToString::to_string).collect(),
-        strategy: request.strategy.clone(),
-        seed: request.seed,
-    };
-    let default_label = request.space.label(&default);
-    for problem in &request.problems {
-        if let Some(why) = device.refuses(&default_label, problem) {
-            return Err(Error::Tune(format!(
-                "{} cannot be tuned for {problem}: {why}",
-                request.space.kernel
-            )));
-        }
-    }
     let _held = resume::hold(&request.folder)?;
-    let (log, contents) = resume::begin(&request.folder, &header, request.resume)?;
-    let header = contents.header;
-    let mut state = State {
-        // What the machine, or its noise, kept from being evaluated may be proposed again.
-        taken: contents
-            .evaluations
-            .iter()
-            .filter(|e| e.kernel.is_none() && !e.may_be_tried_again(&contents.evaluations))
-            .map(|e| e.point.clone())
-            .collect(),
-        history: contents.evaluations,
-        confirmation: contents.confirmations.into_iter().next_back(),
-        log,
-        request,
-        header,
-        diagnoses: contents.diagnoses,
-        looked_at: None,
-        insights: Vec::new(),
-    };
-    sources::register_again(&request.folder, &request.space.kernel, &state.history, ahead, device)?;
-    state.look(source)?;
-
-    let materials = state.materials(device, request.seed)?;
-    let mut judge = Judge::new(device, &default_label, &materials, request.rule, Rng::entropy())?
-        .with_last_gate(request.last_gate);
+    let mut state = State::begin(request, place)?;
     let before = state.history.len();
-    if state.history.is_empty() {
-        let begun = Begun::now();
-        let judged = {
-            let _lock = DeviceLock::wait(device.id())?;
-            judge.default_result()?
-        };
-        let proposal = Candidate::of(Proposal {
-            point: default,
-            operator: population::DEFAULT,
-            parents: vec![],
-            insight: None,
-        });
-        let evaluation = state.record(proposal, Prepared::default(), judged, begun)?;
-        watch(&evaluation);
-        state.look(source)?;
-    }
-
-    let mut queue: VecDeque<Candidate> = VecDeque::new();
-    let depth = if proposer.is_some() { 1 } else { request.ahead.max(1) };
-    let done = |why: &str| Ended::Done(why.to_owned());
-    let ended = 'evaluations: loop {
-        let evaluated = state.history.len();
-        match () {
-            () if evaluated >= request.evaluations => break done("the budget of evaluations is spent"),
-            () if request.limit.is_some_and(|limit| start.elapsed() > limit) => {
-                break done("the time is spent");
-            }
-            () if interrupted() => break Ended::Interrupted,
-            () => {}
-        }
-        while queue.len() < depth && evaluated + queue.len() < request.evaluations {
-            let number = (evaluated + queue.len()) as u64;
-            let candidate = match &mut proposer {
-                Some(proposer) => match state.ask(proposer, ahead, device, number, interrupted)? {
-                    Asked::Candidate(candidate) => Some(candidate),
-                    Asked::End(why) => break 'evaluations Ended::Done(why),
-                },
-                None => state.propose(strategy.as_mut(), number),
-            };
-            let Some(candidate) = candidate else { break };
-            if candidate.refused.is_none() {
-                if candidate.kernel.is_none() {
-                    state.taken.insert(candidate.point.clone());
-                }
-                ahead.start(&candidate.label(&request.space.kernel));
-            }
-            queue.push_back(candidate);
-        }
-        if interrupted() {
-            break Ended::Interrupted;
-        }
-        let Some(candidate) = queue.pop_front() else { break done("every point has been evaluated") };
-        let name = candidate.label(&request.space.kernel);
-        let (prepared, judged, begun) = match &candidate.refused {
-            Some(why) => (Prepared::default(), rejected("proposal", why), Begun::now()),
-            None => {
-                let prepared = match ahead.wait(&name) {
-                    Ok(prepared) => prepared,
-                    Err(error @ Error::Kernel(_)) => Prepared {
-                        gates: vec![GateResult::fail("constraints", error.to_string())],
-                        ..Prepared::default()
-                    },
-                    Err(error) => return Err(error),
-                };
-                let begun = Begun::now();
-                let judged = if prepared.stopped() {
-                    Judged::rejected(vec![], [].into(), vec![])
-                } else {
-                    let _lock = DeviceLock::wait(device.id())?;
-                    let elite_above = population::elite_above(&state.history, request.top);
-                    let judged = judge.judge(&name, elite_above, || !interrupted());
-                    match judged {
-                        Ok(_) if interrupted() => break Ended::Interrupted,
-                        Ok(judged) => judged,
-                        // Recorded, so that a resume does not meet it again; then the tune ends, because the device
-                        // no longer answers.
-                        Err(error) => {
-                            let judged = rejected("performance", &error.to_string());
-                            state.record(candidate, prepared, judged, begun)?;
-                            return Err(error);
-                        }
-                    }
-                };
-                (prepared, judged, begun)
-            }
-        };
-        let evaluation = state.record(candidate, prepared, judged, begun)?;
-        if !watch(&evaluation) {
-            break Ended::Interrupted;
-        }
-        if state.look(source)? && strategy.heeds_the_best() {
-            // What is on its way was proposed without knowing of the new best and what is said of it.
-            for outdated in queue.drain(..) {
-                state.taken.remove(&outdated.point);
-                ahead.forget(&outdated.label(&request.space.kernel));
-            }
-        }
+    let ended = if state.open(place, &mut watch, interrupted)? {
+        state.search(place, strategy.as_mut(), proposer.as_mut(), start, &mut watch, interrupted)?
+    } else {
+        Ended::Interrupted
     };
-    drop(judge);
     if ended != Ended::Interrupted {
-        state.confirm(device, &default_label, interrupted)?;
+        state.confirm(place, interrupted)?;
     }
     let elites = state.write_elites()?;
     let new = state.history.len() - before;
     Ok(Finished { header: state.header, history: state.history, elites, ended, new })
 }
 
-fn rejected(gate: &str, why: &str) -> Judged {
-    Judged::rejected(vec![GateResult::fail(gate, why)], [].into(), vec![])
+/// How many evaluations were known when a number was proposed, with so many under way at once; the default always is.
+fn seen_by(number: usize, depth: usize) -> usize {
+    (number + 1).saturating_sub(depth).max(1)
 }
 
 /// What a proposer was asked for.
@@ -309,6 +150,12 @@ impl Candidate {
     }
 }
 
+/// A candidate that was begun.
+struct Underway {
+    candidate: Candidate,
+    job: Job,
+}
+
 struct State<'a> {
     log: Log,
     request: &'a Request<'a>,
@@ -316,55 +163,189 @@ struct State<'a> {
     history: Vec<Evaluation>,
     taken: HashSet<Point>,
     diagnoses: Vec<Diagnosis>,
-    /// The evaluation that `insights` are about.
-    looked_at: Option<u64>,
-    insights: Vec<Insight>,
     confirmation: Option<Confirmation>,
 }
 
 /// Evaluations that a proposer sees of the past.
 const SEEN_BY_PROPOSERS: usize = 20;
 
-impl State<'_> {
-    fn materials(&self, device: &dyn TimedDevice, seed: u64) -> Result<Vec<Material>, Error> {
-        let draw = |problem: &Problem| {
-            let sets = self.request.sets.unwrap_or_else(|| device.input_sets(problem));
-            Material::draw(device, problem, sets, seed)
+impl<'a> State<'a> {
+    /// Begins, or goes on with what is in the folder.
+    fn begin(request: &'a Request<'a>, place: &mut dyn Workplace) -> Result<Self, Error> {
+        // One that no draw and no step finds would be noticed only after everything was solved.
+        let keeps = |point: &Point| (request.breaks)(point).is_none();
+        let default = request.space.default_point();
+        if !keeps(&default) && request.space.draw(&mut Rng::new(request.seed), &keeps).is_none() {
+            return Err(Error::Tune(format!(
+                "no point of {}'s space keeps its constraints",
+                request.space.kernel
+            )));
+        }
+        let header = Header {
+            schema: log::SCHEMA.to_owned(),
+            space: request.space.clone(),
+            device: request.device,
+            device_name: request.device_name.clone(),
+            arch: request.arch.clone(),
+            problems: request.problems.iter().map(ToString::to_string).collect(),
+            strategy: request.strategy.clone(),
+            seed: request.seed,
         };
-        self.request.problems.iter().map(draw).collect()
+        let (log, contents) = resume::begin(&request.folder, &header, request.resume)?;
+        let state = Self {
+            // What the machine, or its noise, kept from being evaluated may be proposed again.
+            taken: contents
+                .evaluations
+                .iter()
+                .filter(|e| e.kernel.is_none() && !e.may_be_tried_again(&contents.evaluations))
+                .map(|e| e.point.clone())
+                .collect(),
+            history: contents.evaluations,
+            confirmation: contents.confirmations.into_iter().next_back(),
+            log,
+            request,
+            header: contents.header,
+            diagnoses: contents.diagnoses,
+        };
+        sources::register_again(&request.folder, &request.space.kernel, &state.history, place)?;
+        Ok(state)
+    }
+
+    /// Evaluates the default, if that is still to be done; says no when stopped.
+    fn open(
+        &mut self,
+        place: &mut dyn Workplace,
+        watch: &mut impl FnMut(&Evaluation) -> bool,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool, Error> {
+        if self.history.is_empty() {
+            let Some(done) = place.evaluate_default(interrupted)? else { return Ok(false) };
+            let default = Candidate::of(Proposal {
+                point: self.request.space.default_point(),
+                operator: population::DEFAULT,
+                parents: vec![],
+                insight: None,
+            });
+            let evaluation = self.record(default, done)?;
+            watch(&evaluation);
+        }
+        self.look(place, interrupted)?;
+        Ok(true)
+    }
+
+    /// Proposes, waits and records until there is nothing more to do.
+    fn search(
+        &mut self,
+        place: &mut dyn Workplace,
+        strategy: &mut dyn strategy::Strategy,
+        mut proposer: Option<&mut Proposer>,
+        start: Instant,
+        watch: &mut impl FnMut(&Evaluation) -> bool,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Ended, Error> {
+        let request = self.request;
+        let mut queue: VecDeque<Underway> = VecDeque::new();
+        // A proposer that sees what became of its last answer, where nothing is gained by asking ahead.
+        let depth = if proposer.is_some() && place.takes_back() { 1 } else { place.depth() };
+        let done = |why: &str| Ok(Ended::Done(why.to_owned()));
+        loop {
+            let evaluated = self.history.len();
+            match () {
+                () if evaluated >= request.evaluations => return done("the budget of evaluations is spent"),
+                () if request.limit.is_some_and(|limit| start.elapsed() > limit) => {
+                    return done("the time is spent");
+                }
+                () if interrupted() => return Ok(Ended::Interrupted),
+                () => {}
+            }
+            while queue.len() < depth && evaluated + queue.len() < request.evaluations {
+                let number = evaluated + queue.len();
+                let seen = if place.takes_back() { evaluated } else { evaluated.min(seen_by(number, depth)) };
+                let candidate = match &mut proposer {
+                    Some(proposer) => match self.ask(proposer, place, &queue, number as u64, interrupted)? {
+                        Asked::Candidate(candidate) => Some(candidate),
+                        Asked::End(why) => return Ok(Ended::Done(why)),
+                    },
+                    None => self.propose(strategy, &queue, number as u64, seen),
+                };
+                let Some(candidate) = candidate else { break };
+                let elite_above = population::elite_above(&self.history[..seen], request.top);
+                let job = Job { label: candidate.label(&request.space.kernel), elite_above };
+                if candidate.refused.is_none() {
+                    place.start(&job);
+                }
+                queue.push_back(Underway { candidate, job });
+            }
+            if interrupted() {
+                return Ok(Ended::Interrupted);
+            }
+            let Some(Underway { candidate, job }) = queue.pop_front() else {
+                return done("every point has been evaluated");
+            };
+            let waited = match &candidate.refused {
+                Some(why) => Waited::Done(Done::refused("proposal", why)),
+                None => place.wait(&job, interrupted)?,
+            };
+            let evaluation = match waited {
+                Waited::Done(done) => self.record(candidate, done)?,
+                Waited::Stopped => return Ok(Ended::Interrupted),
+                // Recorded, so that a resume does not meet it again; then the tune ends, because the device no longer answers.
+                Waited::Lost(done, error) => {
+                    self.record(candidate, done)?;
+                    return Err(error);
+                }
+            };
+            if !watch(&evaluation) {
+                return Ok(Ended::Interrupted);
+            }
+            if self.look(place, interrupted)? && strategy.heeds_the_best() && place.takes_back() {
+                // What is on its way was proposed without knowing of the new best and what is said of it.
+                queue.drain(..).for_each(|outdated| place.forget(&outdated.job));
+            }
+        }
     }
 
     /// Looks at a new best for advice, and says whether there is one. What was said of it before a resume is not asked for
     /// again.
-    fn look(&mut self, source: &dyn InsightSource) -> Result<bool, Error> {
+    fn look(&mut self, place: &mut dyn Workplace, interrupted: &dyn Fn() -> bool) -> Result<bool, Error> {
         let anchors = population::anchors(&self.history, 1);
-        let Some(&best) = anchors.first().filter(|best| self.looked_at != Some(best.number)) else {
-            return Ok(false);
-        };
-        self.looked_at = Some(best.number);
-        if let Some(known) = self.diagnoses.iter().find(|known| known.number == best.number) {
-            self.insights.clone_from(&known.insights);
-            return Ok(true);
-        }
-        let diagnosis = {
-            let _lock = DeviceLock::wait(self.header.device)?;
-            source.look(best, &self.request.space)
-        };
+        let known = |number: u64| self.diagnoses.iter().any(|known| known.number == number);
+        let Some(best) = anchors.first().filter(|best| !known(best.number)) else { return Ok(false) };
+        let Some(diagnosis) = place.look(best, interrupted)? else { return Ok(false) };
         self.log.diagnose(&diagnosis)?;
-        self.insights.clone_from(&diagnosis.insights);
         self.diagnoses.push(diagnosis);
         Ok(true)
     }
 
-    fn propose(&self, strategy: &mut dyn strategy::Strategy, number: u64) -> Option<Candidate> {
-        let prior = self.request.prior.with(&self.history);
+    /// Advice on the best of an earlier time.
+    fn insights(&self, history: &[Evaluation]) -> &[Insight] {
+        let best = population::anchors(history, 1).first().map(|best| best.number);
+        let diagnosis = self.diagnoses.iter().find(|known| Some(known.number) == best);
+        diagnosis.map_or(&[], |diagnosis| diagnosis.insights.as_slice())
+    }
+
+    /// A candidate, from what was known when `seen` evaluations were.
+    fn propose(
+        &self,
+        strategy: &mut dyn strategy::Strategy,
+        queue: &VecDeque<Underway>,
+        number: u64,
+        seen: usize,
+    ) -> Option<Candidate> {
+        let (history, later) = self.history.split_at(seen);
+        let underway = queue.iter().map(|underway| &underway.candidate);
+        let others =
+            later.iter().map(|e| (&e.kernel, &e.point)).chain(underway.map(|c| (&c.kernel, &c.point)));
+        let mut taken = self.taken.clone();
+        taken.extend(others.filter(|(kernel, _)| kernel.is_none()).map(|(_, point)| point.clone()));
+        let prior = self.request.prior.with(history);
         let keeps = |point: &Point| (self.request.breaks)(point).is_none();
         let view = View {
             space: &self.request.space,
             keeps: &keeps,
-            history: &self.history,
-            taken: &self.taken,
-            insights: &self.insights,
+            history,
+            taken: &taken,
+            insights: self.insights(history),
             prior: &prior,
             budget: self.request.evaluations,
             top: self.request.top,
@@ -377,19 +358,19 @@ impl State<'_> {
     fn ask(
         &self,
         proposer: &mut Proposer,
-        ahead: &mut dyn Ahead,
-        device: &dyn TimedDevice,
+        place: &mut dyn Workplace,
+        queue: &VecDeque<Underway>,
         number: u64,
         stopped: &dyn Fn() -> bool,
     ) -> Result<Asked, Error> {
         let kernel = &self.request.space.kernel;
-        let source = ahead.source(kernel);
-        let files = ahead.files(kernel);
+        let source = place.source(kernel);
+        let files = place.files(kernel);
         let others = files.iter().filter(|(_, text)| Some(text) != source.as_ref());
         let elites = population::anchors(&self.history, self.request.top);
         let sources: Vec<Option<String>> = elites
             .iter()
-            .map(|elite| elite.kernel.as_ref().and_then(|kernel| ahead.source(kernel)))
+            .map(|elite| elite.kernel.as_ref().and_then(|kernel| place.source(kernel)))
             .collect();
         let seen = self.history.len().saturating_sub(SEEN_BY_PROPOSERS);
         let request = proposer::Request {
@@ -404,7 +385,7 @@ impl State<'_> {
                 .zip(&sources)
                 .map(|(evaluation, source)| proposer::EliteView { evaluation, source: source.as_deref() })
                 .collect(),
-            insights: &self.insights,
+            insights: self.insights(&self.history),
             history: &self.history[seen..],
         };
         let asked = proposer.ask(&request, stopped);
@@ -435,14 +416,19 @@ impl State<'_> {
         candidate.point.extend(answer.tunables);
         if let Some(source) = answer.source {
             let name = sources::name(kernel, number);
-            candidate.refused =
-                sources::register(&self.request.folder, kernel, &name, &source, ahead, device)?.err();
+            candidate.refused = sources::register(&self.request.folder, kernel, &name, &source, place)?.err();
             candidate.kernel = Some(name);
         }
         let space = &self.request.space;
         let again = || {
             let same = |e: &&Evaluation| e.kernel == candidate.kernel && e.point == candidate.point;
-            self.history.iter().find(same).map(|e| format!("it was already evaluated as number {}", e.number))
+            let underway = |other: &Underway| {
+                other.candidate.kernel == candidate.kernel && other.candidate.point == candidate.point
+            };
+            let before = self.history.iter().find(same);
+            before
+                .map(|e| format!("it was already evaluated as number {}", e.number))
+                .or_else(|| queue.iter().any(underway).then(|| "it is being evaluated already".to_owned()))
         };
         candidate.refused = candidate
             .refused
@@ -454,14 +440,8 @@ impl State<'_> {
     }
 
     /// Puts an evaluation on the disk, then everything that follows from it.
-    fn record(
-        &mut self,
-        candidate: Candidate,
-        prepared: Prepared,
-        judged: Judged,
-        begun: Begun,
-    ) -> Result<Evaluation, Error> {
-        let seconds = begun.seconds();
+    fn record(&mut self, candidate: Candidate, done: Done) -> Result<Evaluation, Error> {
+        let Done { prepared, judged, began_us, seconds, by } = done;
         let Candidate { kernel, point, operator, parents, insight, rationale, refused } = candidate;
         let (mut gates, mut spans) = (prepared.gates, prepared.spans);
         gates.extend(judged.gates);
@@ -481,9 +461,10 @@ impl State<'_> {
             shapes: judged.shapes,
             fitness: judged.fitness,
             status: judged.status,
-            began_us: Some(begun.began_us),
+            began_us: Some(began_us),
             seconds,
             spans,
+            by,
         };
         if evaluation.insight.is_some() {
             let parent = evaluation.parents.first().and_then(|number| self.history.get(*number as usize));
@@ -507,49 +488,29 @@ impl State<'_> {
     }
 
     fn write_elites(&self) -> Result<EliteFile, Error> {
-        let Request { top, last_gate, .. } = self.request;
+        let Request { top, has_profile_gate, .. } = self.request;
         let confirmation = self.confirmation.as_ref();
-        let file =
-            population::elite_file(&self.header, &self.history, confirmation, *top, last_gate.is_some());
+        let file = population::elite_file(&self.header, &self.history, confirmation, *top, *has_profile_gate);
         population::write_elites(&self.request.folder, &file)?;
         Ok(file)
     }
 
     /// Measures the winner once more, on inputs and in blocks that did not choose it.
-    fn confirm(
-        &mut self,
-        device: &dyn TimedDevice,
-        default: &str,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<(), Error> {
-        let Some(best) = population::elites(&self.history, 1).first().map(|best| (*best).clone()) else {
-            return Ok(());
-        };
+    fn confirm(&mut self, place: &mut dyn Workplace, interrupted: &dyn Fn() -> bool) -> Result<(), Error> {
+        let Some(&best) = population::elites(&self.history, 1).first() else { return Ok(()) };
         let known = self.confirmation.as_ref().is_some_and(|known| known.number == best.number);
         if known || best.number == 0 || best.status < Standing::Accepted {
             return Ok(());
         }
-        let seed = Rng::entropy();
-        let materials = self.materials(device, seed)?;
-        // Nothing to save by giving up early, and a winner deserves more blocks.
-        let rule =
-            Rule { hopeless_below: 0.0, most_blocks: 2 * self.request.rule.most_blocks, ..self.request.rule };
-        let name = label(best.kernel.as_deref().unwrap_or(&self.request.space.kernel), &best.point);
-        let judged = {
-            let _lock = DeviceLock::wait(device.id())?;
-            Judge::new(device, default, &materials, rule, seed)?
-                .judge(&name, f64::NEG_INFINITY, || !interrupted())?
-        };
-        if interrupted() {
+        let number = best.number;
+        let Some(again) = place.confirm(&label_of(best, &self.request.space), interrupted)? else {
             return Ok(());
-        }
-        let confirmed = judged.status >= Standing::Accepted
-            && judged.shapes.values().any(|shape| shape.verdict == Outcome::Fast && shape.sequence[0] > 1.0);
+        };
         let confirmation = Confirmation {
-            number: best.number,
-            shapes: judged.shapes,
-            fitness: judged.fitness.unwrap_or(0.0),
-            confirmed,
+            number,
+            shapes: again.judged.shapes,
+            fitness: again.judged.fitness.unwrap_or(0.0),
+            confirmed: again.confirmed,
         };
         self.log.confirm(&confirmation)?;
         self.confirmation = Some(confirmation);

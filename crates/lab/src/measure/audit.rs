@@ -9,9 +9,10 @@ use std::fmt;
 use evosdpa_core::Problem;
 use evosdpa_oracle::{Case, inputs::Inputs};
 
+use super::novelty;
 use crate::{
     Error,
-    device::{Output, TimedDevice, TimedKernel},
+    device::{Output, TimedDevice, TimedKernel, Turned},
     gate::correctness,
 };
 use evosdpa_oracle::rng::Rng;
@@ -32,6 +33,13 @@ pub enum Finding {
     StaleAnswer,
     /// The inputs changed, and the output is bit for bit what it was.
     StaleOutput,
+    /// Inputs that were seen before take less time than new ones.
+    CachedByContent {
+        /// A call on new inputs, in nanoseconds.
+        new_ns: u64,
+        /// A call on inputs that were seen before, in nanoseconds.
+        seen_ns: u64,
+    },
     /// An input is not what it was before the call.
     InputChanged(String),
     /// A write outside the output.
@@ -55,6 +63,7 @@ impl Finding {
             Self::WorkSkipped { .. } => "work-skipped",
             Self::StaleAnswer => "stale-answer",
             Self::StaleOutput => "stale-output",
+            Self::CachedByContent { .. } => "cached-by-content",
             Self::InputChanged(_) => "input-changed",
             Self::StrayWrite(_) => "stray-write",
             Self::WrongAnswer(_) => "wrong-answer",
@@ -76,6 +85,12 @@ impl fmt::Display for Finding {
             ),
             Self::StaleOutput => f.write_str(
                 "the inputs changed and the output is bit for bit what lay there before: a finished output was taken for granted",
+            ),
+            Self::CachedByContent { new_ns, seen_ns } => write!(
+                f,
+                "a call takes {:.3} µs on new inputs and {:.3} µs on inputs that were seen before: outputs are kept, not computed",
+                *new_ns as f64 / 1e3,
+                *seen_ns as f64 / 1e3
             ),
             Self::InputChanged(which) => write!(f, "{which} is not what it was before the call"),
             Self::StrayWrite(where_) => f.write_str(where_),
@@ -115,6 +130,9 @@ const FINAL_AUDITS: usize = 2;
 /// Of calls that last longer than this, only so many: enough to meet what works on every third call.
 const SLOW_CALL_US: f64 = 200_000.0;
 const FINAL_SLOW_CALLS: usize = 3;
+
+/// Calls that are made by themselves at the end.
+const SINGLE_CALLS: usize = 5;
 
 impl<'a> Auditor<'a> {
     /// With at least two solved cases of one problem, for a kernel loaded with `sets` sets of inputs.
@@ -165,7 +183,7 @@ impl<'a> Auditor<'a> {
                 Some(before) => (before + 1 + self.rng.below(self.cases.len() - 1)) % self.cases.len(),
                 None => self.rng.below(self.cases.len()),
             };
-            loaded.refill(set, &self.cases[case].inputs)?;
+            loaded.refill(set, &self.cases[case].inputs, Turned::NOT)?;
             self.at[set] = Some(case);
             self.answered[set] = Some(case);
         }
@@ -204,6 +222,28 @@ impl<'a> Auditor<'a> {
             }
             audits += 1;
         }
+        if let Some(finding) = self.one_by_one(loaded)? {
+            return Ok(Some(finding));
+        }
+        let (cases, rng) = (self.cases, &mut self.rng);
+        let unseen = || {
+            let inputs = &cases[rng.below(cases.len())].inputs;
+            (inputs, by_chance(inputs, rng))
+        };
+        novelty::look(loaded, self.last_us, unseen)
+    }
+
+    /// Calls by themselves, each judged: what works for several at once leaves the others undone.
+    fn one_by_one(&mut self, loaded: &mut dyn TimedKernel) -> Result<Option<Finding>, Error> {
+        for _ in 0..self.final_calls().min(SINGLE_CALLS) {
+            let (set, case) = (self.rng.below(self.at.len()), self.rng.below(self.cases.len()));
+            loaded.refill(set, &self.cases[case].inputs, Turned::NOT)?;
+            self.at[set] = Some(case);
+            let output = loaded.run(set)?;
+            if let Some(finding) = self.judge(&[(set, output)], &[]) {
+                return Ok(Some(finding));
+            }
+        }
         Ok(None)
     }
 
@@ -215,8 +255,8 @@ impl<'a> Auditor<'a> {
     pub fn refresh(&mut self, loaded: &mut dyn TimedKernel) -> Result<(), Error> {
         for set in 0..self.at.len() {
             let from = self.rng.below(self.cases.len());
-            let inputs = moved_round(&self.cases[from].inputs, &mut self.rng);
-            loaded.refill(set, &inputs)?;
+            let inputs = &self.cases[from].inputs;
+            loaded.refill(set, inputs, by_chance(inputs, &mut self.rng))?;
             self.at[set] = None;
         }
         Ok(())
@@ -346,21 +386,15 @@ fn same_bits(a: &Output, b: &Output) -> bool {
     a.o.bytes() == b.o.bytes() && bits(a) == bits(b)
 }
 
-/// The same numbers in other places: whole rows of each tensor, moved round.
-fn moved_round(inputs: &Inputs, rng: &mut Rng) -> Inputs {
-    let mut moved = inputs.clone();
-    for tensor in [&mut moved.q, &mut moved.k, &mut moved.v] {
+/// Whole rows of each tensor, moved round.
+fn by_chance(inputs: &Inputs, rng: &mut Rng) -> Turned {
+    Turned([&inputs.q, &inputs.k, &inputs.v].map(|tensor| {
         let view = tensor.view();
         let [_, heads, seq, _] = view.shape();
         let [_, sh, ss, _] = view.strides();
         // In both layouts rows are a whole number of the smaller of the two strides apart.
         let row_bytes = sh.min(ss).max(1) * view.dtype().bytes();
-        let rows = (heads * seq).max(1);
-        let by = rng.below(rows) * row_bytes;
-        let bytes = tensor.bytes_mut();
-        if by < bytes.len() {
-            bytes.rotate_left(by);
-        }
-    }
-    moved
+        let by = rng.below((heads * seq).max(1)) * row_bytes;
+        if by < tensor.bytes().len() { by } else { 0 }
+    }))
 }

@@ -7,6 +7,7 @@ pub mod compare;
 pub mod duel;
 pub mod floor;
 pub mod interleave;
+mod novelty;
 pub mod runs;
 pub mod samples;
 pub mod sequence;

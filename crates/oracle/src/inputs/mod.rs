@@ -1,7 +1,7 @@
 //! Input data by family and seed: the same numbers on every machine.
 //!
 //! Each element is a pure function of (seed, family, tensor, logical index): no generator state, no dependence on
-//! layout, strides or threads. Transcendentals come from `libm`, whose results do not depend on the platform.
+//! layout, strides or threads. Transcendentals are our own (`noise`), whose results do not depend on the platform.
 //!
 //! 8-bit tensors are drawn in f32 and then quantised, so that a family says how the numbers *before* quantisation lie; the
 //! scales take care of their size.
@@ -11,9 +11,10 @@
 //! codes would lose all others beside it, is what some queries look for: so that reading one too few shows as well.
 
 mod arrangement;
+mod noise;
 mod side;
 
-use std::{borrow::Cow, f64::consts::TAU, fmt, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr};
 
 use evosdpa_core::{CODE_MAX, DType, E4M3Code, Error, Float, Problem, SideInputs, Tensor, error::nearest};
 
@@ -221,6 +222,12 @@ impl Inputs {
         })
     }
 
+    /// The same in memory of its own.
+    pub fn copied(&self) -> Self {
+        let (scales, side) = (self.scales.clone(), self.side.clone());
+        Self { q: self.q.copied(), k: self.k.copied(), v: self.v.copied(), scales, side }
+    }
+
     /// What is read besides Q, K and V.
     pub fn side(&self) -> SideInputs<'_> {
         self.side.views(self.scales.as_ref())
@@ -270,29 +277,32 @@ impl Drawn {
 
     fn fill(&self, which: Which, mut tensor: Tensor) -> Tensor {
         let rows = tensor.view().shape()[2];
-        elements::fill(&mut tensor, |index| self.value(which, index, rows));
+        elements::fill_rows(&mut tensor, |index, out| self.row(which, index, rows, out));
         tensor
     }
 
-    fn value(&self, which: Which, [block, h, row, d]: [usize; 4], rows: usize) -> f64 {
+    fn row(&self, which: Which, [block, h, row]: [usize; 3], rows: usize, out: &mut [f64]) {
         let owner = match which {
             Which::Q => self.places.query(block, row, rows),
             Which::K | Which::V => self.places.key(block, row, rows),
         };
         // A place of nobody's.
-        let Some((b, s)) = owner else { return f64::NAN };
+        let Some((b, s)) = owner else { return out.fill(f64::NAN) };
         if which == Which::K && self.is_hidden(block * rows + row, s) {
-            return f64::INFINITY;
+            return out.fill(f64::INFINITY);
         }
         let keys = self.places.keys_of(b);
-        let value = self.source.value(which, [b, h, s, d], keys);
+        self.source.row(which, [b, h, s], keys, out);
         if self.places.are_plain() || keys == 0 {
-            return value;
+            return;
         }
         match which {
-            Which::V if s + 1 == keys => value * self.source.last_value_size(keys),
-            Which::Q if s % 4 == 0 => value + self.source.look_for_last_key([b, h, d], keys),
-            _ => value,
+            Which::V if s + 1 == keys => {
+                let size = self.source.last_value_size(keys);
+                out.iter_mut().for_each(|x| *x *= size);
+            }
+            Which::Q if s % 4 == 0 => self.source.look_for_last_key([b, h], keys, out),
+            _ => {}
         }
     }
 
@@ -309,29 +319,50 @@ struct Source {
 }
 
 impl Source {
-    /// The element of a sequence's token, in a sequence of so many keys.
-    fn value(&self, which: Which, index: [usize; 4], keys: usize) -> f64 {
-        let [b, h, s, d] = index;
+    /// The row of a sequence's token, in a sequence of so many keys.
+    fn row(&self, which: Which, at: [usize; 3], keys: usize, out: &mut [f64]) {
+        let [b, h, s] = at;
+        let scaled = |by: f64, out: &mut [f64]| out.iter_mut().for_each(|x| *x *= by);
         match (self.family, which) {
-            (Family::Zeros, _) => 0.0,
-            (Family::Uniform, _) => 2.0 * self.uniform(which, index) - 1.0,
-            (Family::LargeLogits, Which::Q) => 40.0 * self.normal(which, index),
-            (Family::OneHot, Which::Q) if keys > 0 => {
-                let heads_kv = h / self.problem.group();
-                let target = (s * 7 + 3) % keys;
-                8.0 * self.normal(Which::K, [b, heads_kv, target, d])
+            (Family::Zeros, _) => out.fill(0.0),
+            (Family::Uniform, _) => {
+                noise::uniforms(self.hash(which, at), out);
+                out.iter_mut().for_each(|x| *x = 2.0 * *x - 1.0);
             }
-            (Family::Ties, Which::K) => self.normal(which, [b, h, s % 4, d]),
-            (Family::ConstantRows, _) => self.normal(which, [b, h, s, 0]),
-            (Family::Denormals, _) if d % 2 == 1 => {
-                denormal_size(which.of(&self.problem).1) * self.normal(which, index)
+            (Family::LargeLogits, Which::Q) => {
+                self.normals(which, at, out);
+                scaled(40.0, out);
+            }
+            (Family::OneHot, Which::Q) if keys > 0 => {
+                let target = (s * 7 + 3) % keys;
+                self.normals(Which::K, [b, h / self.problem.group(), target], out);
+                scaled(8.0, out);
+            }
+            (Family::Ties, Which::K) => self.normals(which, [b, h, s % 4], out),
+            (Family::ConstantRows, _) => {
+                let mut first = [0.0];
+                self.normals(which, at, &mut first);
+                out.fill(first[0]);
+            }
+            (Family::Denormals, _) => {
+                self.normals(which, at, out);
+                let size = denormal_size(which.of(&self.problem).1);
+                out.iter_mut().skip(1).step_by(2).for_each(|x| *x *= size);
+                if which == Which::Q {
+                    let query_size = self.query_size();
+                    out.iter_mut().step_by(2).for_each(|x| *x *= query_size);
+                }
             }
             (Family::MaxValues, Which::V) => {
-                let sign = if self.uniform(which, index) < 0.5 { -1.0 } else { 1.0 };
-                sign * max_value(&self.problem)
+                noise::uniforms(self.hash(which, at), out);
+                let most = max_value(&self.problem);
+                out.iter_mut().for_each(|x| *x = if *x < 0.5 { -most } else { most });
             }
-            (_, Which::Q) => self.query_size() * self.normal(which, index),
-            _ => self.normal(which, index),
+            (_, Which::Q) => {
+                self.normals(which, at, out);
+                scaled(self.query_size(), out);
+            }
+            _ => self.normals(which, at, out),
         }
     }
 
@@ -340,13 +371,15 @@ impl Source {
         self.problem.scores().softcap.map_or(1.0, |cap| (f64::from(cap.value()) / 2.0).clamp(1.0, 20.0))
     }
 
-    /// What is added to a query of N(0, 1) to give the last key a third of all weight.
-    fn look_for_last_key(&self, [b, h, d]: [usize; 3], keys: usize) -> f64 {
+    /// Adds to a query of N(0, 1) what gives the last key a third of all weight.
+    fn look_for_last_key(&self, [b, h]: [usize; 2], keys: usize, out: &mut [f64]) {
         if self.family != Family::Normal || !self.problem.has_codes() {
-            return 0.0;
+            return;
         }
-        let key = self.normal(Which::K, [b, h / self.problem.group(), keys - 1, d]);
-        (keys as f64).ln() / (self.problem.sizes().dim_qk as f64).sqrt() * key
+        let mut key = vec![0.0; out.len()];
+        self.normals(Which::K, [b, h / self.problem.group(), keys - 1], &mut key);
+        let share = (keys as f64).ln() / (self.problem.sizes().dim_qk as f64).sqrt();
+        out.iter_mut().zip(key).for_each(|(x, key)| *x += share * key);
     }
 
     /// How large the last value of a sequence is: its weight is about `1 / keys`, and without it the answer must change by
@@ -356,32 +389,18 @@ impl Source {
         if bounded { 1.0 } else { (keys as f64 / 128.0).clamp(1.0, 256.0) }
     }
 
-    /// N(0, 1) by Box and Muller's transform.
-    fn normal(&self, which: Which, index: [usize; 4]) -> f64 {
-        self.normal_of(which as u64 + 1, index)
+    /// A row of N(0, 1).
+    fn normals(&self, which: Which, at: [usize; 3], out: &mut [f64]) {
+        noise::normals(self.hash(which, at), out);
     }
 
-    fn normal_of(&self, stream: u64, index: [usize; 4]) -> f64 {
-        let bits = self.bits(stream, index);
-        // (0, 1], so that the logarithm is finite.
-        let radius = ((bits >> 32) as f64 + 1.0) * f64::powi(2.0, -32);
-        let angle = (bits & 0xFFFF_FFFF) as f64 * f64::powi(2.0, -32);
-        libm::sqrt(-2.0 * libm::log(radius)) * libm::cos(TAU * angle)
+    fn hash(&self, which: Which, at: [usize; 3]) -> u64 {
+        self.hash_of(which as u64 + 1, at)
     }
 
-    /// Uniform in [0, 1).
-    fn uniform(&self, which: Which, index: [usize; 4]) -> f64 {
-        self.uniform_of(which as u64 + 1, index)
-    }
-
-    fn uniform_of(&self, stream: u64, index: [usize; 4]) -> f64 {
-        (self.bits(stream, index) >> 11) as f64 * f64::powi(2.0, -53)
-    }
-
-    fn bits(&self, stream: u64, index: [usize; 4]) -> u64 {
-        // Normal data is shared by the families that only rearrange it.
-        let stream = mix(self.seed ^ mix(stream));
-        index.into_iter().fold(stream, |state, i| mix(state ^ i as u64))
+    /// What the numbers of a row are made from. Normal data is shared by the families that only rearrange it.
+    fn hash_of(&self, stream: u64, at: [usize; 3]) -> u64 {
+        at.into_iter().fold(mix(self.seed ^ mix(stream)), |state, i| mix(state ^ i as u64))
     }
 }
 

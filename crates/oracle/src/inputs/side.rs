@@ -2,7 +2,7 @@
 
 use evosdpa_core::{DType, Layout, PageTable, Problem, ScaleViews, SideInputs, Tensor};
 
-use super::{Source, arrangement::Places};
+use super::{Source, arrangement::Places, noise};
 use crate::{Scales, elements};
 
 /// What a drawn problem reads besides Q, K, V and their scales; each is there when the problem asks for it.
@@ -45,22 +45,30 @@ impl Side {
         let heads = sizes.heads_q;
         let bias = scores.bias.map(|broadcast| {
             let dtype = problem.compute_float().dtype();
-            elements::from_fn(broadcast.shape(sizes), dtype, Layout::Bhsd, |at| source.normal_of(BIAS, at))
+            let mut bias = Tensor::zeros(broadcast.shape(sizes), dtype, Layout::Bhsd);
+            elements::fill_rows(&mut bias, |at, out| noise::normals(source.hash_of(BIAS, at), out));
+            bias
         });
         let mask = scores.mask.map(|broadcast| {
             let mut mask = Tensor::zeros(broadcast.shape(sizes), DType::U8, Layout::Bhsd);
-            let shape = mask.view().shape();
-            for (i, byte) in mask.bytes_mut().iter_mut().enumerate() {
-                let at = [i / (shape[1] * shape[2] * shape[3]), i / (shape[2] * shape[3]) % shape[1]];
-                let (query, key) = (i / shape[3] % shape[2], i % shape[3]);
-                let coin = source.uniform_of(MASK, [at[0], at[1], query, key]) < 0.5;
-                let blind = broadcast.queries && query % BLIND_QUERIES == 5;
-                *byte = u8::from(coin && !blind && !is_hidden_by_mask(key));
+            let [_, heads, queries, keys] = mask.view().shape();
+            let mut coins = vec![0.0; keys];
+            for (row, bytes) in mask.bytes_mut().chunks_mut(keys.max(1)).enumerate() {
+                let at = [row / (heads * queries), row / queries % heads, row % queries];
+                noise::uniforms(source.hash_of(MASK, at), &mut coins);
+                let blind = broadcast.queries && at[2] % BLIND_QUERIES == 5;
+                for (key, (byte, coin)) in bytes.iter_mut().zip(&coins).enumerate() {
+                    *byte = u8::from(*coin < 0.5 && !blind && !is_hidden_by_mask(key));
+                }
             }
             mask
         });
         // Of the size of a row's sum of exponentials, so that a sink takes about half of the weight.
-        let sink = |h: usize| (sizes.seq_kv as f64).ln() + 0.5 * source.normal_of(SINKS, [0, h, 0, 0]);
+        let sink = |h: usize| {
+            let mut normal = [0.0];
+            noise::normals(source.hash_of(SINKS, [0, h, 0]), &mut normal);
+            (sizes.seq_kv as f64).ln() + 0.5 * normal[0]
+        };
         Self {
             cu_seqlens_q: places.cu_seqlens_q.clone(),
             cu_seqlens_kv: places.cu_seqlens_kv.clone(),

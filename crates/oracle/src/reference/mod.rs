@@ -7,23 +7,24 @@
 //! - a visible score that is NaN or +∞: the row of O and its LSE are NaN;
 //! - a NaN or ±∞ in V at a visible key: that column of the row follows IEEE arithmetic.
 
-mod block;
+mod gang;
+mod gemm;
 mod modifiers;
 mod panels;
-mod product;
 mod sample;
 
 use evosdpa_core::{Error, Float, Problem, Sequences, SideInputs, TensorView};
+use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
-use block::Block;
+use gang::{Line, Scratch};
+use gemm::Real;
 use modifiers::Modifiers;
 use panels::Panels;
-use product::Real;
 pub use sample::Sample;
 
 /// Rows of the softmax that are worked on together.
-const ROWS: usize = product::ROWS;
+const ROWS: usize = gemm::ROWS;
 
 /// A problem with its data: everything an answer depends on.
 ///
@@ -111,7 +112,7 @@ pub fn solve(question: &Question<'_>) -> Reference {
 
 /// As [`solve`], for the rows of a sample.
 pub fn solve_rows(question: &Question<'_>, sample: Sample) -> Reference {
-    let solved = run::<f64>(question, &Rounding::none(), true, &sample);
+    let solved = run::<f64>(question, &Unrounded, true, &sample);
     Reference {
         o: solved.o,
         lse: solved.lse,
@@ -125,41 +126,78 @@ pub fn solve_rows(question: &Question<'_>, sample: Sample) -> Reference {
 
 /// The output of [`solve`] alone.
 pub fn solve_output(question: &Question<'_>) -> Vec<f64> {
-    run::<f64>(question, &Rounding::none(), false, &Sample::whole()).o
+    run::<f64>(question, &Unrounded, false, &Sample::whole()).o
 }
 
 /// The same computation as PyTorch's unfused one in the queries' dtype: scores and weights each rounded to it, sums in f32,
 /// the output rounded to its own. Its distance from [`solve`] is the error that a user of that dtype already accepts. Rows
 /// outside the sample are zero.
 pub fn solve_in_dtype(question: &Question<'_>, sample: &Sample) -> Vec<f64> {
-    let to = |float: Float| -> &(dyn Fn(f32) -> f32 + Sync) {
-        match float {
-            Float::F32 => &|x| x,
-            Float::F16 => &|x| half::f16::from_f32(x).to_f32(),
-            Float::BF16 => &|x| half::bf16::from_f32(x).to_f32(),
-        }
-    };
-    let rounding = Rounding {
-        inside: to(question.problem.compute_float()),
-        output: to(question.problem.output_float()),
-    };
+    let rounding =
+        InDtype { inside: question.problem.compute_float(), output: question.problem.output_float() };
     run::<f32>(question, &rounding, false, sample).o.into_iter().map(f64::from).collect()
 }
 
 /// The answer in f32: quicker than [`solve`], and close enough to stand for an answer to *another* question.
 pub(crate) fn solve_roughly(question: &Question<'_>, sample: &Sample) -> Vec<f64> {
-    run::<f32>(question, &Rounding::none(), false, sample).o.into_iter().map(f64::from).collect()
+    run::<f32>(question, &Unrounded, false, sample).o.into_iter().map(f64::from).collect()
 }
 
 /// What scores and weights are rounded to, and what outputs.
-struct Rounding<'a, R> {
-    inside: &'a (dyn Fn(R) -> R + Sync),
-    output: &'a (dyn Fn(R) -> R + Sync),
+trait Rounding<R>: Sync {
+    fn inside(&self, values: &mut [R]);
+    fn output(&self, values: &mut [R]);
 }
 
-impl<R: Real> Rounding<'_, R> {
-    fn none() -> Self {
-        Self { inside: &|x| x, output: &|x| x }
+/// To nothing but the type they are computed in.
+struct Unrounded;
+
+impl<R> Rounding<R> for Unrounded {
+    fn inside(&self, _: &mut [R]) {}
+    fn output(&self, _: &mut [R]) {}
+}
+
+/// To a problem's own types.
+struct InDtype {
+    inside: Float,
+    output: Float,
+}
+
+impl Rounding<f32> for InDtype {
+    fn inside(&self, values: &mut [f32]) {
+        round_to(self.inside, values);
+    }
+
+    fn output(&self, values: &mut [f32]) {
+        round_to(self.output, values);
+    }
+}
+
+fn round_to(float: Float, values: &mut [f32]) {
+    fn through<T: Copy + Default>(
+        values: &mut [f32],
+        to: impl Fn(&mut [T], &[f32]),
+        back: impl Fn(&[T], &mut [f32]),
+    ) {
+        let mut rounded = [T::default(); 256];
+        for values in values.chunks_mut(rounded.len()) {
+            let rounded = &mut rounded[..values.len()];
+            to(rounded, values);
+            back(rounded, values);
+        }
+    }
+    match float {
+        Float::F32 => {}
+        Float::F16 => through::<half::f16>(
+            values,
+            |to, from| to.convert_from_f32_slice(from),
+            |from, to| from.convert_to_f32_slice(to),
+        ),
+        Float::BF16 => through::<half::bf16>(
+            values,
+            |to, from| to.convert_from_f32_slice(from),
+            |from, to| from.convert_to_f32_slice(to),
+        ),
     }
 }
 
@@ -209,36 +247,40 @@ fn owned_rows(question: &Question<'_>) -> Vec<bool> {
 
 fn run<R: Real>(
     question: &Question<'_>,
-    rounding: &Rounding<'_, R>,
+    rounding: &impl Rounding<R>,
     with_abs: bool,
     sample: &Sample,
 ) -> Solved<R> {
     let problem = &question.problem;
     let sizes = problem.sizes();
-    let panels: Vec<Panels<R>> = (0..sizes.batch * sizes.heads_kv)
-        .into_par_iter()
-        .map(|i| Panels::pack(question, i / sizes.heads_kv, i % sizes.heads_kv))
-        .collect();
     let mut solved = Solved {
         o: vec![R::ZERO; problem.rows() * sizes.dim_v],
         abs_o: vec![R::ZERO; if with_abs { problem.rows() * sizes.dim_v } else { 0 }],
         lse: vec![R::ZERO; problem.rows()],
         score_size: vec![RowScores::default(); problem.rows()],
     };
-    blocks(question, &mut solved, sample).into_par_iter().for_each_init(Vec::new, |scores, block| {
-        let panels = &panels[block.sequence * sizes.heads_kv + block.head / problem.group()];
-        block.solve(question, panels, scores, rounding);
+    // Panels live as long as their rows are worked on: those of a large cache would not all fit in memory.
+    lines(question, &mut solved, sample).into_par_iter().enumerate().for_each(|(i, mut lines)| {
+        if lines.is_empty() {
+            return;
+        }
+        let sequence = i / sizes.heads_kv;
+        let panels = Panels::pack(question, sequence, i % sizes.heads_kv);
+        let together = gang::rows_together::<R>(question.sequences.keys(sequence));
+        lines.par_chunks_mut(together).for_each_init(Scratch::new, |scratch, lines| {
+            gang::solve(question, (sequence, &panels), lines, scratch, rounding);
+        });
     });
     solved
 }
 
-/// The rows to be worked out, in blocks that never cross a sequence or a head, so that each works with one set of panels.
-fn blocks<'a, R: Real>(
+/// The rows to be worked out, by sequence and key/value head.
+fn lines<'a, R: Real>(
     question: &Question<'_>,
     solved: &'a mut Solved<R>,
     sample: &Sample,
-) -> Vec<Block<'a, R>> {
-    let dim_v = question.problem.sizes().dim_v;
+) -> Vec<Vec<Line<'a, R>>> {
+    let sizes = question.problem.sizes();
     let mut rest = Rest {
         row: 0,
         o: &mut solved.o,
@@ -246,20 +288,20 @@ fn blocks<'a, R: Real>(
         lse: &mut solved.lse,
         score_size: &mut solved.score_size,
     };
-    let mut blocks = Vec::new();
-    for segment in segments(question) {
-        rest.take(segment.first_row - rest.row, dim_v);
-        for first in (0..segment.queries).step_by(ROWS) {
-            let rows = ROWS.min(segment.queries - first);
-            let (o, abs_o, lse, score_size) = rest.take(rows, dim_v);
-            let first_row = segment.first_row + first;
-            if (first_row..first_row + rows).any(|row| sample.has(row)) {
-                let (sequence, head) = (segment.sequence, segment.head);
-                blocks.push(Block { sequence, head, first, o, abs_o, lse, score_size });
+    let mut lines: Vec<Vec<Line<'a, R>>> = Vec::new();
+    lines.resize_with(sizes.batch * sizes.heads_kv, Vec::new);
+    for Segment { sequence, head, first_row, queries } in segments(question) {
+        rest.skip(first_row - rest.row, sizes.dim_v);
+        let lines = &mut lines[sequence * sizes.heads_kv + head / question.problem.group()];
+        for query in 0..queries {
+            if sample.has(first_row + query) {
+                lines.push(rest.line(head, query, sizes.dim_v));
+            } else {
+                rest.skip(1, sizes.dim_v);
             }
         }
     }
-    blocks
+    lines
 }
 
 /// The results from a row on.
@@ -271,19 +313,29 @@ struct Rest<'a, R> {
     score_size: &'a mut [RowScores],
 }
 
-type Results<'a, R> = (&'a mut [R], &'a mut [R], &'a mut [R], &'a mut [RowScores]);
-
 impl<'a, R> Rest<'a, R> {
-    /// The results of the next rows.
-    fn take(&mut self, rows: usize, dim_v: usize) -> Results<'a, R> {
+    fn skip(&mut self, rows: usize, dim_v: usize) {
         self.row += rows;
+        split(&mut self.o, rows * dim_v);
         let abs = if self.abs_o.is_empty() { 0 } else { rows * dim_v };
-        (
-            split(&mut self.o, rows * dim_v),
-            split(&mut self.abs_o, abs),
-            split(&mut self.lse, rows),
-            split(&mut self.score_size, rows),
-        )
+        split(&mut self.abs_o, abs);
+        split(&mut self.lse, rows);
+        split(&mut self.score_size, rows);
+    }
+
+    /// The next row.
+    fn line(&mut self, head: usize, query: usize, dim_v: usize) -> Line<'a, R> {
+        self.row += 1;
+        let abs = if self.abs_o.is_empty() { 0 } else { dim_v };
+        Line {
+            head,
+            query,
+            o: split(&mut self.o, dim_v),
+            abs_o: split(&mut self.abs_o, abs),
+            // There is a result for every row.
+            lse: &mut split(&mut self.lse, 1)[0],
+            score_size: &mut split(&mut self.score_size, 1)[0],
+        }
     }
 }
 

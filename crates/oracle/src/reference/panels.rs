@@ -1,8 +1,8 @@
-//! One head's keys and values, rearranged so that products run over contiguous memory.
+//! One head's keys and values, rearranged so that QKᵀ and PV read contiguous memory.
 
 use super::{
     Question,
-    product::{LANES, Real},
+    gemm::{LANES, Real},
 };
 
 /// Keys as `[key block][d][LANES]` and values as `[d block][key][LANES]`, padded with zeros.
@@ -27,22 +27,34 @@ impl<R: Real> Panels<R> {
         let mut values = vec![[R::ZERO; LANES]; dim_v.div_ceil(LANES) * seq_kv];
         let (mut largest_key_norm, mut largest_value) = (0.0f64, 0.0f64);
         let mut values_finite = true;
-        let mut row = Vec::new();
+        let mut rows: [Vec<f64>; LANES] = Default::default();
+        for (block, keys) in keys.chunks_exact_mut(dim_qk.max(1)).enumerate() {
+            let count = LANES.min(seq_kv - block * LANES);
+            for (lane, row) in rows[..count].iter_mut().enumerate() {
+                let place = sequences.key(sequence, block * LANES + lane);
+                k.row_f64(place.batch, h, place.row, row);
+                let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+                // A key that is not finite is hidden, or its rows have no answer to be close to.
+                largest_key_norm =
+                    if norm.is_finite() { largest_key_norm.max(norm) } else { largest_key_norm };
+            }
+            for (d, key) in keys.iter_mut().enumerate() {
+                for (lane, row) in rows[..count].iter().enumerate() {
+                    key[lane] = R::from_f64(row[d]);
+                }
+            }
+        }
+        let row = &mut rows[0];
         for s in 0..seq_kv {
             let place = sequences.key(sequence, s);
-            k.row_f64(place.batch, h, place.row, &mut row);
-            let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt();
-            // A key that is not finite is hidden, or its rows have no answer to be close to.
-            largest_key_norm = if norm.is_finite() { largest_key_norm.max(norm) } else { largest_key_norm };
-            for (d, &x) in row.iter().enumerate() {
-                keys[s / LANES * dim_qk + d][s % LANES] = R::from_f64(x);
-            }
-            v.row_f64(place.batch, h, place.row, &mut row);
-            values_finite &= row.iter().all(|x| x.is_finite());
-            largest_value =
-                row.iter().filter(|x| x.is_finite()).fold(largest_value, |most, x| most.max(x.abs()));
-            for (d, &x) in row.iter().enumerate() {
-                values[d / LANES * seq_kv + s][d % LANES] = R::from_f64(x);
+            v.row_f64(place.batch, h, place.row, row);
+            for (block, part) in row.chunks(LANES).enumerate() {
+                let into = &mut values[block * seq_kv + s];
+                for (into, &x) in into.iter_mut().zip(part) {
+                    *into = R::from_f64(x);
+                    values_finite &= x.is_finite();
+                    largest_value = if x.is_finite() { largest_value.max(x.abs()) } else { largest_value };
+                }
             }
         }
         Self { keys, values, seq_kv, dim_qk, dim_v, largest_key_norm, largest_value, values_finite }
@@ -58,8 +70,9 @@ impl<R: Real> Panels<R> {
         &self.values[block * self.seq_kv..][..self.seq_kv]
     }
 
-    pub(super) fn dim_v(&self) -> usize {
-        self.dim_v
+    /// Blocks of value columns.
+    pub(super) fn value_blocks(&self) -> usize {
+        self.dim_v.div_ceil(LANES)
     }
 
     /// Elements between two rows of scores: the keys, padded to whole blocks.

@@ -117,6 +117,86 @@ fn older_gpus_have_fewer_codes() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// What servers and models ask for: packed sequences, filled parts of caches, pages of every size, 8-bit caches, modifiers.
+const SERVED: [&str; 29] = [
+    ":varlen",
+    ":causal-br:varlen",
+    ":causal-br:varlen:softcap=50",
+    ":varlen=q:used",
+    ":causal-br:varlen=q:used:paged=16",
+    ":used",
+    ":causal-br:used",
+    ":window=255/0:used",
+    ":paged=16",
+    ":causal-br:used:paged=1",
+    ":causal-br:used:paged=16",
+    ":causal-br:used:paged=64",
+    ":causal-br:used:paged=256",
+    ":causal-br:used:leftpad",
+    ":causal-br:used:indexed",
+    ":kv=e4m3",
+    ":used:kv=e4m3",
+    ":causal-br:used:paged=16:kv=e4m3",
+    ":used:paged=64:kv=e4m3:scales=token",
+    ":softcap=30",
+    ":causal-br:softcap=30",
+    ":causal-br:alibi",
+    ":bias=h",
+    ":causal-br:bias=bh",
+    ":mask=b",
+    ":mask=bhk",
+    ":causal-br:chunk=100",
+    ":window=127/0:sinks",
+    ":causal-br:used:paged=16:sinks",
+];
+
+/// Every code of a kind that the planner itself takes, tuned rows included, with a problem that it answers.
+fn served(
+    planner: &Planner,
+    arch: Arch,
+    dim: u32,
+    kind: &str,
+) -> BTreeMap<(String, Vec<(String, i64)>), String> {
+    let (target, mut codes) = (Target::nominal(arch), BTreeMap::new());
+    for [heads_kv, batch] in [[8, 1], [2, 3], [8, 16], [8, 64]] {
+        for length in [1, 7, 16, 63, 128, 200, 256, 257, 511, 640, 1024, 1600, 2049, 4096, 8192, 16_384_u32] {
+            for seq_q in [length, 1, 4, 9, 64, 190] {
+                let heads_q = heads_kv * 4;
+                let text = format!("b{batch}h{heads_q}/{heads_kv}s{seq_q}/{length}d{dim}{kind}");
+                let problem = Problem::new(text.parse().unwrap(), DType::BF16).unwrap();
+                let tensors = assumed_tensors(&problem);
+                let device = Some("NVIDIA H200");
+                let question = Question { problem: &problem, tensors: &tensors, target: &target, device };
+                // What no kernel takes has no code: 8-bit caches of many queries.
+                let Ok(choice) = planner.choose_quickly(&question) else { continue };
+                let kernel = planner.registry().kernel(&choice.variant.id.kernel).unwrap();
+                let read =
+                    choice.variant.defines.iter().filter(|(name, _)| kernel.reads.contains(name.as_str()));
+                let values = read.map(|(name, value)| (name.to_string(), *value)).collect();
+                codes.entry((kernel.name().to_owned(), values)).or_insert(text);
+            }
+        }
+    }
+    codes
+}
+
+#[test]
+fn served_problems_have_few_codes_too() {
+    let planner = embedded();
+    for (arch, dims) in [(Arch::Sm90a, &[64, 128, 256][..]), (Arch::Sm89, &[128][..])] {
+        for (dim, kind) in dims.iter().flat_map(|dim| SERVED.map(|kind| (*dim, kind))) {
+            let codes = served(&planner, arch, dim, kind);
+            let list: String =
+                codes.iter().map(|(code, text)| format!("\n  {code:?}, say of {text}")).collect();
+            assert!(
+                (1..=CODES_MAX).contains(&codes.len()),
+                "{arch} d{dim}{kind}: {} codes{list}",
+                codes.len()
+            );
+        }
+    }
+}
+
 /// The sweeps above see what the planner does: the same kernel, and the same values of what it reads.
 #[test]
 fn the_planner_compiles_what_the_sweeps_count() {

@@ -1,21 +1,22 @@
 //! A tune on a machine whose clock is simulated: a variant takes as long as its tunables say, so that two tunes can be held
 //! against each other to the last digit.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 
 use evosdpa_core::DType;
 use evosdpa_oracle::inputs::Inputs;
 
 use super::*;
 use crate::{
-    device::{Loaded, Output, TimedKernel, Timing},
+    device::{Loaded, Output, TimedDevice, TimedKernel, Timing, Turned},
     evolve::{
         ahead::Nothing,
         altered::{Alteration, Altered, CPU},
         gates,
         insight::StaticView,
+        work::{Here, Terms},
     },
-    measure::floor::Ceilings,
+    measure::{duel::Rule, floor::Ceilings},
 };
 
 struct Simulated;
@@ -47,6 +48,10 @@ impl Loaded for OnASimulatedClock<'_> {
     fn run(&mut self, set: usize) -> Result<Output, Error> {
         self.kernel.run(set)
     }
+
+    fn changed_input(&mut self) -> Result<Option<String>, Error> {
+        self.kernel.changed_input()
+    }
 }
 
 impl TimedKernel for OnASimulatedClock<'_> {
@@ -59,8 +64,8 @@ impl TimedKernel for OnASimulatedClock<'_> {
         self.kernel.set_timing(timing)
     }
 
-    fn refill(&mut self, set: usize, inputs: &Inputs) -> Result<(), Error> {
-        self.kernel.refill(set, inputs)
+    fn refill(&mut self, set: usize, inputs: &Inputs, turned: Turned) -> Result<(), Error> {
+        self.kernel.refill(set, inputs, turned)
     }
 
     fn poison(&mut self) -> Result<(), Error> {
@@ -70,16 +75,13 @@ impl TimedKernel for OnASimulatedClock<'_> {
     fn timed_outputs(&mut self, set: usize) -> Result<Vec<(usize, Output)>, Error> {
         self.kernel.timed_outputs(set)
     }
-
-    fn changed_input(&mut self) -> Result<Option<String>, Error> {
-        self.kernel.changed_input()
-    }
 }
 
 const EVALUATIONS: usize = 40;
 
-/// Runs a tune until it ends, or until it has asked `patience` times whether it was stopped; `None` in that case.
-fn run(folder: &std::path::Path, seed: u64, resume: bool, patience: usize) -> Option<Finished> {
+/// Runs a tune until it ends, or until it has asked `patience` times whether it was stopped; `None` in that case. So many are under
+/// way at once.
+fn run(folder: &std::path::Path, seed: u64, resume: bool, patience: usize, depth: usize) -> Option<Finished> {
     let problem = Problem::new("b1h1s8d16".parse().unwrap(), DType::F32).unwrap();
     let left = Cell::new(patience);
     let interrupted = || {
@@ -91,6 +93,7 @@ fn run(folder: &std::path::Path, seed: u64, resume: bool, patience: usize) -> Op
         problems: vec![problem],
         space: Space::of_cpu(&problem, 1).unwrap(),
         breaks: &|_| None,
+        device: DeviceId::Cpu,
         device_name: "a simulated clock".to_owned(),
         arch: "none".to_owned(),
         strategy: "evo".to_owned(),
@@ -99,14 +102,22 @@ fn run(folder: &std::path::Path, seed: u64, resume: bool, patience: usize) -> Op
         limit: None,
         top: 3,
         resume,
-        ahead: 1,
-        rule: Rule { most_blocks: 12, ..gates::rule(None) },
         prior: Prior::default(),
+        has_profile_gate: false,
+    };
+    let terms = Terms {
+        space: request.space.clone(),
+        problems: vec![problem],
+        seed,
+        rule: Rule { most_blocks: 12, ..gates::rule(None) },
         sets: Some(1),
         last_gate: None,
+        ahead: depth,
     };
-    let finished =
-        tune(&Altered(Simulated), &mut Nothing, &StaticView, None, &request, |_| true, &interrupted).unwrap();
+    let (device, mut ahead, materials) = (Altered(Simulated), Nothing, OnceCell::new());
+    let mut here =
+        Here::new(&device, &mut ahead, &StaticView, terms, &materials).unwrap().that_takes_nothing_back();
+    let finished = tune(&mut here, None, &request, |_| true, &interrupted).unwrap();
     (left.get() > 0).then_some(finished)
 }
 
@@ -134,8 +145,10 @@ fn a_tune_that_was_killed_a_thousand_times_ends_as_if_it_had_not_been() {
     let mut seed = 0;
     while kills < 1000 {
         seed += 1;
+        // One at a time, or as with several evaluators, each of which has some.
+        let depth = if seed % 2 == 0 { 1 } else { 6 };
         let (whole, killed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let undisturbed = run(whole.path(), seed, false, usize::MAX).unwrap();
+        let undisturbed = run(whole.path(), seed, false, usize::MAX, depth).unwrap();
         assert_eq!(undisturbed.history.len(), EVALUATIONS);
         // Of forty variants between half and one and a half times a millisecond some beat the default, and measured again still do.
         let confirmation = undisturbed.elites.confirmation.as_ref().unwrap();
@@ -144,7 +157,7 @@ fn a_tune_that_was_killed_a_thousand_times_ends_as_if_it_had_not_been() {
         let mut rng = Rng::of_series(17, seed);
         let mut resume = false;
         let finished = loop {
-            if let Some(finished) = run(killed.path(), seed, resume, 2 + rng.below(60)) {
+            if let Some(finished) = run(killed.path(), seed, resume, 2 + rng.below(60), depth) {
                 break finished;
             }
             kills += 1;
