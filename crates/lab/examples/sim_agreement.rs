@@ -1,114 +1,102 @@
-//! The same kernels on the same inputs, once on the simulator and once on a GPU: how far are the outputs apart?
+//! The same kernels on the same inputs, once on the simulator and once on a GPU: see `evosdpa_lab::agreement`.
 //!
-//! `cargo xtask gpu` runs it on a machine with a GPU and keeps what it prints.
-//! The tensor cores' sums are not the simulator's bit for bit (PTX
-//! leaves their rounding open), so the outputs are held against the gates and against each other.
+//! `cargo xtask gpu` runs it on a machine with a GPU and keeps what it prints. With `sim` as its argument it asks the simulator alone, and
+//! prints which questions it answers and in how long.
 
-use evosdpa_core::{DType, Problem};
-use evosdpa_kernels::Registry;
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use evosdpa_core::Problem;
+use evosdpa_kernels::{Arch, Registry};
 use evosdpa_lab::{
     Error,
+    agreement::{AgreementRow, Asked, QUESTIONS, digest},
     device::{Cuda, Device, Output, Sim},
     machine::Environment,
 };
-use evosdpa_oracle::{Case, inputs::Family};
-use serde::Serialize;
 use serde_json::json;
 
-const SHAPES: [&str; 4] =
-    ["tiny", "b1h2/1s33/65d64:causal-br", "b1h1s70/40d40:window=9/3", "b1h1s512d64:causal"];
+type Simulated = Result<(String, Output), Error>;
 
-#[derive(Serialize)]
-struct Row {
-    kernel: String,
-    problem: String,
-    /// Whether the output passes the correctness gate.
-    sim_passes: Option<bool>,
-    gpu_passes: Option<bool>,
-    /// Largest error against the oracle.
-    sim_max_error: Option<f64>,
-    gpu_max_error: Option<f64>,
-    /// Largest distance between the two, and the share of elements that are the same bits.
-    max_distance: Option<f64>,
-    same_bits: Option<f64>,
-    note: Option<String>,
-}
-
-fn run(device: &dyn Device, kernel: &str, case: &Case) -> Result<Output, Error> {
-    let inputs = [case.inputs.clone()];
-    device.load(kernel, &case.problem, &inputs)?.run(0)
-}
-
-fn row(sim: &Sim, gpu: &Cuda, kernel: &str, case: &Case) -> Row {
-    let mut note = None;
-    let mut on = |device: &dyn Device| match run(device, kernel, case) {
-        Ok(output) => Some(output),
-        Err(error) => {
-            note = Some(format!("{}: {error}", device.id()));
-            None
-        }
-    };
-    let (simulated, real) = (on(sim), on(gpu));
-    let judged = |output: &Option<Output>| {
-        output.as_ref().map(|output| case.judge(&output.o.view(), output.lse.as_deref()))
-    };
-    let (sim_judged, gpu_judged) = (judged(&simulated), judged(&real));
-    let values = |output: &Output| -> Vec<f32> {
-        let view = output.o.view();
-        let [batch, heads, seq, _] = view.shape();
-        let (mut all, mut row) = (Vec::new(), Vec::new());
-        for b in 0..batch {
-            for h in 0..heads {
-                for s in 0..seq {
-                    row.resize(view.shape()[3], 0.0);
-                    view.read_row(b, h, s, &mut row);
-                    all.extend_from_slice(&row);
+/// Every question to the simulator, as many at once as there are cores.
+fn simulate(sim: &Sim, cores: usize) -> Vec<(&'static Asked, Simulated)> {
+    let next = AtomicUsize::new(0);
+    let answers: Mutex<Vec<(usize, Simulated)>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(asked) = QUESTIONS.get(at) else { return };
+                    let started = Instant::now();
+                    let answer = asked.simulate(sim);
+                    let word = answer.as_ref().map_or_else(ToString::to_string, |(_, output)| digest(output));
+                    eprintln!("{:?} {} ms: {word}", asked, started.elapsed().as_millis());
+                    answers.lock().expect("nobody panics under it").push((at, answer));
                 }
-            }
+            });
         }
-        all
-    };
-    let both = simulated.as_ref().zip(real.as_ref()).map(|(a, b)| (values(a), values(b)));
-    let distance = both
-        .as_ref()
-        .map(|(a, b)| a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max));
-    let same = both.as_ref().map(|(a, b)| {
-        let same = a.iter().zip(b).filter(|(a, b)| a.to_bits() == b.to_bits()).count();
-        same as f64 / a.len().max(1) as f64
     });
-    Row {
-        kernel: kernel.to_owned(),
-        problem: case.problem.to_string(),
-        sim_passes: sim_judged.as_ref().map(|judgement| judgement.passed()),
-        gpu_passes: gpu_judged.as_ref().map(|judgement| judgement.passed()),
-        sim_max_error: sim_judged.map(|judgement| judgement.errors.max),
-        gpu_max_error: gpu_judged.map(|judgement| judgement.errors.max),
-        max_distance: distance,
-        same_bits: same,
-        note,
+    let mut answers = answers.into_inner().expect("nobody panics under it");
+    answers.sort_by_key(|(at, _)| *at);
+    answers.into_iter().map(|(at, answer)| (&QUESTIONS[at], answer)).collect()
+}
+
+/// Compiles everything for both machines, in worker processes.
+fn compile(sim: &Sim, gpu: Option<&Cuda>, cores: usize) -> Result<(), Error> {
+    let named = |asked: &Asked| -> Result<(String, Problem), Error> {
+        let problem = asked.problem()?;
+        let variant = sim.compile(asked.kernel, &problem)?.0;
+        Ok((variant.label(), problem))
+    };
+    let plain = QUESTIONS.iter().map(|asked| Ok((asked.kernel.to_owned(), asked.problem()?)));
+    sim.prepare(&plain.collect::<Result<Vec<_>, Error>>()?, cores, &|_, _| true)?;
+    if let Some(gpu) = gpu {
+        let work: Vec<_> = QUESTIONS.iter().filter_map(|asked| named(asked).ok()).collect();
+        gpu.prepare(&work, cores, &|_, _| true)?;
     }
+    Ok(())
+}
+
+fn row(gpu: &Cuda, asked: &Asked, simulated: Simulated) -> Result<AgreementRow, Error> {
+    let (variant, simulated) = simulated?;
+    let real = asked.run_on(gpu, &variant)?;
+    asked.compare(&variant, &simulated, &real)
 }
 
 fn main() -> Result<(), Error> {
-    let sim = Sim::open(Registry::embedded()?)?;
+    evosdpa_cuda::worker::run_if_requested();
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let sim = Sim::open(Registry::embedded()?)?.preferring(Arch::Sm90a);
+    if std::env::args().nth(1).as_deref() == Some("sim") {
+        compile(&sim, None, cores)?;
+        let answers = simulate(&sim, cores);
+        let failed = answers.iter().filter(|(_, answer)| answer.is_err()).count();
+        println!("{} of {} questions answered", answers.len() - failed, QUESTIONS.len());
+        return Ok(());
+    }
     let gpu = Cuda::open(0, Registry::embedded()?)?;
-    let mut rows = Vec::new();
-    for shape in SHAPES {
-        for dtype in [DType::F16, DType::BF16, DType::U8, DType::E4M3] {
-            let problem = Problem::new(shape.parse()?, dtype)?.with_lse(true);
-            let kernels: Vec<String> = sim.kernels().into_iter().map(|kernel| kernel.name).collect();
-            let taken: Vec<&String> =
-                kernels.iter().filter(|name| sim.refuses(name, &problem).is_none()).collect();
-            if taken.is_empty() {
-                continue;
-            }
-            let case = Case::new(problem, Family::Normal, 1, Some(16));
-            rows.extend(taken.into_iter().map(|kernel| row(&sim, &gpu, kernel, &case)));
+    compile(&sim, Some(&gpu), cores)?;
+    let (mut rows, mut failures) = (Vec::new(), Vec::new());
+    for (asked, simulated) in simulate(&sim, cores) {
+        match row(&gpu, asked, simulated) {
+            Ok(row) => rows.push(row),
+            Err(error) => failures
+                .push(json!({ "kernel": asked.kernel, "shape": asked.shape, "why": error.to_string() })),
         }
     }
     let mut environment = Environment::look(None);
     environment.accelerator = gpu.accelerator();
-    let document = json!({ "schema": "evosdpa.sim-agreement/1", "environment": environment, "rows": rows });
+    let document = json!({
+        "schema": "evosdpa.sim-agreement/2", "environment": environment, "rows": rows, "failures": failures,
+    });
     println!("{document:#}");
+    let agree = rows.iter().filter(|row| row.agrees).count();
+    eprintln!("{agree} of {} rows agree, {} could not be run", rows.len(), failures.len());
     Ok(())
 }

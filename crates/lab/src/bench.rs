@@ -331,7 +331,9 @@ fn baseline_gate(torch: &mut Torch, mode: torch::Mode, case: &Case) -> GateResul
     match torch.output(mode, &case.problem).map(|output| case.judge(&output.view(), None)) {
         Err(error) => GateResult::unavailable("correctness", error.to_string()),
         // The summary still names the rules of ours that a baseline does not keep.
-        Ok(judgement) if judgement.passed_as_a_peer() => GateResult::pass("correctness", judgement.summary()),
+        Ok(judgement) if judgement.passed_as_a_baseline() => {
+            GateResult::pass("correctness", judgement.summary())
+        }
         Ok(judgement) => GateResult::fail("correctness", judgement.summary()),
     }
 }

@@ -3,6 +3,7 @@
 //! Data flows one way: a kernel and a problem go through the [`gate`]s, then are [`measure`]d beside their [`baseline`]s, and
 //! everything seen goes into a [`record`], from which tables, comparisons and [`report`]s are made. A [`profile`] says why.
 
+pub mod agreement;
 pub mod baseline;
 pub mod bench;
 pub mod covering;

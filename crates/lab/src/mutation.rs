@@ -43,7 +43,12 @@ const HOPPER_SMALL: &[&str] = &["b1h1s100d64:causal"];
 /// More tiles than stages: the loop and its refills.
 const HOPPER_LOOP: &[&str] = &["b1h1s20/700d64", "b1h1s20/100d64", "b1h1s20/90d64:causal"];
 
-/// The kernels of the line, the portable one and Hopper's, each in the forms that synchronise differently.
+/// Shares of several CTAs, merged by who comes last; sequences of one tile, of several, and with nothing to see.
+const DECODE: &[&str] = &["b2h4/2s1/300d64", "b1h4/2s1/20d64", "b3h2/1s1/130d64"];
+const DECODE_PAGES: &[&str] =
+    &["b1h4/2s2/700d64:causal-br:used:paged=16", "b3h4/2s2/200d64:causal-br:used:paged=16"];
+
+/// The kernels of the line, the portable one, decoding and Hopper's, each in the forms that synchronise differently.
 const SUBJECTS: &[(&str, DType, &[&str])] = &[
     ("sdpa_v1", DType::F16, SHAPES),
     ("sdpa_v2b", DType::F16, SHAPES),
@@ -73,20 +78,22 @@ const SUBJECTS: &[(&str, DType, &[&str])] = &[
     ("sdpa_fp8_stage_c", DType::U8, SHAPES),
     ("sdpa_fp8_stage_c[USE_KV_LUT=1 NUM_PRODUCER_WARPS=1 STAGES=3]", DType::E4M3, SHAPES),
     (
-        "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=1 STAGES=2 Q_IN_REGS=1 SPLIT_PRECISE_LOOP=1 SKIP_RESCALE=0 CTAS_PER_SM=1]",
+        "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=1 STAGES=2 Q_IN_REGS=1 HEAD_GROUP=1 SPLIT_PRECISE_LOOP=1 SPLIT_MASKED_LOOP=0 SKIP_RESCALE=0 CTAS_PER_SM=1]",
         DType::F16,
         SHAPES,
     ),
     (
-        "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=2 STAGES=3 Q_IN_REGS=0 SPLIT_PRECISE_LOOP=1 SKIP_RESCALE=1 CTAS_PER_SM=1]",
+        "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=2 STAGES=3 Q_IN_REGS=0 HEAD_GROUP=1 SPLIT_PRECISE_LOOP=1 SPLIT_MASKED_LOOP=1 SKIP_RESCALE=1 CTAS_PER_SM=1]",
         DType::F16,
         SHAPES,
     ),
     (
-        "ampere_fwd[BLOCK_M=32 BLOCK_N=64 WARPS_M=2 WARPS_N=2 STAGES=1 Q_IN_REGS=1 SPLIT_PRECISE_LOOP=0 SKIP_RESCALE=0 CTAS_PER_SM=1]",
+        "ampere_fwd[BLOCK_M=32 BLOCK_N=64 WARPS_M=2 WARPS_N=2 STAGES=1 Q_IN_REGS=1 HEAD_GROUP=1 SPLIT_PRECISE_LOOP=0 SPLIT_MASKED_LOOP=0 SKIP_RESCALE=0 CTAS_PER_SM=1]",
         DType::F16,
         SHAPES,
     ),
+    ("flash_decode", DType::BF16, DECODE),
+    ("flash_decode", DType::F16, DECODE_PAGES),
     ("hopper_fwd[PERSISTENT=1 LONGEST_FIRST=0 SECTION_MIB=0 BLOCK_N=64]", DType::F16, HOPPER),
     ("hopper_small", DType::F16, HOPPER_SMALL),
     (
@@ -153,8 +160,11 @@ pub fn score(
     for shape in subject.shapes {
         let problem = Problem::new(shape.parse()?, subject.dtype)?.with_lse(true);
         let mut simulation = sim.simulation(&subject.kernel, &problem)?;
-        if subject.kernel.starts_with("hopper_fwd") {
-            simulation = simulation.on_blocks(1);
+        // With few CTAs each has several pieces of work.
+        match VariantId::kernel_of(&subject.kernel) {
+            "hopper_fwd" => simulation = simulation.on_blocks(1),
+            "flash_decode" => simulation = simulation.on_blocks(3),
+            _ => {}
         }
         if let Some((first, _, _)) = runs.first()
             && first.variant().defines != simulation.variant().defines

@@ -60,3 +60,15 @@ fn a_cooperative_grid_synchronises() {
     let error = run("grid_sync", 5, Schedule::RoundRobin, false).unwrap_err().to_string();
     assert!(error.contains("--cooperative"), "{error}");
 }
+
+/// Of two entries of one name nobody could say which one a launch means, one of them refused or not.
+#[test]
+fn a_name_is_defined_once() {
+    let entry = ".visible .entry k(.param .u64 x) { ret; }\n";
+    let bad = ".visible .entry k(.param .u64 x) { mov.u32 %r1, }\n";
+    for second in [entry, bad] {
+        let text = format!(".version 8.0\n.target sm_80\n.address_size 64\n{entry}{second}");
+        let error = Module::parse(&text).err().map_or_else(String::new, |error| error.to_string());
+        assert!(error.contains("line 5") && error.contains("a second entry `k`"), "{error}");
+    }
+}

@@ -66,6 +66,11 @@ fn names_are_listed_and_chosen_as_people_write_them() {
     ] {
         assert!(said.contains(line), "{line}: {said}");
     }
+    // The texts of printf are nobody's to set.
+    assert!(
+        said.contains("variables of CUDA's headers and of the compiler") && !said.contains("variable $"),
+        "{said}"
+    );
     // The PTX that a compiler made, so that NVRTC need not run for each.
     let module = r".version 8.0
         .target sm_80

@@ -22,6 +22,8 @@ mod serving;
 mod side;
 #[cfg(feature = "extension-module")]
 mod straight;
+#[cfg(feature = "extension-module")]
+mod torch;
 
 pub use cache::{Angles, Append, Rotate};
 pub use call::{Call, Operand, Place, Visible};

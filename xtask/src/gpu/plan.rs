@@ -31,6 +31,8 @@ pub(super) enum Program {
 
 /// What the library chooses from. `bench` times its choice beside them.
 const FAST: &str = "ampere_fwd,hopper_small,hopper_fwd";
+/// All that it may take, the one for few queries against a cache included.
+const ALL: &str = "ampere_fwd,hopper_small,hopper_fwd,flash_decode";
 const LINE: &str = "sdpa_v1,sdpa_v2b,sdpa_v2c,fa_s512_v3,sdpa_fp8_stage_c";
 const NAMED: &str = "mission,mission:causal,small,small:causal,long,long:causal,long128,long128:causal";
 /// One query or few, a long cache, grouped heads.
@@ -64,8 +66,8 @@ pub(super) fn steps() -> Vec<Step> {
         evosdpa(
             "check-fast",
             "are the library's kernels right?",
-            30,
-            &["check", "--device", "cuda", "--kernels", FAST],
+            35,
+            &["check", "--device", "cuda", "--kernels", ALL],
         ),
         evosdpa(
             "check-paths",
@@ -76,7 +78,7 @@ pub(super) fn steps() -> Vec<Step> {
                 "--device",
                 "cuda",
                 "--kernels",
-                FAST,
+                ALL,
                 "--shapes",
                 PATHS,
                 "--dtype",
@@ -88,13 +90,13 @@ pub(super) fn steps() -> Vec<Step> {
         evosdpa(
             "check-kinds",
             "are packed sequences, pages and modified scores right?",
-            25,
+            30,
             &[
                 "check",
                 "--device",
                 "cuda",
                 "--kernels",
-                "ampere_fwd,hopper_fwd",
+                "ampere_fwd,hopper_fwd,flash_decode",
                 "--shapes",
                 KINDS,
                 "--dtype",
@@ -172,7 +174,7 @@ pub(super) fn steps() -> Vec<Step> {
                 "--device",
                 "cuda",
                 "--kernels",
-                FAST,
+                ALL,
                 "--shapes",
                 REPEATED,
                 "--dtype",
@@ -184,10 +186,16 @@ pub(super) fn steps() -> Vec<Step> {
             ],
         ),
         evosdpa(
+            "check-schedules",
+            "is every tile and schedule of the library's kernels right?",
+            60,
+            &["check", "--device", "cuda", "--kernels", ALL, "--dtype", "bf16", "--all-variants", "48"],
+        ),
+        evosdpa(
             "sanitize-fast",
             "memcheck, racecheck, initcheck, synccheck of the library's kernels",
-            90,
-            &["sanitize", "--kernels", FAST],
+            70,
+            &["sanitize", "--kernels", ALL],
         ),
         evosdpa(
             "check-line",
@@ -201,7 +209,7 @@ pub(super) fn steps() -> Vec<Step> {
             80,
             &["check", "--device", "cuda", "--kernels", LINE, "--all-variants"],
         ),
-        evosdpa("sanitize-line", "compute-sanitizer on the line", 90, &["sanitize", "--kernels", LINE]),
+        evosdpa("sanitize-line", "compute-sanitizer on the line", 40, &["sanitize", "--kernels", LINE]),
         evosdpa(
             "mutants",
             "do the gates catch kernels that are known to be wrong?",

@@ -2,13 +2,15 @@
 
 use evosdpa_core::Feature;
 
-use super::{look::Look, look::PRECISE_KEYS, settings::Settings};
+use super::{cost, look::Look, look::PRECISE_KEYS, settings::Settings};
 
 /// The shape of the work of one CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tile {
+pub(super) enum Tile {
     /// One warpgroup in each of three CTAs of an SM.
     ThreeSmall,
+    /// One warpgroup in each of two CTAs of an SM.
+    TwoSmall,
     /// Four warpgroups.
     Four,
     /// Three warpgroups.
@@ -21,41 +23,82 @@ impl Tile {
     fn of(look: &Look<'_>) -> Self {
         // Wider heads leave registers for two warpgroups only; lengths and pages take those of the producer, modifiers those
         // of the loop.
-        if !look.narrow() || !look.is_plain() {
+        if look.widest() > 128 || !look.is_plain() {
             return Self::Two;
         }
-        let (seq_q, seq_kv) = (look.facts.seq_q, look.facts.seq_kv);
-        if look.causal() && seq_q <= 1024 && look.heads() * u64::from(seq_q) > 1 << 16 {
-            return Self::ThreeSmall;
+        let seq_kv = look.facts.seq_kv;
+        let many = look.narrow() && look.q_tiles(192) >= 4 * look.sms();
+        if many && !look.masked() && (PRECISE_KEYS..=512).contains(&seq_kv) && seq_kv.is_multiple_of(64) {
+            return Self::Four;
         }
-        let many = look.q_tiles(192) >= 4 * look.sms();
-        if !many || !look.masked() && seq_kv < PRECISE_KEYS {
-            Self::Two
-        } else if !look.masked() && seq_kv <= 512 && seq_kv.is_multiple_of(64) {
-            Self::Four
-        } else {
-            Self::Three
+        // Of so many the rounds are alike, and what counts is the rate.
+        if many && !look.masked() && seq_kv >= 1024 {
+            return Self::Three;
+        }
+        if let Some(tile) = cost::tile(look) {
+            return tile;
+        }
+        // Windows, which no cost covers.
+        if many { Self::Three } else { Self::Two }
+    }
+
+    /// Whether the tile is one of the few codes that the problem's head dimension, mask and group have. Groups are decoded in kinds
+    /// of their own, and their heads share larger tiles.
+    pub(super) fn has_code(self, look: &Look<'_>) -> bool {
+        match self {
+            Self::TwoSmall => !look.grouped() && shared_heads(look) == 1,
+            Self::ThreeSmall => !look.grouped() || look.masked(),
+            // Rows of few keys have one code.
+            Self::Three => look.masked() || look.facts.seq_kv >= PRECISE_KEYS,
+            Self::Two => {
+                !look.narrow() || look.grouped() || look.masked() || look.facts.seq_kv >= PRECISE_KEYS
+            }
+            Self::Four => true,
         }
     }
 
-    fn consumers(self) -> i64 {
+    pub(super) fn consumers(self) -> i64 {
         match self {
-            Self::ThreeSmall => 1,
+            Self::ThreeSmall | Self::TwoSmall => 1,
             Self::Two => 2,
             Self::Three => 3,
             Self::Four => 4,
         }
     }
 
+    /// CTAs of an SM.
+    pub(super) fn ctas(self) -> i64 {
+        match self {
+            Self::ThreeSmall => 3,
+            Self::TwoSmall => 2,
+            _ => 1,
+        }
+    }
+
+    /// Keys of a KV tile.
+    pub(super) fn block_n(self, look: &Look<'_>) -> u32 {
+        match look.widest() {
+            _ if matches!(self, Self::ThreeSmall | Self::TwoSmall | Self::Four) => 64,
+            ..=128 => 128,
+            // 96 keys beside O of 192 columns fill the registers, 80 beside 256; few keys divide better by 64.
+            129..=192 => 96,
+            _ if look.facts.seq_kv <= 512 || !look.is_plain() => 64,
+            _ => 80,
+        }
+    }
+
     fn why(self, look: &Look<'_>) -> &'static str {
         match self {
             Self::ThreeSmall => {
-                "many short causal rows: three CTAs of one warpgroup hide each other's latency, and no rows are empty"
+                "three CTAs of one warpgroup hide each other's latency, and fewer rows and SMs stay empty"
+            }
+            Self::TwoSmall => {
+                "two CTAs of one warpgroup: fewer rows and SMs stay empty than with larger tiles"
             }
             Self::Four => "many rows of few whole KV tiles: four warpgroups hide the start of a Q tile",
             Self::Three => "head dimensions of 64 are bound by the softmax: three warpgroups overlap it best",
             Self::Two if look.narrow() => {
-                "too few Q tiles for larger ones: two warpgroups, queries in registers"
+                "two warpgroups, queries in registers: these rows divide best by 128"
             }
             Self::Two => "two warpgroups: O and the scores of wide heads take 240 registers",
         }
@@ -64,17 +107,8 @@ impl Tile {
 
 pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
     let tile = Tile::of(look);
-    let short = matches!(tile, Tile::ThreeSmall | Tile::Four);
-    let keys = match look.widest() {
-        _ if short => 64,
-        ..=128 => 128,
-        // 96 keys beside O of 192 columns fill the registers, 80 beside 256; few keys divide better by 64.
-        129..=192 => 96,
-        _ if look.facts.seq_kv <= 512 || !look.is_plain() => 64,
-        _ => 80,
-    };
-    let ctas = if tile == Tile::ThreeSmall { 3 } else { 1 };
-    let values = [("CONSUMERS", tile.consumers()), ("BLOCK_N", keys), ("CTAS_PER_SM", ctas)];
+    let keys = i64::from(tile.block_n(look));
+    let values = [("CONSUMERS", tile.consumers()), ("BLOCK_N", keys), ("CTAS_PER_SM", tile.ctas())];
     settings.decide("tile", &values, tile.why(look));
     schedule(look, tile, settings);
     pipeline(look, tile, settings);
@@ -113,7 +147,6 @@ struct Order {
 
 impl Order {
     fn of(look: &Look<'_>, tile: Tile) -> Self {
-        let rows = 64 * tile.consumers() as u32;
         let dynamic = is_dynamic(look, tile);
         let pack_heads = pack_heads(look, tile);
         let plain = Self {
@@ -125,9 +158,8 @@ impl Order {
             why: "equal Q tiles: divided up beforehand",
         };
         if look.asks_for(&[Feature::PackedQueries]) {
-            let why =
-                "packed sequences: the device counts their Q tiles and hands them out by an atomic counter";
-            return Self { persistent: 2, why, ..plain };
+            let why = "packed sequences: the device counts their Q tiles and hands them out by an atomic counter, longest first";
+            return Self { persistent: 2, longest_first: true, section_mib: 32, why, ..plain };
         }
         if !look.causal() && !dynamic {
             return plain;
@@ -136,32 +168,33 @@ impl Order {
             let why = "equal Q tiles, few for each CTA: an atomic counter evens out the last ones";
             return Self { persistent: 2, why, ..plain };
         }
-        if let Some(paired) = one_round(look, rows, dynamic) {
+        if tile == Tile::Two && one_round(look, dynamic) {
+            // 2: the precise ones, which take longer than their KV tiles say, have a shorter partner.
             let why = "pairs of a long and a short Q tile fill the GPU once, all equally long";
-            return Self { persistent: 2, paired, pack_heads: 1, why, ..plain };
+            return Self { persistent: 2, paired: 2, pack_heads: 1, why, ..plain };
         }
-        let (section_mib, why) = if pack_heads > 1 || dynamic {
-            (
-                section_mib(look, tile, pack_heads),
-                "unequal Q tiles: longest first, by an atomic counter, in sections of L2's size",
-            )
+        let section_mib = section_mib(look, tile, pack_heads);
+        let why = if section_mib > 0 {
+            "unequal Q tiles: longest first, by an atomic counter, in sections of L2's size"
         } else {
-            (0, "unequal Q tiles: longest first of all heads, by an atomic counter")
+            "unequal Q tiles: longest first of all heads, by an atomic counter"
         };
         Self { persistent: 2, longest_first: true, section_mib, why, ..plain }
     }
 }
 
-/// Whether there are so many Q tiles, unequal or large, that a counter pays. Groups of four and eight with the widest heads
-/// always use it: their other kinds are taken up by decoding.
+/// Whether a counter pays: so many Q tiles, unequal or large; tiles that share an SM; or wide heads without a mask, whose last Q tiles
+/// it evens out (but for whole KV tiles, which take equally long). Groups of four and eight with the widest heads always use it: their other kinds are taken up by decoding.
 fn is_dynamic(look: &Look<'_>, tile: Tile) -> bool {
     let many = (look.masked() || look.widest() > 128) && look.q_tiles(128) >= 4 * look.sms();
-    many || tile == Tile::ThreeSmall || look.widest() > 192 && look.grouped()
+    let whole = !look.few_keys() && look.facts.seq_kv.is_multiple_of(128);
+    let even = !look.masked() && (65..=128).contains(&look.widest()) && tile == Tile::Two && !whole;
+    many || even || tile == Tile::ThreeSmall || look.widest() > 192 && look.grouped()
 }
 
-/// Whether pairs of a long and a short Q tile fill the GPU once, and how they are paired: 2 moves the precise ones, which
-/// take longer than their KV tiles say, to a shorter partner.
-fn one_round(look: &Look<'_>, rows: u32, dynamic: bool) -> Option<i64> {
+/// Whether pairs of a long and a short Q tile fill the GPU once.
+fn one_round(look: &Look<'_>, dynamic: bool) -> bool {
+    let rows = 128;
     let pairs = u64::from(look.facts.seq_q.div_ceil(rows).div_ceil(2)) * look.heads();
     let fills = look.causal()
         && !dynamic
@@ -170,33 +203,50 @@ fn one_round(look: &Look<'_>, rows: u32, dynamic: bool) -> Option<i64> {
         && 10 * pairs > 9 * look.sms();
     // Of the widest heads, whose code depends on the number of keys, only the lengths that are paired most.
     let lengths = look.widest() <= 192 || (513..=2048).contains(&look.facts.seq_kv);
-    let moved = look.facts.seq_q >= 12 * rows || look.grouped();
-    (fills && lengths).then_some(if moved { 2 } else { 1 })
+    fills && lengths
 }
 
-/// Heads are worked on together while their K and V take this much: half of L2 where a head's part of it is short-lived.
+/// Heads are worked on together while their K and V take this much, where those of all do not stay in L2: half of it where a head's
+/// part is short-lived. 0: all at once, because the end of each section leaves SMs idle.
 fn section_mib(look: &Look<'_>, tile: Tile, pack_heads: i64) -> i64 {
-    let few_keys = look.widest() <= 128 && look.facts.seq_kv <= 512 && pack_heads == 1;
-    let own_code = match tile {
-        // `many` and `few` of narrow heads have one order each where the mask is causal.
-        _ if look.narrow() && look.causal() => tile == Tile::ThreeSmall && !look.grouped(),
-        _ => true,
-    };
-    if few_keys && own_code { 16 } else { 32 }
+    let facts = look.facts;
+    let row_bytes = u64::from(facts.head_dim + facts.value_dim) * facts.dtype.bytes() as u64;
+    let mib = look.kv_heads() * u64::from(facts.seq_kv) * row_bytes >> 20;
+    // Of 128 columns reading K and V again shows soonest: narrower heads wait for the softmax, wider ones for the MMAs.
+    let past_l2 = if (65..=128).contains(&look.widest()) { mib >= 44 } else { mib >= 96 };
+    if look.causal() && pack_heads == 1 && !past_l2 {
+        return 0;
+    }
+    let short_lived = look.widest() <= 128 && pack_heads == 1 && (facts.seq_kv <= 512 || mib < 96);
+    match tile {
+        // Narrow heads have one size of sections for each tile where the mask is causal.
+        Tile::Two if look.narrow() && look.causal() => 0,
+        Tile::ThreeSmall if look.causal() => 16,
+        Tile::Three if look.causal() => 32,
+        _ if short_lived => 16,
+        _ => 32,
+    }
 }
 
-/// Query heads that share a Q tile: as many as divide the group, where that leaves fewer rows empty.
+/// Query heads that share a Q tile, where the tile has code for it.
 fn pack_heads(look: &Look<'_>, tile: Tile) -> i64 {
+    if tile == Tile::Two { shared_heads(look) } else { 1 }
+}
+
+/// As many query heads as divide the group, where sharing Q tiles of 128 rows leaves fewer of them empty.
+fn shared_heads(look: &Look<'_>) -> i64 {
     let most: u32 = match look.group() {
         group if group.is_multiple_of(4) => 4,
         group if group.is_multiple_of(2) => 2,
         _ => return 1,
     };
-    // Codes that packing would double are left out: those without a mask, of the softmax-bound tiles and of the widest heads.
-    let has_code = look.masked()
-        && tile == Tile::Two
-        && if look.narrow() { !look.grouped() } else { look.widest() <= 192 };
-    // Q tiles of 128 rows that the positions of so many heads take, together or each on its own.
+    // Sequences whose lengths no host knows may be short, and to long ones it makes no difference.
+    if look.asks_for(&[Feature::PackedQueries]) {
+        return i64::from(most);
+    }
+    // Codes that packing would double are left out: those without a mask, of narrow heads, which have small tiles, and of the widest.
+    let has_code = look.masked() && (65..=192).contains(&look.widest());
+    // Q tiles that the positions of so many heads take, together or each on its own.
     let (rows, heads, seq_q) = (128, u64::from(most), u64::from(look.facts.seq_q));
     let fewer = (heads * seq_q).div_ceil(rows) < heads * seq_q.div_ceil(rows);
     if has_code && fewer { i64::from(most) } else { 1 }
@@ -250,8 +300,9 @@ fn accumulator(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
         "registers",
         &[
             ("Q_IN_REGS", i64::from(in_registers)),
-            // TMA would store past the last query of a sequence.
-            ("STORE_DIRECT", i64::from(widest > 192 && !look.causal() || own_queries)),
+            // Of queries that end anywhere, some rows are stored directly whatever the others are, and the widest heads have no
+            // room for both codes.
+            ("STORE_DIRECT", i64::from(widest > 192 && (!look.causal() || own_queries))),
             ("SCALE_LATE", i64::from(look.facts.value_dim <= 128 || widest > 192 && few_keys)),
         ],
         match (in_registers, widest) {
@@ -266,10 +317,11 @@ fn accumulator(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
 pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut Settings) {
     let (keys, tile) = (i64::from(look.facts.seq_kv), value("BLOCK_N"));
     let few_keys = look.few_keys();
+    // CTAs that share an SM have one code, and so has any other length where decoding takes up most of the kinds.
+    let small = value("CTAS_PER_SM") > 1;
     // KV tiles of 80 keys are whole by accident.
-    let whole = !few_keys && keys % tile == 0 && tile != 80;
-    // Where decoding takes up most of the kinds, any other length has one code.
-    let any_length = tile != 80 && (look.grouped() || look.widest() > 192);
+    let whole = !few_keys && keys % tile == 0 && tile != 80 && !small;
+    let any_length = small || tile != 80 && (look.grouped() || look.widest() > 192);
     let why = match (whole, look.masked()) {
         (true, _) => "whole KV tiles: no masks",
         (false, true) => "code for any mask and any number of keys",

@@ -1,6 +1,6 @@
 //! How `hopper_small` splits keys over warpgroups and clusters. Measured on an H200: docs/log/hopper.md.
 
-use super::{look::Look, look::PRECISE_KEYS, settings::Settings};
+use super::{cost, look::Look, look::PRECISE_KEYS, settings::Settings};
 
 /// How the keys of one Q tile are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,10 +11,8 @@ enum Split {
     WideGroup,
     /// Few queries of groups of four.
     Group,
-    /// Q tiles of 64 rows take at most half of the SMs: two CTAs for each, alone on their SMs.
-    OneWave,
-    /// Q tiles of 64 rows take about all SMs: two warpgroups for each.
-    Full,
+    /// Over so many CTAs and warpgroups.
+    Keys(cost::Split),
 }
 
 impl Split {
@@ -28,11 +26,18 @@ impl Split {
             } else {
                 Self::Group
             }
-        } else if 2 * look.q_tiles(64) <= look.sms() {
-            Self::OneWave
         } else {
-            Self::Full
+            Self::Keys(cost::split(look).unwrap_or(if 2 * look.q_tiles(64) <= look.sms() {
+                cost::Split { cluster: 2, warpgroups: 1 }
+            } else {
+                cost::Split { cluster: 1, warpgroups: 2 }
+            }))
         }
+    }
+
+    /// CTAs of a cluster that have their SMs for themselves, one warpgroup each.
+    fn one_wave(self) -> bool {
+        matches!(self, Self::Keys(cost::Split { cluster: 2.., warpgroups: 1 }))
     }
 }
 
@@ -78,10 +83,14 @@ fn divide(look: &Look<'_>, split: Split, settings: &mut Settings) {
                 "decoding: two warpgroups read the keys of one head, two CTAs while SMs are idle",
             )
         }
-        Split::OneWave => {
-            (1, 2, 1, 2, "Q tiles fill at most half of the SMs: two CTAs share the keys of each")
+        Split::Keys(cost::Split { cluster, warpgroups }) => {
+            let why = match (cluster, warpgroups) {
+                (1, _) => "Q tiles fill the SMs: two warpgroups share the keys of each",
+                (_, 1) => "Q tiles leave SMs idle: a cluster of CTAs shares the keys of each",
+                _ => "few Q tiles of many keys: warpgroups of a cluster share the keys of each",
+            };
+            (i64::from(warpgroups), i64::from(cluster), 1, 2, why)
         }
-        Split::Full => (2, 1, 1, 2, "Q tiles fill the SMs: two warpgroups share the keys of each"),
     };
     // Rings of wide tiles fill shared memory with one stage.
     let stages = if look.widest() > 128 { 1 } else { stages };
@@ -100,14 +109,15 @@ fn fills(look: &Look<'_>) -> i64 {
 /// What waits for what.
 fn overlap(look: &Look<'_>, split: Split, settings: &mut Settings) {
     let masked = look.masked();
-    let one_wave = split == Split::OneWave;
-    let early = masked || one_wave || split == Split::FewHeads;
+    let one_wave = split.one_wave();
+    let cluster = matches!(split, Split::Keys(cost::Split { cluster: 2.., .. }));
+    let early = masked || cluster || split == Split::FewHeads;
     settings.decide(
         "pipeline",
         &[
             ("WAIT_AT", if early { 4 } else { -1 }),
-            ("NEXT_LATE", i64::from(one_wave != masked)),
-            ("SPIN_WAIT", i64::from(one_wave && !masked)),
+            ("NEXT_LATE", i64::from(cluster != masked)),
+            ("SPIN_WAIT", i64::from(cluster)),
         ],
         match (one_wave, early) {
             (true, _) => "one warpgroup has the SM: PV runs under half of the next exponentials, and it spins for messages",
@@ -115,7 +125,7 @@ fn overlap(look: &Look<'_>, split: Split, settings: &mut Settings) {
             (false, false) => "two warpgroups run under each other: PV is waited for before the next maximum",
         },
     );
-    let late = look.narrow() && !masked && split == Split::Full;
+    let late = look.narrow() && !masked && matches!(split, Split::Keys(cost::Split { cluster: 1, .. }));
     let programmatic = split != Split::FewHeads || look.facts.seq_kv <= 2048;
     settings.decide(
         "PDL",
@@ -142,7 +152,7 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
         && value("WG_M") * value("WG_N") * value("CTAS_PER_SM") <= 2
         && registers <= 200
         && keys <= 2 * tile * parts;
-    let kept = Kept::of(look, parts);
+    let kept = Kept::of(look, parts, value("CLUSTER"));
     let two_each = keys == 2 * tile * parts && stages >= 2 && keys >= i64::from(PRECISE_KEYS);
     let whole = keys % tile == 0 && keys / tile > stages * parts && keys >= i64::from(PRECISE_KEYS);
     let any_length = [("WHOLE_TILES", 0), ("OWN_TILES", 0), ("LOOP", 1)];
@@ -188,16 +198,17 @@ struct Kept {
 }
 
 impl Kept {
-    fn of(look: &Look<'_>, parts: i64) -> Self {
+    fn of(look: &Look<'_>, parts: i64, cluster: i64) -> Self {
         // `mission` and `small` are the two; wider heads have no second stage to hold them.
-        let own = !look.grouped();
+        let own = !look.grouped() && parts == 2;
         // Decoding reads memory as fast as it comes, and lengths are seldom whole: of wide heads only the splits of long caches.
-        let decoding = look.facts.seq_q <= 16 && look.widest() > 64 && look.widest() <= 128;
+        let decoding = look.facts.seq_q <= 16 && look.grouped() && (65..=128).contains(&look.widest());
         Self {
             two_each: own || decoding && parts == 8 && !look.group().is_multiple_of(8),
             // Of narrow heads, rows that would take so long to read are mostly hopper_fwd's.
-            whole: own && !look.narrow() || decoding && !(parts == 8 || short_wide(look, parts)),
-            short: own,
+            whole: own && cluster == 1 && !look.narrow()
+                || decoding && !(parts == 8 || short_wide(look, parts)),
+            short: own && (cluster > 1 || look.narrow() && look.masked()),
         }
     }
 }

@@ -19,6 +19,7 @@
 //! ```
 
 mod ampere_fwd;
+mod cost;
 mod flash_decode;
 mod hopper_fwd;
 mod hopper_small;

@@ -3,13 +3,15 @@
 use evosdpa_core::Feature;
 use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
+use super::{cost, look::Look};
+
 /// Problems with more queries than this are no decoding.
 const DECODE_QUERIES_MAX: u32 = 16;
 
 /// Kernels in the order in which to try them, each with why it stands there.
 pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static str, &'static str)> {
-    let small = ("hopper_small", "too few Q tiles to fill the GPU, so the keys of each are split");
-    let large = ("hopper_fwd", "the problem fills the GPU: the kernel with the highest throughput");
+    let small = ("hopper_small", "splitting the keys of each Q tile is the fastest cut of so few");
+    let large = ("hopper_fwd", "Q tiles fill the GPU: the kernel with the highest throughput");
     let decode = ("flash_decode", "few queries against a cache: its keys are split evenly over all SMs");
     let hopper = target.arch == Arch::Sm90a;
     // Caches of equal lengths are split over clusters there.
@@ -17,7 +19,7 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
     let mut candidates = Vec::new();
     candidates.extend(decodes.then_some(decode));
     if hopper {
-        candidates.extend(if leaves_room(facts, target) { [small, large] } else { [large, small] });
+        candidates.extend(if splits_keys(facts, target) { [small, large] } else { [large, small] });
     }
     candidates.extend([
         ("ampere_fwd", "the fastest kernel that runs everywhere and reads any alignment"),
@@ -30,10 +32,12 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
     candidates
 }
 
-/// Whether Q tiles of 64 rows leave SMs idle, or hardly have rows at all.
-fn leaves_room(facts: &ProblemFacts, target: &Target) -> bool {
-    let q_tiles = u64::from(facts.seq_q.div_ceil(64)) * u64::from(facts.heads_q) * u64::from(facts.batch);
-    facts.seq_q <= 64 || q_tiles <= u64::from(target.sm_count)
+/// Whether keys are split over warpgroups and clusters: when decoding, and where that is the fastest cut; where nobody knows, if Q
+/// tiles of 64 rows leave SMs idle.
+fn splits_keys(facts: &ProblemFacts, target: &Target) -> bool {
+    let look = Look::new(facts, target);
+    let decodes = facts.seq_q <= DECODE_QUERIES_MAX;
+    decodes || cost::splits_keys(&look).unwrap_or(facts.seq_q <= 64 || look.q_tiles(64) <= look.sms())
 }
 
 /// Whether a cache's lengths, pages or codes are data.

@@ -12,18 +12,17 @@ using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
 
 __device__ __forceinline__ void run_tile(const SdpaParams& p, unsigned char* smem, const Work& work) {
   float o[M_TILES][O_TILES][4] = {};
-  float row_max[M_TILES][2], row_sum[M_TILES][2];
+  RowPair state[M_TILES];
 #pragma unroll
-  for (int mt = 0; mt < M_TILES; ++mt)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) row_max[mt][r] = NEG_INF, row_sum[mt][r] = 0.f;
+  for (int mt = 0; mt < M_TILES; ++mt) row_pair_reset(state[mt]);
 
-  attend(p, shared_address(smem), work, o, row_max, row_sum);
-  reduce_sums(row_sum);
+  attend(p, shared_address(smem), work, o, state);
+#pragma unroll
+  for (int mt = 0; mt < M_TILES; ++mt) reduce_row_sums(state[mt]);
   if (WARPS_N == 1)
-    store_rows(p, smem, work, o, row_max, row_sum);
+    store_rows(p, smem, work, o, state);
   else
-    merge_rows(p, smem, work, o, row_max, row_sum);
+    merge_rows(p, smem, work, o, state);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) ampere_fwd(const __grid_constant__ SdpaParams p) {

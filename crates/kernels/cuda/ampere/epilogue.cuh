@@ -11,21 +11,9 @@ __device__ __forceinline__ void store_lse(const SdpaParams& p, const Work& work,
     LSE_OF(p, work.batch, work.head, first_query(work.bounds(p)) + work.m0 + row) = ScoreHook::lse(p, work.head, top, sum);
 }
 
-// The sums of this thread's rows over the four lanes that share them.
-__device__ __forceinline__ void reduce_sums(float (&row_sum)[M_TILES][2]) {
-#pragma unroll
-  for (int mt = 0; mt < M_TILES; ++mt)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float& sum = row_sum[mt][r];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-    }
-}
-
 // One warp per row: each stages its own rows where its Q rows were, then writes them in 16-byte chunks.
 __device__ __forceinline__ void store_rows(const SdpaParams& p, unsigned char* smem_raw, const Work& work, float (&o)[M_TILES][O_TILES][4],
-                                           float (&row_max)[M_TILES][2], float (&row_sum)[M_TILES][2]) {
+                                           const RowPair (&state)[M_TILES]) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const u32 smem = shared_address(smem_raw);
@@ -39,10 +27,10 @@ __device__ __forceinline__ void store_rows(const SdpaParams& p, unsigned char* s
   for (int mt = 0; mt < M_TILES; ++mt)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = row_sum[mt][r];
-      const float inverse = ScoreHook::inverse(p, work.head, row_max[mt][r], sum);
+      const float sum = state[mt].sum[r];
+      const float inverse = ScoreHook::inverse(p, work.head, state[mt].max[r], sum);
       const int row = warp_row + mt * 16 + r * 8 + lane / 4;
-      if (lane % 4 == 0) store_lse(p, work, row, row_max[mt][r], sum);
+      if (lane % 4 == 0) store_lse(p, work, row, state[mt].max[r], sum);
 #pragma unroll
       for (int c = 0; c < O_TILES; ++c) {
         const u32 bits = pack_pair(o[mt][c][2 * r] * inverse, o[mt][c][2 * r + 1] * inverse);
@@ -64,7 +52,7 @@ __device__ __forceinline__ void store_rows(const SdpaParams& p, unsigned char* s
 
 // WARPS_N warps per row bring their partial O to the common maximum and add them up in shared memory.
 __device__ __forceinline__ void merge_rows(const SdpaParams& p, unsigned char* smem_raw, const Work& work, float (&o)[M_TILES][O_TILES][4],
-                                           float (&row_max)[M_TILES][2], float (&row_sum)[M_TILES][2]) {
+                                           const RowPair (&state)[M_TILES]) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int warp_n = warp / WARPS_M;
@@ -81,8 +69,8 @@ __device__ __forceinline__ void merge_rows(const SdpaParams& p, unsigned char* s
     for (int r = 0; r < 2; ++r) {
       const int row = warp_row + mt * 16 + r * 8 + lane / 4;
       if (lane % 4 == 0) {
-        stats[warp_n * BLOCK_M + row] = row_max[mt][r];
-        stats[(WARPS_N + warp_n) * BLOCK_M + row] = row_sum[mt][r];
+        stats[warp_n * BLOCK_M + row] = state[mt].max[r];
+        stats[(WARPS_N + warp_n) * BLOCK_M + row] = state[mt].sum[r];
       }
 #pragma unroll
       for (int c = 0; c < O_TILES; ++c)

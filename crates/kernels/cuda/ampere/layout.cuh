@@ -30,7 +30,7 @@ struct SmemTile {
     const int inside = (chunk % PANEL_CHUNKS) ^ ((row / ROWS_PER_LINE) % PANEL_CHUNKS);
     return (panel * ROWS + row) * (PANEL_CHUNKS * 16) + inside * 16;
   }
-  // From a lane's address in k16 step 0 and row block 0 to the same lane's address in another step and block of
+  // From a lane's address in k16 step 0 and rows 0 to 15 to the same lane's address in another step and block of
   // 16 rows. The swizzle only touches the address bits below a 128-byte line, so one XOR and a constant do it.
   static __device__ __forceinline__ u32 advance(u32 address, int step, int block16) {
     return (address ^ ((2 * step % PANEL_CHUNKS) << 4)) + (2 * step / PANEL_CHUNKS) * (ROWS * PANEL_CHUNKS * 16) +

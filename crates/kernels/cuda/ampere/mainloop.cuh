@@ -63,84 +63,40 @@ __device__ __forceinline__ void change_scores(const SdpaParams& p, const Work& w
   }
 }
 
+// The accumulators of 16 rows, one after the other.
+template <int TILES>
+__device__ __forceinline__ float (&in_a_row(float (&tiles)[TILES][4]))[4 * TILES] {
+  return reinterpret_cast<float(&)[4 * TILES]>(tiles);
+}
+
 // Hides scores past the band's edges and past the last key. `row0` and `key0` are the warp's first.
 template <typename Bounds>
 __device__ __forceinline__ void mask_tile(const Bounds& b, float (&s)[M_TILES][N_TILES][4], int row0, int key0) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int mt = 0; mt < M_TILES; ++mt)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = row0 + mt * 16 + r * 8 + lane / 4;
-      const int column0 = key0 + 2 * (lane % 4);
-      const int visible_first = band_first(b, row) - column0;
-      const int visible_last = min(band_last(b, row), b.seq_kv - 1) - column0;
-#pragma unroll
-      for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (n * 8 + e > visible_last) s[mt][n][r * 2 + e] = NEG_INF;
-      if (has_left_edge(b)) {
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if (n * 8 + e < visible_first) s[mt][n][r * 2 + e] = NEG_INF;
-      }
-    }
-}
-
-// Online softmax: scores become weights, O is brought to the new maximum. The row sum stays per thread until the end.
-__device__ __forceinline__ void softmax_tile(const SdpaParams& p, float (&s)[M_TILES][N_TILES][4], float (&o)[M_TILES][O_TILES][4],
-                                             float (&row_max)[M_TILES][2], float (&row_sum)[M_TILES][2]) {
-  float factor[M_TILES][2];
-#pragma unroll
-  for (int mt = 0; mt < M_TILES; ++mt)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float top = row_max[mt][r];
-#pragma unroll
-      for (int n = 0; n < N_TILES; ++n) top = fmaxf(top, fmaxf(s[mt][n][2 * r], s[mt][n][2 * r + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float safe = top == NEG_INF ? 0.f : top;  // a row without a visible key so far
-      const float shrink = exp2_approx((row_max[mt][r] - safe) * ScoreHook::scale_log2(p));
-      const float offset = safe * ScoreHook::scale_log2(p);
-      row_max[mt][r] = top;
-      float sum = row_sum[mt][r] * shrink;
-#pragma unroll
-      for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[mt][n][2 * r + e];
-          x = exp2_approx(fmaf(x, ScoreHook::scale_log2(p), -offset));
-          sum += x;
-        }
-      row_sum[mt][r] = sum;
-      if (SKIP_RESCALE) {
-        factor[mt][r] = shrink;
-      } else {
-#pragma unroll
-        for (int c = 0; c < O_TILES; ++c) o[mt][c][2 * r] *= shrink, o[mt][c][2 * r + 1] *= shrink;
-      }
-    }
-  if (SKIP_RESCALE) {
-    bool unchanged = true;
-#pragma unroll
-    for (int mt = 0; mt < M_TILES; ++mt) unchanged = unchanged && factor[mt][0] == 1.f && factor[mt][1] == 1.f;
-    if (!__all_sync(~0u, unchanged)) {
-#pragma unroll
-      for (int mt = 0; mt < M_TILES; ++mt)
-#pragma unroll
-        for (int c = 0; c < O_TILES; ++c)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) o[mt][c][e] *= factor[mt][e / 2];
-    }
+  for (int mt = 0; mt < M_TILES; ++mt) {
+    const int row = row0 + mt * 16 + lane / 4;
+    mask_scores<WARP_KEYS>(b, in_a_row(s[mt]), {row, row + 8}, key0 + 2 * (lane % 4));
   }
 }
 
+// Scores become weights, O is brought to the new maximum.
+__device__ __forceinline__ void softmax_tile(const SdpaParams& p, float (&s)[M_TILES][N_TILES][4], float (&o)[M_TILES][O_TILES][4],
+                                             RowPair (&state)[M_TILES]) {
+  float shrink[M_TILES][2];
+  bool unchanged = true;
+#pragma unroll
+  for (int mt = 0; mt < M_TILES; ++mt) {
+    softmax_scores<WARP_KEYS, true>(in_a_row(s[mt]), state[mt], ScoreHook::scale_log2(p), shrink[mt]);
+    unchanged = unchanged && shrink[mt][0] == 1.f && shrink[mt][1] == 1.f;
+  }
+  if (SKIP_RESCALE && __all_sync(~0u, unchanged)) return;
+#pragma unroll
+  for (int mt = 0; mt < M_TILES; ++mt) scale_rows(in_a_row(o[mt]), shrink[mt]);
+}
+
 __device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work& work, float (&o)[M_TILES][O_TILES][4],
-                                       float (&row_max)[M_TILES][2], float (&row_sum)[M_TILES][2]) {
+                                       RowPair (&state)[M_TILES]) {
   const Loader loader(p, smem, work);
   const auto& bounds = work.bounds(p);
   const int lane = threadIdx.x % 32;
@@ -207,7 +163,7 @@ __device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work
     change_scores(p, work, s, warp_row, n0 + warp_key);
     if (may_need_mask && tile_needs_mask(bounds, work.m0, work.m_last, n0, BLOCK_N))
       mask_tile(bounds, s, work.m0 + warp_row, n0 + warp_key);
-    softmax_tile(p, s, o, row_max, row_sum);
+    softmax_tile(p, s, o, state);
     if (precise_rows)
       accumulate_pv<(PRECISE_KEYS > 0)>(o, s, v_here);
     else

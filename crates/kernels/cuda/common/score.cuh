@@ -19,8 +19,8 @@ constexpr float BIAS_END = 3.2e38f;  // what a finite bias that overflows in log
 // tanh within 2e-7 of the truth everywhere: its error is multiplied by the cap, so tanh.approx (2^-11) will not do. Near 0, where the
 // quotient loses digits, by its series.
 __device__ __forceinline__ float tanh_exact(float x) {
-  float power, quotient;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(fabsf(x) * (2.f * LOG2_E)));
+  const float power = exp2_approx(fabsf(x) * (2.f * LOG2_E));
+  float quotient;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(quotient) : "f"(power + 1.f));
   const float far = copysignf(fmaf(-2.f, quotient, 1.f), x);
   const float square = x * x;

@@ -8,7 +8,7 @@
 
 constexpr int KEY_FRAGS = KEYS_PER_WARP / FRAG;
 constexpr int COLUMN_FRAGS = HEAD_DIM / FRAG;
-// Steps of the score product whose operands are loaded ahead; a wide head's accumulator
+// Steps of QKᵀ whose operands are loaded ahead; a wide head's accumulator
 // leaves registers for one.
 constexpr int DIMS_IN_FLIGHT = HEAD_DIM > 64 ? 1 : 2;
 

@@ -3,7 +3,7 @@
 //
 // The layout of a WMMA fragment is unspecified. So everything that is done per row goes
 // through a strip of shared memory private to the warp, where element (row, column) has an
-// address: scores come out of the first product into it, weights go from it into the
+// address: scores come out of QKᵀ into it, weights go from it into the
 // second. Two fragments of one type share their layout, whatever it is, which is enough to
 // rescale an accumulator by a fragment of row factors without taking it out of registers.
 //

@@ -12,7 +12,7 @@ constexpr int FRAG = 16;
 constexpr int ROWS = FRAG;  // one warp, one WMMA tile of rows
 constexpr int SCORE_PITCH = TILE_KEYS + 4;
 
-// scores[16][32] = Q x K^T for one tile of keys
+// scores[16][32] = Q x K^T for one KV tile
 __device__ __forceinline__ void score_tile(const element* q_tile, const element* k_tile, float* scores) {
   for (int key = 0; key < TILE_KEYS; key += FRAG) {
     wmma::fragment<wmma::accumulator, FRAG, FRAG, FRAG, float> sum;

@@ -6,9 +6,9 @@ use evosdpa_core::Float;
 
 use super::{
     Question, ROWS, Rounding, RowScores,
+    gemm::{self, LANES, Real},
     modifiers::Row,
     panels::Panels,
-    product::{self, LANES, Real},
 };
 
 /// Keys that stay in a processor's cache while all rows meet them.
@@ -118,14 +118,14 @@ impl<R: Real> Group<R> {
                 q[r] = R::from_f64(x);
             }
         }
-        group.union = product::union(group.visible.iter().cloned());
+        group.union = gemm::union(group.visible.iter().cloned());
         group
     }
 }
 
-/// Calls `each(number, group, keys)` for every tile of keys and every group that sees some of it, tile by tile.
+/// Calls `each(number, group, keys)` for every KV tile and every group that sees some of it, tile by tile.
 fn for_tiles<R>(groups: &[Group<R>], mut each: impl FnMut(usize, &Group<R>, Range<usize>)) {
-    let all = product::union(groups.iter().map(|group| group.union.clone()));
+    let all = gemm::union(groups.iter().map(|group| group.union.clone()));
     for tile in all.start / TILE..all.end.div_ceil(TILE) {
         for (g, group) in groups.iter().enumerate() {
             let keys = group.union.start.max(tile * TILE)..group.union.end.min((tile + 1) * TILE);
@@ -137,7 +137,7 @@ fn for_tiles<R>(groups: &[Group<R>], mut each: impl FnMut(usize, &Group<R>, Rang
 }
 
 impl<R: Real> Line<'_, R> {
-    /// Turns raw products into weights, and says what is to be known of the row.
+    /// Turns raw scores into weights, and says what is to be known of the row.
     fn weigh(
         &mut self,
         question: &Question<'_>,

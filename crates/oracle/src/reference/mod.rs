@@ -8,9 +8,9 @@
 //! - a NaN or ±∞ in V at a visible key: that column of the row follows IEEE arithmetic.
 
 mod gang;
+mod gemm;
 mod modifiers;
 mod panels;
-mod product;
 mod sample;
 
 use evosdpa_core::{Error, Float, Problem, Sequences, SideInputs, TensorView};
@@ -18,13 +18,13 @@ use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
 use gang::{Line, Scratch};
+use gemm::Real;
 use modifiers::Modifiers;
 use panels::Panels;
-use product::Real;
 pub use sample::Sample;
 
 /// Rows of the softmax that are worked on together.
-const ROWS: usize = product::ROWS;
+const ROWS: usize = gemm::ROWS;
 
 /// A problem with its data: everything an answer depends on.
 ///

@@ -2,7 +2,7 @@
 
 use evosdpa_core::{Broadcast, Problem, SideInputs, TensorView, U8Code};
 
-use super::product::Real;
+use super::gemm::Real;
 
 /// A problem's modifiers with their data.
 #[derive(Clone, Copy)]

@@ -1,8 +1,8 @@
-//! One head's keys and values, rearranged so that products run over contiguous memory.
+//! One head's keys and values, rearranged so that QKᵀ and PV read contiguous memory.
 
 use super::{
     Question,
-    product::{LANES, Real},
+    gemm::{LANES, Real},
 };
 
 /// Keys as `[key block][d][LANES]` and values as `[d block][key][LANES]`, padded with zeros.

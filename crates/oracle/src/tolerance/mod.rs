@@ -66,7 +66,7 @@ impl Judgement {
 
     /// Whether FlashAttention's own rule holds (twice the naive error; for f32 the error bound), with NaN and infinity
     /// where they belong. This is what other people's kernels promise, and what they are held to as baselines.
-    pub fn passed_as_a_peer(&self) -> bool {
+    pub fn passed_as_a_baseline(&self) -> bool {
         let twice_naive = self.rules.iter().any(|rule| rule.name == "twice-naive");
         let promised = |rule: &&Rule| match rule.name.as_str() {
             "finite" | "twice-naive" => true,

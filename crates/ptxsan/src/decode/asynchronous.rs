@@ -6,7 +6,7 @@ use super::memory::apply;
 use super::opcode::Opcode;
 use super::{
     Arrival, AsyncStore, Bank, Bulk, ClusterBarrier, CollectiveKind, Combine, Extent, LeftOperand,
-    MbarrierOp, Op, Phase, TensorCombine, Wgmma,
+    MbarrierOp, Op, Phase, Scope, TensorCombine, Wgmma,
 };
 use crate::error::Result;
 use crate::memory::window;
@@ -80,7 +80,9 @@ impl Builder<'_> {
                     false => Phase::Token(self.operand(operands, 2, Type::B64)?),
                 };
                 let d = self.destination(self.at(operands, 0)?, Type::Pred)?;
-                MbarrierOp::Wait { d, address, phase, acquires: !op.has("relaxed") }
+                let scope = super::memory::scope(op).unwrap_or(Scope::Cta);
+                let (acquires, tests) = (!op.has("relaxed"), what == "test_wait");
+                MbarrierOp::Wait { d, address, phase, acquires, scope, tests }
             }
             "pending_count" => {
                 let token = self.operand(operands, 1, Type::B64)?;
@@ -114,6 +116,7 @@ impl Builder<'_> {
             drops: op.has("arrive_drop"),
             no_complete: op.has("noComplete"),
             releases: !op.has("relaxed"),
+            scope: super::memory::scope(op).unwrap_or(Scope::Cta),
         })
     }
 

@@ -252,6 +252,7 @@ pub(crate) struct Arrival {
     pub(crate) drops: bool,
     pub(crate) no_complete: bool,
     pub(crate) releases: bool,
+    pub(crate) scope: Scope,
 }
 
 /// `mbarrier.*`.
@@ -278,6 +279,9 @@ pub(crate) enum MbarrierOp {
         address: Address,
         phase: Phase,
         acquires: bool,
+        scope: Scope,
+        /// `test_wait`: the answer may be no at once.
+        tests: bool,
     },
     PendingCount {
         d: Register,

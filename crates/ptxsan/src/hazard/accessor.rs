@@ -91,7 +91,9 @@ impl Accessor<'_> {
                 return true;
             }
         }
+        // What an agent did is over when its thread knows of it: nothing of it waits to be seen.
         self.known.knows(self.numbering, who, time)
+            || self.numbering.is_async(who) && self.known.is_over(self.numbering, who, time)
     }
 
     /// Strong operations do not race with each other, if each one's scope reaches the other.
@@ -112,11 +114,9 @@ impl Accessor<'_> {
         while rest != 0 {
             let who = readers.base + rest.trailing_zeros();
             rest &= rest - 1;
-            let ordered = match self.fences_reads {
-                true => self.ordered(who, readers.time),
-                false => self.happens_after(who, readers.time),
-            };
-            if !ordered {
+            let is_over = || !readers.wrote() && self.known.is_over(self.numbering, who, readers.time);
+            let happened = self.happens_after(who, readers.time) || is_over();
+            if !happened || self.fences_reads && !self.is_fenced(who, readers.time) {
                 return Some(who);
             }
         }

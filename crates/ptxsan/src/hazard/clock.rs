@@ -6,7 +6,8 @@
 //! and, for blocks that talk to each other, the same of other blocks. Lanes share clocks (`Rc`) until they learn different things.
 //!
 //! Beside what a thread knows stands what of it is ordered for the async proxy: a proxy fence raises the second to the first, and
-//! both travel together.
+//! both travel together. So does what is only known to be *over*: an arrival whose scope ends at its block says to another block of the
+//! cluster that the thread has come so far, which frees what it read, and shows nothing of what it wrote.
 
 use std::rc::Rc;
 
@@ -155,6 +156,8 @@ struct Times {
     known: Vec<u32>,
     /// The same for accesses through the async proxy, to shared and to global memory; empty: nothing.
     fenced: [Vec<u32>; 2],
+    /// Up to which time each is over, though what it wrote may not be seen; empty: nothing beyond what is known.
+    over: Vec<u32>,
 }
 
 fn raise_all(mine: &mut Vec<u32>, theirs: &[u32]) {
@@ -169,9 +172,21 @@ fn raise_all(mine: &mut Vec<u32>, theirs: &[u32]) {
 impl Times {
     fn join(&mut self, other: &Times) {
         raise_all(&mut self.known, &other.known);
+        raise_all(&mut self.over, &other.over);
+        self.join_fenced(other);
+    }
+
+    fn join_fenced(&mut self, other: &Times) {
         for (mine, theirs) in self.fenced.iter_mut().zip(&other.fenced) {
             raise_all(mine, theirs);
         }
+    }
+
+    fn join_as_over(&mut self, other: &Times) {
+        self.known.resize(other.known.len(), 0);
+        raise_all(&mut self.over, &other.known);
+        raise_all(&mut self.over, &other.over);
+        self.join_fenced(other);
     }
 
     fn fence(&mut self, proxy: Proxy) {
@@ -200,7 +215,7 @@ impl Clock {
         for copies in known[..2 * lanes].chunks_exact_mut(lanes) {
             copies[threads as usize..].fill(u32::MAX);
         }
-        let own = Times { known, fenced: Default::default() };
+        let own = Times { known, fenced: Default::default(), over: Vec::new() };
         let mut clock = Clock { floor: vec![0; own.known.len() / 32], own, foreign: Vec::new(), block };
         clock.settle();
         clock
@@ -214,6 +229,13 @@ impl Clock {
             return self.own.known[slot] >= time;
         }
         self.times_of(block).is_some_and(|times| times.known[slot] >= time)
+    }
+
+    /// Whether that access is known to be over, seen or not.
+    pub(crate) fn is_over(&self, numbering: Numbering, who: u32, time: u32) -> bool {
+        let times = self.times_of(numbering.block_of(who));
+        let over = times.and_then(|times| times.over.get(numbering.slot_of(who) as usize));
+        over.is_some_and(|over| *over >= time)
     }
 
     fn times_of(&self, block: u32) -> Option<&Times> {
@@ -289,6 +311,22 @@ impl Clock {
             Ok(i) if Rc::ptr_eq(&self.foreign[i].1, times) => {}
             Ok(i) => Rc::make_mut(&mut self.foreign[i].1).join(times),
             Err(i) => self.foreign.insert(i, (block, Rc::clone(times))),
+        }
+    }
+
+    /// Learns that all that another thread knows is over, and nothing of what was written.
+    pub(crate) fn join_as_over(&mut self, other: &Clock) {
+        let all = other.foreign.iter().map(|(block, times)| (*block, &**times));
+        for (block, times) in all.chain([(other.block, &other.own)]) {
+            if block == self.block {
+                self.own.join_as_over(times);
+                continue;
+            }
+            let at = self.foreign.binary_search_by_key(&block, |(b, _)| *b).unwrap_or_else(|at| {
+                self.foreign.insert(at, (block, Rc::default()));
+                at
+            });
+            Rc::make_mut(&mut self.foreign[at].1).join_as_over(times);
         }
     }
 

@@ -84,6 +84,11 @@ impl Warp {
         let has_seen = seen.is_some_and(|seen| seen.knows(cx.numbering, conflict.who, conflict.time));
         let acquires = self.acquired >> lane & 1 == 1;
         let has_heard = self.heard_of(cx, lane, conflict);
+        if !is_near && self.known[lane].is_over(cx.numbering, conflict.who, conflict.time) {
+            return "the arrival or the wait that passes it on reaches no further than its block, which is what it does unless told: \
+                    mbarrier.arrive.release.cluster there and mbarrier.try_wait.acquire.cluster here"
+                .to_owned();
+        }
         match released {
             Some(Scope::Cta) if !is_near => format!(
                 "the other side's fence reaches no further than its block (__threadfence_block, .cta), and this is another \

@@ -87,6 +87,8 @@ impl Warp {
             let block = cx.barrier_at(addresses[lane]).block;
             if block != cx.block && !self.reachable(cx, request.pc, lane, block) {
                 there &= !(1 << lane);
+            } else if matches!(request.by, By::Lanes) {
+                self.visit(cx, request.pc, lane, block);
             }
         });
         there

@@ -1,7 +1,7 @@
 //! Executes instructions of one warp until it blocks or its turn is over.
 
 use super::asynchronous::barrier_state::Mbarriers;
-use super::asynchronous::cluster::{Cluster, Pool};
+use super::asynchronous::cluster::{Cluster, Pool, Visits};
 use super::asynchronous::flight::BulkFlight;
 use super::asynchronous::wgmma::{Operands, Warpgroups};
 use super::barrier::Barriers;
@@ -96,6 +96,8 @@ pub(super) struct Resident {
     pub(super) pool: Option<Pool>,
     /// All its warps are done; its memory must not be used any more.
     pub(super) has_exited: bool,
+    /// What others of its cluster did here.
+    pub(super) visits: Visits,
 }
 
 impl Context<'_, '_> {

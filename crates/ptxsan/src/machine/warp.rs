@@ -111,6 +111,8 @@ pub(super) struct Warp {
     pub(super) heard: Vec<HashMap<Place, Said>>,
     /// Lanes that made a strong read, and those that fenced after one.
     pub(super) polled: u32,
+    /// Where `test_wait` said no, of which mbarrier and in which phase: asked again, it waits.
+    pub(super) told_no: HashMap<u32, (u32, u32)>,
     pub(super) acquired: u32,
     /// The number of the open group of copies, and up to which group they are waited for.
     pub(super) open_group: [u32; 32],
@@ -190,6 +192,7 @@ impl Warp {
             seen: Vec::new(),
             heard: Vec::new(),
             polled: 0,
+            told_no: HashMap::new(),
             acquired: 0,
             open_group: [1; 32],
             waited_group: [0; 32],

@@ -1,7 +1,7 @@
 //! A world: blocks that run together on one host thread, and the scheduler that interleaves their warps.
 
 use super::asynchronous::barrier_state::Mbarriers;
-use super::asynchronous::cluster::{Cluster, Pool};
+use super::asynchronous::cluster::{Cluster, Pool, Visits};
 use super::asynchronous::flight::BulkFlight;
 use super::asynchronous::wgmma::{Operands, Warpgroups};
 use super::barrier::{BARRIERS, Barriers};
@@ -175,6 +175,7 @@ impl<'a> World<'a> {
             warpgroups: Warpgroups::new(warp_count),
             pool: kernel.registers.map(|registers| Pool::new(warp_count, registers)),
             has_exited: false,
+            visits: Visits::default(),
         };
         self.residents.insert(number, resident);
         self.blocks.push(Block { number, warps });
@@ -192,6 +193,8 @@ impl<'a> World<'a> {
         for block in done {
             if let Some(resident) = self.residents.get_mut(&block.number) {
                 resident.has_exited = true;
+                let known = block.warps.iter().flat_map(|warp| &warp.known);
+                resident.visits.report_unawaited(self.numbering, block.number % size, known, &mut self.log);
             }
             let cluster = block.number / size;
             if !self.blocks.iter().any(|b| b.number / size == cluster) {

@@ -109,7 +109,16 @@ fn item(cursor: &mut Cursor<'_>, ast: &mut Ast, next_instruction: &mut u32) -> R
     match cursor.peek() {
         Token::Dot("entry") => {
             cursor.next();
+            let line = cursor.line();
             let function = function(cursor, ast, next_instruction, true)?;
+            let is_same =
+                |other: &Function| other.is_entry && other.name == function.name && other.body.is_some();
+            if function.body.is_some() && ast.functions.iter().any(is_same) {
+                return Err(Error::parse(
+                    line,
+                    format!("a second entry `{}`: the module has one already", function.name),
+                ));
+            }
             ast.functions.push(function);
         }
         Token::Dot("func") => {

@@ -6,6 +6,14 @@ use anyhow::Result;
 use ptxsan::names::demangled;
 use serde_json::{Value, json};
 
+/// Constants of libcu++ and cooperative groups, texts of `printf` and `assert`: hundreds, and nobody sets them.
+fn is_the_compilers(name: &str) -> bool {
+    let libraries = ["cuda::", "cooperative_groups::", "nvcuda::", "cub::", "thrust::"];
+    name.starts_with('$')
+        || name.starts_with("__unnamed")
+        || libraries.iter().any(|library| name.starts_with(library))
+}
+
 pub(crate) fn entries(args: &InputArgs, json: bool) -> Result<bool> {
     let module = input::load(args, std::iter::empty())?;
     let mut text = format!("target {}, PTX {}\n", module.target(), module.version());
@@ -31,9 +39,17 @@ pub(crate) fn entries(args: &InputArgs, json: bool) -> Result<bool> {
     }
     let mut all: Vec<(&str, u64)> = module.variables().collect();
     all.sort_unstable();
+    let mut hidden = 0;
     for (variable, bytes) in all {
-        text += &format!("variable {}: {bytes} bytes\n", demangled(variable));
+        if is_the_compilers(&demangled(variable)) {
+            hidden += 1;
+        } else {
+            text += &format!("variable {}: {bytes} bytes\n", demangled(variable));
+        }
         variables.push(json!({ "variable": variable, "name": demangled(variable), "size_bytes": bytes }));
+    }
+    if hidden > 0 {
+        text += &format!("{hidden} variables of CUDA's headers and of the compiler: --json lists them\n");
     }
     if json {
         let document = json!({

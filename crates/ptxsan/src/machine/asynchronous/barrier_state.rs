@@ -22,6 +22,9 @@ pub(crate) struct Mbarrier {
     /// What the arrivals of this phase publish, and what all phases before published.
     publishing: Option<Clock>,
     pub(super) published: Option<Rc<Clock>>,
+    /// The same of arrivals from other blocks of the cluster, for those whose wait reaches that far.
+    publishing_far: Option<Clock>,
+    pub(super) published_far: Option<Rc<Clock>>,
     /// Who initialised it, identity and time, and where.
     pub(super) by: (u32, u32),
     pc: u32,
@@ -43,6 +46,11 @@ impl Mbarrier {
     /// What the arrivals of this phase publish; the barrier lies in `block`.
     pub(super) fn publishing(&mut self, numbering: Numbering, block: u32, threads: u32) -> &mut Clock {
         self.publishing.get_or_insert_with(|| Clock::new(numbering, block, threads))
+    }
+
+    /// What arrivals of other blocks publish, as far as the cluster.
+    pub(super) fn publishing_far(&mut self, numbering: Numbering, block: u32, threads: u32) -> &mut Clock {
+        self.publishing_far.get_or_insert_with(|| Clock::new(numbering, block, threads))
     }
 }
 
@@ -117,6 +125,13 @@ impl Mbarriers {
             clock.settle();
             barrier.published = Some(Rc::new(clock));
         }
+        if let Some(mut clock) = barrier.publishing_far.take() {
+            if let Some(before) = &barrier.published_far {
+                clock.join(before);
+            }
+            clock.settle();
+            barrier.published_far = Some(Rc::new(clock));
+        }
         barrier.phase += 1;
         barrier.pending = barrier.expected;
         true
@@ -135,6 +150,8 @@ impl Mbarriers {
             base,
             publishing: None,
             published: None,
+            publishing_far: None,
+            published_far: None,
             by,
             pc,
             fenced_at: None,

@@ -3,8 +3,10 @@
 use crate::decode::ClusterBarrier;
 use crate::finding::Kind;
 use crate::hazard::clock::{Clock, Numbering};
+use crate::hazard::log::Log;
 use crate::machine::run::{Context, Flow, Stir, for_lanes};
 use crate::machine::warp::{Parked, State, Warp};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// What the blocks of a cluster share.
@@ -42,6 +44,46 @@ impl Cluster {
 
     pub(crate) fn describe(&self) -> String {
         format!("{} of {} threads arrived", self.arrived, self.live)
+    }
+}
+
+/// A thread's last use of another block's shared memory.
+struct Visit {
+    time: u32,
+    /// Cluster barriers that the thread had arrived at.
+    arrivals: u32,
+    pc: u32,
+}
+
+/// What threads of other blocks of the cluster did in a block's shared memory, by their identities. It must be over before the block is.
+#[derive(Default)]
+pub(crate) struct Visits(BTreeMap<u32, Visit>);
+
+impl Visits {
+    /// The block ends, with what its threads knew: reports what none of them can have waited for. Whether it came first is chance.
+    pub(crate) fn report_unawaited<'a>(
+        &self,
+        numbering: Numbering,
+        rank: u32,
+        known: impl Iterator<Item = &'a Rc<Clock>> + Clone,
+        log: &mut Log,
+    ) {
+        for (&who, visit) in &self.0 {
+            let waited = |clock: &Rc<Clock>| {
+                clock.time_of(numbering.cluster_rounds()) > visit.arrivals
+                    || clock.knows(numbering, who, visit.time)
+                    || clock.is_over(numbering, who, visit.time)
+            };
+            if !known.clone().any(waited) {
+                let by = (numbering.block_of(who), numbering.thread_of(who));
+                log.add(Kind::ClusterLifetime, visit.pc, None, by, || {
+                    format!(
+                        "shared memory of the block of rank {rank}, which may have exited: a cluster barrier, or a wait of that block for \
+                         this thread, must keep it alive"
+                    )
+                });
+            }
+        }
     }
 }
 
@@ -95,6 +137,18 @@ impl Warp {
         true
     }
 
+    /// Notes that a lane uses the shared memory of another block, if that is still there.
+    pub(in crate::machine) fn visit(&self, cx: &mut Context<'_, '_>, pc: u32, lane: usize, block: u32) {
+        if !cx.options.check_races || block == cx.block {
+            return;
+        }
+        let who = cx.numbering.identity(cx.block, self.index * 32 + lane as u32);
+        if let Some(peer) = cx.peers.get_mut(&block).filter(|peer| !peer.has_exited) {
+            let visit = Visit { time: self.time, arrivals: self.cluster_arrivals[lane], pc };
+            peer.visits.0.insert(who, visit);
+        }
+    }
+
     pub(in crate::machine) fn cluster_barrier(
         &mut self,
         cx: &mut Context<'_, '_>,
@@ -143,7 +197,7 @@ impl Warp {
         Flow::Yield
     }
 
-    fn fresh_clock(&self, cx: &Context<'_, '_>) -> Clock {
+    pub(super) fn fresh_clock(&self, cx: &Context<'_, '_>) -> Clock {
         Clock::new(cx.numbering, cx.block, cx.shape.threads())
     }
 
@@ -189,8 +243,16 @@ impl Warp {
         let has = pool.each[self.index as usize];
         if claims && count < has || !claims && count > has {
             let verb = if claims { "claims" } else { "keeps" };
+            let (fewer, rule) = if claims {
+                ("fewer", "setmaxnreg.inc takes more")
+            } else {
+                ("more", "setmaxnreg.dec takes fewer")
+            };
             cx.report(Kind::Registers, pc, self.index, 1, || {
-                format!("a warp whose threads have {has} registers {verb} {count}")
+                format!(
+                    "a warp whose threads have {has} registers {verb} {count}, which is {fewer}: {rule}. At the launch they have what the \
+                     launch bounds leave each"
+                )
             });
             return true;
         }

@@ -1,7 +1,7 @@
 //! mbarriers: phases, pending arrivals and bytes, and what is learnt from a phase that has completed.
 
 use super::barrier_state::{BarrierAt, Mbarrier, Mbarriers, NO_COMPLETE};
-use crate::decode::{Address, Arrival, MbarrierOp, Phase, Register};
+use crate::decode::{Address, Arrival, MbarrierOp, Phase, Register, Scope};
 use crate::finding::Kind;
 use crate::hazard::clock::{Clock, MBARRIERS, Numbering};
 use crate::machine::run::{Context, Flow, Stir, for_lanes};
@@ -125,8 +125,15 @@ impl Warp {
                     }
                 });
             }
-            MbarrierOp::Wait { d, address, phase, acquires } => {
-                return self.wait_at_mbarrier(cx, at, mask, *d, address, *phase, *acquires);
+            MbarrierOp::Wait { d, address, phase, acquires, scope, tests } => {
+                return self.wait_at_mbarrier(
+                    cx,
+                    at,
+                    mask,
+                    (*d, address, *phase),
+                    (*acquires, *scope),
+                    *tests,
+                );
             }
             MbarrierOp::PendingCount { d, token } => for_lanes(mask, |lane| {
                 let token = self.lane(*token, lane);
@@ -272,8 +279,12 @@ impl Warp {
                 self.expect_bytes(cx, pc, lane, place, bytes);
             }
             let count = arrival.count.map_or(1, |count| self.lane(count, lane) as u32);
-            if cx.options.check_races && arrival.releases {
-                self.publish_at(cx, lane, place, &mut last);
+            // Who waits for the phase knows of an arrival that releases something.
+            if arrival.releases {
+                self.visit(cx, pc, lane, place.block);
+            }
+            if cx.options.check_races {
+                self.publish_at(cx, lane, place, arrival, &mut last);
             }
             self.arrive_with(cx, pc, thread, place, count, arrival, Some(lane));
         });
@@ -283,20 +294,34 @@ impl Warp {
     }
 
     /// A lane's arrival publishes what it knows and did; once what lanes know that know the same. `last`: what was published just before.
+    /// A relaxed one publishes what was fenced before it. To another block an arrival that reaches no further than its own says
+    /// only that what came before is over: by the letter not even that, but slots are freed so everywhere, and nothing read can be seen
+    /// too early.
     fn publish_at(
         &self,
         cx: &mut Context<'_, '_>,
         lane: usize,
         at: BarrierAt,
+        arrival: &Arrival,
         last: &mut Option<(BarrierAt, u32, *const Clock)>,
     ) {
         let (numbering, threads, is_own) = (cx.numbering, cx.shape.threads(), at.block == cx.block);
-        let clock = if is_own { None } else { Some(self.published(cx, lane)) };
+        let fenced = self.fenced.get(lane).and_then(Option::as_ref);
+        let (clock, scope) = match (arrival.releases, fenced) {
+            (true, _) if is_own => (None, arrival.scope),
+            (true, _) => (Some(Rc::new(self.published(cx, lane))), arrival.scope),
+            (false, Some(fenced)) => (Some(Rc::clone(&fenced.clock)), fenced.scope.min(arrival.scope)),
+            (false, None) => (Some(Rc::new(self.fresh_clock(cx))), arrival.scope),
+        };
         let Some(barrier) = cx.mbarrier(at) else { return };
         let me = Some((at, barrier.phase, Rc::as_ptr(&self.known[lane])));
         let publishing = barrier.publishing(numbering, at.block, threads);
         if let Some(clock) = clock {
-            publishing.join(&clock);
+            match (is_own, scope) {
+                (true, _) => publishing.join(&clock),
+                (false, Scope::Cta) => publishing.join_as_over(&clock),
+                (false, Scope::Device) => barrier.publishing_far(numbering, at.block, threads).join(&clock),
+            }
             return;
         }
         if *last != me {
@@ -379,6 +404,7 @@ impl Warp {
                 drops: false,
                 no_complete: false,
                 releases: true,
+                scope: Scope::Cta,
             };
             self.arrive_with(cx, pc, thread, place, 1, &arrival, None);
         });
@@ -390,10 +416,9 @@ impl Warp {
         cx: &mut Context<'_, '_>,
         at: usize,
         mask: u32,
-        d: Register,
-        address: &Address,
-        phase: Phase,
-        acquires: bool,
+        (d, address, phase): (Register, &Address, Phase),
+        (acquires, scope): (bool, Scope),
+        tests: bool,
     ) -> Flow {
         let pc = self.groups[at].pc;
         let addresses = self.shared_addresses(address);
@@ -431,6 +456,7 @@ impl Warp {
         if yes == 0
             && let Some(place) = place
             && !std::mem::take(&mut self.groups[at].gives_up)
+            && !(tests && self.says_no(cx, pc, place))
         {
             self.groups[at].state = State::Parked(Parked::Mbarrier(place.offset));
             return Flow::Park;
@@ -438,14 +464,28 @@ impl Warp {
         self.groups[at].gives_up = false;
         let p = &mut self.regs.pred[d.index as usize];
         *p = *p & !mask | yes;
-        if acquires && cx.options.check_races {
-            self.learn_phases(cx, pc, yes, &addresses);
+        if cx.options.check_races {
+            self.learn_phases(cx, pc, yes, &addresses, (acquires, scope));
         }
         Flow::Next
     }
 
-    /// Lanes learn what the barriers' completed phases published; those that knew the same know the same afterwards.
-    fn learn_phases(&mut self, cx: &mut Context<'_, '_>, pc: u32, lanes: u32, addresses: &[u64; 32]) {
+    /// Whether a `test_wait` says no at once: what comes then has code of its own. Who asks again waits.
+    fn says_no(&mut self, cx: &Context<'_, '_>, pc: u32, at: BarrierAt) -> bool {
+        let phase = cx.mbarriers.get(at.offset).map_or(0, |barrier| barrier.phase);
+        self.told_no.insert(pc, (at.offset, phase)) != Some((at.offset, phase))
+    }
+
+    /// Lanes learn what the barriers' completed phases published: at once, or at the next fence if they do not acquire. Those that knew
+    /// the same know the same afterwards.
+    fn learn_phases(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        pc: u32,
+        lanes: u32,
+        addresses: &[u64; 32],
+        (acquires, scope): (bool, Scope),
+    ) {
         let mut rest = lanes;
         while rest != 0 {
             let first = rest.trailing_zeros() as usize;
@@ -457,12 +497,25 @@ impl Warp {
             });
             rest &= !alike;
             let place = cx.barrier_at(address);
-            let Some(published) = cx.mbarriers.get(place.offset).and_then(|b| b.published.clone()) else {
-                continue;
-            };
-            let mut clock = (*known).clone();
+            let Some(barrier) = cx.mbarriers.get(place.offset) else { continue };
+            let Some(published) = barrier.published.clone() else { continue };
+            let mut clock = if acquires { (*known).clone() } else { self.fresh_clock(cx) };
             clock.join(&published);
+            match (&barrier.published_far, scope) {
+                (Some(far), Scope::Device) => clock.join(far),
+                (Some(far), Scope::Cta) => clock.join_as_over(far),
+                (None, _) => {}
+            }
             clock.settle();
+            if !acquires {
+                self.polled |= alike;
+                self.seen.resize(32, None);
+                for_lanes(alike, |lane| match &mut self.seen[lane] {
+                    Some(old) => old.join(&clock),
+                    empty => *empty = Some(clock.clone()),
+                });
+                continue;
+            }
             let clock = Rc::new(clock);
             for_lanes(alike, |lane| self.learn(lane, pc, Rc::clone(&clock)));
         }

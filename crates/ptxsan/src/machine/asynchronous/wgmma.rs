@@ -494,7 +494,10 @@ impl Warp {
 fn unfenced(cx: &mut Context<'_, '_>, warp: u32, pc: u32, touched: u32, what: &str) {
     let other = Other { pc: touched, block: u64::from(cx.block), thread: warp * 32 };
     cx.log.add(Kind::Wgmma, pc, Some(other), (cx.block, warp * 32), || {
-        format!("{what} was touched since the last wgmma.fence: one must come between")
+        format!(
+            "{what} was touched since the last wgmma.fence: one must come between. If the source has it, the compiler put the register's value \
+             behind it: asm volatile(\"\" : \"+f\"(register) :: \"memory\") in front of the fence keeps it there"
+        )
     });
 }
 

@@ -1,4 +1,4 @@
-//! The two matrix products, written so that the compiler vectorises them, compiled once for each instruction set.
+//! QKᵀ and PV, written so that the compiler vectorises them, compiled once for each instruction set.
 
 use std::ops::{Add, Div, Mul, Neg, Range, Sub};
 
@@ -35,7 +35,7 @@ pub(super) trait Real:
     /// `self·a + b`, rounded once.
     fn fused(self, a: Self, b: Self) -> Self;
 
-    /// Raw products of `ROWS` queries with the keys in range, `[row][key]`. Whole blocks of `LANES` keys are written.
+    /// `ROWS` rows of QKᵀ for the keys in range, `[row][key]`. Whole blocks of `LANES` keys are written.
     fn scores(q_rows: &[[Self; ROWS]], panels: &Panels<Self>, keys: Range<usize>, scores: &mut [Self]);
 
     /// Adds `Σ weight·v` over the keys in range to `[row][column]` of `sums`, whose rows are padded to whole blocks of
