@@ -12,7 +12,10 @@ const SLOTS: usize = 1024;
 
 /// Tensor maps by what they were made of, in memory that is made once: a launch does not allocate.
 #[derive(Debug)]
-pub(super) struct RecentMaps(Mutex<Box<[Option<(Key, TensorMap)>]>>);
+pub(super) struct RecentMaps(Mutex<Box<[Slot]>>);
+
+/// A request and its map; `None` as long as nothing was put there.
+type Slot = Option<(Key, TensorMap)>;
 
 /// All that a tensor map depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
