@@ -211,7 +211,7 @@ fn one_round(look: &Look<'_>, dynamic: bool) -> bool {
 fn section_mib(look: &Look<'_>, tile: Tile, pack_heads: i64) -> i64 {
     let facts = look.facts;
     let row_bytes = u64::from(facts.head_dim + facts.value_dim) * facts.dtype.bytes() as u64;
-    let mib = look.kv_heads() * u64::from(facts.seq_kv) * row_bytes >> 20;
+    let mib = (look.kv_heads() * u64::from(facts.seq_kv) * row_bytes) >> 20;
     // Of 128 columns reading K and V again shows soonest: narrower heads wait for the softmax, wider ones for the MMAs.
     let past_l2 = if (65..=128).contains(&look.widest()) { mib >= 44 } else { mib >= 96 };
     if look.causal() && pack_heads == 1 && !past_l2 {

@@ -1,5 +1,5 @@
-//! Tensor maps of the last launches. Who calls again and again has few tensors, and the driver takes a fifth of a microsecond to
-//! move a map and more to make one.
+//! Tensor maps of the last launches. Who calls again and again has few tensors: three maps take the driver half a microsecond to make
+//! (a tenth to move) on an H200's host.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,7 +12,10 @@ const SLOTS: usize = 1024;
 
 /// Tensor maps by what they were made of, in memory that is made once: a launch does not allocate.
 #[derive(Debug)]
-pub(super) struct RecentMaps(Mutex<Box<[Option<(Key, TensorMap)>]>>);
+pub(super) struct RecentMaps(Mutex<Box<[Slot]>>);
+
+/// A request and its map; `None` as long as nothing was put there.
+type Slot = Option<(Key, TensorMap)>;
 
 /// All that a tensor map depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
