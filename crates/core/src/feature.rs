@@ -42,11 +42,13 @@ pub enum Feature {
     Sinks,
     /// `:precise`
     HighPrecision,
+    /// `:invariant`
+    BatchInvariant,
 }
 
 impl Feature {
     /// Every feature.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::PackedQueries,
         Self::PackedKeys,
         Self::UsedLengths,
@@ -65,6 +67,7 @@ impl Feature {
         Self::Chunks,
         Self::Sinks,
         Self::HighPrecision,
+        Self::BatchInvariant,
     ];
 
     /// What a refusal calls it.
@@ -88,6 +91,7 @@ impl Feature {
             Self::Chunks => "attention chunks",
             Self::Sinks => "sinks",
             Self::HighPrecision => "high precision",
+            Self::BatchInvariant => "batch-invariant results",
         }
     }
 }

@@ -40,12 +40,14 @@ pub struct Kinds {
     pub types: Types,
     /// How exact the answer must be.
     pub precision: Precision,
+    /// Whether a sequence's answer must be the same bits whatever else is in the batch.
+    pub batch_invariant: bool,
 }
 
 impl Kinds {
     /// What they ask for beyond the plain problem.
     pub fn features(&self) -> Features {
-        let Self { lengths, scores, types, precision } = self;
+        let Self { lengths, scores, types, precision, batch_invariant } = self;
         Features::NONE
             .with(Feature::PackedQueries, lengths.packed_queries)
             .with(Feature::PackedKeys, lengths.packed_keys)
@@ -65,6 +67,7 @@ impl Kinds {
             .with(Feature::Chunks, scores.chunk.is_some())
             .with(Feature::Sinks, scores.sinks)
             .with(Feature::HighPrecision, *precision == Precision::High)
+            .with(Feature::BatchInvariant, *batch_invariant)
     }
 }
 

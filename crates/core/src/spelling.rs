@@ -49,7 +49,7 @@ fn write_mask(f: &mut fmt::Formatter<'_>, mask: Mask) -> fmt::Result {
 }
 
 fn write_kinds(f: &mut fmt::Formatter<'_>, kinds: Kinds) -> fmt::Result {
-    let Kinds { lengths, scores, types, precision } = kinds;
+    let Kinds { lengths, scores, types, precision, batch_invariant } = kinds;
     match (lengths.packed_queries, lengths.packed_keys) {
         (true, true) => f.write_str(":varlen")?,
         (true, false) => f.write_str(":varlen=q")?,
@@ -97,7 +97,10 @@ fn write_kinds(f: &mut fmt::Formatter<'_>, kinds: Kinds) -> fmt::Result {
     if types.scales != Granularity::default() {
         write!(f, ":scales={}", types.scales)?;
     }
-    if precision == Precision::High { f.write_str(":precise") } else { Ok(()) }
+    if precision == Precision::High {
+        f.write_str(":precise")?;
+    }
+    if batch_invariant { f.write_str(":invariant") } else { Ok(()) }
 }
 
 impl FromStr for Shape {
@@ -190,7 +193,7 @@ struct Suffixes<'a> {
 }
 
 /// Every suffix, with an example of its value: what errors suggest from.
-const SUFFIXES: [&str; 21] = [
+const SUFFIXES: [&str; 22] = [
     "causal",
     "causal-br",
     "window=255/0",
@@ -212,6 +215,7 @@ const SUFFIXES: [&str; 21] = [
     "o=f32",
     "scales=token",
     "precise",
+    "invariant",
 ];
 
 impl<'a> Suffixes<'a> {
@@ -222,7 +226,7 @@ impl<'a> Suffixes<'a> {
             return Err(format!("`:{name}` is there twice; give it once"));
         }
         self.seen.push(name);
-        let Kinds { lengths, scores, types, precision } = &mut self.kinds;
+        let Kinds { lengths, scores, types, precision, batch_invariant } = &mut self.kinds;
         match (name, value) {
             ("causal", None) => self.set_mask(suffix, Mask::Causal(Alignment::TopLeft))?,
             ("causal-br", None) => self.set_mask(suffix, Mask::Causal(Alignment::BottomRight))?,
@@ -272,6 +276,7 @@ impl<'a> Suffixes<'a> {
             }
             ("scales", Some(reach)) => types.scales = reach.parse().map_err(|e: Error| e.to_string())?,
             ("precise", None) => *precision = Precision::High,
+            ("invariant", None) => *batch_invariant = true,
             _ => return Err(unknown_suffix(suffix, name)),
         }
         Ok(())

@@ -39,7 +39,7 @@ pub struct ProblemFacts {
 
 impl ProblemFacts {
     /// The names an expression may use for these facts and the target's.
-    pub const NAMES: [&'static str; 34] = [
+    pub const NAMES: [&'static str; 35] = [
         "batch",
         "heads_q",
         "heads_kv",
@@ -71,6 +71,7 @@ impl ProblemFacts {
         "chunks",
         "sinks",
         "high_precision",
+        "batch_invariant",
         "used_queries",
         "left_padding",
         "cache_indices",
@@ -94,6 +95,7 @@ impl ProblemFacts {
             Feature::Chunks => "chunks",
             Feature::Sinks => "sinks",
             Feature::HighPrecision => "high_precision",
+            Feature::BatchInvariant => "batch_invariant",
             Feature::UsedQueries => "used_queries",
             Feature::LeftPadding => "left_padding",
             Feature::CacheIndices => "cache_indices",

@@ -98,10 +98,15 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
 /// The kind by which a source keeps the weights of some rows, or of all, to twice the bits.
 const PRECISE_KIND: &str = "PRECISE_KEYS";
 
-/// What a source knows about beyond sizes and a mask: what its defines ask for, and high precision where it has the kind.
+/// The tunable by which a source splits keys by their sequence's length alone.
+const SPLIT_TUNABLE: &str = "SPLIT_KEYS";
+
+/// What a source knows about beyond sizes and a mask: what its defines ask for, high precision where it has the kind, and
+/// batch-invariant results where it has the tunable.
 pub(crate) fn features(manifest: &Manifest) -> Features {
     let asked = |feature: &Feature| match feature {
         Feature::HighPrecision => manifest.kinds.iter().any(|kind| kind.name == PRECISE_KIND),
+        Feature::BatchInvariant => manifest.tunables.iter().any(|tunable| tunable.name == SPLIT_TUNABLE),
         _ => {
             let name = ProblemFacts::feature_name(*feature);
             manifest.defines.values().any(|expr| expr.names().contains(&name))

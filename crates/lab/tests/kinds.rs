@@ -129,7 +129,8 @@ fn hopper_fwd_changes_scores() {
     ]);
 }
 
-/// Lengths that are data: tiles in which a sequence ends are copied row by row, the others by TMA.
+/// Lengths that are data: of tiles in which a sequence ends, the values behind its last key are another's, often NaN; rows behind its last
+/// query are not to be written, by TMA or otherwise. Heads of a group share Q tiles.
 #[test]
 fn hopper_fwd_reads_lengths_on_the_device() {
     run_all(&[
@@ -144,6 +145,9 @@ fn hopper_fwd_reads_lengths_on_the_device() {
         // each CTA takes many Q tiles, and every ring goes round
         Trial { blocks: 1, ..trial("hopper_fwd", "b5h2s140/300d64:causal-br:varlen", BF16) },
         Trial { blocks: 2, ..trial("hopper_fwd", "b40h1s20d64:causal-br:varlen", F16) },
+        Trial { blocks: 2, seed: 2, ..trial("hopper_fwd", "b5h8/2s70d64:causal-br:varlen", BF16) },
+        // one slot for queries, which wait until O has been stored; heads one after the other
+        Trial { blocks: 1, ..trial("hopper_fwd[LONGEST_FIRST=0]", "b3h2s40d144:causal-br:varlen", F16) },
         trial(
             "hopper_fwd",
             "b3h2s20/70d64:causal-br:varlen:softcap=9:alibi:bias=bh:mask=b:chunk=16:sinks",
@@ -240,7 +244,7 @@ fn every_claimed_feature_is_tried() {
     assert_eq!(takes("ampere_fwd"), all);
     assert_eq!(takes("hopper_fwd"), all);
     // Their own tests are in decode.rs.
-    let codes = [KvType, TensorScales, TokenScales];
+    let codes = [KvType, TensorScales, TokenScales, BatchInvariant];
     let more: Vec<Feature> =
         Feature::ALL.into_iter().filter(|feature| all.contains(feature) || codes.contains(feature)).collect();
     assert_eq!(takes("flash_decode"), more);

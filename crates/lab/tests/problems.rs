@@ -21,7 +21,7 @@ const HALF: &[DType] = &[DType::F16, DType::BF16];
 const CODES: &[DType] = &DType::EIGHT_BIT;
 
 /// Every field by itself or in the company that its users give it.
-const FIELDS: [Field; 28] = [
+const FIELDS: [Field; 29] = [
     ("b3h4/2s9/33d16:varlen", ANY, Feature::PackedQueries),
     ("b3h4/2s9/33d16:causal-br:varlen=q", ANY, Feature::PackedQueries),
     ("b3h4/2s9/33d16:causal:varlen=kv", ANY, Feature::PackedKeys),
@@ -50,6 +50,7 @@ const FIELDS: [Field; 28] = [
     ("b2h4/2s9/33d16:scales=tensor", CODES, Feature::TensorScales),
     ("b3h4/2s9/33d16:used:paged=4:scales=token", CODES, Feature::TokenScales),
     ("b2h4/2s9/33d16:causal:precise", ANY, Feature::HighPrecision),
+    ("b3h4/2s9/33d16:used:invariant", ANY, Feature::BatchInvariant),
 ];
 
 #[test]

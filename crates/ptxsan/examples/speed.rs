@@ -10,8 +10,12 @@ const AMPERE: &str = include_str!("../tests/fixtures/speed.ptx");
 const HOPPER: &str = include_str!("../tests/fixtures/speed_hopper.ptx");
 
 /// Each kernel with the module it is in and how to launch it.
-const KERNELS: [(&str, &str, Run); 3] =
-    [("product", AMPERE, product), ("smooth", AMPERE, smooth), ("wgmma_product", HOPPER, wgmma_product)];
+const KERNELS: [(&str, &str, Run); 4] = [
+    ("product", AMPERE, product),
+    ("product_inputs", AMPERE, product_inputs),
+    ("smooth", AMPERE, smooth),
+    ("wgmma_product", HOPPER, wgmma_product),
+];
 
 /// Samples, of which the best counts, and launches of each: Linux counts a thread's time in steps of milliseconds.
 const SAMPLES: u32 = 5;
@@ -38,7 +42,7 @@ fn measure(name: &str, module: &Module, run: Run, check_races: bool) -> Result<(
         best = best.min(took.unwrap_or_else(|| wall.elapsed().as_secs_f64()) / f64::from(LAUNCHES));
     }
     println!(
-        "{name:13}  hazards {:3}  {lanes:>8} lane instructions  {:7.2} ms  {:7.1} M lanes/s  {:6.2} M warps/s",
+        "{name:14}  hazards {:3}  {lanes:>8} lane instructions  {:7.2} ms  {:7.1} M lanes/s  {:6.2} M warps/s",
         if check_races { "on" } else { "off" },
         best * 1e3,
         lanes as f64 / best / 1e6,
@@ -71,8 +75,19 @@ fn expect_product(device: &mut Device, c: Buffer) -> Result<()> {
 }
 
 fn product(module: &Module, check_races: bool) -> Result<Outcome> {
+    half_product(module, check_races, false)
+}
+
+/// The same with operands that the kernel may only read.
+fn product_inputs(module: &Module, check_races: bool) -> Result<Outcome> {
+    half_product(module, check_races, true)
+}
+
+fn half_product(module: &Module, check_races: bool, are_inputs: bool) -> Result<Outcome> {
     let mut device = Device::new();
     let (a, b) = (ones(&mut device, "a", M, K)?, ones(&mut device, "b", N, K)?);
+    device.set_read_only(a, are_inputs)?;
+    device.set_read_only(b, are_inputs)?;
     let c = device.allocate("c", 4 * M * N)?;
     let args = vec![Arg::Buffer(a), Arg::Buffer(b), Arg::Buffer(c), Arg::I32(N as i32), Arg::I32(K as i32)];
     let grid = [N as u32 / 64, M as u32 / 64, 1];

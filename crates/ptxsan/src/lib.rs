@@ -59,6 +59,7 @@ mod decode;
 pub mod error;
 pub mod finding;
 mod hazard;
+mod host;
 mod machine;
 mod memory;
 mod module;

@@ -1,6 +1,12 @@
 //! One call, as Python describes it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        LazyLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use evosdpa::{
     Alignment, Attention, CpuKernel, DType, Device, Kinds, Mask, Options, Precision, Problem, Shape,
@@ -8,6 +14,16 @@ use evosdpa::{
 };
 
 use crate::{Error, Side};
+
+/// Whether every call asks for batch-invariant results: of the process, since neither models nor servers hand such a word down to attention.
+static BATCH_INVARIANT: LazyLock<AtomicBool> = LazyLock::new(|| {
+    AtomicBool::new(std::env::var_os("EVOSDPA_BATCH_INVARIANT").is_some_and(|value| value == "1"))
+});
+
+/// Whether every call of this process from now on asks for batch-invariant results; says what was before.
+pub fn set_batch_invariant(on: bool) -> bool {
+    BATCH_INVARIANT.swap(on, Ordering::Relaxed)
+}
 
 /// A tensor as Python describes it: the address of its first element, sizes and strides in elements, indexed
 /// `[batch, heads, sequence, head dimension]`.
@@ -98,6 +114,7 @@ impl Call<'_> {
             None => Kinds { precision: self.precision, ..Kinds::default() },
             Some(side) => side.kinds(self)?,
         };
+        let kinds = Kinds { batch_invariant: BATCH_INVARIANT.load(Ordering::Relaxed), ..kinds };
         let shape = shape.with_kinds(kinds).map_err(evosdpa::Error::from)?;
         let problem = Problem::new(shape, dtype(self.dtype)?).map_err(evosdpa::Error::from)?;
         let problem = problem.with_lse(self.lse != 0);
@@ -289,6 +306,20 @@ mod tests {
             precision: Precision::Default,
             side: None,
         }
+    }
+
+    #[test]
+    fn batch_invariance_is_asked_for_by_the_process() {
+        let q = [0.5f32; 8];
+        let asked = || {
+            let problem = call(&q, &q, [1, 1, 2, 4]).problem().unwrap();
+            problem.features().contains(evosdpa::Feature::BatchInvariant)
+        };
+        let before = set_batch_invariant(true);
+        assert!(asked());
+        assert!(set_batch_invariant(false));
+        assert!(!asked());
+        set_batch_invariant(before);
     }
 
     #[test]

@@ -79,24 +79,19 @@ pub(crate) struct Described {
     pub(crate) operand: Operand,
 }
 
-/// What a tensor's elements are.
+/// What a tensor's elements are; floating-point types by their codes in [`crate::Call`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Float32,
-    Float16,
-    Bfloat16,
-    Int32,
+    Float32 = 0,
+    Float16 = 1,
+    Bfloat16 = 2,
+    Int32 = 3,
 }
 
 impl Kind {
     /// The code of a floating-point type, as in [`crate::Call`].
     pub(crate) fn float(self) -> Option<u8> {
-        match self {
-            Self::Float32 => Some(0),
-            Self::Float16 => Some(1),
-            Self::Bfloat16 => Some(2),
-            Self::Int32 => None,
-        }
+        (self != Self::Int32).then_some(self as u8)
     }
 }
 

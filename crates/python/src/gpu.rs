@@ -1,7 +1,7 @@
 //! A call on a GPU.
 
 use evosdpa::{
-    DType, DeviceLse, DeviceScales, DeviceTensor, DeviceTensors, Granularity, Options, Problem,
+    DType, DeviceLse, DeviceScales, DeviceTensor, DeviceTensors, Granularity, Problem,
     gpu::{self, DeviceDense, DeviceIndices, DevicePages, DeviceSide, DeviceTokens, RawStream},
 };
 
@@ -18,25 +18,28 @@ impl Call<'_> {
         ordinal: usize,
         stream: u64,
     ) -> Result<(), Error> {
+        let tensors = self.on_device(&problem)?;
+        // SAFETY: this function's contract is the same.
+        Ok(unsafe { gpu::shared(ordinal)?.run(&problem, &tensors, RawStream(stream)) }?)
+    }
+
+    /// Its tensors in device memory, checked against each other.
+    pub(crate) fn on_device(&self, problem: &Problem) -> Result<DeviceTensors, Error> {
         let [q, k, v, o] = self.shapes()?;
         // How many tokens are packed, and how many pages a cache has, the tensors say.
         problem.check_shapes(q, k, v).map_err(evosdpa::Error::from)?;
         let [_, heads, rows, _] = o.map(|size| size as i64);
         let (lse, kv_dtype, output) = (self.lse as u64, problem.kv_dtype(), problem.output_dtype());
         let side = self.side.copied().unwrap_or_default();
-        let tensors = DeviceTensors {
+        Ok(DeviceTensors {
             q: self.q.on_device("Q", problem.dtype(), q)?,
             k: self.k.on_device("K", kv_dtype, k)?,
             v: self.v.on_device("V", kv_dtype, v)?,
             o: self.o.on_device("O", output, [q[0], q[1], q[2], v[3]])?,
             lse: (lse != 0).then_some(DeviceLse { address: lse, strides: [heads * rows, rows] }),
             scales: problem.has_codes().then(|| side.on_device_scales()),
-            side: side.on_device(&problem, q, k)?,
-        };
-        // Planned for these very strides: a look-up after the first call.
-        let attention = gpu::shared(ordinal)?.plan(&problem, &tensors, &Options::default())?;
-        // SAFETY: this function's contract is the same.
-        Ok(unsafe { attention.run_on(RawStream(stream), &tensors) }?)
+            side: side.on_device(problem, q, k)?,
+        })
     }
 
     fn shapes(&self) -> Result<[[usize; 4]; 4], Error> {

@@ -22,8 +22,10 @@ mod serving;
 mod side;
 #[cfg(feature = "extension-module")]
 mod straight;
+#[cfg(feature = "extension-module")]
+mod torch;
 
 pub use cache::{Angles, Append, Rotate};
-pub use call::{Call, Operand, Place, Visible};
+pub use call::{Call, Operand, Place, Visible, set_batch_invariant};
 pub use error::Error;
 pub use side::{List, Side, Table};

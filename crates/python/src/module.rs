@@ -8,14 +8,15 @@ use evosdpa_cpu::Error as Cpu;
 use pyo3::{
     exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError},
     prelude::*,
-    types::PyDict,
+    types::{PyDict, PyFloat},
 };
 
 use crate::{
-    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible, exchange,
+    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible,
     exit::{detached, ending},
     serving,
     straight::{Outputs, Wanted},
+    torch::Torch,
 };
 
 type Four = (i64, i64, i64, i64);
@@ -25,8 +26,8 @@ type Four = (i64, i64, i64, i64);
 mod _native {
     #[pymodule_export]
     use super::{
-        append, check_append, check_lists, check_rotate, ending, forward, rotate, run, straight,
-        straight_cache, suggest_packages, use_exchange,
+        append, check_append, check_lists, check_rotate, ending, forward, rotate, run, set_batch_invariant,
+        straight, straight_cache, suggest_packages, use_torch,
     };
     #[pymodule_export]
     use crate::sanitizer::sanitize;
@@ -38,6 +39,12 @@ mod _native {
         module.add("GPU_HEAD_DIM_MAX", evosdpa::gpu::HEAD_DIM_MAX)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
+}
+
+/// Whether every call from now on asks for batch-invariant results; says what was before.
+#[pyfunction]
+fn set_batch_invariant(on: bool) -> bool {
+    crate::set_batch_invariant(on)
 }
 
 /// Attention of tensors given as address, shape and strides in elements. On the CPU (`ordinal` -1) on `queue` threads; on
@@ -70,37 +77,34 @@ fn forward(
     detached(py, || unsafe { call.run(place(ordinal, queue)) }).map_err(raised)
 }
 
-/// Takes torch's DLPack interface for [`straight`]; says whether it can be used.
+/// Takes torch's DLPack interface and the functions that are asked at every call, by name; says whether they can be used.
 #[pyfunction]
-fn use_exchange(capsule: &Bound<'_, PyAny>) -> PyResult<bool> {
-    exchange::take(capsule)
+fn use_torch(exchange: &Bound<'_, PyAny>, parts: &Bound<'_, PyDict>) -> PyResult<bool> {
+    Torch::bind(exchange, parts)
 }
 
 /// Attention of plain torch tensors that nobody differentiates or traces: `(out, lse)`, or `None` when something about
-/// them is out of the ordinary.
+/// them, or about what torch is doing, is out of the ordinary.
 #[pyfunction]
 fn straight<'py>(
     q: &Bound<'py, PyAny>,
     k: &Bound<'py, PyAny>,
     v: &Bound<'py, PyAny>,
-    scale: Option<f64>,
-    window: (i64, i64, bool),
-    enable_gqa: bool,
+    scale: &Bound<'py, PyAny>,
+    window: &Bound<'py, PyAny>,
+    enable_gqa: &Bound<'py, PyAny>,
     flash_layout: bool,
-    with_lse: bool,
+    with_lse: &Bound<'py, PyAny>,
     high: bool,
-    threads: usize,
-    empty_like: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Outputs<'py>>> {
-    let (left, right, bottom_right) = window;
-    let visible = Visible { left, right, bottom_right };
-    let precision = precision(high);
-    let wanted = Wanted { scale, visible, enable_gqa, flash_layout, with_lse, precision, threads };
-    crate::straight::attention([q, k, v], empty_like, &wanted)
+    let (Some(scale), Some(visible)) = (number(scale), visible(window)) else { return Ok(None) };
+    let (enable_gqa, with_lse, precision) = (enable_gqa.is_truthy()?, with_lse.is_truthy()?, precision(high));
+    let wanted = Wanted { scale, visible, enable_gqa, flash_layout, with_lse, precision };
+    crate::straight::attention([q, k, v], &wanted)
 }
 
 /// Attention of plain torch tensors over packed sequences or a cache, new tokens written to it first: `(out, lse)`, or `None`
-/// when something about them is out of the ordinary. `made` is the class of plain tensors, `empty_like` and `zeros_like`.
+/// when something about them is out of the ordinary.
 #[pyfunction]
 fn straight_cache<'py>(
     py: Python<'py>,
@@ -108,35 +112,43 @@ fn straight_cache<'py>(
     new: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
     angles: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
     lists: serving::Lists<'py>,
-    longest: (Option<i64>, Option<i64>),
-    scale: Option<f64>,
-    window: (i64, i64, bool),
-    interleaved: bool,
-    with_lse: bool,
+    longest: (Bound<'py, PyAny>, Bound<'py, PyAny>),
+    scale: &Bound<'py, PyAny>,
+    window: &Bound<'py, PyAny>,
+    interleaved: &Bound<'py, PyAny>,
+    with_lse: &Bound<'py, PyAny>,
     high: bool,
-    threads: usize,
-    made: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
 ) -> PyResult<Option<Outputs<'py>>> {
-    let (left, right, bottom_right) = window;
-    let visible = Visible { left, right, bottom_right };
-    let (precision, (class, empty_like, zeros_like)) = (precision(high), made);
+    let (Some(scale), Some(visible), Some(torch)) = (number(scale), visible(window), Torch::bound(py)) else {
+        return Ok(None);
+    };
+    let (interleaved, with_lse, precision) =
+        (interleaved.is_truthy()?, with_lse.is_truthy()?, precision(high));
+    // What is no number is missing: the long way says so. An error would cost more than the call.
+    let longest = <[Bound<'py, PyAny>; 2]>::from(longest)
+        .map(|longest| if longest.is_none() { None } else { longest.extract().ok() });
     let served = serving::Served {
+        torch,
         tensors: tensors.into(),
         new: new.map(Into::into),
         angles: angles.map(Into::into),
         lists,
-        longest: longest.into(),
+        longest,
         scale,
         visible,
         interleaved,
         with_lse,
         precision,
-        threads,
-        class,
-        empty_like,
-        zeros_like,
     };
     serving::attention(py, &served)
+}
+
+/// A float or nothing, and nothing that could be made one: that is for the long way.
+fn number(value: &Bound<'_, PyAny>) -> Option<Option<f64>> {
+    if value.is_none() {
+        return Some(None);
+    }
+    value.cast_exact::<PyFloat>().ok().map(|number| Some(number.value()))
 }
 
 /// Names a folder of Python packages that may hold the CUDA compiler library.
@@ -331,6 +343,12 @@ fn place(ordinal: i64, queue: u64) -> Place {
 fn angles(value: &Bound<'_, PyAny>) -> PyResult<Angles> {
     let ((cos_type, cos), (sin_type, sin), interleaved) = value.extract()?;
     Ok(Angles { cos: (cos_type, operand(cos)), sin: (sin_type, operand(sin)), interleaved })
+}
+
+/// `(left, right, bottom_right)`; what is no such thing is for the long way to say.
+fn visible(window: &Bound<'_, PyAny>) -> Option<Visible> {
+    let (left, right, bottom_right) = window.extract().ok()?;
+    Some(Visible { left, right, bottom_right })
 }
 
 fn precision(high: bool) -> Precision {

@@ -4,15 +4,16 @@ use evosdpa::{
     Precision,
     gpu::{self, HEAD_DIM_MAX, RawStream},
 };
-use pyo3::{intern, prelude::*};
+use pyo3::prelude::*;
 
 use crate::{
     Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible,
-    call::sizes,
+    call::{self, sizes},
     exchange::{self, Kind, Looked},
     exit::detached,
     module::raised,
-    straight::{Outputs, new_lse},
+    straight::Outputs,
+    torch::Torch,
 };
 
 /// A tensor, or nothing.
@@ -33,6 +34,7 @@ pub(crate) type Lists<'py> = (
 
 /// What a call asks for.
 pub(crate) struct Served<'py> {
+    pub(crate) torch: &'py Torch,
     /// Queries, keys and values: `[…, tokens, heads, dim]`.
     pub(crate) tensors: [Bound<'py, PyAny>; 3],
     /// New keys and values.
@@ -47,11 +49,6 @@ pub(crate) struct Served<'py> {
     pub(crate) interleaved: bool,
     pub(crate) with_lse: bool,
     pub(crate) precision: Precision,
-    pub(crate) threads: usize,
-    /// The class of plain tensors, and the functions that make one like another and one of zeros.
-    pub(crate) class: Bound<'py, PyAny>,
-    pub(crate) empty_like: Bound<'py, PyAny>,
-    pub(crate) zeros_like: Bound<'py, PyAny>,
 }
 
 /// The same as plain numbers, all of it ordinary.
@@ -70,47 +67,62 @@ struct Plain {
 
 /// Attention, or `None` when something is out of the ordinary, for the long way to look into.
 pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<Option<Outputs<'py>>> {
+    let torch = served.torch;
+    let new = served.new.iter().flatten();
+    if !torch.are_memory(py, served.tensors.iter().chain(new))? || !torch.is_quiet(py)? {
+        return Ok(None);
+    }
     let Some(mut plain) = served.plain() else { return Ok(None) };
-    let (place, queries) = match plain.gpu {
-        None => (Place::Cpu { threads: served.threads }, &served.tensors[0]),
+    let place = match plain.gpu {
+        None => Place::Cpu { threads: torch.threads(py)? },
         Some(ordinal) => {
             // The long way copies the lists and checks them.
             if std::env::var_os("EVOSDPA_CHECK").is_some_and(|value| value == "1") {
                 return Ok(None);
             }
             let Some(stream) = exchange::current_stream(ordinal) else { return Ok(None) };
-            (Place::Cuda { ordinal, stream }, &served.tensors[0])
+            Place::Cuda { ordinal, stream }
         }
     };
-    let like = |make: &Bound<'py, PyAny>, tensor: &Bound<'py, PyAny>| make.call1((tensor,));
-    let gaps = plain.side.cu_seqlens_q.is_some() || plain.side.seqused_q.is_some();
-    let out = served.output(py, &plain, gaps)?;
-    let Some(o) = served.four(&out, plain.side.cu_seqlens_q.is_some()) else { return Ok(None) };
+    let packed = plain.side.cu_seqlens_q.is_some();
+    let make = |sizes: &[i64], dtype| {
+        torch.make(&*torch.contiguous(py, sizes, dtype)?, &served.tensors[0], plain.gpu)
+    };
+    let ([batch, heads, rows, dim], dim_v) = (plain.q.shape, plain.v.shape[3]);
+    let rows_of = |dim: i64, dtype| match packed {
+        true => make(&[rows, heads, dim], dtype),
+        false => make(&[batch, rows, heads, dim], dtype),
+    };
+    let Some((out, found)) = rows_of(dim_v, plain.dtype)? else { return Ok(None) };
+    let Some(o) = four(&found, packed) else { return Ok(None) };
     // Kept until the work is queued.
-    let (mut filled, mut turned) = (None, None);
-    if let (Some(_), Some(held)) = (&plain.new, &served.lists.4) {
-        filled = Some(like(&served.empty_like, held)?);
+    let (mut filled, mut turned, mut lse) = (None, None, None);
+    if let (Some(_), Some(held)) = (&plain.new, &plain.side.seqused_kv) {
+        filled = make(&[held.len as i64], Kind::Int32 as u8)?;
     }
     if plain.angles.is_some() {
-        turned = Some(like(&served.empty_like, queries)?);
+        turned = rows_of(dim, plain.dtype)?;
     }
-    let operand = |tensor: &Bound<'py, PyAny>| served.four(tensor, plain.side.cu_seqlens_q.is_some());
-    let turned_operand = turned.as_ref().and_then(operand);
-    let filled_list = filled.as_ref().and_then(|filled| served.look(filled)).map(|found| found.address);
-    let [batch, heads, rows, _] = o.1.shape;
-    let lse = if served.with_lse { Some(new_lse(queries, [batch, heads, rows])?) } else { None };
-    let lse_address = match &lse {
-        None => 0,
-        Some(lse) => lse.call_method0(intern!(py, "data_ptr"))?.extract::<usize>()?,
-    };
+    if served.with_lse {
+        lse = make(&[batch, heads, rows], Kind::Float32 as u8)?;
+    }
+    let turned_operand = turned.as_ref().and_then(|(_, found)| four(found, packed));
+    let filled_list = filled.as_ref().map(|(_, found)| found.address);
+    let lse_address = lse.as_ref().map_or(0, |(_, found)| found.address);
+    // Some rows may be nobody's.
+    let gaps = packed || plain.side.seqused_q.is_some();
     let scale = served.scale;
     let (visible, precision, interleaved) = (served.visible, served.precision, served.interleaved);
     detached(py, move || {
+        if gaps {
+            // SAFETY: the output is new.
+            unsafe { zero(&o, plain.dtype, place) }?;
+        }
         if let Some(write) = plain.append(interleaved) {
             let (Some(held), Some(filled)) = (plain.side.seqused_kv, filled_list) else { return Ok(()) };
             let filled = List { address: filled, len: held.len };
             let rotate = match (write.rotary, turned_operand) {
-                (Some(rotary), Some((_, out))) => Some(plain.rotate(rotary, out, visible)),
+                (Some(rotary), Some(out)) => Some(plain.rotate(rotary, out, visible)),
                 _ => None,
             };
             // SAFETY: the tensors are alive in the caller's frame, and what is written is new or the caches; on a GPU the
@@ -122,13 +134,42 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
             }
         }
         let Plain { dtype, q, k, v, side, .. } = plain;
-        let (o, lse, side) = (o.1, lse_address, Some(&side));
+        let (lse, side) = (lse_address, Some(&side));
         let call = Call { dtype, q, k, v, o, lse, scale, visible, precision, side };
         // SAFETY: as above.
         unsafe { call.run(place) }
     })
     .map_err(raised)?;
-    Ok(Some((out, lse)))
+    Ok(Some((out, lse.map(|(lse, _)| lse))))
+}
+
+/// Fills an output with zeros.
+///
+/// # Safety
+/// It is contiguous and nobody else's; on a GPU as [`Call::run`] has it.
+unsafe fn zero(o: &Operand, dtype: u8, place: Place) -> Result<(), Error> {
+    let bytes = sizes("O", o.shape)?.iter().product::<usize>() * call::dtype(dtype)?.bytes();
+    match place {
+        // SAFETY: by this function's contract; zeros are numbers of every type.
+        Place::Cpu { .. } => unsafe { std::ptr::write_bytes(o.address as *mut u8, 0, bytes) },
+        Place::Cuda { ordinal, stream } => {
+            // SAFETY: by this function's contract.
+            unsafe { gpu::shared(ordinal)?.zero(RawStream(stream), o.address as u64, bytes) }?;
+        }
+    }
+    Ok(())
+}
+
+/// `[batch, tokens, heads, dim]`, or packed `[tokens, heads, dim]`, as `[batch, heads, tokens, dim]`.
+fn four(found: &Looked, packed: bool) -> Option<Operand> {
+    let (s, t) = (found.shape, found.strides);
+    let (shape, strides) = match (found.dimensions, packed) {
+        (4, false) => ([s[0], s[2], s[1], s[3]], [t[0], t[2], t[1], t[3]]),
+        (3, true) => ([1, s[1], s[0], s[2]], [s[0].checked_mul(t[0])?, t[1], t[0], t[2]]),
+        _ => return None,
+    };
+    let usable = strides[3] == 1 && found.address != 0 && !shape.contains(&0);
+    usable.then_some(Operand { address: found.address, shape, strides })
 }
 
 /// Writes new tokens, turned queries and new lengths.
@@ -187,41 +228,7 @@ impl Plain {
 impl<'py> Served<'py> {
     /// A plain tensor of the class, and nothing derived from it.
     fn look(&self, tensor: &Bound<'py, PyAny>) -> Option<Looked> {
-        if !tensor.get_type().is(&self.class) {
-            return None;
-        }
-        exchange::look(tensor)
-    }
-
-    /// `[batch, tokens, heads, dim]`, or packed `[tokens, heads, dim]`, as `[batch, heads, tokens, dim]`.
-    fn four(&self, tensor: &Bound<'py, PyAny>, packed: bool) -> Option<(Looked, Operand)> {
-        let found = self.look(tensor)?;
-        let (s, t) = (found.shape, found.strides);
-        let (shape, strides) = match (found.dimensions, packed) {
-            (4, false) => ([s[0], s[2], s[1], s[3]], [t[0], t[2], t[1], t[3]]),
-            (3, true) => ([1, s[1], s[0], s[2]], [s[0].checked_mul(t[0])?, t[1], t[0], t[2]]),
-            _ => return None,
-        };
-        let usable = strides[3] == 1 && found.address != 0 && !shape.contains(&0);
-        usable.then_some((found, Operand { address: found.address, shape, strides }))
-    }
-
-    /// Contiguous memory for the output, zeros where some rows may be nobody's.
-    fn output(&self, py: Python<'py>, plain: &Plain, zeros: bool) -> PyResult<Bound<'py, PyAny>> {
-        let ([batch, heads, rows, _], dim) = (plain.q.shape, plain.v.shape[3]);
-        let t = plain.q.strides;
-        let packed = plain.side.cu_seqlens_q.is_some();
-        let contiguous = (t[1], t[2]) == (plain.q.shape[3], heads * plain.q.shape[3])
-            && (batch == 1 || t[0] == rows * t[2]);
-        if contiguous && plain.q.shape[3] == dim {
-            // The quickest way to memory of this form.
-            return (if zeros { &self.zeros_like } else { &self.empty_like }).call1((&self.tensors[0],));
-        }
-        let name = if zeros { intern!(py, "new_zeros") } else { intern!(py, "new_empty") };
-        if packed {
-            return self.tensors[0].call_method1(name, ((rows, heads, dim),));
-        }
-        self.tensors[0].call_method1(name, ((batch, rows, heads, dim),))
+        self.torch.is_tensor(tensor).then(|| exchange::look(tensor))?
     }
 
     /// A list of this many 32-bit integers on this device; `Some(None)` when there is none.
@@ -266,11 +273,12 @@ impl<'py> Served<'py> {
     fn plain(&self) -> Option<Plain> {
         let (cu_q, cu_k, cu_new, used_q, used_k, leftpad, index, first, _) = &self.lists;
         let (packed_q, packed_k) = (cu_q.is_some(), cu_k.is_some());
-        let (found, q) = self.four(&self.tensors[0], packed_q)?;
+        let found = exchange::look(&self.tensors[0])?;
+        let q = four(&found, packed_q)?;
         let (gpu, dtype) = (found.gpu, found.kind.float()?);
         let float = |tensor, packed| {
-            let (other, operand) = self.four(tensor, packed)?;
-            (other.kind == found.kind && other.gpu == gpu).then_some(operand)
+            let other = exchange::look(tensor)?;
+            (other.kind == found.kind && other.gpu == gpu).then(|| four(&other, packed))?
         };
         let (k, v) = (float(&self.tensors[1], packed_k)?, float(&self.tensors[2], packed_k)?);
         let batch = match cu_q {

@@ -75,7 +75,7 @@ pub struct Table {
 }
 
 impl Side {
-    /// The kinds of problem that this asks for. Precision is the call's.
+    /// The kinds of problem that this asks for. Precision is the call's, batch invariance the process's.
     pub(crate) fn kinds(&self, call: &Call<'_>) -> Result<Kinds, Error> {
         let page = match self.page_table {
             None => None,
@@ -108,7 +108,7 @@ impl Side {
             output: self.o_dtype.map(float).transpose()?,
             scales: self.granularity,
         };
-        Ok(Kinds { lengths, scores, types, precision: call.precision })
+        Ok(Kinds { lengths, scores, types, precision: call.precision, ..Kinds::default() })
     }
 
     /// Sequences, the longest queries and the longest keys, where they are not in the tensors' shapes.

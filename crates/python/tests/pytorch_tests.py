@@ -69,7 +69,7 @@ def work(patched: bool, file: str, select: str, every: int, names: list[str], ou
     calls = 0
     if patched:
         import evosdpa
-        from evosdpa import _native
+        from evosdpa import _native, _torch
 
         def counted(function):
             def call(*args, **named):
@@ -80,8 +80,8 @@ def work(patched: bool, file: str, select: str, every: int, names: list[str], ou
 
             return call
 
-        straight = _native.straight
-        _native.straight, _native.forward = counted(straight), counted(_native.forward)
+        straight = _torch.straight
+        _torch.straight, _native.forward = counted(straight), counted(_native.forward)
         evosdpa.patch().__enter__()
     import pytest
 

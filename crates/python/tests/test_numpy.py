@@ -67,6 +67,20 @@ def test_precision(monkeypatch):
         evosdpa.sdpa(q, k, v, precision="highest")
 
 
+def test_batch_invariant():
+    """A sequence's bits do not depend on its neighbours; the word is the process's, and says what was before."""
+    assert evosdpa.set_batch_invariant(True) is False
+    try:
+        q, k, v = drawn("normal", [(3, 1, 4, 40), (3, 5000, 2, 40), (3, 5000, 2, 40)])
+        lengths = numpy.array([4500, 1, 2049], numpy.int32)
+        out = evosdpa.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+        for i in range(3):
+            alone = evosdpa.flash_attn_with_kvcache(*(x[i : i + 1] for x in (q, k, v)), cache_seqlens=lengths[i : i + 1])
+            numpy.testing.assert_array_equal(alone[0], out[i])
+    finally:
+        assert evosdpa.set_batch_invariant(False) is True
+
+
 def test_lse_forms():
     q, *_ = drawn("normal", [(1, 5, 2, 8)] * 3)
     out, lse = evosdpa.flash_attn_func(q, q, q, return_attn_probs=True)

@@ -68,8 +68,8 @@ def alike(work):
 def counted(monkeypatch):
     """How many calls evosdpa computes itself."""
     done = []
-    for name in ("straight", "forward"):
-        native = getattr(evosdpa._native, name)
+    for side, name in ((evosdpa._torch, "straight"), (evosdpa._native, "forward")):
+        native = getattr(side, name)
 
         def counting(*given, native=native):
             answer = native(*given)
@@ -78,7 +78,7 @@ def counted(monkeypatch):
                 done.pop()
             return answer
 
-        monkeypatch.setattr(evosdpa._native, name, counting)
+        monkeypatch.setattr(side, name, counting)
     yield done
     monkeypatch.undo()
 

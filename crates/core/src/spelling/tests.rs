@@ -25,6 +25,7 @@ fn text_prints_back_the_same() {
         "small:bias=h:mask=k",
         "small:bias=bk:kv=e4m3:o=f32:scales=token",
         "mission:precise",
+        "mission:invariant",
     ] {
         assert_eq!(text.parse::<Shape>().unwrap().to_string(), text);
     }
@@ -111,7 +112,7 @@ proptest! {
         bias in proptest::option::of((any::<bool>(), any::<bool>(), any::<bool>())),
         mask in proptest::option::of((any::<bool>(), any::<bool>(), any::<bool>())),
         chunk in proptest::option::of(1usize..100_000),
-        types in (proptest::option::of(0usize..5), proptest::option::of(0usize..3), 0usize..3, any::<bool>()),
+        types in (proptest::option::of(0usize..5), proptest::option::of(0usize..3), 0usize..3, any::<bool>(), any::<bool>()),
     ) {
         let (packed_queries, packed_keys, used, page) = lengths;
         let broadcast = |(batch, heads, queries)| Broadcast { batch, heads, queries };
@@ -140,6 +141,7 @@ proptest! {
                 scales: Granularity::ALL[types.2],
             },
             precision: if types.3 { Precision::High } else { Precision::Default },
+            batch_invariant: types.4,
         };
         let shape = Shape::new(Sizes::square(1, 2, 3, 4), Mask::Full).unwrap().with_kinds(kinds).unwrap();
         prop_assert_eq!(shape.to_string().parse::<Shape>().unwrap(), shape);

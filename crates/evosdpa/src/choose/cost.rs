@@ -215,7 +215,7 @@ fn covers(look: &Look<'_>) -> bool {
 }
 
 fn fastest(look: &Look<'_>, wanted: impl Fn(Cut) -> bool) -> Option<Cut> {
-    let costs = covers(look).then(|| costs(look)).unwrap_or_default();
+    let costs = if covers(look) { costs(look) } else { Default::default() };
     let allowed = costs.iter().filter(|cost| cost.cut.has_code(look) && wanted(cost.cut));
     let times = allowed.map(|cost| (cost.cut, cost.time(look)));
     times.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(cut, _)| cut)

@@ -1,11 +1,15 @@
 //! How `flash_decode` fills SMs and shared memory.
 
 use evosdpa_core::Feature;
+use evosdpa_kernels::Arch;
 
 use super::{look::Look, settings::Settings};
 
 /// Shared memory that the system keeps of every CTA (CUDA programming guide, compute capabilities 8.x and 9.x).
 const RESERVED_BYTES: i64 = 1024;
+
+/// Keys of a split where results are batch-invariant: the manifest holds to it.
+const INVARIANT_SPLIT_KEYS: i64 = 1024;
 
 pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
     let cta = Cta::of(look);
@@ -22,11 +26,23 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
         &[("WARP_KEYS", cta.keys), ("STAGES", cta.stages())],
         "as many KV tiles in flight as shared memory holds: memory answers late, and is asked early",
     );
-    settings.decide(
-        "split",
-        &[("SPLIT_KEYS", 0), ("PROGRAMMATIC", 0)],
-        "equal shares of all KV tiles for all CTAs, counted on the device; the last to finish a Q tile merges it",
-    );
+    let programmatic = i64::from(look.target.arch == Arch::Sm90a);
+    let (split_keys, why) = match cta.cluster {
+        _ if look.asks_for(&[Feature::BatchInvariant]) => (
+            INVARIANT_SPLIT_KEYS,
+            "asked for: splits that follow from a sequence's own length, merged in their order",
+        ),
+        1 => (
+            0,
+            "equal shares of all KV tiles for all CTAs, or whole Q tiles where these are equal; the last to finish a Q tile merges it",
+        ),
+        _ => (
+            0,
+            "few Q tiles: the CTAs of a cluster share the keys of one, and merge in distributed shared memory",
+        ),
+    };
+    let values = [("SPLIT_KEYS", split_keys), ("CLUSTER", cta.cluster), ("PROGRAMMATIC", programmatic)];
+    settings.decide("split", &values, why);
 }
 
 pub(super) fn kinds(look: &Look<'_>, settings: &mut Settings) {
@@ -42,6 +58,8 @@ struct Cta {
     /// Keys of a team's KV tile.
     keys: i64,
     per_sm: i64,
+    /// CTAs that share a Q tile.
+    cluster: i64,
     /// Of one key and value.
     key_bytes: i64,
     /// Of Q, where it lies in shared memory.
@@ -52,10 +70,22 @@ struct Cta {
 impl Cta {
     fn of(look: &Look<'_>) -> Self {
         let rows = look.facts.seq_q.saturating_mul(look.group());
+        let wide = look.widest() > 128;
+        let invariant = look.asks_for(&[Feature::BatchInvariant]);
         // Two codes: rows that are not there cost MMAs, of which there are plenty.
-        let warps_m = if rows <= 16 { 1 } else { 4 };
-        // The accumulators of wide heads, and those of several warps, leave no registers for a second CTA.
-        let (warps_n, per_sm) = match (warps_m, look.widest() > 128) {
+        let warps_m = match rows {
+            0..=16 => 1,
+            _ if invariant => 2,
+            _ => 4,
+        };
+        let cluster = if warps_m == 1 && !wide && !invariant { cluster(look) } else { 1 };
+        let (warps_n, per_sm) = match (warps_m, wide) {
+            // The same for every number of queries: a row's keys go to as many teams.
+            (1, false) if invariant => (4, 2),
+            (_, false) if invariant => (4, 1),
+            (_, true) if invariant => (2, 1),
+            (1, false) if one_large_cta(look) => (8, 1),
+            // The accumulators of wide heads, and those of several warps, leave no registers for a second CTA.
             (1, false) => (4, 2),
             (1, true) => (4, 1),
             _ => (2, 1),
@@ -69,26 +99,64 @@ impl Cta {
             // Twice the keys of half the bytes are a stage of the same size.
             keys: if codes && look.widest() <= 128 { 32 } else { 16 },
             per_sm,
+            cluster,
             key_bytes: if codes { head_dim + value_dim + 8 } else { 2 * (head_dim + value_dim) },
             query_bytes: if head_dim > 128 { 32 * warps_m * head_dim } else { 0 },
             smem_limit_bytes: i64::from(look.target.smem_limit_bytes),
         };
         // Where two stages are too much for two CTAs, one has all of the shared memory; then fewer teams share it.
         let fewer = |warps_n: i64| Self { warps_n, per_sm: 1, ..cta };
+        if invariant {
+            return [cta, fewer(cta.warps_n)].into_iter().find(|cta| cta.most_stages() >= 2).unwrap_or(cta);
+        }
         let smaller = [cta, fewer(cta.warps_n), fewer(2), fewer(1)];
         smaller.into_iter().find(|cta| cta.most_stages() >= 2).unwrap_or(fewer(1))
     }
 
     /// The most stages that leave room for every CTA of an SM.
     fn most_stages(&self) -> i64 {
-        let merge = self.warps_n * self.warps_m * 16 * (4 * 36 + 8) + 16;
-        let room = self.smem_limit_bytes / self.per_sm - RESERVED_BYTES - merge - self.query_bytes;
-        room / (self.warps_n * self.keys * self.key_bytes)
+        let statistics = self.warps_n * self.warps_m * 320 + 16;
+        let statistics = if self.cluster > 1 { statistics + 128 * self.warps_m } else { statistics };
+        let room = self.smem_limit_bytes / self.per_sm - RESERVED_BYTES - statistics - self.query_bytes;
+        room / (self.warps_n * (self.keys * self.key_bytes).max(1024 * self.warps_m))
     }
 
     fn stages(&self) -> i64 {
         let most = self.most_stages();
         [8, 6, 5, 4, 3].into_iter().find(|stages| *stages <= most).unwrap_or(2)
+    }
+}
+
+/// Q tiles of 16 rows.
+fn q_tiles(look: &Look<'_>) -> u64 {
+    look.kv_heads() * u64::from(look.facts.seq_q.saturating_mul(look.group()).div_ceil(16))
+}
+
+/// Whether one CTA has an SM on Hopper. Where there is a Q tile for each, it needs no merge then, and short caches have fewer parts to merge. From
+/// pages, which may be small, eight warps of one CTA read faster than those of two.
+fn one_large_cta(look: &Look<'_>) -> bool {
+    let (tiles, sms) = (q_tiles(look), look.sms());
+    let fits = if tiles > sms {
+        look.asks_for(&[Feature::PagedCache]) && !look.asks_for(&[Feature::KvType])
+    } else {
+        16 * tiles >= 15 * sms || look.facts.seq_kv <= 16_384
+    };
+    fits && look.target.arch == Arch::Sm90a
+}
+
+/// CTAs of a cluster on Hopper. Those of one GPC leave SMs over unless clusters are small; and half of the SMs read short caches as fast as all.
+fn cluster(look: &Look<'_>) -> i64 {
+    let (tiles, sms, keys) = (q_tiles(look), look.sms(), look.facts.seq_kv);
+    let one_stage = look.facts.head_dim.next_multiple_of(16) >= look.facts.value_dim.next_multiple_of(32);
+    if look.target.arch != Arch::Sm90a || !one_stage || 2 * tiles > sms {
+        return 1;
+    }
+    if 8 * tiles >= 3 * sms || 5 * tiles >= sms && keys <= 8192 {
+        2
+    } else if 12 * tiles <= sms && keys <= 2048 {
+        8
+    } else {
+        1
     }
 }
 
@@ -129,6 +197,32 @@ mod tests {
                 let stage = cta.warps_n * cta.keys * cta.key_bytes;
                 let in_flight = cta.per_sm * (cta.stages() - 1) * stage / 1024;
                 assert!(in_flight >= least_kib, "{label}: {in_flight} KiB in flight");
+            }
+        }
+    }
+
+    /// What a row's bits depend on is the same for any batch, number of queries and longest sequence.
+    #[test]
+    fn batch_invariant_variants_differ_in_nothing_that_shows() {
+        let registry = Registry::embedded().unwrap();
+        let kernel = registry.kernel("flash_decode").unwrap();
+        for (dims, kinds) in
+            [("d128", ""), ("d64", ":paged=16:kv=e4m3"), ("d256", ":kv=e4m3"), ("d192/128", "")]
+        {
+            for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
+                let target = Target::nominal(arch);
+                let mut seen = Vec::new();
+                for sizes in ["b1h32/8s1/100", "b64h32/8s1/131072", "b3h32/8s9/4096", "b2h32/8s700/1000"] {
+                    let text = format!("{sizes}{dims}:used{kinds}:invariant");
+                    let facts =
+                        ProblemFacts::try_from(&Problem::new(text.parse().unwrap(), DType::BF16).unwrap())
+                            .unwrap();
+                    let variant =
+                        super::super::variant(kernel, &facts, &target, &Default::default()).unwrap();
+                    let tunable = |name| variant.id.tunables.value(name).unwrap();
+                    seen.push(["SPLIT_KEYS", "WARPS_N", "WARP_KEYS"].map(tunable));
+                }
+                assert!(seen.iter().all(|values| *values == seen[0]), "{dims}{kinds} on {arch}: {seen:?}");
             }
         }
     }

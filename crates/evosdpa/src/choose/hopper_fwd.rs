@@ -158,9 +158,8 @@ impl Order {
             why: "equal Q tiles: divided up beforehand",
         };
         if look.asks_for(&[Feature::PackedQueries]) {
-            let why =
-                "packed sequences: the device counts their Q tiles and hands them out by an atomic counter";
-            return Self { persistent: 2, why, ..plain };
+            let why = "packed sequences: the device counts their Q tiles and hands them out by an atomic counter, longest first";
+            return Self { persistent: 2, longest_first: true, section_mib: 32, why, ..plain };
         }
         if !look.causal() && !dynamic {
             return plain;
@@ -212,7 +211,7 @@ fn one_round(look: &Look<'_>, dynamic: bool) -> bool {
 fn section_mib(look: &Look<'_>, tile: Tile, pack_heads: i64) -> i64 {
     let facts = look.facts;
     let row_bytes = u64::from(facts.head_dim + facts.value_dim) * facts.dtype.bytes() as u64;
-    let mib = look.kv_heads() * u64::from(facts.seq_kv) * row_bytes >> 20;
+    let mib = (look.kv_heads() * u64::from(facts.seq_kv) * row_bytes) >> 20;
     // Of 128 columns reading K and V again shows soonest: narrower heads wait for the softmax, wider ones for the MMAs.
     let past_l2 = if (65..=128).contains(&look.widest()) { mib >= 44 } else { mib >= 96 };
     if look.causal() && pack_heads == 1 && !past_l2 {
@@ -241,6 +240,10 @@ fn shared_heads(look: &Look<'_>) -> i64 {
         group if group.is_multiple_of(2) => 2,
         _ => return 1,
     };
+    // Sequences whose lengths no host knows may be short, and to long ones it makes no difference.
+    if look.asks_for(&[Feature::PackedQueries]) {
+        return i64::from(most);
+    }
     // Codes that packing would double are left out: those without a mask, of narrow heads, which have small tiles, and of the widest.
     let has_code = look.masked() && (65..=192).contains(&look.widest());
     // Q tiles that the positions of so many heads take, together or each on its own.
@@ -297,8 +300,9 @@ fn accumulator(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
         "registers",
         &[
             ("Q_IN_REGS", i64::from(in_registers)),
-            // TMA would store past the last query of a sequence.
-            ("STORE_DIRECT", i64::from(widest > 192 && !look.causal() || own_queries)),
+            // Of queries that end anywhere, some rows are stored directly whatever the others are, and the widest heads have no
+            // room for both codes.
+            ("STORE_DIRECT", i64::from(widest > 192 && (!look.causal() || own_queries))),
             ("SCALE_LATE", i64::from(look.facts.value_dim <= 128 || widest > 192 && few_keys)),
         ],
         match (in_registers, widest) {

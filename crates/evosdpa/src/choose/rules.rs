@@ -13,6 +13,12 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
     let small = ("hopper_small", "splitting the keys of each Q tile is the fastest cut of so few");
     let large = ("hopper_fwd", "Q tiles fill the GPU: the kernel with the highest throughput");
     let decode = ("flash_decode", "few queries against a cache: its keys are split evenly over all SMs");
+    if facts.features.contains(Feature::BatchInvariant) {
+        return vec![(
+            "flash_decode",
+            "splits the keys of a sequence by its own length alone, whatever else is in the batch",
+        )];
+    }
     let hopper = target.arch == Arch::Sm90a;
     // Caches of equal lengths are split over clusters there.
     let decodes = facts.seq_q <= DECODE_QUERIES_MAX && (!hopper || reads_cache(facts));

@@ -20,6 +20,7 @@
 //! ```
 
 mod cache_write;
+mod maps;
 mod open;
 mod plan;
 mod side;

@@ -6,10 +6,13 @@ use std::{
 };
 
 use evosdpa_core::{DType, Problem};
-use evosdpa_cuda::{Builder, Device, PreparedLaunch};
+use evosdpa_cuda::{Builder, Device, PreparedLaunch, RawStream};
 use evosdpa_kernels::{Registry, Target, Variant, VariantId};
 
-use super::plan::{OnGpu, Plans};
+use super::{
+    maps::RecentMaps,
+    plan::{OnGpu, Plans},
+};
 use crate::{
     Attention, DeviceTensors, Error, Options,
     choose::{Choice, Planner, Question},
@@ -24,6 +27,8 @@ pub struct Gpu {
     planner: RwLock<Planner>,
     /// Of every plan that asks for none of its own.
     plans: Arc<Plans>,
+    /// Tensor maps of the last launches.
+    recent_maps: RecentMaps,
     /// What writes to caches, by the type of their elements.
     pub(super) cache_kernels: RwLock<HashMap<DType, Arc<PreparedLaunch>>>,
 }
@@ -65,7 +70,8 @@ impl Gpu {
         let device = Device::open(ordinal)?;
         let (target, plans) = (device.target()?, Arc::new(Plans::new(&device, None)));
         let (planner, cache_kernels) = (RwLock::new(planner), RwLock::default());
-        Ok(Self { device, target, builder, planner, plans, cache_kernels })
+        let recent_maps = RecentMaps::default();
+        Ok(Self { device, target, builder, planner, plans, recent_maps, cache_kernels })
     }
 
     /// The device.
@@ -108,6 +114,35 @@ impl Gpu {
             forced => Arc::new(Plans::new(&self.device, forced.clone())),
         };
         Ok(Attention::on_gpu(*problem, OnGpu::new(self, plans, problem, tensors)?))
+    }
+
+    /// Plans and queues at once: [`Gpu::plan`] and [`Attention::run_on`] for who has a problem anew at every call.
+    ///
+    /// # Safety
+    /// As [`Attention::run_on`].
+    pub unsafe fn run(
+        &self,
+        problem: &Problem,
+        tensors: &DeviceTensors,
+        stream: RawStream,
+    ) -> Result<(), Error> {
+        tensors.check(problem)?;
+        // SAFETY: this function's contract is the same.
+        unsafe { self.plans.run(self, problem, tensors, stream) }
+    }
+
+    /// Queues zeros for so many bytes of device memory on the caller's stream.
+    ///
+    /// # Safety
+    /// As [`Attention::run_on`](crate::Attention::run_on) asks of memory that is written, and of the stream.
+    pub unsafe fn zero(&self, stream: RawStream, address: u64, bytes: usize) -> Result<(), Error> {
+        let entered = self.device.enter()?;
+        // SAFETY: this function's contract is the same.
+        Ok(unsafe { evosdpa_cuda::zero(&entered, stream, address, bytes) }?)
+    }
+
+    pub(super) fn recent_maps(&self) -> &RecentMaps {
+        &self.recent_maps
     }
 
     pub(super) fn builder(&self) -> &Builder {

@@ -113,11 +113,10 @@ impl OnGpu {
         let key = Key::of(problem, tensors)?;
         if key == self.key {
             // SAFETY: this function's contract is the same.
-            return unsafe { self.plan.launch(self.gpu.device(), problem, tensors, stream) };
+            return unsafe { self.plan.launch(&self.gpu, problem, tensors, stream) };
         }
-        let plan = self.plans.plan(&self.gpu, key, problem, tensors)?;
         // SAFETY: as above.
-        unsafe { plan.launch(self.gpu.device(), problem, tensors, stream) }
+        unsafe { self.plans.run(&self.gpu, problem, tensors, stream) }
     }
 }
 
@@ -135,6 +134,20 @@ impl Plans {
     pub(super) fn new(device: &Device, forced: Option<VariantId>) -> Self {
         let counters = Arc::new(Counters::new(device));
         Self { forced, made: RwLock::default(), loaded: Mutex::default(), counters }
+    }
+
+    /// # Safety
+    /// As for [`crate::Attention::run_on`]; the tensors must have been checked.
+    pub(super) unsafe fn run(
+        &self,
+        gpu: &Gpu,
+        problem: &Problem,
+        tensors: &DeviceTensors,
+        stream: RawStream,
+    ) -> Result<(), Error> {
+        let plan = self.plan(gpu, Key::of(problem, tensors)?, problem, tensors)?;
+        // SAFETY: this function's contract is the same.
+        unsafe { plan.launch(gpu, problem, tensors, stream) }
     }
 
     fn plan(
@@ -209,24 +222,23 @@ impl Plan {
     /// As for [`crate::Attention::run_on`]; the tensors must be strided and aligned as those of the plan.
     unsafe fn launch(
         &self,
-        device: &Device,
+        gpu: &Gpu,
         problem: &Problem,
         tensors: &DeviceTensors,
         stream: RawStream,
     ) -> Result<(), Error> {
         let params = tensors.params(problem);
-        let entered = device.enter()?;
+        let entered = gpu.device().enter()?;
         let mut maps = [TensorMap::EMPTY; PreparedLaunch::TENSOR_MAPS_MAX];
         // How many tokens, pages or blocks there are, only the call says.
         let DeviceSide { queries, keys, pages, indices, .. } = tensors.side;
         let same_sizes = queries.is_none() && keys.is_none() && pages.is_none() && indices.is_none();
         for (map, (wanted, planned)) in maps.iter_mut().zip(&self.tensor_maps) {
-            *map = if same_sizes {
-                let (name, tensor) = tensors.named(wanted.tensor);
-                planned.moved_to(&entered, name, tensor.address)?
-            } else {
-                TensorMap::encode_in(&entered, &tensors.tensor_map(problem, wanted)?)?
-            };
+            let request = tensors.tensor_map(problem, wanted)?;
+            *map = gpu.recent_maps().find_or(&request, || match same_sizes {
+                true => planned.moved_to(&entered, request.name, request.address),
+                false => TensorMap::encode_in(&entered, &request),
+            })?;
         }
         // SAFETY: parameters and maps describe the caller's memory and stream, which this function's contract covers; the
         // kernel takes as many maps as its manifest lists, and the plan has made sure that they fit.

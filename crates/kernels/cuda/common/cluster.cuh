@@ -7,10 +7,23 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+// Every thread of the cluster has come here, and sees what the others wrote before.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  cluster_wait();
+}
+
 __device__ __forceinline__ u32 cluster_rank() {
   u32 r;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
   return r;
+}
+
+// CTAs of the cluster.
+__device__ __forceinline__ u32 cluster_size() {
+  u32 n;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+  return n;
 }
 
 // The address of this CTA's shared variable `local` in the CTA of rank `rank`.
@@ -64,6 +77,18 @@ __device__ __forceinline__ void shared_store(u32 address, float4 v) {
 __device__ __forceinline__ float2 shared_load_pair(u32 address) {
   float2 v;
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
+// From any CTA's shared memory, by its address in the cluster.
+__device__ __forceinline__ float2 cluster_load_pair(u32 address) {
+  float2 v;
+  asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 cluster_load(u32 address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
   return v;
 }
 

@@ -51,6 +51,11 @@ __device__ __forceinline__ void cp_async_16(u32 shared_destination, const void* 
                  : "memory");
 }
 
+// 16 bytes of zeros.
+__device__ __forceinline__ void store_zeros_16(u32 shared_destination) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(shared_destination), "r"(0) : "memory");
+}
+
 // Closes a group: all copies this thread issued since the last commit.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -27,7 +27,16 @@ __device__ __forceinline__ u32 halves_of_low_codes(u32 pair) {
 #endif
   return halves;
 }
-__device__ __forceinline__ u32 halves_of_high_codes(u32 pair) { return halves_of_low_codes(pair >> 16); }
+// And those in its high bytes.
+__device__ __forceinline__ u32 halves_of_high_codes(u32 pair) {
+#if KV_CODES == 1 && __CUDA_ARCH__ >= 890
+  u32 halves;
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high; }" : "=r"(halves) : "r"(pair));
+  return halves;
+#else
+  return halves_of_low_codes(pair >> 16);
+#endif
+}
 
 __device__ __forceinline__ u32 pack_halves(float lo, float hi) {
   u32 d;

@@ -15,19 +15,24 @@ using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(const __grid_constant__ SdpaParams p) {
   extern __shared__ __align__(128) unsigned char smem[];
 #if __CUDA_ARCH__ >= 900
-  grid_wait();  // the inputs may be another kernel's outputs, and the workspace is its too
+  grid_launch_dependents();  // the next kernel's CTAs come as these go
+  grid_wait();               // the inputs may be another kernel's outputs, and the workspace is its too
 #endif
   const Division division(p);
   Cursor now(p, division);
   Loader loader(p, smem, division, now);
   loader.fill();
+  Queries queries(p, now);
+  const ParkedCursor parked(shared_address(smem), 1);
   while (now.valid()) {
-    Part part(p, smem, now);
-    part.run(loader, now);
-    finish_segment(p, smem, division, now, part);
+    Part part(p, smem, queries);
+    parked.put(now);
+    const int stage = part.run(loader, now);
+    Cursor done;
+    parked.take(done);
+    now = done;
     now.next(p, division);
+    if (now.valid()) queries.load(p, now);
+    finish_segment(p, smem, division, done, part, stage);
   }
-#if __CUDA_ARCH__ >= 900
-  grid_launch_dependents();
-#endif
 }

@@ -1,6 +1,8 @@
 // flash_decode: how a KV tile is divided among warps, and what lies where in shared memory.
 //
-//   | (K, V, scales) × STAGES × WARPS_N teams | columns of the teams' O × WARPS_N | statistics × WARPS_N | flag | Q of wide heads |
+//   | (K, V, scales) × STAGES × WARPS_N teams | statistics × WARPS_N | flag | cursors × warps | Q of wide heads |
+//
+// A team's O meets those of the others in the stage that the team read last, which nobody fills meanwhile (merge.cuh).
 #pragma once
 #include "dtype.cuh"
 #include "params.h"
@@ -32,6 +34,10 @@ struct RingTile {
     const int inside = (chunk % PANEL_CHUNKS) ^ ((row / ROWS_PER_LINE) % PANEL_CHUNKS);
     return (chunk / PANEL_CHUNKS * WARP_KEYS + row) * (PANEL_CHUNKS * 16) + inside * 16;
   }
+  // From an address in one of the first `rows` rows, a power of two, to the same chunk a multiple of `rows` below it.
+  static __device__ __forceinline__ u32 below(u32 address, int rows) {
+    return (address ^ ((rows / ROWS_PER_LINE % PANEL_CHUNKS) << 4)) + rows * (PANEL_CHUNKS * 16);
+  }
   // From a lane's address in the first pair of chunks and the first 16 rows to another pair and other rows.
   static __device__ __forceinline__ u32 advance(u32 address, int pair, int block16) {
     return (address ^ ((2 * pair % PANEL_CHUNKS) << 4)) + (2 * pair / PANEL_CHUNKS) * (WARP_KEYS * PANEL_CHUNKS * 16) +
@@ -42,17 +48,20 @@ using KTile = RingTile<HEAD_DIM * KV_BYTES / 16>;
 using VTile = RingTile<VALUE_DIM * KV_BYTES / 16>;
 
 constexpr int SCALES_OFFSET = KTile::BYTES + VTile::BYTES;  // of K, then of V, where tokens have their own
-constexpr int STAGE_BYTES = SCALES_OFFSET + (TOKEN_SCALES ? 8 * WARP_KEYS : 0);
+constexpr int MERGE_LEAST_BYTES = ROWS * 16 * 4;
+constexpr int TILE_BYTES = SCALES_OFFSET + (TOKEN_SCALES ? 8 * WARP_KEYS : 0);
+constexpr int STAGE_BYTES = TILE_BYTES > MERGE_LEAST_BYTES ? TILE_BYTES : MERGE_LEAST_BYTES;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;
-// The merge of teams: so many columns at a time.
-constexpr int MERGE_COLUMNS = 32;
-constexpr int MERGE_PITCH = MERGE_COLUMNS + 4;  // floats
-constexpr int COLUMNS_OFFSET = WARPS_N * RING_BYTES;
-constexpr int STATISTICS_OFFSET = COLUMNS_OFFSET + WARPS_N * ROWS * MERGE_PITCH * 4;
+constexpr int STATISTICS_OFFSET = WARPS_N * RING_BYTES;
 constexpr int FLAG_OFFSET = STATISTICS_OFFSET + WARPS_N * ROWS * 8;
+// What the CTAs of a cluster tell each other of their rows.
+constexpr int CLUSTER_STATISTICS_OFFSET = FLAG_OFFSET + 16;
+// Two cursors of every warp, which wait here while tiles go by: registers are for O.
+constexpr int CURSOR_BYTES = 96;
 // Q of wide heads finds no registers beside O: a fragment lies as its lanes hold it.
 constexpr bool Q_IN_SMEM = HEAD_DIM > 128;
-constexpr int Q_OFFSET = FLAG_OFFSET + 16;
+constexpr int CURSORS_OFFSET = CLUSTER_STATISTICS_OFFSET + (CLUSTERED ? ROWS * 8 : 0);
+constexpr int Q_OFFSET = CURSORS_OFFSET + THREADS / 32 * 2 * CURSOR_BYTES;
 constexpr int LAYOUT_BYTES = Q_OFFSET + (Q_IN_SMEM ? WARPS_M * K_STEPS * 512 : 0);
 static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 

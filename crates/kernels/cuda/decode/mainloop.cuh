@@ -29,11 +29,65 @@ __device__ __forceinline__ void multiply(float* c, const u32 (&a)[4], u32 b0, u3
 
 __device__ __forceinline__ u32 pack_operand(float lo, float hi) { return CODES ? pack_halves(lo, hi) : pack_pair(lo, hi); }
 
+// A thread's two rows of a Q tile, and their queries as the A operand of QKᵀ. What is here was asked for before it is needed.
+struct Queries {
+  int rows[2];   // query positions
+  int heads[2];  // and query heads
+  float k_scale = 1.f, v_scale = 1.f;  // of the key head's codes, where tokens have none of their own
+  u32 fragments[K_STEPS][4];
+
+  __device__ __forceinline__ Queries(const SdpaParams& p, const Cursor& at) {
+    if (at.valid()) load(p, at);
+  }
+
+  __device__ __forceinline__ void load(const SdpaParams& p, const Cursor& at) {
+    if (CODES && !TOKEN_SCALES) {
+      const long long index = TENSOR_SCALES ? 0 : (long long)at.batch * p.heads_kv + at.head_kv;
+      k_scale = p.k_scale[index];
+      v_scale = p.v_scale[index];
+    }
+    const int group = p.heads_q / p.heads_kv;
+    const int warp_row = at.m_block * ROWS + int(threadIdx.x) / 32 % WARPS_M * 16;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int packed = warp_row + 8 * r + int(threadIdx.x) % 32 / 4;
+      rows[r] = packed < group ? 0 : packed / group;  // mostly there is one query
+      heads[r] = at.head_kv * group + packed - rows[r] * group;
+      const long long position = at.asked.bounds.q_first + rows[r];
+      const element* head = head_of(static_cast<const element*>(p.q), p.q_stride, PACKED_QUERIES ? 0 : at.batch, heads[r]);
+      const u16* row = reinterpret_cast<const u16*>(head + position * p.q_stride[2]);
+      if (rows[r] >= at.asked.bounds.seq_q) {
+        each_pair(r, [](int) { return 0u; });
+      } else if ((reinterpret_cast<u64>(row) & 3) == 0 && p.dim_qk == HEAD_DIM) {
+        each_pair(r, [&](int column) { return *reinterpret_cast<const u32*>(row + column); });
+      } else {
+        each_pair(r, [&](int column) {
+          u32 pair = 0;
+          if (column < p.dim_qk) pair = row[column];
+          if (column + 1 < p.dim_qk) pair |= u32(row[column + 1]) << 16;
+          return pair;
+        });
+      }
+    }
+  }
+
+ private:
+  // The pairs of row `r`: what `pair_at` gives for the first of their columns.
+  template <typename Pair>
+  __device__ __forceinline__ void each_pair(int r, Pair pair_at) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int step = 0; step < K_STEPS; ++step)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        fragments[step][r + 2 * half] = pair_at(16 * step + (CODES ? 4 * t + 2 * half : 8 * half + 2 * t));
+  }
+};
+
 struct Part {
   const SdpaParams& p;
   int rows[2];    // query positions of this thread's two rows
   int heads[2];   // and their query heads
-  bool inside[2];
   u32 q[Q_IN_SMEM ? 1 : K_STEPS][4];
   u32 q_smem;       // this lane's part of Q where it lies in shared memory
   float factor[2];  // what scores are multiplied with: powers of two taken out of Q, and the scale of K
@@ -42,29 +96,20 @@ struct Part {
   RowPair state;
   float o[VALUE_DIM / 2] = {};
 
-  __device__ __forceinline__ Part(const SdpaParams& params, unsigned char* smem, const Cursor& at)
+  __device__ __forceinline__ Part(const SdpaParams& params, unsigned char* smem, Queries& queries)
       : p(params), q_smem(shared_address(smem) + Q_OFFSET + threadIdx.x / 32 % WARPS_M * (K_STEPS * 512) + threadIdx.x % 32 * 16) {
-    const int group = p.heads_q / p.heads_kv;
-    const int lane = threadIdx.x % 32;
-    const int warp_row = at.m_block * ROWS + int(threadIdx.x) / 32 % WARPS_M * 16;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = warp_row + 8 * r + lane / 4;
-      rows[r] = row / group;
-      heads[r] = at.head_kv * group + row % group;
-      inside[r] = rows[r] < at.asked.bounds.seq_q;
-    }
+    for (int r = 0; r < 2; ++r) rows[r] = queries.rows[r], heads[r] = queries.heads[r];
     row_pair_reset(state);
     v_top = 0.f;
     factor[0] = factor[1] = 1.f;
     v_factor = 1.f;
-    u32 fragments[K_STEPS][4];
-    load_queries(at, fragments);
-    if (CODES) prepare_scales(at, fragments);
-    keep_queries(fragments);
+    if (CODES) prepare_scales(queries);
+    keep_queries(queries.fragments);
   }
 
-  __device__ __forceinline__ void run(Loader& loader, const Cursor& at) {
+  // All tiles of a segment; gives the stage that the last one was in.
+  __device__ __forceinline__ int run(Loader& loader, const Cursor& at) {
     const bool precise = PRECISE_KEYS > 0 && any_row_sees_fewer(at.asked.bounds, 0, at.asked.bounds.seq_q - 1, PRECISE_KEYS);
     // The slot that is filled next is the one behind those that are full.
     int slot = loader.slot + 1 == STAGES ? 0 : loader.slot + 1;
@@ -82,16 +127,10 @@ struct Part {
 #pragma unroll
       for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] *= back;
     }
+    return slot == 0 ? STAGES - 1 : slot - 1;
   }
 
  private:
-  __device__ __forceinline__ u32 pair_at(const u16* row, int column) const {
-    u32 pair = 0;
-    if (column < p.dim_qk) pair = row[column];
-    if (column + 1 < p.dim_qk) pair |= u32(row[column + 1]) << 16;
-    return pair;
-  }
-
   // All teams have the same: one writes it where it is shared.
   __device__ __forceinline__ void keep_queries(const u32 (&fragments)[K_STEPS][4]) {
 #pragma unroll
@@ -121,32 +160,10 @@ struct Part {
     }
   }
 
-  __device__ __forceinline__ void load_queries(const Cursor& at, u32 (&q)[K_STEPS][4]) {
-    const int t = threadIdx.x % 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const long long position = at.asked.bounds.q_first + rows[r];
-      const element* head = head_of(static_cast<const element*>(p.q), p.q_stride, PACKED_QUERIES ? 0 : at.batch, heads[r]);
-      const u16* row = reinterpret_cast<const u16*>(head + position * p.q_stride[2]);
-      const bool in_pairs = (reinterpret_cast<u64>(row) & 3) == 0 && p.dim_qk == HEAD_DIM;
-#pragma unroll
-      for (int step = 0; step < K_STEPS; ++step)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int column = 16 * step + (CODES ? 4 * t + 2 * half : 8 * half + 2 * t);
-          u32 pair = 0;
-          if (inside[r]) pair = in_pairs ? *reinterpret_cast<const u32*>(row + column) : pair_at(row, column);
-          q[step][r + 2 * half] = pair;
-        }
-    }
-  }
-
   // bf16 queries become halves: exactly, once the power of two of a row's largest is taken out of it.
-  __device__ __forceinline__ void prepare_scales(const Cursor& at, u32 (&q)[K_STEPS][4]) {
-    const long long head = (long long)at.batch * p.heads_kv + at.head_kv;
-    const long long index = TENSOR_SCALES ? 0 : head;
-    const float k_scale = TOKEN_SCALES ? 1.f : p.k_scale[index];
-    v_factor = CODE_FACTOR * (TOKEN_SCALES ? 1.f : p.v_scale[index]);
+  __device__ __forceinline__ void prepare_scales(Queries& queries) {
+    u32(&q)[K_STEPS][4] = queries.fragments;
+    v_factor = CODE_FACTOR * queries.v_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float power = 1.f;
@@ -173,7 +190,7 @@ struct Part {
             pair = pack_halves(two.x * inverse, two.y * inverse);
           }
       }
-      factor[r] = power * CODE_FACTOR * k_scale;
+      factor[r] = power * CODE_FACTOR * queries.k_scale;
     }
   }
 
@@ -258,18 +275,20 @@ struct Part {
     const u32 v_lane = stage + KTile::BYTES + VTile::offset(lane & 15, lane >> 4);
 #pragma unroll
     for (int block = 0; block < WARP_KEYS / 16; ++block) {
-      u32 a[4], rest[4];
+      const float* own = s + 8 * block;
+      u32 a[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = &s[8 * block + 2 * i];
-        a[i] = pack_operand(pair[0], pair[1]);
-        if (PRECISE_KEYS > 0 && !CODES) {
-          const float2 kept = unpack_pair(a[i]);
-          rest[i] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
-        }
-      }
+      for (int i = 0; i < 4; ++i) a[i] = pack_operand(own[2 * i], own[2 * i + 1]);
       add_values(v_lane, block, a);
-      if (PRECISE_KEYS > 0 && !CODES && precise) add_values(v_lane, block, rest);
+      if constexpr (PRECISE_KEYS > 0 && !CODES) {
+        if (!precise) continue;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 kept = unpack_pair(a[i]);
+          a[i] = pack_pair(own[2 * i] - kept.x, own[2 * i + 1] - kept.y);
+        }
+        add_values(v_lane, block, a);
+      }
     }
   }
 

@@ -1,7 +1,8 @@
 // flash_decode: from the accumulators of a finished segment to O and the log-sum-exp, or to the workspace where other CTAs have parts
 // of the same Q tile. Whoever writes the last part of it adds them up, always in the order of the keys.
 //
-// workspace: | one counter for each Q tile that is split, all 0 between launches | slots: ROWS × VALUE_DIM columns, ROWS maxima and sums |
+// workspace: | one counter for each Q tile that is split, all 0 between launches | slots |
+// slot: | rows × VALUE_DIM columns | a maximum and a sum for each row |, of as many rows as a Q tile may have
 #pragma once
 #include "mainloop.cuh"
 #include "store.cuh"
@@ -9,7 +10,6 @@
 namespace {
 
 constexpr int COUNTERS = 1 << 16;
-constexpr int SLOT_FLOATS = ROWS * (VALUE_DIM + 2);
 
 // Where the rows of a Q tile go.
 struct Destination {
@@ -47,140 +47,213 @@ struct Parts {
   int count, own;  // `own` is this segment's number
   int first;       // slot of the first; the others follow, every second one where a CTA may have two
   int counter;
+  int rows;  // of a slot
 
+  __device__ __forceinline__ Parts() {}
   __device__ __forceinline__ Parts(const SdpaParams& p, const Division& division, const Cursor& at) {
     const int units = division.units_of_tile(at.asked);
-    if (division.split) {
-      const int m_blocks = (p.seq_q * (p.heads_q / p.heads_kv) + ROWS - 1) / ROWS;
+    const int packed = p.seq_q * (p.heads_q / p.heads_kv);
+    rows = min(ROWS, packed + packed % 2);  // columns lie at multiples of 16 bytes
+    if (SPLIT_TILES > 0) {
+      const int m_blocks = (packed + ROWS - 1) / ROWS;
       count = units;
-      own = at.unit - at.unit_first;
-      first = at.unit_first;
+      own = at.at;
+      first = at.unit - at.at;
       counter = (at.batch * p.heads_kv + at.head_kv) * m_blocks + at.m_block;
     } else {
       // A CTA has at most one Q tile that it begins and does not end, and one that it does not begin.
-      const int cta = division.cta_of(at.unit_first);
-      count = division.cta_of(at.unit_first + units - 1) - cta + 1;
+      const int cta = division.cta_of(at.unit - at.at);
+      count = division.cta_of(at.unit - at.at + units - 1) - cta + 1;
       own = int(blockIdx.x) - cta;
       first = 2 * cta + 1;
       counter = cta;
     }
   }
-  __device__ __forceinline__ float* slot(const SdpaParams& p, const Division& division, int part) const {
-    const int number = division.split ? first + part : part == 0 ? first : first - 1 + 2 * part;
-    return reinterpret_cast<float*>(static_cast<unsigned*>(p.workspace) + COUNTERS) + (long long)number * SLOT_FLOATS;
+  __device__ __forceinline__ float* slot(const SdpaParams& p, int part) const {
+    const int number = SPLIT_TILES > 0 ? first + part : part == 0 ? first : first - 1 + 2 * part;
+    return reinterpret_cast<float*>(static_cast<unsigned*>(p.workspace) + COUNTERS) + (long long)number * rows * (VALUE_DIM + 2);
+  }
+  __device__ __forceinline__ float2* statistics(float* slot, int row) const {
+    return reinterpret_cast<float2*>(slot + rows * VALUE_DIM) + row;
   }
 };
 
-// Adds the parts of all CTAs up: one thread for four columns of a row.
-__device__ __forceinline__ void merge_parts(const SdpaParams& p, const Division& division, const Destination& to, const Parts& parts) {
+// Four columns of a row, added up part by part.
+struct Sum {
+  float max = NEG_INF, sum = 0.f;
+  float4 o = {};
+
+  // The next COUNT parts, of which `there` exist; load(i, its maximum and sum, its columns).
+  template <int COUNT, typename Load>
+  __device__ __forceinline__ void add(int there, float scale_log2, Load load) {
+    float2 own[COUNT];
+    float4 columns[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      own[i] = make_float2(NEG_INF, 0.f);
+      columns[i] = {};
+      if (i < there) load(i, own[i], columns[i]);
+    }
+    float top = max;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) top = fmaxf(top, own[i].x);
+    const float safe = subtrahend(top);
+    const float keep = exp2_approx((max - safe) * scale_log2);
+    max = top;
+    sum *= keep, o.x *= keep, o.y *= keep, o.z *= keep, o.w *= keep;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const float weight = exp2_approx((own[i].x - safe) * scale_log2);
+      sum = fmaf(own[i].y, weight, sum);
+      o.x = fmaf(columns[i].x, weight, o.x), o.y = fmaf(columns[i].y, weight, o.y);
+      o.z = fmaf(columns[i].z, weight, o.z), o.w = fmaf(columns[i].w, weight, o.w);
+    }
+  }
+};
+
+// Adds the parts of all CTAs up: one thread for four columns of a row. Many parts are on their way at a time, the memory is far.
+__device__ __forceinline__ void merge_parts(const SdpaParams& p, const Destination& to, const Parts& parts) {
+  constexpr int AT_ONCE = VALUE_DIM > 128 ? 8 : 16;
   const float scale_log2 = ScoreHook::scale_log2(p);
 #pragma unroll 1
   for (int item = threadIdx.x; item < ROWS * (VALUE_DIM / 4); item += THREADS) {
     const int row = item / (VALUE_DIM / 4), column = item % (VALUE_DIM / 4) * 4;
     if (!to.inside(row)) continue;
-    const auto statistics = [&](int part) {
-      return __ldcg(reinterpret_cast<const float2*>(parts.slot(p, division, part) + ROWS * VALUE_DIM) + row);
-    };
-    float top = NEG_INF;
-#pragma unroll 8
-    for (int part = 0; part < parts.count; ++part) top = fmaxf(top, statistics(part).x);
-    const float safe = subtrahend(top);
-    float sum = 0.f;
-    float4 o = {};
-#pragma unroll 4
-    for (int part = 0; part < parts.count; ++part) {
-      const float2 own = statistics(part);
-      const float4 columns = __ldcg(reinterpret_cast<const float4*>(parts.slot(p, division, part) + row * VALUE_DIM + column));
-      const float weight = exp2_approx((own.x - safe) * scale_log2);
-      sum = fmaf(own.y, weight, sum);
-      o.x = fmaf(columns.x, weight, o.x), o.y = fmaf(columns.y, weight, o.y);
-      o.z = fmaf(columns.z, weight, o.z), o.w = fmaf(columns.w, weight, o.w);
-    }
-    to.store(row, column, o, top, sum);
+    Sum sum;
+#pragma unroll 1
+    for (int first = 0; first < parts.count; first += AT_ONCE)
+      sum.add<AT_ONCE>(parts.count - first, scale_log2, [&](int i, float2& own, float4& columns) {
+        float* slot = parts.slot(p, first + i);
+        own = __ldcg(parts.statistics(slot, row));
+        columns = __ldcg(reinterpret_cast<const float4*>(slot + row * VALUE_DIM + column));
+      });
+    to.store(row, column, sum.o, sum.max, sum.sum);
   }
 }
 
-// The columns [first, first + MERGE_COLUMNS) of a warp's rows to shared memory.
-__device__ __forceinline__ void put_columns(float* rows, const float (&o)[VALUE_DIM / 2], int first) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+// O of a team in its last stage: so many columns at a time, four to a chunk, swizzled so that rows fall into different banks.
+struct Meeting {
+  static constexpr int FITTING = STAGE_BYTES / (ROWS * 4);
+  static constexpr int COLUMNS = FITTING >= VALUE_DIM ? VALUE_DIM : FITTING >= 32 ? FITTING / 32 * 32 : 16;
+  static __device__ __forceinline__ u32 offset(int row, int chunk) {
+    return row * (COLUMNS * 4) + ((chunk ^ (row & (COLUMNS % 32 == 0 ? 7 : 3))) << 4);
+  }
+
+  // The columns from `first` on of a warp's rows.
+  static __device__ __forceinline__ void put(unsigned char* stage, int warp_row, const float (&o)[VALUE_DIM / 2], int first) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
+    for (int r = 0; r < 2; ++r)
 #pragma unroll
-    for (int j = 0; j < MERGE_COLUMNS / 16; ++j) {
-      const float* tiles = &o[first / 2 + 8 * j + 2 * r];
-      float* to = rows + (g + 8 * r) * MERGE_PITCH + 16 * j;
-      if (CODES) {
-        *reinterpret_cast<float4*>(to + 4 * t) = make_float4(tiles[0], tiles[4], tiles[1], tiles[5]);
-      } else {
-        *reinterpret_cast<float2*>(to + 2 * t) = make_float2(tiles[0], tiles[1]);
-        *reinterpret_cast<float2*>(to + 8 + 2 * t) = make_float2(tiles[4], tiles[5]);
+      for (int j = 0; j < COLUMNS / 16; ++j) {
+        if (first + 16 * j >= VALUE_DIM) break;
+        const float* tiles = &o[first / 2 + 8 * j + 2 * r];
+        const int row = warp_row + g + 8 * r;
+        if (CODES) {
+          *reinterpret_cast<float4*>(stage + offset(row, 4 * j + t)) = make_float4(tiles[0], tiles[4], tiles[1], tiles[5]);
+        } else {
+          *reinterpret_cast<float2*>(stage + offset(row, 4 * j + t / 2) + t % 2 * 8) = make_float2(tiles[0], tiles[1]);
+          *reinterpret_cast<float2*>(stage + offset(row, 4 * j + 2 + t / 2) + t % 2 * 8) = make_float2(tiles[4], tiles[5]);
+        }
       }
-    }
+  }
+  static __device__ __forceinline__ float4 four(const unsigned char* stage, int row, int chunk) {
+    return *reinterpret_cast<const float4*>(stage + offset(row, chunk));
+  }
+};
+
+// The parts of a cluster's CTAs, each in its first stage: every CTA adds up an equal share of the columns.
+__device__ __forceinline__ void merge_cluster(const SdpaParams& p, u32 smem, const Destination& to) {
+  static_assert(!CLUSTERED || Meeting::COLUMNS == VALUE_DIM, "all columns are there at once");
+  constexpr int CHUNKS = VALUE_DIM / 4, AT_ONCE = 8;
+  const float scale_log2 = ScoreHook::scale_log2(p);
+  const int ctas = cluster_ctas();
+  cluster_sync();
+#pragma unroll 1
+  for (int item = int(cluster_rank()) * THREADS + int(threadIdx.x); item < ROWS * CHUNKS; item += ctas * THREADS) {
+    const int row = item / CHUNKS, chunk = item % CHUNKS;
+    if (!to.inside(row)) continue;
+    Sum sum;
+#pragma unroll 1
+    for (int first = 0; first < ctas; first += AT_ONCE)
+      sum.add<AT_ONCE>(ctas - first, scale_log2, [&](int i, float2& own, float4& columns) {
+        own = cluster_load_pair(cluster_address(smem + CLUSTER_STATISTICS_OFFSET + row * 8, first + i));
+        columns = cluster_load(cluster_address(smem + Meeting::offset(row, chunk), first + i));
+      });
+    to.store(row, 4 * chunk, sum.o, sum.max, sum.sum);
+  }
+  cluster_sync();  // nobody leaves while its shared memory is read
 }
 
-// Brings the teams' parts of a segment together.
+// Brings the teams' parts of a segment together. `stage` is the one that every team read last.
 __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned char* smem, const Division& division, const Cursor& at,
-                                               const Part& part) {
+                                               const Part& part, int stage) {
   const float scale_log2 = ScoreHook::scale_log2(p);
   const int team = threadIdx.x / TEAM, warp_row = int(threadIdx.x) / 32 % WARPS_M * 16;
-  float2* statistics = reinterpret_cast<float2*>(smem + STATISTICS_OFFSET);           // [team][row]
-  float* columns = reinterpret_cast<float*>(smem + COLUMNS_OFFSET);                   // [team][row][MERGE_PITCH]
+  float2* statistics = reinterpret_cast<float2*>(smem + STATISTICS_OFFSET);  // [team][row]
+  unsigned char* columns = smem + stage * STAGE_BYTES;                       // of the first team
   const Destination to(p, at);
-  const Parts parts(p, division, at);
-  const bool whole = at.whole();
-  float* slot = whole ? nullptr : parts.slot(p, division, parts.own);
+  const bool whole = !CLUSTERED && at.whole();
+  Parts parts;
+  float* slot = nullptr;
+  if (!CLUSTERED && !whole) {
+    parts = Parts(p, division, at);
+    slot = parts.slot(p, parts.own);
+  }
   if (threadIdx.x % 4 == 0) {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       statistics[team * ROWS + warp_row + 8 * r + threadIdx.x % 32 / 4] = make_float2(part.state.max[r], part.state.sum[r]);
   }
+  team_sync();  // every warp of the team has read its last tile
 #pragma unroll
-  for (int first = 0; first < VALUE_DIM; first += MERGE_COLUMNS) {
-    put_columns(columns + (team * ROWS + warp_row) * MERGE_PITCH, part.o, first);
+  for (int first = 0; first < VALUE_DIM; first += Meeting::COLUMNS) {
+    if (first > 0) __syncthreads();
+    Meeting::put(columns + team * RING_BYTES, warp_row, part.o, first);
     __syncthreads();
+    const int chunks = min(Meeting::COLUMNS, VALUE_DIM - first) / 4;
 #pragma unroll 1
-    for (int item = threadIdx.x; item < ROWS * (MERGE_COLUMNS / 4); item += THREADS) {
-      const int row = item / (MERGE_COLUMNS / 4), column = item % (MERGE_COLUMNS / 4) * 4;
+    for (int item = threadIdx.x; item < ROWS * chunks; item += THREADS) {
+      const int row = item / chunks, chunk = item % chunks;
       if (!to.inside(row)) continue;
-      float top = NEG_INF;
-#pragma unroll
-      for (int other = 0; other < WARPS_N; ++other) top = fmaxf(top, statistics[other * ROWS + row].x);
-      const float safe = subtrahend(top);
-      float sum = 0.f;
-      float4 o = {};
-#pragma unroll
-      for (int other = 0; other < WARPS_N; ++other) {
-        const float2 own = statistics[other * ROWS + row];
-        const float weight = exp2_approx((own.x - safe) * scale_log2);
-        const float4 four = *reinterpret_cast<const float4*>(&columns[(other * ROWS + row) * MERGE_PITCH + column]);
-        sum = fmaf(own.y, weight, sum);
-        o.x = fmaf(four.x, weight, o.x), o.y = fmaf(four.y, weight, o.y);
-        o.z = fmaf(four.z, weight, o.z), o.w = fmaf(four.w, weight, o.w);
-      }
+      Sum sum;
+      sum.add<WARPS_N>(WARPS_N, scale_log2, [&](int other, float2& own, float4& four) {
+        own = statistics[other * ROWS + row];
+        four = Meeting::four(columns + other * RING_BYTES, row, chunk);
+      });
+      const int column = first + 4 * chunk;
       if (whole) {
-        to.store(row, first + column, o, top, sum);
+        to.store(row, column, sum.o, sum.max, sum.sum);
+      } else if (CLUSTERED) {
+        *reinterpret_cast<float4*>(smem + Meeting::offset(row, chunk)) = sum.o;  // nobody else reads what was there
+        if (column == 0) *reinterpret_cast<float2*>(smem + CLUSTER_STATISTICS_OFFSET + row * 8) = make_float2(sum.max, sum.sum);
       } else {
-        __stcg(reinterpret_cast<float4*>(slot + row * VALUE_DIM + first + column), o);
-        if (first + column == 0) __stcg(reinterpret_cast<float2*>(slot + ROWS * VALUE_DIM) + row, make_float2(top, sum));
+        __stcg(reinterpret_cast<float4*>(slot + row * VALUE_DIM + column), sum.o);
+        if (column == 0) __stcg(parts.statistics(slot, row), make_float2(sum.max, sum.sum));
       }
     }
-    __syncthreads();
   }
+  if constexpr (CLUSTERED) {
+    merge_cluster(p, shared_address(smem), to);
+    return;
+  }
+  __syncthreads();  // the stages may be filled again; and all of this CTA's part is written
   if (whole) return;
 
   // The last to arrive merges; it leaves the counter as it was.
   volatile int* last = reinterpret_cast<volatile int*>(smem + FLAG_OFFSET);
-  __threadfence();
-  __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();  // what this CTA's threads wrote comes before its arrival
     unsigned* counter = static_cast<unsigned*>(p.workspace) + parts.counter;
     const bool is_last = atomicAdd(counter, 1u) == unsigned(parts.count) - 1;
-    if (is_last) atomicExch(counter, 0u);
-    __threadfence();  // what the others wrote before they counted
+    if (is_last) {
+      __threadfence();  // what the others wrote before they counted
+      atomicExch(counter, 0u);
+    }
     *last = is_last;
   }
   __syncthreads();
-  if (*last) merge_parts(p, division, to, parts);
+  if (*last) merge_parts(p, to, parts);
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 // flash_decode: Q tiles, their KV tiles, and which of them are a CTA's.
 //
 // The KV tiles of every Q tile of every sequence are numbered: sequence by sequence, key head by key head. A unit is a KV tile, and every
-// CTA gets an equal run of units; with a fixed split (SPLIT_KEYS) a unit is so many keys of one Q tile, whatever else is in the batch.
+// CTA gets an equal run of units. With a fixed split (SPLIT_KEYS) a unit is so many keys of one Q tile, or twice as many as often as it
+// takes to leave no more than SPLITS_MAX units: that follows from the sequence's own length, whatever else is in the batch.
+// With clusters (CLUSTERED) a unit is a Q tile, and the CTAs of a cluster share its KV tiles.
 #pragma once
+#include "cluster.cuh"
 #include "layout.cuh"
 #include "sequence.cuh"
 
@@ -10,7 +13,11 @@ namespace {
 
 constexpr bool OWN_LENGTHS = PACKED_QUERIES || PACKED_KEYS || USED_LENGTHS;
 constexpr int SPLIT_TILES = SPLIT_KEYS / BLOCK_N;
-static_assert(SPLIT_KEYS % BLOCK_N == 0, "splits are whole KV tiles");
+constexpr int SPLITS_MAX = 32;
+static_assert(SPLIT_KEYS % BLOCK_N == 0 && (SPLIT_TILES & (SPLIT_TILES - 1)) == 0, "splits are whole KV tiles, a power of two of them");
+
+// CTAs that share a Q tile; a power of two.
+__device__ __forceinline__ int cluster_ctas() { return CLUSTERED ? int(cluster_size()) : 1; }
 
 // One sequence: its Q tiles, and the keys that its queries see.
 struct Asked {
@@ -30,81 +37,126 @@ struct Asked {
 
 // How all units are shared out.
 struct Division {
-  int split;  // KV tiles of a unit; 0: every unit is one, and a CTA's are worked on together
-  int units;  // of all sequences
-  int ctas;   // that get some
+  bool in_parts;      // without a workspace nothing can be merged: whole Q tiles
+  int units;          // of all sequences
+  int ctas;           // that get some
+  int share;          // units of every CTA but the last; 0: evenly, one more or less
 
+  // KV tiles of a unit where splits are fixed.
+  __device__ __forceinline__ int split_of(const Asked& asked) const {
+    const int doubled = (asked.tiles - 1) / max(1, SPLIT_TILES * SPLITS_MAX);
+    return SPLIT_TILES << (32 - __clz(doubled));
+  }
+  __device__ __forceinline__ bool whole_tiles() const { return CLUSTERED || !in_parts; }
   // Units of one Q tile.
   __device__ __forceinline__ int units_of_tile(const Asked& asked) const {
-    return split ? (asked.tiles + split - 1) / split : asked.tiles;
+    if (whole_tiles()) return 1;
+    if (SPLIT_TILES == 0) return asked.tiles;
+    const int split = split_of(asked);
+    return (asked.tiles + split - 1) >> (31 - __clz(split));
   }
   __device__ __forceinline__ int units_of(const SdpaParams& p, const Asked& asked) const {
     return units_of_tile(asked) * asked.m_blocks * p.heads_kv;
   }
   // The first unit of a CTA, and the CTA of a unit.
-  __device__ __forceinline__ int first_unit(int cta) const { return int((long long)units * cta / ctas); }
-  __device__ __forceinline__ int cta_of(int unit) const { return int(((long long)(unit + 1) * ctas - 1) / units); }
+  __device__ __forceinline__ int first_unit(int cta) const {
+    return share ? min(cta * share, units) : int((long long)units * cta / ctas);
+  }
+  __device__ __forceinline__ int cta_of(int unit) const {
+    return share ? unit / share : int(((long long)(unit + 1) * ctas - 1) / units);
+  }
 
   __device__ __forceinline__ explicit Division(const SdpaParams& p) {
-    // Without a workspace nothing can be merged: whole Q tiles.
-    split = p.workspace ? SPLIT_TILES : 1 << 30;
+    in_parts = p.workspace != nullptr;
+    int fewest, most;  // units of a Q tile
     if (!OWN_LENGTHS) {
-      units = units_of(p, Asked(p, 0)) * p.batch;
+      const Asked asked(p, 0);
+      units = units_of(p, asked) * p.batch;
+      fewest = most = units_of_tile(asked);
     } else {
-      units = 0;
-      for (int batch = threadIdx.x % 32; batch < p.batch; batch += 32) units += units_of(p, Asked(p, batch));
+      units = 0, fewest = 1 << 30, most = 0;
+      for (int batch = threadIdx.x % 32; batch < p.batch; batch += 32) {
+        const Asked asked(p, batch);
+        if (asked.m_blocks == 0) continue;
+        units += units_of(p, asked);
+        fewest = min(fewest, units_of_tile(asked));
+        most = max(most, units_of_tile(asked));
+      }
 #pragma unroll
-      for (int lanes = 1; lanes < 32; lanes *= 2) units += __shfl_xor_sync(~0u, units, lanes);
+      for (int lanes = 1; lanes < 32; lanes *= 2) {
+        units += __shfl_xor_sync(~0u, units, lanes);
+        fewest = min(fewest, __shfl_xor_sync(~0u, fewest, lanes));
+        most = max(most, __shfl_xor_sync(~0u, most, lanes));
+      }
     }
-    ctas = min(int(gridDim.x), units);
+    ctas = min(int(gridDim.x) / cluster_ctas(), units);
+    share = 0;
+    if (SPLIT_TILES > 0 || units == 0 || fewest != most) return;
+    // Q tiles of one length, as many for nearly every CTA: then nothing has to be merged.
+    const int q_tiles = units / most, each = (q_tiles + ctas - 1) / ctas;
+    if (16ll * q_tiles >= 15ll * each * ctas) {
+      share = each * most;
+      ctas = (q_tiles + each - 1) / each;
+    }
   }
 };
 
 // A CTA's way through its units, one Q tile or part of one at a time (a segment). All lanes of a warp move together.
 struct Cursor {
   int unit, unit_end;
+  int at;  // the unit's number in its Q tile
   int batch;
-  int inside;  // the unit's number in its sequence
   Asked asked;
   int head_kv, m_block;
   int tile, tile_end;  // the segment's KV tiles
-  int unit_first;      // the Q tile's first unit
 
   __device__ __forceinline__ bool valid() const { return unit < unit_end; }
   // Whether a Q tile is worked on by this CTA alone, in one go.
   __device__ __forceinline__ bool whole() const { return tile == 0 && tile_end == asked.tiles; }
 
+  __device__ __forceinline__ Cursor() {}
   __device__ __forceinline__ Cursor(const SdpaParams& p, const Division& division) {
+    const int cta = int(blockIdx.x) / cluster_ctas();
     unit = unit_end = 0;
-    if (int(blockIdx.x) >= division.ctas) return;
-    unit = division.first_unit(blockIdx.x);
-    unit_end = division.first_unit(blockIdx.x + 1);
-    find_sequence(p, division);
+    if (cta >= division.ctas) return;
+    unit = division.first_unit(cta);
+    unit_end = division.first_unit(cta + 1);
+    const int inside = find_sequence(p, division);
     asked = Asked(p, batch);
-    enter_segment(p, division);
+    const int each = division.units_of_tile(asked);
+    const int number = inside / each;
+    at = inside - number * each;
+    head_kv = number / asked.m_blocks;
+    m_block = number - head_kv * asked.m_blocks;
+    enter_segment(division);
   }
 
   __device__ __forceinline__ void next(const SdpaParams& p, const Division& division) {
-    const int taken = division.split ? 1 : tile_end - tile;
+    const int taken = SPLIT_TILES > 0 || division.whole_tiles() ? 1 : tile_end - tile;
     unit += taken;
-    inside += taken;
+    at += taken;
     if (!valid()) return;
-    if (inside == division.units_of(p, asked)) {
-      inside = 0;
-      do ++batch;
-      while (asked = Asked(p, batch), asked.m_blocks == 0);
+    if (at == division.units_of_tile(asked)) {
+      at = 0;
+      if (++m_block == asked.m_blocks) {
+        m_block = 0;
+        if (++head_kv == p.heads_kv) {
+          head_kv = 0;
+          do ++batch;
+          while (asked = Asked(p, batch), asked.m_blocks == 0);
+        }
+      }
     }
-    enter_segment(p, division);
+    enter_segment(division);
   }
 
  private:
-  // The sequence that `unit` lies in: 32 at a time, where their lengths are their own.
-  __device__ __forceinline__ void find_sequence(const SdpaParams& p, const Division& division) {
+  // The sequence that `unit` lies in: 32 at a time, where their lengths are their own. Gives the unit's number in it.
+  __device__ __forceinline__ int find_sequence(const SdpaParams& p, const Division& division) {
     if (!OWN_LENGTHS) {
       const int each = division.units_of(p, Asked(p, 0));
       batch = unit / each;
-      inside = unit - batch * each;
-      return;
+      return unit - batch * each;
     }
     const int lane = threadIdx.x % 32;
     int before = 0;
@@ -120,27 +172,56 @@ struct Cursor {
       if (behind) {
         const int found = __ffs(behind) - 1;
         batch = first + found;
-        inside = unit - before - __shfl_sync(~0u, up_to_here - own, found);
-        return;
+        return unit - before - __shfl_sync(~0u, up_to_here - own, found);
       }
       before += __shfl_sync(~0u, up_to_here, 31);
     }
   }
 
-  __device__ __forceinline__ void enter_segment(const SdpaParams& p, const Division& division) {
-    const int each = division.units_of_tile(asked);
-    const int number = inside / each;
-    const int at = inside - number * each;
-    unit_first = unit - at;
-    head_kv = number / asked.m_blocks;
-    m_block = number - head_kv * asked.m_blocks;
-    if (division.split) {
-      tile = at * division.split;
-      tile_end = asked.tiles - tile > division.split ? tile + division.split : asked.tiles;
+  __device__ __forceinline__ void enter_segment(const Division& division) {
+    if (CLUSTERED) {
+      const int rank = cluster_rank(), ctas = cluster_ctas();
+      const int share = asked.tiles / ctas, longer = asked.tiles - share * ctas;
+      tile = rank * share + min(rank, longer);
+      tile_end = tile + share + (rank < longer);
+    } else if (division.whole_tiles()) {
+      tile = 0;
+      tile_end = asked.tiles;
+    } else if (SPLIT_TILES > 0) {
+      const int split = division.split_of(asked);
+      tile = at * split;
+      tile_end = min(tile + split, asked.tiles);
     } else {
       tile = at;
-      tile_end = at + min(each - at, unit_end - unit);
+      tile_end = at + min(asked.tiles - at, unit_end - unit);
     }
+  }
+};
+
+// A cursor in shared memory: the same in all lanes of a warp.
+struct ParkedCursor {
+  u32 address;
+
+  // Number 0 or 1 of this thread's warp.
+  __device__ __forceinline__ ParkedCursor(u32 smem, int number)
+      : address(smem + CURSORS_OFFSET + (threadIdx.x / 32 * 2 + number) * CURSOR_BYTES) {}
+
+  __device__ __forceinline__ void put(const Cursor& cursor) const {
+    static_assert(sizeof(Cursor) <= CURSOR_BYTES, "a cursor fits");
+    const int* words = reinterpret_cast<const int*>(&cursor);
+    __syncwarp();  // nobody reads the one before any more
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int i = 0; i < int(sizeof(Cursor) / 4); ++i)
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(address + 4 * i), "r"(words[i]) : "memory");
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void take(Cursor& cursor) const {
+    int* words = reinterpret_cast<int*>(&cursor);
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Cursor) / 4); ++i)
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[i]) : "r"(address + 4 * i) : "memory");
   }
 };
 

@@ -12,6 +12,10 @@ namespace {
 // TMA's reading of a stored Q tile is waited for under the first QKᵀ of the next one, which has another slot.
 constexpr bool STORE_LATER = !STORE_DIRECT && Q_STAGES > 1;
 
+// TMA would store past a sequence's last query: the warp whose rows it is among stores them itself. What that depends on comes by shuffles:
+// ptxas then knows that all lanes of a warp do the same, and keeps the loop's bounds and descriptors out of vector registers.
+constexpr bool MIXED_STORES = OWN_QUERIES && !STORE_DIRECT;
+
 // The first row of this thread's warp in the Q tile. Worked out where it is needed instead of kept in a register.
 __device__ __forceinline__ int first_row_of_warp() {
   int thread;
@@ -19,12 +23,11 @@ __device__ __forceinline__ int first_row_of_warp() {
   return thread / 32 * 16 - 64;
 }
 
-// Stages this warp's 16 rows where its Q rows were, and lets TMA store them.
+// Stages this warp's 16 rows where its Q rows were, which no warp reads any more, and lets TMA store them.
 __device__ __forceinline__ void store_by_tma(const float (&o)[VALUE_DIM / 2], const TensorMap& o_map, const Layout& layout, int slot,
-                                             int warpgroup, int warp_row, int m0, int head, int batch) {
+                                             int warp_row, int m0, int head, int batch) {
   const int lane = threadIdx.x % 32;
   const u32 o_smem = layout.q(slot);
-  named_barrier_sync(EPILOGUE_BARRIER + warpgroup, 128);  // no warp still reads this warpgroup's Q
   const int store_row = warp_row + (lane & 15);
 #pragma unroll
   for (int j = 0; j < VALUE_DIM / 8; j += 2) {
@@ -53,7 +56,7 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
   const int lane = threadIdx.x % 32;
   // Read again, so that rows, head and batch are not kept in registers over the loop.
   const int slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
-  const int warp_row = first_row_of_warp();
+  const int warp_row = MIXED_STORES ? __shfl_sync(~0u, first_row_of_warp(), 0) : first_row_of_warp();
   const WarpWork work(layout.work_slot(slot));
   int m0 = work.m0(), head = work.head();
   const int batch = work.batch();
@@ -61,7 +64,7 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
   m0 += warp_row % POSITIONS;
   const int rows[2] = {m0 + lane / 4, m0 + lane / 4 + 8};
   const auto& bounds = bounds_of<OWN_QUERIES>(layout.work_slot(slot), p);
-  const int seq_q = bounds.seq_q;
+  const int seq_q = MIXED_STORES ? __shfl_sync(~0u, bounds.seq_q, 0) : bounds.seq_q;
   const int first = first_query(bounds);
   reduce_row_sums(state);
   float inverse[2];
@@ -70,13 +73,15 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
   scale_rows(o, inverse);
   __syncwarp();  // all eight lanes have read their word
   if (lane == 0) mbarrier_arrive(layout.work_empty(slot));
-  if (STORE_DIRECT) {
+  if (!STORE_DIRECT) named_barrier_sync(EPILOGUE_BARRIER + warpgroup, 128);  // no warp still reads this warpgroup's Q
+  if (STORE_DIRECT || MIXED_STORES && m0 + 16 > seq_q) {
     element* o_head = static_cast<element*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       store_row<VALUE_DIM>(o, r, o_head + (first + rows[r]) * p.o_stride[2], rows[r] < seq_q, 0, p.dim_v);
+    if (!STORE_DIRECT && !STORE_LATER && lane == 0) mbarrier_arrive(layout.q_empty(q_at.slot()));
   } else {
-    store_by_tma(o, o_map, layout, q_at.slot(), warpgroup, warp_row, m0, head, batch);
+    store_by_tma(o, o_map, layout, q_at.slot(), warp_row, first + m0, head, PACKED_QUERIES ? 0 : batch);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r)

@@ -1,24 +1,25 @@
-// Tiles of K and V that TMA cannot fetch: rows from a cache in pages, and tiles in which a sequence ends that has a length of its own. The
-// 32 lanes of the producer warp copy them by cp.async; behind the last key they write zeros.
+// K and V that TMA alone cannot fetch, for which the producer is a warp of 32 lanes instead of a thread. Rows from a cache in pages are
+// copied by cp.async, with zeros behind the last key. Of a tile in which a sequence ends that has a length of its own, TMA fetches what
+// lies behind it too: keys there are masked, but values, which a weight of 0 does not hide if they are NaN, are overwritten with zeros.
 #pragma once
 #include "copy.cuh"
 #include "layout.cuh"
 
 namespace {
 
-// Whether there are such tiles at all: the producer is then a warp instead of a thread.
-constexpr bool GATHERS = PACKED_KEYS || USED_LENGTHS || PAGED_CACHE;
+// Whether there are such tiles at all.
+constexpr bool PRODUCER_IS_WARP = PACKED_KEYS || USED_LENGTHS || PAGED_CACHE;
 
-__device__ __forceinline__ bool is_leader() { return !GATHERS || threadIdx.x % 32 == 0; }
+__device__ __forceinline__ bool is_leader() { return !PRODUCER_IS_WARP || threadIdx.x % 32 == 0; }
 
 // Whatever the table holds, nothing outside the cache is read.
 __device__ __forceinline__ int page_of(const SdpaParams& p, const QTile& t, int index) {
   return min(max(p.page_table[block_of(t, t.batch) * p.page_table_stride + index], 0), p.pages - 1);
 }
 
-// A whole tile is TMA's where it lies in one piece.
-__device__ __forceinline__ bool needs_gather(const SdpaParams& p, const QTile& t, int n) {
-  return (n + 1) * BLOCK_N > keys_of(p, t) || PAGED_CACHE && (p.page_size % BLOCK_N != 0 || first_key(t) % BLOCK_N != 0);
+// A tile is TMA's where it lies in one piece.
+__device__ __forceinline__ bool needs_gather(const SdpaParams& p, const QTile& t) {
+  return PAGED_CACHE && (p.page_size % BLOCK_N != 0 || first_key(t) % BLOCK_N != 0);
 }
 
 // The coordinates of such a tile in the tensor map.
@@ -74,6 +75,34 @@ struct Gathered {
     if (!PAGED_CACHE) return key * stride[2];
     const int index = key / p.page_size;
     return page_of(p, t, index) * stride[0] + (key - index * p.page_size) * stride[2];
+  }
+};
+
+// A V tile in which a sequence ends, on its way.
+struct Tail {
+  u32 smem, full;
+  int keys;  // of the sequence in this tile
+  bool pending = false;
+  u32 uses = 0;
+
+  __device__ __forceinline__ void begin(int keys_here, u32 tile, u32 barrier) {
+    keys = keys_here, smem = tile, full = barrier;
+    pending = true;
+  }
+
+  // TMA has written the tile; its last rows become zeros, and the consumers may have it.
+  __device__ __forceinline__ void publish(u32 there) {
+    if (!pending) return;
+    mbarrier_wait(there, uses++ & 1);
+    const u32 end = smem + KV_PANEL_BYTES;
+#pragma unroll 1
+    for (u32 at = smem + keys * 128 + threadIdx.x % 32 * 16; at < end; at += 512)
+#pragma unroll
+      for (int panel = 0; panel < V_PANELS; ++panel) store_zeros_16(at + panel * KV_PANEL_BYTES);
+    async_proxy_fence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+    pending = false;
   }
 };
 

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp == 1 && (PACKED_QUERIES || elect_lane()))
       run_scheduler<SchedulerOf<(PACKED_QUERIES > 0)>::type>(p, layout);
-    else if (warp == 0 && (GATHERS || elect_lane()))
+    else if (warp == 0 && (PRODUCER_IS_WARP || elect_lane()))
       Producer(p, q_map, k_map, v_map, layout).run();
   } else {
     registers_claim<CONSUMER_REGS>();

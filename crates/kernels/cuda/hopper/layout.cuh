@@ -19,8 +19,8 @@ constexpr int Q_SLOT_BYTES = !STORE_DIRECT && O_BYTES > Q_BYTES ? O_BYTES : Q_BY
 constexpr int K_OFFSET = Q_STAGES * Q_SLOT_BYTES;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_BYTES;
 constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * V_BYTES;
-// barriers: (full, empty) of every Q slot and of every work slot, the next work asked for, one spare, then K full, K empty, V full,
-// V empty per stage
+// barriers: (full, empty) of every Q slot and of every work slot, the next work asked for, the tile in which a sequence ends, then K full,
+// K empty, V full, V empty per stage
 constexpr int WORK_SLOTS = 2;
 constexpr int WORK_OFFSET = BARRIER_OFFSET + 16 * Q_STAGES + 16 * WORK_SLOTS + 16 + 32 * STAGES;
 constexpr int LAYOUT_BYTES = WORK_OFFSET + WORK_SLOTS * WORK_BYTES;
@@ -46,6 +46,7 @@ struct Layout {
   const u32 barriers = smem + BARRIER_OFFSET;
   const u32 work_barriers = barriers + 16 * Q_STAGES;
   const u32 work_wanted = work_barriers + 16 * WORK_SLOTS;
+  const u32 tail_there = work_wanted + 8;
   const u32 ring_barriers = work_wanted + 16;
 
   __device__ __forceinline__ explicit Layout(u32 shared) : smem(shared) {}
@@ -71,6 +72,7 @@ struct Layout {
       mbarrier_init(q_empty(slot), 4 * CONSUMERS);
     }
     mbarrier_init(work_wanted, 1);
+    if (OWN_LENGTHS || PAGED_CACHE) mbarrier_init(tail_there, 1);
 #pragma unroll
     for (int slot = 0; slot < WORK_SLOTS; ++slot) {
       mbarrier_init(work_full(slot), 1);

@@ -3,9 +3,8 @@
 //
 // Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
 //
-// TMA knows neither pages nor where a sequence ends among others: behind its last key it would fetch whatever lies there, and a weight of
-// 0 times a NaN is a NaN. So where a cache has pages, or sequences lengths of their own, the producer is a whole warp, which copies such
-// tiles row by row (gather.cuh) and leaves the others to TMA.
+// TMA knows neither pages nor where a sequence ends among others. So where a cache has pages, or sequences lengths of their own, the
+// producer is a whole warp, which copies or completes such tiles itself (gather.cuh).
 #pragma once
 #include "gather.cuh"
 #include "launch.cuh"
@@ -43,6 +42,7 @@ struct Producer {
   RingPosition<Q_STAGES> q_at;
   RingPosition<STAGES> k_at, v_at;
   Gathered gathered;
+  Tail tail;
 
   __device__ __forceinline__ Producer(const SdpaParams& params, const TensorMap& q, const TensorMap& k, const TensorMap& v,
                                       const Layout& where)
@@ -50,13 +50,17 @@ struct Producer {
 
   // Waits for a slot, or for work. Whoever will empty it may be waiting for what this warp has copied so far.
   __device__ __forceinline__ void await_empty(u32 barrier, u32 parity) {
-    if (GATHERS && gathered.pending && !mbarrier_test(barrier, parity)) gathered.publish();
+    if (PRODUCER_IS_WARP && (gathered.pending || tail.pending) && !mbarrier_test(barrier, parity)) publish_all();
     mbarrier_wait(barrier, parity);
+  }
+  __device__ __forceinline__ void publish_all() {
+    if (PAGED_CACHE) gathered.publish();
+    tail.publish(layout.tail_there);
   }
 
   __device__ __forceinline__ void load_k(const QTile& t, int n) {
     await_empty(layout.k_empty(k_at.slot()), k_at.parity() ^ 1);
-    if (GATHERS && needs_gather(p, t, n)) {
+    if (PAGED_CACHE && needs_gather(p, t)) {
       gathered.copy<QK_PANELS>(p, p.k, p.k_stride, p.dim_qk, t, n, layout.k(k_at.slot()), layout.k_full(k_at.slot()));
     } else if (is_leader()) {
       tma_k(t, n);
@@ -75,21 +79,24 @@ struct Producer {
 
   __device__ __forceinline__ void load_v(const QTile& t, int n) {
     await_empty(layout.v_empty(v_at.slot()), v_at.parity() ^ 1);
-    if (GATHERS && needs_gather(p, t, n)) {
+    if (PAGED_CACHE && needs_gather(p, t)) {
       gathered.copy<V_PANELS>(p, p.v, p.v_stride, p.dim_v, t, n, layout.v(v_at.slot()), layout.v_full(v_at.slot()));
+    } else if (PRODUCER_IS_WARP && (n + 1) * BLOCK_N > keys_of(p, t)) {
+      tail.publish(layout.tail_there);
+      if (is_leader()) tma_v(t, n, layout.tail_there);
+      tail.begin(keys_of(p, t) - n * BLOCK_N, layout.v(v_at.slot()), layout.v_full(v_at.slot()));
     } else if (is_leader()) {
-      tma_v(t, n);
+      tma_v(t, n, layout.v_full(v_at.slot()));
     }
     v_at.advance();
   }
 
-  __device__ __forceinline__ void tma_v(const QTile& t, int n) {
-    mbarrier_expect_bytes(layout.v_full(v_at.slot()), V_BYTES);
+  __device__ __forceinline__ void tma_v(const QTile& t, int n, u32 barrier) {
+    mbarrier_expect_bytes(barrier, V_BYTES);
     const TileAt at = place_of_tile(p, t, n);
 #pragma unroll
     for (int panel = 0; panel < V_PANELS; ++panel)
-      tma_load(layout.v(v_at.slot()) + panel * KV_PANEL_BYTES, &v_map, layout.v_full(v_at.slot()), panel * PANEL, at.row,
-               t.head_kv, at.batch, L2_EVICT_LAST);
+      tma_load(layout.v(v_at.slot()) + panel * KV_PANEL_BYTES, &v_map, barrier, panel * PANEL, at.row, t.head_kv, at.batch, L2_EVICT_LAST);
   }
 
   // Rows behind a sequence's last query are another's, and nobody looks at what becomes of them.
@@ -110,7 +117,7 @@ struct Producer {
     await_empty(layout.work_full(work_at.slot()), work_at.parity());
     QTile next;
     const bool more = read_work(layout.work_slot(work_at.slot()), p, next);
-    if (GATHERS) __syncwarp();  // all lanes have read it
+    if (PRODUCER_IS_WARP) __syncwarp();  // all lanes have read it
     if (is_leader()) mbarrier_arrive(layout.work_empty(work_at.slot()));
     work_at.advance();
     if (more) t = next;
@@ -122,7 +129,8 @@ struct Producer {
   }
 
   // Everything in the order in which it is consumed: the next Q tile's first keys come before this one's last values. Its queries
-  // too, unless they have to wait until this tile's have been used.
+  // too, unless they have to wait until this tile's have been used. Of packed sequences, the next one may be long in coming, and the values
+  // of a Q tile that sees a single KV tile do not wait for it.
   __device__ __forceinline__ void run() {
     grid_wait();  // the inputs may be another kernel's outputs
     QTile t;
@@ -138,15 +146,17 @@ struct Producer {
         load_k(t, n - 1);
         load_v(t, n);
       }
+      const bool alone = PACKED_QUERIES && t.count == 1;
+      if (alone) load_v(t, t.first);
       QTile next = t;
       more = next_tile(next);
       if (more && Q_STAGES > 1) load_q(next);
       if (more && next.count > 0) load_k(next, next.last());
-      if (t.count > 0) load_v(t, t.first);
+      if (t.count > 0 && !alone) load_v(t, t.first);
       if (more && Q_STAGES == 1) load_q(next);
       t = next;
     }
-    if (GATHERS) gathered.publish();
+    if (PRODUCER_IS_WARP) publish_all();
   }
 };
 

@@ -19,6 +19,9 @@ struct Work {
   int m_block, head;
 };
 
+// Keys of a section.
+constexpr int SECTION_KEYS = (SECTION_MIB << 20) / (2 * (HEAD_DIM + VALUE_DIM));
+
 // The Q tiles of one CTA, in order.
 //
 // LONGEST_FIRST: the heads are cut into sections whose keys and values fit L2; in each, the Q tiles that see most keys come first.
@@ -51,7 +54,6 @@ struct TileScheduler {
   // Heads whose keys and values are worked on at the same time.
   static __device__ __forceinline__ int section_heads(const SdpaParams& p) {
     if (SECTION_MIB == 0) return heads(p);
-    constexpr int SECTION_KEYS = (SECTION_MIB << 20) / (2 * (HEAD_DIM + VALUE_DIM));
     return min(max(1, SECTION_KEYS / p.seq_kv) * (p.heads_q / p.heads_kv / PACK_HEADS), heads(p));
   }
   __device__ __forceinline__ bool done(const SdpaParams& p) const { return unit >= units(p); }
@@ -94,18 +96,30 @@ struct TileScheduler {
   }
 };
 
-// The same of packed sequences, whose Q tiles only the device can count: found by the whole warp.
+// The same of packed sequences, whose Q tiles only the device can count: found by the whole warp, sequence by sequence. LONGEST_FIRST:
+// as above, among the heads of a sequence; otherwise head by head.
 struct PackedScheduler {
   int number = blockIdx.x;
+  PackedTiles<POSITIONS> list;
 
   __device__ __forceinline__ Work work(const SdpaParams& p) {
-    TilePlace place;
-    int tiles;
     const int heads = p.heads_q / PACK_HEADS;
-    if (find_tile<POSITIONS>(p, heads, number, place, tiles)) return {place.m_block, place.batch * heads + place.head};
-    // As for all lists: as many questions as Q tiles, and the last one leaves a zero.
-    if (p.counter && threadIdx.x % 32 == 0 && number - int(gridDim.x) == tiles - 1) atomicExch(p.counter, 0u);
-    return {0, -1};
+    const int lane = list.find(p, heads, number);
+    if (lane < 0) {
+      // As for all lists: as many questions as Q tiles, and the last one leaves a zero.
+      if (p.counter && threadIdx.x % 32 == 0 && number - int(gridDim.x) == list.tiles - 1) atomicExch(p.counter, 0u);
+      return {0, -1};
+    }
+    const int blocks = list.blocks_of(lane), inside = list.inside(heads, number, lane), before = (list.first + lane) * heads;
+    const int most = LONGEST_FIRST ? section_heads(p, heads, list.keys_of(lane)) : 1;
+    const int section = inside / (most * blocks);
+    const int here = min(most, heads - section * most);
+    const int rest = inside - section * most * blocks;
+    return {blocks - 1 - rest / here, before + section * most + rest % here};
+  }
+  static __device__ __forceinline__ int section_heads(const SdpaParams& p, int heads, int keys) {
+    if (SECTION_MIB == 0) return heads;
+    return min(max(1, SECTION_KEYS / max(1, keys)) * (p.heads_q / p.heads_kv / PACK_HEADS), heads);
   }
   __device__ __forceinline__ void advance(const SdpaParams& p) {
     if (p.counter && threadIdx.x % 32 == 0) number = gridDim.x + atomicAdd(p.counter, 1u);

@@ -63,6 +63,13 @@ pub(crate) fn sectors(addresses: &[u64; 32], mask: u32, bytes: u32) -> u64 {
 /// Lanes go together in groups of 32, 16 or 8 for accesses of up to 4, 8 and 16 bytes; within a group every
 /// bank delivers one 4-byte word per pass, to any number of lanes.
 pub(crate) fn wavefronts(addresses: &[u64; 32], mask: u32, bytes: u32) -> (u64, u64) {
+    // Rows of `ldmatrix` and copies of 16 bytes: the usual ones, of whole groups that ask for every bank once.
+    if bytes == 16 && matches!(mask, 0xff | 0xffff | u32::MAX) {
+        let groups = u64::from(mask.count_ones() / 8);
+        if quads_asked(addresses)[..groups as usize].iter().all(|asked| *asked == 0xff) {
+            return (groups, groups);
+        }
+    }
     let words = (bytes as usize).div_ceil(4);
     let lanes = 32 / words.next_power_of_two();
     let step = u64::from(bytes);
@@ -82,6 +89,21 @@ pub(crate) fn wavefronts(addresses: &[u64; 32], mask: u32, bytes: u32) -> (u64, 
     (total, ideal)
 }
 
+crate::host::compiled_thrice! {
+    /// Which of the eight groups of four banks the lanes of each group ask for; none that spans two.
+    fn quads_asked = quads(addresses: &[u64; 32]) -> [u32; 4]
+}
+
+#[inline(always)]
+fn quads(addresses: &[u64; 32], _host: crate::host::Host) -> [u32; 4] {
+    let mut asked = [0; 32];
+    for (asked, address) in asked.iter_mut().zip(addresses) {
+        let address = *address as u32;
+        *asked = u32::from(address % 16 == 0) << (address / 16 % 8);
+    }
+    std::array::from_fn(|group| asked[8 * group..][..8].iter().fold(0, |all, one| all | one))
+}
+
 /// Whether no two lanes ask for the same banks: the usual case, in one look at each.
 fn are_apart(addresses: &[u64], mask: u32, words: usize) -> bool {
     // Of two or four words: as many neighbouring banks as one, counted from a multiple of them.
@@ -97,9 +119,26 @@ fn are_apart(addresses: &[u64], mask: u32, words: usize) -> bool {
     twice == 0 && words.is_power_of_two() && (words == 1 || low_bits.is_multiple_of(1 << shift))
 }
 
+/// As [`passes`] for up to eight lanes whose words lie together: each asks for one of eight groups of four banks.
+fn passes_of_quads(addresses: &[u64; 8], mask: u32) -> u64 {
+    let quads = addresses.map(|address| address / 16);
+    let mut depth = 0u64;
+    for (lane, quad) in quads.iter().enumerate() {
+        let is_same = |other: &usize| mask >> other & 1 == 1 && quads[*other] == *quad;
+        let is_new = mask >> lane & 1 == 1 && !(0..lane).any(|other| is_same(&other));
+        depth += u64::from(is_new) << (quad % 8 * 8);
+    }
+    depth.to_le_bytes().into_iter().max().map_or(0, u64::from)
+}
+
 fn passes(addresses: &[u64], mask: u32, words: usize) -> u64 {
     if are_apart(addresses, mask, words) {
         return 1;
+    }
+    if let (4, Ok(addresses)) = (words, <&[u64; 8]>::try_from(addresses))
+        && addresses.iter().all(|address| address.is_multiple_of(16))
+    {
+        return passes_of_quads(addresses, mask);
     }
     const NONE: u8 = u8::MAX;
     // Per bank a chain of the distinct words asked for: lanes times words is at most 32.
@@ -142,6 +181,24 @@ mod tests {
         assert_eq!(sectors(&strided(16), u32::MAX, 16), 16);
         assert_eq!(sectors(&[64; 32], u32::MAX, 4), 1);
         assert_eq!(sectors(&strided(4), 0, 4), 0);
+    }
+
+    /// Whole 16 bytes at a time, and word by word.
+    #[test]
+    fn quads_are_counted_as_their_words_are() {
+        let mut random = crate::random::Random::new(7, 0);
+        for _ in 0..200 {
+            let addresses: [u64; 8] = std::array::from_fn(|_| 16 * random.below(20));
+            let mask = random.below(256) as u32;
+            let mut banks = [const { std::collections::BTreeSet::new() }; 32];
+            for lane in (0..8).filter(|lane| mask >> lane & 1 == 1) {
+                (0..4).map(|k| addresses[lane] / 4 + k).for_each(|word| {
+                    banks[(word % 32) as usize].insert(word);
+                });
+            }
+            let expected = banks.iter().map(|bank| bank.len()).max().unwrap_or(0) as u64;
+            assert_eq!(passes_of_quads(&addresses, mask), expected, "{addresses:?} {mask:#x}");
+        }
     }
 
     #[test]

@@ -66,6 +66,12 @@ impl Accessor<'_> {
         Access { base: self.base, mask: self.mask, time: self.time, pc: self.pc }
     }
 
+    /// Whether every one of the lanes knows of an access of somebody else, whatever they did themselves.
+    #[inline(always)]
+    pub(super) fn knows(&self, who: u32, time: u32) -> bool {
+        self.known.knows(self.numbering, who, time)
+    }
+
     #[inline(always)]
     fn knows_all(&self, old: &Access) -> bool {
         self.known.knows_all(self.numbering, old.base, old.mask, old.time)
@@ -126,18 +132,19 @@ impl Accessor<'_> {
 
 #[inline(always)]
 pub(super) fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> {
-    if cell.write_time == 0 || by.ordered(cell.writer, cell.write_time) {
+    let write = &cell.write;
+    if write.time == 0 || by.ordered(write.who, write.time) {
         return None;
     }
-    let lane = cell.writer.wrapping_sub(by.base);
-    let same_instruction = lane < 32 && cell.write_pc == by.pc && cell.write_time == by.time;
+    let lane = write.who.wrapping_sub(by.base);
+    let same_instruction = lane < 32 && write.pc == by.pc && write.time == by.time;
     Some(Conflict {
-        who: cell.writer,
-        time: cell.write_time,
-        pc: cell.write_pc & PC_MASK,
+        who: write.who,
+        time: write.time,
+        pc: write.pc & PC_MASK,
         is_write: true,
         same_instruction,
-        only_proxy: by.happens_after(cell.writer, cell.write_time),
+        only_proxy: by.happens_after(write.who, write.time),
         both_strong: false,
         is_update: false,
         non_coherent: false,
@@ -193,8 +200,8 @@ pub(super) fn against_accesses(
 ) -> Option<Conflict> {
     let mut found = against_access(&cell.first, by, write);
     let is_atomic = by.pc & (STRONG | ATOMIC | BLOCK_SCOPE) == STRONG | ATOMIC;
-    let further = cell.further(lists);
-    if !further.is_empty() && (write || cell.wrote(lists)) && !(is_atomic && cell.all_atomic(lists)) {
+    let further = cell.near.all(lists);
+    if !further.is_empty() && (write || cell.wrote(lists)) && !(is_atomic && cell.near.all_atomic(lists)) {
         for old in further {
             if found.is_some_and(|found| !found.both_strong) {
                 break;

@@ -284,6 +284,11 @@ impl Clock {
         true
     }
 
+    /// Whether each warp of the own block is known up to the time that stands for it.
+    pub(crate) fn has_reached(&self, times: &[u32]) -> bool {
+        self.floor.iter().zip(times).all(|(floor, time)| floor >= time)
+    }
+
     /// Learns that `slot` of the own block has reached `time`. Call [`Clock::settle`] when done.
     pub(crate) fn raise(&mut self, slot: u32, time: u32) {
         let entry = &mut self.own.known[slot as usize];

@@ -57,20 +57,30 @@ struct List {
     prune_at: usize,
 }
 
-/// What is known of a cell: a line of the host's cache.
+/// What is known of a cell, brought together: [`super::chunk::Chunk`] keeps the parts of many cells side by side.
 #[derive(Debug, Clone, Copy, Default)]
-#[repr(align(64))]
 pub(super) struct Cell {
-    /// The last plain write.
-    pub(super) writer: u32,
-    /// 0: never written.
-    pub(super) write_time: u32,
-    pub(super) write_pc: u32,
+    pub(super) write: Write,
     /// A read or a strong write since.
     pub(super) first: Access,
-    /// Further ones by ascending `base`, as long as there is room.
-    near: [Access; NEAR],
-    /// How many of `near` there are; beyond [`NEAR`]: the list of further ones has the index `more - NEAR - 1`.
+    pub(super) near: Near,
+}
+
+/// The last plain write.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Write {
+    pub(super) who: u32,
+    /// 0: never written.
+    pub(super) time: u32,
+    pub(super) pc: u32,
+}
+
+/// Accesses beyond the first.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Near {
+    /// By ascending `base`, as long as there is room.
+    items: [Access; NEAR],
+    /// How many there are; beyond [`NEAR`]: the list of them has the index `more - NEAR - 1`.
     more: u32,
 }
 
@@ -97,10 +107,10 @@ impl Lists {
         index + NEAR as u32 + 1
     }
 
-    /// A copy of a cell with a list of its own.
-    pub(super) fn copy(&mut self, cell: &Cell) -> Cell {
-        let mut copy = *cell;
-        if let Some(index) = Self::index(cell.more) {
+    /// A copy with a list of its own.
+    pub(super) fn copy(&mut self, near: &Near) -> Near {
+        let mut copy = *near;
+        if let Some(index) = Self::index(near.more) {
             let list = self.all[index].clone();
             let index = self.unused();
             self.all[index as usize] = list;
@@ -123,93 +133,89 @@ impl Lists {
     }
 }
 
-impl Cell {
-    /// The accesses beyond the first.
+impl Access {
+    /// Takes a later access in, or makes room for it: whether it is remembered so.
+    #[inline(always)]
+    pub(super) fn take(&mut self, mine: Access, by: &Accessor<'_>) -> bool {
+        if self.base == mine.base && self.time == mine.time && self.pc == mine.pc && self.mask != 0 {
+            self.mask |= mine.mask;
+            return true;
+        }
+        if self.mask == 0 {
+            *self = mine;
+            return true;
+        }
+        if !self.is_covered_by(mine.pc) {
+            return false;
+        }
+        if self.base == mine.base {
+            self.mask &= !mine.mask;
+        }
+        // A write that is not ordered after the old reads is not ordered after this one either.
+        let is_over = self.mask == 0 || by.passes_on && by.all_ordered(self);
+        if is_over {
+            *self = mine;
+        }
+        is_over
+    }
+}
+
+impl Near {
     #[inline]
-    pub(super) fn further<'a>(&'a self, lists: &'a Lists) -> &'a [Access] {
+    pub(super) fn all<'a>(&'a self, lists: &'a Lists) -> &'a [Access] {
         match Lists::index(self.more) {
-            None => &self.near[..self.more as usize],
+            None => &self.items[..self.more as usize],
             Some(index) => &lists.all[index].items,
         }
     }
 
     #[inline]
-    pub(super) fn is_alone(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.more == 0
     }
 
-    /// Whether one of the accesses since the last plain write wrote.
     #[inline]
-    pub(super) fn wrote(&self, lists: &Lists) -> bool {
-        self.first.wrote()
-            || match Lists::index(self.more) {
-                None => self.near[..self.more as usize].iter().any(Access::wrote),
-                Some(index) => lists.all[index].wrote,
-            }
+    fn wrote(&self, lists: &Lists) -> bool {
+        match Lists::index(self.more) {
+            None => self.items[..self.more as usize].iter().any(Access::wrote),
+            Some(index) => lists.all[index].wrote,
+        }
     }
 
-    /// Whether all accesses beyond the first are atomics of the whole device.
+    /// Whether all are atomics of the whole device.
     pub(super) fn all_atomic(&self, lists: &Lists) -> bool {
         match Lists::index(self.more) {
-            None => self.near[..self.more as usize].iter().all(Access::is_far_atomic),
+            None => self.items[..self.more as usize].iter().all(Access::is_far_atomic),
             Some(index) => lists.all[index].all_atomic,
         }
     }
 
-    /// A plain write: what was before it matters no more.
     #[inline]
-    pub(super) fn write(&mut self, by: &Accessor<'_>, lists: &mut Lists) {
+    pub(super) fn clear(&mut self, lists: &mut Lists) {
         if let Some(index) = Lists::index(self.more) {
             lists.give_up(index);
         }
         self.more = 0;
-        self.first = Access::default();
-        self.writer = by.base + by.mask.trailing_zeros();
-        self.write_time = by.time;
-        self.write_pc = by.pc;
-    }
-
-    /// Remembers a read or a strong write.
-    #[inline]
-    pub(super) fn remember(&mut self, mine: Access, by: &Accessor<'_>, lists: &mut Lists) {
-        let first = &mut self.first;
-        if first.base == mine.base && first.time == mine.time && first.pc == mine.pc && first.mask != 0 {
-            first.mask |= mine.mask;
-            return;
-        }
-        if first.mask == 0 {
-            *first = mine;
-            return;
-        }
-        if first.is_covered_by(mine.pc) {
-            if first.base == mine.base {
-                first.mask &= !mine.mask;
-            }
-            // A write that is not ordered after the old reads is not ordered after this one either.
-            if first.mask == 0 || by.passes_on && by.all_ordered(first) {
-                *first = mine;
-                return;
-            }
-        }
-        match Lists::index(self.more) {
-            None => self.remember_near(mine, lists),
-            Some(index) => lists.all[index].remember(mine, by),
-        }
     }
 
     /// Adds an access; those that it covers are forgotten, nothing else ever is.
-    fn remember_near(&mut self, mine: Access, lists: &mut Lists) {
+    pub(super) fn remember(&mut self, mine: Access, by: &Accessor<'_>, lists: &mut Lists) {
+        if let Some(index) = Lists::index(self.more) {
+            lists.all[index].remember(mine, by);
+            return;
+        }
         let mut all = [Access::default(); NEAR + 1];
         let (mut count, mut at) = (0, 0);
         for i in 0..self.more as usize {
-            let old = &mut self.near[i];
+            let old = &mut self.items[i];
             if old.base == mine.base {
                 if old.time == mine.time && old.pc == mine.pc {
                     old.mask |= mine.mask;
                     // What was covered before this one is gone.
-                    all[count..][..self.more as usize - i].copy_from_slice(&self.near[i..self.more as usize]);
+                    all[count..][..self.more as usize - i]
+                        .copy_from_slice(&self.items[i..self.more as usize]);
                     count += self.more as usize - i;
-                    self.near.copy_from_slice(&all[..NEAR]);
+                    self.items.copy_from_slice(&all[..NEAR]);
                     self.more = count as u32;
                     return;
                 }
@@ -230,11 +236,19 @@ impl Cell {
         all[at] = mine;
         count += 1;
         if count <= NEAR {
-            self.near.copy_from_slice(&all[..NEAR]);
+            self.items.copy_from_slice(&all[..NEAR]);
             self.more = count as u32;
         } else {
             self.more = lists.start(&all);
         }
+    }
+}
+
+impl Cell {
+    /// Whether one of the accesses since the last plain write wrote.
+    #[inline]
+    pub(super) fn wrote(&self, lists: &Lists) -> bool {
+        self.first.wrote() || self.near.wrote(lists)
     }
 }
 

@@ -7,25 +7,13 @@
 //! before it as a plain one does: it is remembered beside them, as reads are, until a plain write that conflicts with all of them.
 
 use super::accessor::{Accessor, Conflict, Found, against_accesses, against_write, worse};
-use super::history::{Access, Cell, Lists, NON_COHERENT, PC_MASK, STRONG, WROTE};
-
-/// Cells are kept in chunks of this many bytes, each with a cell size of its own.
-const CHUNK_BYTES: usize = 256;
-const CHUNK_SHIFT: u32 = CHUNK_BYTES.trailing_zeros();
+use super::chunk::{CHUNK_BYTES, CHUNK_SHIFT, Chunk};
+use super::history::{Access, Cell, Lists, NON_COHERENT, PC_MASK, STRONG, WROTE, Write};
 
 /// log2 of the bytes of the largest cell, and of the largest access that is recorded as one.
 const LARGEST_SHIFT: u32 = 4;
 
-/// Cells of [`CHUNK_BYTES`] bytes; none before the first access.
-#[derive(Default)]
-struct Chunk {
-    /// log2 of the bytes of a cell.
-    shift: u32,
-    cells: Vec<Cell>,
-}
-
 /// The cells of a region of memory.
-#[derive(Default)]
 pub(crate) struct Shadow {
     chunks: Vec<Chunk>,
     lists: Lists,
@@ -38,21 +26,34 @@ impl Shadow {
         Shadow { chunks, lists: Lists::default() }
     }
 
+    /// The chunk that an access of so many bytes goes to, ready for it.
+    #[inline(always)]
+    pub(super) fn chunk(&mut self, offset: usize, size: u32) -> Option<(&mut Chunk, &mut Lists)> {
+        let chunk = self.chunks.get_mut(offset >> CHUNK_SHIFT)?;
+        chunk.prepare(size, &mut self.lists);
+        Some((chunk, &mut self.lists))
+    }
+
+    /// The generation of noted reads that has some of the chunk of these bytes.
+    #[inline(always)]
+    pub(super) fn noted(&self, offset: usize) -> Option<u32> {
+        self.chunks.get(offset >> CHUNK_SHIFT).map(|chunk| chunk.noted)
+    }
+
     /// Records an access to `bytes` (a power of two up to 16) at `offset`, a multiple of them.
     pub(crate) fn access(&mut self, offset: usize, bytes: u32, write: bool, by: &Accessor<'_>) -> Found {
-        let size = bytes.trailing_zeros();
-        let inside = (offset & (CHUNK_BYTES - 1)) as u32;
         let mut found = [None; 2];
-        let Some(chunk) = self.chunks.get_mut(offset >> CHUNK_SHIFT) else { return found };
-        prepare(chunk, size, &mut self.lists);
-        let first = inside >> chunk.shift;
-        let last = (inside + bytes - 1) >> chunk.shift;
-        for cell in &mut chunk.cells[first as usize..=last as usize] {
+        let Some((chunk, lists)) = self.chunk(offset, bytes.trailing_zeros()) else {
+            return found;
+        };
+        for at in chunk.range(offset, bytes).into_iter().flatten() {
+            let mut cell = chunk.cell(at);
             let conflict = if write {
-                write_cell(cell, by, &mut self.lists)
+                write_cell(&mut cell, by, lists)
             } else {
-                [read_cell(cell, by, &mut self.lists), None]
+                [read_cell(&mut cell, by, lists), None]
             };
+            chunk.set_cell(at, &cell, lists);
             if conflict[0].is_some() {
                 found = [worse(found[0], conflict[0]), worse(found[1], conflict[1])];
             }
@@ -65,42 +66,37 @@ impl Shadow {
     #[inline]
     pub(crate) fn pass(&mut self, offset: usize, bytes: u32, write: bool, by: &Accessor<'_>) -> bool {
         let size = bytes.trailing_zeros().min(LARGEST_SHIFT);
-        let Some(chunk) = self.chunks.get_mut(offset >> CHUNK_SHIFT) else { return false };
-        if chunk.shift > size || chunk.cells.is_empty() {
-            prepare(chunk, size, &mut self.lists);
-        }
-        let first = (offset & (CHUNK_BYTES - 1)) >> chunk.shift;
-        let count = bytes as usize >> chunk.shift;
-        let Some(cells) = chunk.cells.get_mut(first..first + count) else { return false };
-        let is_free = |cell: &Cell| match write {
-            true => can_write(cell, by, &self.lists),
-            false => can_read(cell, by, &self.lists),
-        };
-        if by.pc & STRONG != 0 || !cells.iter().all(is_free) {
+        let Some((chunk, lists)) = self.chunk(offset, size) else { return false };
+        let Some(range) = chunk.range(offset, bytes) else { return false };
+        if by.pc & STRONG != 0 {
             return false;
         }
-        for cell in cells {
+        let is_free = match write {
+            true => chunk.can_write(range.clone(), by, lists),
+            false => chunk.can_read(range.clone(), by, lists),
+        };
+        if is_free {
             match write {
-                true => cell.write(by, &mut self.lists),
-                false => cell.remember(by.access(), by, &mut self.lists),
+                true => chunk.write(range, by, lists),
+                false => chunk.remember(range, by.access(), by, lists),
             }
         }
-        true
+        is_free
     }
 
     /// Who made earlier accesses that one to these bytes would conflict with, and when.
     pub(crate) fn earlier(&self, offset: usize, bytes: u32, write: bool) -> Vec<(u32, u32)> {
         let mut found = Vec::new();
-        let Some(chunk) = self.chunks.get(offset >> CHUNK_SHIFT).filter(|c| !c.cells.is_empty()) else {
+        let Some(chunk) = self.chunks.get(offset >> CHUNK_SHIFT).filter(|c| c.is_used) else {
             return found;
         };
         let inside = offset & (CHUNK_BYTES - 1);
         let range = inside >> chunk.shift..=(inside + bytes as usize - 1) >> chunk.shift;
-        for cell in &chunk.cells[range] {
-            if cell.write_time != 0 {
-                found.push((cell.writer, cell.write_time));
+        for cell in range.map(|at| chunk.cell(at)) {
+            if cell.write.time != 0 {
+                found.push((cell.write.who, cell.write.time));
             }
-            let all = cell.further(&self.lists).iter().chain([&cell.first]);
+            let all = cell.near.all(&self.lists).iter().chain([&cell.first]);
             for access in all.filter(|access| write || access.wrote()) {
                 let lanes = (0..32).filter(|lane| access.mask >> lane & 1 == 1);
                 found.extend(lanes.map(|lane| (access.base + lane, access.time)));
@@ -111,14 +107,31 @@ impl Shadow {
 
     /// log2 of the bytes of the smallest cell that was touched.
     pub(crate) fn smallest(&self) -> Option<u32> {
-        self.chunks.iter().filter(|chunk| !chunk.cells.is_empty()).map(|chunk| chunk.shift).min()
+        self.chunks.iter().filter(|chunk| chunk.is_used).map(|chunk| chunk.shift).min()
+    }
+
+    /// Whether something was ever written.
+    pub(crate) fn is_written(&self) -> bool {
+        self.chunks.iter().any(Chunk::is_written)
+    }
+
+    /// Every cell that was read: offset, bytes, and a reader with its instruction.
+    pub(crate) fn read(&self) -> impl Iterator<Item = (u32, u32, (u32, u32))> + '_ {
+        self.chunks.iter().enumerate().flat_map(|(i, chunk)| {
+            let readers = chunk.firsts().iter().enumerate().filter(|(_, first)| first.mask != 0);
+            readers.map(move |(k, first)| {
+                let offset = (i * CHUNK_BYTES + (k << chunk.shift)) as u32;
+                (offset, 1 << chunk.shift, (first.base + first.mask.trailing_zeros(), first.pc & PC_MASK))
+            })
+        })
     }
 
     /// Every cell that was touched: offset, bytes, the last writer and a reader with their instructions.
     pub(crate) fn touched(&self) -> impl Iterator<Item = Touched> + '_ {
         self.chunks.iter().enumerate().flat_map(|(i, chunk)| {
-            chunk.cells.iter().enumerate().filter_map(move |(k, cell)| {
-                let write = (cell.write_time != 0).then_some((cell.writer, cell.write_pc & PC_MASK));
+            (0..chunk.len()).filter_map(move |k| {
+                let cell = chunk.cell(k);
+                let write = (cell.write.time != 0).then_some((cell.write.who, cell.write.pc & PC_MASK));
                 let read = (cell.first.mask != 0)
                     .then_some((cell.first.base + cell.first.mask.trailing_zeros(), cell.first.pc & PC_MASK));
                 (write.is_some() || read.is_some()).then_some(Touched {
@@ -141,55 +154,20 @@ pub(crate) struct Touched {
     pub(crate) read: Option<(u32, u32)>,
 }
 
-/// Makes cells, or splits those that are too large: each part inherits the whole cell's history.
-#[cold]
-fn prepare(chunk: &mut Chunk, shift: u32, lists: &mut Lists) {
-    if chunk.cells.is_empty() {
-        *chunk = Chunk { shift, cells: vec![Cell::default(); CHUNK_BYTES >> shift] };
+fn remember(cell: &mut Cell, mine: Access, by: &Accessor<'_>, lists: &mut Lists) {
+    if !cell.first.take(mine, by) {
+        cell.near.remember(mine, by, lists);
     }
-    if chunk.shift <= shift {
-        return;
-    }
-    let parts = 1usize << (chunk.shift - shift);
-    let mut cells = Vec::with_capacity(chunk.cells.len() * parts);
-    for cell in &chunk.cells {
-        cells.push(*cell);
-        cells.extend((1..parts).map(|_| lists.copy(cell)));
-    }
-    *chunk = Chunk { shift, cells };
-}
-
-/// Whether a plain write conflicts with nothing.
-#[inline(always)]
-fn can_write(cell: &Cell, by: &Accessor<'_>, lists: &Lists) -> bool {
-    let is_over = |old: &Access| {
-        let is_ordered = || match by.fences_reads {
-            true => by.first_unordered(old).is_none(),
-            false => by.all_ordered(old),
-        };
-        old.mask == 0 || old.pc & NON_COHERENT == 0 && is_ordered()
-    };
-    (cell.write_time == 0 || by.ordered(cell.writer, cell.write_time))
-        && is_over(&cell.first)
-        && (cell.is_alone() || cell.further(lists).iter().all(is_over))
-}
-
-/// Whether a plain read conflicts with nothing.
-#[inline(always)]
-fn can_read(cell: &Cell, by: &Accessor<'_>, lists: &Lists) -> bool {
-    let is_written = cell.write_time != 0;
-    !(is_written && (by.pc & NON_COHERENT != 0 || !by.ordered(cell.writer, cell.write_time)))
-        && !cell.wrote(lists)
 }
 
 #[inline]
 fn read_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Option<Conflict> {
     let mut conflict = against_write(cell, by);
-    if conflict.is_none() && by.pc & NON_COHERENT != 0 && cell.write_time != 0 {
+    if conflict.is_none() && by.pc & NON_COHERENT != 0 && cell.write.time != 0 {
         conflict = Some(Conflict {
-            who: cell.writer,
-            time: cell.write_time,
-            pc: cell.write_pc & PC_MASK,
+            who: cell.write.who,
+            time: cell.write.time,
+            pc: cell.write.pc & PC_MASK,
             is_write: true,
             same_instruction: false,
             only_proxy: false,
@@ -201,19 +179,21 @@ fn read_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Option<Co
     if conflict.is_none() && cell.wrote(lists) {
         conflict = against_accesses(cell, by, lists, false);
     }
-    cell.remember(by.access(), by, lists);
+    remember(cell, by.access(), by, lists);
     conflict
 }
 
 #[inline]
 fn write_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Found {
     let with_write = against_write(cell, by);
-    let is_read = cell.first.mask != 0 || !cell.is_alone();
+    let is_read = cell.first.mask != 0 || !cell.near.is_empty();
     let with_access = if is_read { against_accesses(cell, by, lists, true) } else { None };
     if by.pc & STRONG != 0 {
-        cell.remember(Access { pc: by.pc | WROTE, ..by.access() }, by, lists);
+        remember(cell, Access { pc: by.pc | WROTE, ..by.access() }, by, lists);
     } else {
-        cell.write(by, lists);
+        cell.near.clear(lists);
+        cell.first = Access::default();
+        cell.write = Write { who: by.base + by.mask.trailing_zeros(), time: by.time, pc: by.pc };
     }
     match with_write {
         Some(_) => [with_write, with_access],

@@ -8,7 +8,7 @@ use crate::hazard::accessor::Conflict;
 use crate::hazard::clock::Proxy;
 use crate::hazard::history::{ATOMIC, BLOCK_SCOPE, NON_COHERENT, STRONG, UPDATE};
 use crate::memory::shared::SharedMemory;
-use crate::memory::{PAGE_BYTES, window};
+use crate::memory::{PAGE_BYTES, mark_written, window};
 use crate::parse::ast::Space;
 
 /// The largest single access of a lane.
@@ -328,7 +328,7 @@ impl Warp {
                         .copy_from_slice(&values[lane].to_le_bytes());
                 });
             }
-            for_lanes(lanes, |lane| written[addresses[lane] as usize..][..bytes].fill(1));
+            for_lanes(lanes, |lane| mark_written(&mut written[addresses[lane] as usize..][..bytes]));
             return;
         }
         for_lanes(lanes, |lane| {
@@ -411,7 +411,7 @@ impl Warp {
             Space::Shared => {
                 if let Some((memory, at)) = cx.shared_at(address) {
                     memory.data[at..at + n].copy_from_slice(data);
-                    memory.written[at..at + n].fill(1);
+                    mark_written(&mut memory.written[at..at + n]);
                 }
             }
             Space::Local => {
@@ -422,12 +422,7 @@ impl Warp {
             Space::Param => {}
             _ => {
                 if let Some(page) = cx.view.page(address) {
-                    let range = address as usize % PAGE_BYTES..address as usize % PAGE_BYTES + n;
-                    let page = cx.view.at(page);
-                    page.data[range.clone()].copy_from_slice(data);
-                    page.written[range.clone()].fill(1);
-                    page.dirty[range].fill(1);
-                    page.is_dirty = true;
+                    cx.view.at(page).put(address as usize % PAGE_BYTES, data);
                 }
             }
         }

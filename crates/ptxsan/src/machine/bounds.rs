@@ -7,6 +7,7 @@ use super::warp::Warp;
 use crate::count::counters::{sectors, wavefronts};
 use crate::finding::Kind;
 use crate::hazard::log::Words;
+use crate::host::{Host, compiled_thrice};
 use crate::memory::{PAGE_BYTES, window};
 use crate::parse::ast::Space;
 
@@ -260,12 +261,7 @@ fn in_shared(
     if space != Space::Shared || !bytes.is_power_of_two() {
         return false;
     }
-    let (mut low_bits, mut last) = (0, 0);
-    for lane in 0..32 {
-        let at = if mask >> lane & 1 == 1 { addresses[lane] } else { 0 };
-        low_bits |= at;
-        last = last.max(at);
-    }
+    let (low_bits, last) = extent_of(addresses, mask);
     if !low_bits.is_multiple_of(bytes.min(32)) || last >= written.len() as u64 {
         return false;
     }
@@ -274,6 +270,22 @@ fn in_shared(
     }
     let is_written = |lane: usize| all_set(&written[addresses[lane] as usize..][..bytes as usize]);
     request.direction == Direction::Write || (0..32).all(|lane| mask >> lane & 1 == 0 || is_written(lane))
+}
+
+compiled_thrice! {
+    /// All bits that are set in addresses, and the largest of them.
+    fn extent_of = extent(addresses: &[u64; 32], mask: u32) -> (u64, u64)
+}
+
+#[inline(always)]
+fn extent(addresses: &[u64; 32], mask: u32, _host: Host) -> (u64, u64) {
+    let (mut bits, mut last) = (0, 0);
+    for (lane, address) in addresses.iter().enumerate() {
+        let at = if mask >> lane & 1 == 1 { *address } else { 0 };
+        bits |= at;
+        last = last.max(at);
+    }
+    (bits, last)
 }
 
 /// A read of bytes that nothing wrote; where it is the reader that is told, once for each byte.

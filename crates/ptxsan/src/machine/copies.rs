@@ -4,7 +4,7 @@ use super::access::Request;
 use super::run::{Context, for_lanes};
 use super::warp::{Flight, Warp};
 use crate::decode::AsyncCopy;
-use crate::memory::PAGE_BYTES;
+use crate::memory::{PAGE_BYTES, mark_written};
 use crate::parse::ast::Space;
 
 /// The largest copy of a lane.
@@ -48,7 +48,7 @@ impl Warp {
             let source_bytes =
                 if odd { self.checked_prefix(cx, pc, from[lane], wanted[lane], lane) } else { source_bytes };
             let start = to[lane] as usize;
-            cx.shared.written[start..start + bytes as usize].fill(1);
+            mark_written(&mut cx.shared.written[start..start + bytes as usize]);
             let flight = Flight {
                 lane: lane as u32,
                 group: self.open_group[lane],
@@ -134,26 +134,33 @@ impl Warp {
 /// A copy happens.
 fn land(cx: &mut Context<'_, '_>, flight: &Flight) {
     let (from, to) = (flight.source_bytes as usize, flight.bytes as usize);
+    if from == MAX_BYTES && land_whole(cx, flight).is_some() {
+        return;
+    }
     let (mut data, mut flags): (Bytes, Bytes) = ([0; MAX_BYTES], [1; MAX_BYTES]);
     if from > 0
         && let Some(page) = cx.view.page(flight.from)
     {
         let (page, at) = (cx.view.at(page), flight.from as usize % PAGE_BYTES);
         // What nothing wrote is not valid where it arrives either.
-        copy(&mut data, &page.data[at..at + from]);
-        copy(&mut flags, &page.written[at..at + from]);
+        data[..from].copy_from_slice(&page.data[at..at + from]);
+        flags[..from].copy_from_slice(&page.written[at..at + from]);
     }
     if let Some((memory, at)) = cx.shared_at(u64::from(flight.to)) {
-        copy(&mut memory.data[at..at + to], &data[..to]);
-        copy(&mut memory.written[at..at + to], &flags[..to]);
+        memory.data[at..at + to].copy_from_slice(&data[..to]);
+        memory.written[at..at + to].copy_from_slice(&flags[..to]);
     }
 }
 
-/// Copies to the start of `to`; all 16 bytes, which is usual, at once.
+/// All 16 bytes to the own block's memory, which is usual, at once.
 #[inline(always)]
-fn copy(to: &mut [u8], from: &[u8]) {
-    match (to.first_chunk_mut::<MAX_BYTES>(), from.first_chunk::<MAX_BYTES>()) {
-        (Some(to), Some(from)) => *to = *from,
-        _ => to[..from.len()].copy_from_slice(from),
-    }
+fn land_whole(cx: &mut Context<'_, '_>, flight: &Flight) -> Option<()> {
+    let page = cx.view.page(flight.from)?;
+    let (page, at) = (cx.view.at(page), flight.from as usize % PAGE_BYTES);
+    let data: &Bytes = page.data.get(at..)?.first_chunk()?;
+    let flags: &Bytes = page.written.get(at..)?.first_chunk()?;
+    let to = flight.to as usize;
+    *cx.shared.written.get_mut(to..)?.first_chunk_mut()? = *flags;
+    *cx.shared.data.get_mut(to..)?.first_chunk_mut()? = *data;
+    Some(())
 }

@@ -9,7 +9,7 @@ use crate::decode::Kernel;
 use crate::finding::{Kind, Severity};
 use crate::hazard::clock::Numbering;
 use crate::hazard::log::{Log, Other, Words};
-use crate::memory::view::{PageMap, write_back};
+use crate::memory::view::{Page, PageMap, write_back};
 use crate::memory::{DeviceMemory, PAGE_BYTES};
 
 /// The first block, with thread and instruction, that touched a byte; no block: `pc` is `u32::MAX`.
@@ -20,6 +20,13 @@ struct First {
     block: u64,
     thread: u32,
     pc: u32,
+}
+
+impl First {
+    fn new(who: u32, pc: u32, world: u64, numbering: Numbering) -> Self {
+        let block = world + u64::from(numbering.block_of(who));
+        First { world, block, thread: numbering.thread_of(who), pc }
+    }
 }
 
 const SAME_VALUE: &str =
@@ -33,20 +40,44 @@ const NOBODY: First = First { world: 0, block: 0, thread: 0, pc: u32::MAX };
 struct FoldPage {
     /// log2 of the bytes of a cell.
     shift: u32,
-    cells: Vec<(First, First)>,
+    /// None as long as nothing was written.
+    writers: Vec<First>,
+    readers: Vec<First>,
+    /// Cells without a reader.
+    unread: usize,
 }
 
 impl FoldPage {
     fn new(shift: u32) -> Self {
-        FoldPage { shift, cells: vec![(NOBODY, NOBODY); PAGE_BYTES >> shift] }
+        let count = PAGE_BYTES >> shift;
+        FoldPage { shift, writers: Vec::new(), readers: vec![NOBODY; count], unread: count }
     }
 
     /// Splits cells that are too large; each part inherits the whole.
     fn refine(&mut self, shift: u32) {
         if shift < self.shift {
             let parts = 1 << (self.shift - shift);
-            self.cells = self.cells.iter().flat_map(|c| std::iter::repeat_n(*c, parts)).collect();
+            for cells in [&mut self.writers, &mut self.readers] {
+                *cells = cells.iter().flat_map(|c| std::iter::repeat_n(*c, parts)).collect();
+            }
+            self.unread *= parts;
             self.shift = shift;
+        }
+    }
+}
+
+impl FoldPage {
+    /// A page that nobody has written yet.
+    fn add_readers(&mut self, page: &Page, block: u64, numbering: Numbering) {
+        if self.unread == 0 {
+            return;
+        }
+        for (offset, bytes, (who, pc)) in page.shadow.read() {
+            let range = (offset >> self.shift) as usize..((offset + bytes) >> self.shift) as usize;
+            for reader in self.readers[range].iter_mut().filter(|reader| reader.pc == u32::MAX) {
+                *reader = First::new(who, pc, block, numbering);
+                self.unread -= 1;
+            }
         }
     }
 }
@@ -93,23 +124,27 @@ impl Fold {
         self.is_stopped |= remains.is_stopped;
     }
 
-    fn compare(&mut self, page: &crate::memory::view::Page, block: u64, memory: &DeviceMemory) {
+    fn compare(&mut self, page: &Page, block: u64, memory: &DeviceMemory) {
         let Some(shift) = page.shadow.smallest() else { return };
         let known = self.touched.entry(page.number).or_insert_with(|| FoldPage::new(shift));
         known.refine(shift);
+        if page.shadow.is_written() && known.writers.is_empty() {
+            known.writers = vec![NOBODY; known.readers.len()];
+        }
+        if known.writers.is_empty() {
+            known.add_readers(page, block, self.numbering);
+            return;
+        }
         for cell in page.shadow.touched() {
-            let first = |(who, pc): (u32, u32)| First {
-                world: block,
-                block: block + u64::from(self.numbering.block_of(who)),
-                thread: self.numbering.thread_of(who),
-                pc,
-            };
+            let first = |(who, pc): (u32, u32)| First::new(who, pc, block, self.numbering);
             let (write, read) = (cell.write.map(first), cell.read.map(first));
             let mut found: Option<(First, First, bool)> = None;
             let range =
                 (cell.offset >> known.shift) as usize..((cell.offset + cell.bytes) >> known.shift) as usize;
-            for slot in &mut known.cells[range] {
-                let (writer, reader) = slot;
+            for at in range {
+                let reader = &mut known.readers[at];
+                let mut nobody = NOBODY;
+                let writer = known.writers.get_mut(at).unwrap_or(&mut nobody);
                 if let Some(mine) = write {
                     if writer.pc != u32::MAX {
                         found = found.or(Some((mine, *writer, true)));
@@ -126,6 +161,7 @@ impl Fold {
                     }
                     if reader.pc == u32::MAX {
                         *reader = mine;
+                        known.unread -= 1;
                     }
                 }
             }

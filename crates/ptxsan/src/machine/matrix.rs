@@ -88,10 +88,24 @@ impl Warp {
 
     /// Products of halves, which nearly all are, straight from and to the registers; `false` if it is another.
     fn multiply_halves(&mut self, cx: &Context<'_, '_>, lanes: u32, m: &MatrixMultiply) -> bool {
-        /// Registers of an operand, at most.
+        match m.d.len() {
+            4 => self.multiply_tiles::<4>(cx, lanes, m),
+            8 => self.multiply_tiles::<8>(cx, lanes, m),
+            _ => false,
+        }
+    }
+
+    /// The same for a D of so many registers.
+    fn multiply_tiles<const D: usize>(
+        &mut self,
+        cx: &Context<'_, '_>,
+        lanes: u32,
+        m: &MatrixMultiply,
+    ) -> bool {
+        /// Registers of A and B, at most.
         const MOST: usize = 8;
-        let lists = [&m.a, &m.b, &m.c, &m.d];
-        if lists.iter().any(|list| {
+        let Ok(c) = <&[Register; D]>::try_from(&m.c[..]) else { return false };
+        if [&m.a, &m.b, &m.c, &m.d].iter().any(|list| {
             list.is_empty() || list.len() > MOST || list.iter().any(|register| register.bank != Bank::B32)
         }) {
             return false;
@@ -99,15 +113,18 @@ impl Warp {
         let of = |list: &[Register]| -> [&Lanes; MOST] {
             std::array::from_fn(|i| &self.regs.b32[list[i.min(list.len() - 1)].index as usize])
         };
-        let (a, b, c) = (of(&m.a), of(&m.b), of(&m.c));
-        let mut out = [[0u32; 32]; MOST];
-        let d = &mut out[..m.d.len()];
-        let (a, b, c) = (&a[..m.a.len()], &b[..m.b.len()], &c[..m.c.len()]);
-        if !m.contraction.execute_halves(a, b, c, d, cx.options.accumulate) {
+        let (a, b) = (of(&m.a), of(&m.b));
+        // D starts as C.
+        let mut d: [Lanes; D] = std::array::from_fn(|i| self.regs.b32[c[i].index as usize]);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let (a, b) = (&a[..m.a.len()], &b[..m.b.len()]);
+        let is_done = m.contraction.execute_halves(a, b, &mut d, cx.options.accumulate, &mut scratch);
+        self.scratch = scratch;
+        if !is_done {
             return false;
         }
         self.multiply_validity(m, lanes);
-        for (register, words) in m.d.iter().zip(&out) {
+        for (register, words) in m.d.iter().zip(&d) {
             blend(&mut self.regs.b32[register.index as usize], words, lanes);
         }
         true
@@ -262,9 +279,13 @@ impl Warp {
                 if good >> lane & 1 == 0 {
                     continue;
                 }
-                let Some(raw) = self.bytes(cx, Space::Shared, rows[lane], 16, lane).first_chunk::<16>()
-                else {
-                    continue;
+                let near = cx.shared.data.get(rows[lane] as usize..).and_then(|raw| raw.first_chunk::<16>());
+                let raw = match near {
+                    Some(raw) => *raw,
+                    None => match self.bytes(cx, Space::Shared, rows[lane], 16, lane).first_chunk::<16>() {
+                        Some(raw) => *raw,
+                        None => continue,
+                    },
                 };
                 let word = |k: usize| u32::from_le_bytes([raw[k], raw[k + 1], raw[k + 2], raw[k + 3]]);
                 tile[4 * r..4 * r + 4].copy_from_slice(&[word(0), word(4), word(8), word(12)]);

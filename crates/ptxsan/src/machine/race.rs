@@ -61,21 +61,33 @@ impl Warp {
         if self.sync_trace.is_some() || request.bytes > PART_BYTES || !request.bytes.is_power_of_two() {
             return 0;
         }
+        let is_noted = space == Space::Shared && is_notable(cx, request);
         let mut rest = lanes;
-        while rest != 0 {
+        let mut passes = true;
+        while rest != 0 && passes {
             // Lanes that know the same share one description of the accessor.
             let known = &self.known[rest.trailing_zeros() as usize];
             let mut by = self.accessor(cx, request, known);
+            if is_noted {
+                cx.shared.shadow.start_reads(known);
+            }
             while rest != 0 && Rc::ptr_eq(&self.known[rest.trailing_zeros() as usize], known) {
                 let together = self.next_access(addresses, rest, request, &mut by);
                 let at = addresses[together.trailing_zeros() as usize & 31];
-                if !self.pass_near(cx, space, at, request, &by) {
-                    return lanes & !rest;
+                passes = match is_noted {
+                    true => cx.shared.shadow.note_read(at as usize, request.bytes, &by),
+                    false => self.pass_near(cx, space, at, request, &by),
+                };
+                if !passes {
+                    break;
                 }
                 rest &= !together;
             }
+            if is_noted {
+                cx.shared.shadow.end_reads(&by, known, &self.waited_group, request.bytes);
+            }
         }
-        lanes
+        lanes & !rest
     }
 
     /// Records an access of one part to memory that is near, if it conflicts with nothing; otherwise nothing.
@@ -93,7 +105,10 @@ impl Warp {
             Space::Shared if window::rank(at as u32).is_some() => false,
             Space::Shared => cx.shared.shadow.pass(at as usize, request.bytes, is_write, by),
             _ => cx.view.page(at).is_some_and(|page| {
-                cx.view.at(page).shadow.pass(at as usize % PAGE_BYTES, request.bytes, is_write, by)
+                let page = cx.view.at(page);
+                // What nobody may write is read without a trace.
+                !is_write && page.is_read_only
+                    || page.shadow.pass(at as usize % PAGE_BYTES, request.bytes, is_write, by)
             }),
         }
     }
@@ -148,6 +163,10 @@ impl Warp {
             let known = Rc::clone(&self.known[rest.trailing_zeros() as usize]);
             rest &= !alike;
             let mut by = self.accessor(cx, request, &known);
+            let is_noted = self.sync_trace.is_none() && is_notable(cx, request);
+            if is_noted {
+                cx.shared.shadow.start_reads(&known);
+            }
             for_lanes(named, |lane| {
                 by.mask = readers(lane) & alike;
                 if by.mask == 0 {
@@ -155,6 +174,12 @@ impl Warp {
                 }
                 let (address, one) = (addresses[lane], by.mask.trailing_zeros());
                 by.alone = by.mask.is_power_of_two().then(|| (one, self.waited_group[one as usize]));
+                if is_noted {
+                    if cx.shared.shadow.note_read(address as usize, request.bytes, &by) {
+                        return;
+                    }
+                    cx.shared.shadow.end_reads(&by, &known, &self.waited_group, request.bytes);
+                }
                 if self.sync_trace.is_none() && self.pass_near(cx, Space::Shared, address, request, &by) {
                     return;
                 }
@@ -163,6 +188,9 @@ impl Warp {
                     self.report_race(cx, Space::Shared, address, by.mask, request, conflict, false);
                 }
             });
+            if is_noted {
+                cx.shared.shadow.end_reads(&by, &known, &self.waited_group, request.bytes);
+            }
         }
     }
 
@@ -355,6 +383,16 @@ impl Warp {
             "{mine_by}{mine} of {bytes} bytes at {space_name} {address:#x}{place} after {relation} {their_by}{theirs}"
         )
     }
+}
+
+/// Whether reads of shared memory are only noted: plain ones by threads, of memory that no other block reaches.
+fn is_notable(cx: &Context<'_, '_>, request: &Request) -> bool {
+    request.direction == Direction::Read
+        && request.order.strong.is_none()
+        && request.marks == 0
+        && matches!(request.by, By::Lanes)
+        && cx.shape.cluster_size() == 1
+        && !cx.options.strict_proxies
 }
 
 /// What stands before "read" or "write" of an agent.

@@ -43,7 +43,7 @@ pub(super) struct Context<'a, 'm> {
     /// The number of the first block of the cluster.
     pub(super) cluster_first: u32,
     /// The other blocks that are running.
-    pub(super) peers: &'a mut HashMap<u32, Resident>,
+    pub(super) peers: &'a mut HashMap<u32, Box<Resident>>,
     /// Where operands of `wgmma` lie.
     pub(super) operands: &'a mut Operands,
     /// Bulk copies on their way.

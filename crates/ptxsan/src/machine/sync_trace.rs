@@ -74,7 +74,7 @@ impl Warp {
         let Some(sync_trace) = &self.sync_trace else { return };
         let earlier = match space {
             Space::Shared => match cx.shared_at(address) {
-                Some((memory, at)) => memory.shadow.earlier(at, bytes, is_write),
+                Some((memory, at)) => memory.shadow.earlier(at, bytes, is_write, by.numbering),
                 None => Vec::new(),
             },
             _ => match cx.view.page(address) {

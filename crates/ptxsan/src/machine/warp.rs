@@ -125,6 +125,8 @@ pub(super) struct Warp {
     /// The cluster barrier that each lane has arrived at last.
     pub(super) cluster_arrivals: [u32; 32],
     pub(super) products: Option<Box<Products>>,
+    /// Room for the values of operands of products.
+    pub(super) scratch: Vec<f64>,
     pub(super) copies_issued: u64,
     /// Kept when each synchronisation is to be explained.
     pub(super) sync_trace: Option<Box<SyncTrace>>,
@@ -202,6 +204,7 @@ impl Warp {
             bulk_read: [0; 32],
             cluster_arrivals: [0; 32],
             products: None,
+            scratch: Vec::new(),
             copies_issued: 0,
             sync_trace: None,
             since_meeting: 0,
@@ -212,6 +215,15 @@ impl Warp {
 
     pub(super) fn is_done(&self) -> bool {
         self.groups.is_empty()
+    }
+
+    /// What the lanes know that have not exited; once where neighbours share it.
+    pub(super) fn live_clocks(&self) -> impl Iterator<Item = &Rc<Clock>> {
+        let is_new = |lane: usize| lane == 0 || !Rc::ptr_eq(&self.known[lane - 1], &self.known[lane]);
+        let starts_here = move |lane: usize| is_new(lane) || self.live >> (lane - 1) & 1 == 0;
+        (0..32)
+            .filter(move |lane| self.live >> lane & 1 == 1 && starts_here(*lane))
+            .map(|lane| &self.known[lane])
     }
 
     pub(super) fn has_ready(&self) -> bool {

@@ -67,7 +67,7 @@ pub(super) struct World<'a> {
     shape: Shape,
     numbering: Numbering,
     blocks: Vec<Block>,
-    residents: HashMap<u32, Resident>,
+    residents: HashMap<u32, Box<Resident>>,
     clusters: HashMap<u32, Cluster>,
     flights: Vec<BulkFlight>,
     operands: Operands,
@@ -168,7 +168,7 @@ impl<'a> World<'a> {
             })
             .collect();
         let warp_count = threads.div_ceil(32);
-        let resident = Resident {
+        let resident = Box::new(Resident {
             shared: SharedMemory::new(kernel.shared_bytes as usize + self.shape.shared_bytes as usize),
             barriers: Barriers::new(self.numbering, number, threads),
             mbarriers: Mbarriers::default(),
@@ -176,7 +176,7 @@ impl<'a> World<'a> {
             pool: kernel.registers.map(|registers| Pool::new(warp_count, registers)),
             has_exited: false,
             visits: Visits::default(),
-        };
+        });
         self.residents.insert(number, resident);
         self.blocks.push(Block { number, warps });
     }
@@ -348,6 +348,7 @@ impl<'a> World<'a> {
                         for warp in &mut warps {
                             warp.released(code, id as u32, &completion);
                         }
+                        cx.shared.shadow.forget_reads(warps.iter().flat_map(Warp::live_clocks));
                     }
                 }
             }

@@ -3,7 +3,7 @@
 //! Pages are copied on first touch and written back when the launch ends. Blocks that run in parallel so
 //! never see each other's stores: results do not depend on how the host schedules them.
 
-use super::{DeviceMemory, PAGE_BYTES};
+use super::{DeviceMemory, PAGE_BYTES, mark_written};
 use crate::hazard::shadow::Shadow;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -41,10 +41,21 @@ pub(crate) struct Page {
     pub(crate) is_read_only: bool,
     pub(crate) data: Box<[u8; PAGE_BYTES]>,
     pub(crate) written: Box<[u8; PAGE_BYTES]>,
-    /// 1 where these blocks wrote.
-    pub(crate) dirty: Box<[u8; PAGE_BYTES]>,
-    pub(crate) is_dirty: bool,
+    /// 1 where these blocks wrote; `None`: nowhere.
+    dirty: Option<Box<[u8; PAGE_BYTES]>>,
     pub(crate) shadow: Shadow,
+}
+
+impl Page {
+    /// Bytes that these blocks write: where they, and what is known of them, go.
+    #[inline]
+    pub(crate) fn put(&mut self, at: usize, data: &[u8]) {
+        let range = at..at + data.len();
+        self.data[range.clone()].copy_from_slice(data);
+        mark_written(&mut self.written[range.clone()]);
+        let dirty = self.dirty.get_or_insert_with(|| Box::new([0; PAGE_BYTES]));
+        mark_written(&mut dirty[range]);
+    }
 }
 
 /// Pages touched so far.
@@ -52,12 +63,16 @@ pub(crate) struct View<'m> {
     base: &'m DeviceMemory,
     index: PageMap<u32>,
     pages: Vec<Page>,
-    last: (u64, u32),
+    /// Pages asked for lately, by the last bits of their number.
+    recent: [(u64, u32); RECENT],
 }
+
+/// So many pages are found without a search.
+const RECENT: usize = 16;
 
 impl<'m> View<'m> {
     pub(crate) fn new(base: &'m DeviceMemory) -> Self {
-        View { base, index: PageMap::default(), pages: Vec::new(), last: (u64::MAX, 0) }
+        View { base, index: PageMap::default(), pages: Vec::new(), recent: [(u64::MAX, 0); RECENT] }
     }
 
     pub(crate) fn base(&self) -> &'m DeviceMemory {
@@ -68,14 +83,15 @@ impl<'m> View<'m> {
     #[inline]
     pub(crate) fn page(&mut self, address: u64) -> Option<u32> {
         let number = address / PAGE_BYTES as u64;
-        if self.last.0 == number {
-            return Some(self.last.1);
+        let (last, slot) = self.recent[number as usize % RECENT];
+        if last == number {
+            return Some(slot);
         }
         let found = match self.index.get(&number) {
             Some(found) => *found,
             None => self.bring(number)?,
         };
-        self.last = (number, found);
+        self.recent[number as usize % RECENT] = (number, found);
         Some(found)
     }
 
@@ -93,9 +109,13 @@ impl<'m> View<'m> {
         let from = (start - a.address) as usize;
         let valid = (a.data.len() - from).min(PAGE_BYTES);
         let copy = |source: &[u8]| {
-            let mut page = Box::new([0u8; PAGE_BYTES]);
-            page[..valid].copy_from_slice(&source[from..from + valid]);
-            page
+            let source = &source[from..from + valid];
+            // A whole page, which most are, is not filled with zeros first.
+            source.to_vec().into_boxed_slice().try_into().unwrap_or_else(|_| {
+                let mut page = Box::new([0u8; PAGE_BYTES]);
+                page[..valid].copy_from_slice(source);
+                page
+            })
         };
         let page = Page {
             allocation: allocation as u32,
@@ -105,8 +125,7 @@ impl<'m> View<'m> {
             is_read_only: a.is_read_only,
             data: copy(&a.data),
             written: copy(&a.written),
-            dirty: Box::new([0; PAGE_BYTES]),
-            is_dirty: false,
+            dirty: None,
             shadow: Shadow::new(PAGE_BYTES),
         };
         let slot = self.pages.len() as u32;
@@ -123,13 +142,11 @@ impl<'m> View<'m> {
 
 /// Writes a page's new bytes back.
 pub(crate) fn write_back(page: &Page, memory: &mut DeviceMemory) {
-    if !page.is_dirty {
-        return;
-    }
+    let Some(dirty) = &page.dirty else { return };
     let allocation = memory.by_index_mut(page.allocation as usize);
     let start = (page.number * PAGE_BYTES as u64 - allocation.address) as usize;
     for i in 0..page.valid as usize {
-        if page.dirty[i] != 0 {
+        if dirty[i] != 0 {
             allocation.data[start + i] = page.data[i];
             allocation.written[start + i] = page.written[i];
         }

@@ -184,29 +184,32 @@ impl Contraction {
         of_singles && self.batches == 1 && self.shape.m == WARP_ROWS
     }
 
-    /// As [`Contraction::execute`] in binary64 for D of tiles and operands that are halves, without copying registers; `false` for others.
+    /// Adds A·B to D as [`Contraction::execute`] does, in binary64 for D of tiles and operands that are halves, without copying registers;
+    /// `false` for others. `scratch` is room for values that need not be made again and again.
     pub(crate) fn execute_halves(
         &self,
         a: &[&Lanes],
         b: &[&Lanes],
-        c: &[&Lanes],
         d: &mut [Lanes],
         mode: Accumulate,
+        scratch: &mut Vec<f64>,
     ) -> bool {
         let Shape { m, n, k } = self.shape;
         let halves = tile::are_halves(self.a_type, self.b_type) && mode == Accumulate::Double;
         let of_a = m * k / 64;
         let of_b = k * n / 64;
-        if !halves || !self.is_tiled() || m * k > 256 || k * n > 256 || c.len() != d.len() {
+        if !halves || !self.is_tiled() || m * k > 256 || k * n > 256 {
             return false;
         }
-        let (mut left, mut right) = ([0.0; 256], [0.0; 256]);
-        let (left, right) = (&mut left[..m * k], &mut right[..k * n]);
+        if scratch.len() < (m + n) * k {
+            scratch.resize((m + n) * k, 0.0);
+        }
+        // Every value of both is set below.
+        let (left, right) = scratch[..(m + n) * k].split_at_mut(m * k);
         // Behind the registers of blocks there may be copies of them.
         let (Some(a), Some(b)) = (a.get(..of_a), b.get(..of_b)) else { return false };
         tile::left_from_blocks(self.a_type, a, k, left);
         tile::right_from_blocks(self.b_type, b, k, n, right);
-        d.iter_mut().zip(c).for_each(|(d, c)| *d = **c);
         tile::multiply(left, k, right, n, true, d);
         true
     }

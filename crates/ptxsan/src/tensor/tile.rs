@@ -2,11 +2,12 @@
 //!
 //! The registers of the `mma` family hold blocks of 8 by 8 halves, one row (of B: one column) for every four lanes, so no table of places
 //! is needed. Products of two numbers of at most 26 bits are exact in binary64: to multiply and to add is then to do both at once, and
-//! the functions are compiled a second time for processors that can.
+//! the functions are compiled again for processors that can.
 
 use super::Lanes;
 use super::element::Element;
 use super::wgmma::WARP_ROWS;
+use crate::host::{Host, compiled_thrice};
 use crate::numeric::Half;
 use crate::numeric::format::F32;
 
@@ -14,33 +15,10 @@ use crate::numeric::format::F32;
 const SIDE: usize = 8;
 /// Registers of D for each tile.
 const D_REGISTERS: usize = 4;
-/// Rows whose sums stay in the host's registers at a time.
-const ROWS_AT_ONCE: usize = 4;
-
-/// A function that is compiled twice, the second time for AVX2 and fused multiply-adds; its last argument says which it is.
-macro_rules! compiled_twice {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident = $body:ident($($arg:ident: $kind:ty),*)) => {
-        $(#[$doc])*
-        $vis fn $name($($arg: $kind),*) {
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx2,fma")]
-                fn fused($($arg: $kind),*) {
-                    $body($($arg,)* true);
-                }
-                if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-                    // SAFETY: both features the function is compiled for were just found on this processor.
-                    return unsafe { fused($($arg),*) };
-                }
-            }
-            $body($($arg,)* false);
-        }
-    };
-}
-
-/// The value of a half, as a type so that loops are made for each.
+/// The values of halves, as a type so that loops are made for each.
 trait Value {
-    fn of(code: u16) -> f64;
+    /// Eight halves, two in a word.
+    fn eight(words: [u32; 4], host: Host) -> [f64; SIDE];
 }
 
 struct F16;
@@ -48,16 +26,33 @@ struct Bf16;
 
 impl Value for F16 {
     #[inline(always)]
-    fn of(code: u16) -> f64 {
-        f64::from(Half::F16.widen(code))
+    fn eight(words: [u32; 4], host: Host) -> [f64; SIDE] {
+        #[cfg(target_arch = "x86_64")]
+        if host != Host::Any {
+            // SAFETY: a host that is named has the feature.
+            return unsafe { widen(words) }.map(f64::from);
+        }
+        let _ = host;
+        std::array::from_fn(|i| f64::from(Half::F16.widen((words[i / 2] >> (i % 2 * 16)) as u16)))
     }
 }
 
 impl Value for Bf16 {
     #[inline(always)]
-    fn of(code: u16) -> f64 {
-        f64::from(Half::Bf16.widen(code))
+    fn eight(words: [u32; 4], _host: Host) -> [f64; SIDE] {
+        std::array::from_fn(|i| f64::from(Half::Bf16.widen((words[i / 2] >> (i % 2 * 16)) as u16)))
     }
+}
+
+/// The values of eight halves in binary16.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx,f16c")]
+#[inline]
+fn widen(words: [u32; 4]) -> [f32; SIDE] {
+    use std::arch::x86_64::{__m256, _mm_set_epi32, _mm256_cvtph_ps};
+    let [a, b, c, d] = words.map(|word| word as i32);
+    // SAFETY: both are eight numbers of binary32.
+    unsafe { std::mem::transmute::<__m256, [f32; SIDE]>(_mm256_cvtph_ps(_mm_set_epi32(d, c, b, a))) }
 }
 
 /// Whether both operands are halves of one type.
@@ -65,92 +60,100 @@ pub(super) fn are_halves(a: Element, b: Element) -> bool {
     a == b && matches!(a, Element::F16 | Element::Bf16)
 }
 
-compiled_twice! {
+compiled_thrice! {
     /// Sixteen rows of A, row by row, from registers of blocks: down the rows, then along `k`.
     pub(super) fn left_from_blocks = left_blocks(element: Element, registers: &[&Lanes], k: usize, left: &mut [f64])
 }
 
 #[inline(always)]
-fn left_blocks(element: Element, registers: &[&Lanes], k: usize, left: &mut [f64], _fused: bool) {
+fn left_blocks(element: Element, registers: &[&Lanes], k: usize, left: &mut [f64], host: Host) {
     match element {
-        Element::F16 => left_blocks_of::<F16>(registers, k, left),
-        _ => left_blocks_of::<Bf16>(registers, k, left),
+        Element::F16 => left_blocks_of::<F16>(registers, k, left, host),
+        _ => left_blocks_of::<Bf16>(registers, k, left, host),
     }
 }
 
 #[inline(always)]
-fn left_blocks_of<T: Value>(registers: &[&Lanes], k: usize, left: &mut [f64]) {
+fn left_blocks_of<T: Value>(registers: &[&Lanes], k: usize, left: &mut [f64], host: Host) {
     for (i, block) in registers.iter().enumerate() {
         let (first_row, first_k) = (i % 2 * SIDE, i / 2 * SIDE);
-        for (row, words) in block.chunks_exact(4).enumerate() {
+        for (row, words) in rows_of(block).into_iter().enumerate() {
             let Some(to) = left.get_mut((first_row + row) * k + first_k..) else { return };
             let Some(to) = to.first_chunk_mut::<SIDE>() else { return };
-            for (pair, word) in to.chunks_exact_mut(2).zip(words) {
-                pair[0] = T::of(*word as u16);
-                pair[1] = T::of((*word >> 16) as u16);
-            }
+            *to = T::eight(words, host);
         }
     }
 }
 
-compiled_twice! {
+compiled_thrice! {
     /// B, one row of `n` values for each `k`, from registers of blocks: along `k`, then to the next columns.
     pub(super) fn right_from_blocks = right_blocks(element: Element, registers: &[&Lanes], k: usize, n: usize, right: &mut [f64])
 }
 
 #[inline(always)]
-fn right_blocks(element: Element, registers: &[&Lanes], k: usize, n: usize, right: &mut [f64], _fused: bool) {
+fn right_blocks(element: Element, registers: &[&Lanes], k: usize, n: usize, right: &mut [f64], host: Host) {
     match element {
-        Element::F16 => right_blocks_of::<F16>(registers, k, n, right),
-        _ => right_blocks_of::<Bf16>(registers, k, n, right),
+        Element::F16 => right_blocks_of::<F16>(registers, k, n, right, host),
+        _ => right_blocks_of::<Bf16>(registers, k, n, right, host),
     }
 }
 
+/// The rows of a block of halves.
 #[inline(always)]
-fn right_blocks_of<T: Value>(registers: &[&Lanes], k: usize, n: usize, right: &mut [f64]) {
+fn rows_of(block: &Lanes) -> [[u32; 4]; SIDE] {
+    std::array::from_fn(|row| std::array::from_fn(|word| block[4 * row + word]))
+}
+
+/// A block of halves the other way round.
+#[inline(always)]
+fn columns_of(block: &Lanes) -> [[u32; 4]; SIDE] {
+    std::array::from_fn(|column| {
+        let (pair, shift) = (column / 2, column % 2 * 16);
+        let half = |row: usize| block[4 * row + pair] >> shift & 0xffff;
+        std::array::from_fn(|word| half(2 * word) | half(2 * word + 1) << 16)
+    })
+}
+
+#[inline(always)]
+fn right_blocks_of<T: Value>(registers: &[&Lanes], k: usize, n: usize, right: &mut [f64], host: Host) {
     for (i, block) in registers.iter().enumerate() {
         let (first_k, column) = (i % (k / SIDE) * SIDE, i / (k / SIDE) * SIDE);
-        for pair in 0..4 {
-            for half in 0..2 {
-                let Some(to) = right.get_mut((first_k + 2 * pair + half) * n + column..) else { return };
-                let Some(to) = to.first_chunk_mut::<SIDE>() else { return };
-                for (j, to) in to.iter_mut().enumerate() {
-                    *to = T::of((block[4 * j + pair] >> (16 * half)) as u16);
-                }
-            }
+        for (i, words) in columns_of(block).into_iter().enumerate() {
+            let Some(to) = right.get_mut((first_k + i) * n + column..) else { return };
+            let Some(to) = to.first_chunk_mut::<SIDE>() else { return };
+            *to = T::eight(words, host);
         }
     }
 }
 
-compiled_twice! {
+compiled_thrice! {
     /// The values of halves as they lie in shared memory, eight in a piece.
     pub(super) fn pieces_in_order = ordered_pieces(element: Element, pieces: &[[u8; 16]], to: &mut [f64])
 }
 
 #[inline(always)]
-fn ordered_pieces(element: Element, pieces: &[[u8; 16]], to: &mut [f64], _fused: bool) {
+fn ordered_pieces(element: Element, pieces: &[[u8; 16]], to: &mut [f64], host: Host) {
     match element {
-        Element::F16 => pieces_of::<F16>(pieces, to),
-        _ => pieces_of::<Bf16>(pieces, to),
+        Element::F16 => pieces_of::<F16>(pieces, to, host),
+        _ => pieces_of::<Bf16>(pieces, to, host),
     }
 }
 
 #[inline(always)]
-fn pieces_of<T: Value>(pieces: &[[u8; 16]], to: &mut [f64]) {
+fn pieces_of<T: Value>(pieces: &[[u8; 16]], to: &mut [f64], host: Host) {
     for (to, piece) in to.chunks_exact_mut(SIDE).zip(pieces) {
-        for (to, code) in to.iter_mut().zip(piece.chunks_exact(2)) {
-            *to = T::of(u16::from_le_bytes([code[0], code[1]]));
-        }
+        let word = |i: usize| u32::from_le_bytes([piece[i], piece[i + 1], piece[i + 2], piece[i + 3]]);
+        to.copy_from_slice(&T::eight([word(0), word(4), word(8), word(12)], host));
     }
 }
 
-compiled_twice! {
+compiled_thrice! {
     /// A matrix of `rows` rows the other way round.
     pub(super) fn transpose = transposed(from: &[f64], rows: usize, to: &mut [f64])
 }
 
 #[inline(always)]
-fn transposed(from: &[f64], rows: usize, to: &mut [f64], _fused: bool) {
+fn transposed(from: &[f64], rows: usize, to: &mut [f64], _host: Host) {
     let columns = from.len() / rows.max(1);
     for (first, block) in from.chunks_exact(SIDE * columns).enumerate() {
         for column in 0..columns {
@@ -163,44 +166,75 @@ fn transposed(from: &[f64], rows: usize, to: &mut [f64], _fused: bool) {
     }
 }
 
-compiled_twice! {
+compiled_thrice! {
     /// `D = A·B + D` for sixteen rows, or `D = A·B`. Sums go from D on in the order of `k`.
     pub(super) fn multiply = multiply_tiles(left: &[f64], k: usize, right: &[f64], n: usize, adds: bool, d: &mut [Lanes])
 }
 
 #[inline(always)]
-fn multiply_tiles(left: &[f64], k: usize, right: &[f64], n: usize, adds: bool, d: &mut [Lanes], fused: bool) {
+fn multiply_tiles(left: &[f64], k: usize, right: &[f64], n: usize, adds: bool, d: &mut [Lanes], host: Host) {
+    // As many rows at once as their sums stay in the host's registers.
+    match host {
+        Host::Wide => multiply_rows::<8>(left, k, right, n, adds, d, true),
+        Host::Fused => multiply_rows::<4>(left, k, right, n, adds, d, true),
+        Host::Any => multiply_rows::<4>(left, k, right, n, adds, d, false),
+    }
+}
+
+#[inline(always)]
+fn multiply_rows<const ROWS: usize>(
+    left: &[f64],
+    k: usize,
+    right: &[f64],
+    n: usize,
+    adds: bool,
+    d: &mut [Lanes],
+    fused: bool,
+) {
+    if left.len() < WARP_ROWS * k {
+        return;
+    }
     for (tile, d) in d.chunks_exact_mut(D_REGISTERS).enumerate() {
         let Some(d) = d.first_chunk_mut::<D_REGISTERS>() else { return };
-        for first in (0..WARP_ROWS).step_by(ROWS_AT_ONCE) {
-            let mut sums = [[0f64; SIDE]; ROWS_AT_ONCE];
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let lane = (first + row) % SIDE * 4;
-                for (column, sum) in sums.iter_mut().enumerate() {
-                    let word = d[(first + row) / SIDE * 2 + column % 2][lane + column / 2];
-                    *sum = if adds { f64::from(f32::from_bits(word)) } else { 0.0 };
+        for first in (0..WARP_ROWS).step_by(ROWS) {
+            let x: [&[f64]; ROWS] = std::array::from_fn(|row| &left[(first + row) * k..][..k]);
+            let mut sums = [[0f64; SIDE]; ROWS];
+            if adds {
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    *sums = row_of(d, first + row).map(|word| f64::from(f32::from_bits(word)));
                 }
             }
             for at in 0..k {
-                let Some(values) =
-                    right.get(at * n + tile * SIDE..).and_then(|row| row.first_chunk::<SIDE>())
-                else {
-                    return;
-                };
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    let x = left[(first + row) * k + at];
-                    for (sum, y) in sums.iter_mut().zip(values) {
-                        *sum = if fused { x.mul_add(*y, *sum) } else { x * y + *sum };
+                let y = right.get(at * n + tile * SIDE..).and_then(|row| row.first_chunk::<SIDE>());
+                let Some(y) = y else { return };
+                // Even columns lie in one register of D, odd ones in the next.
+                let y = [y[0], y[2], y[4], y[6], y[1], y[3], y[5], y[7]];
+                for (x, sums) in x.iter().zip(&mut sums) {
+                    let x = x[at];
+                    for (sum, y) in sums.iter_mut().zip(y) {
+                        *sum = if fused { x.mul_add(y, *sum) } else { x * y + *sum };
                     }
                 }
             }
             for (row, sums) in sums.iter().enumerate() {
-                let lane = (first + row) % SIDE * 4;
-                for (column, sum) in sums.iter().enumerate() {
-                    let bits = if sum.is_nan() { F32.nan as u32 } else { (*sum as f32).to_bits() };
-                    d[(first + row) / SIDE * 2 + column % 2][lane + column / 2] = bits;
-                }
+                let bits = sums.map(|sum| if sum.is_nan() { F32.nan as u32 } else { (sum as f32).to_bits() });
+                set_row(d, first + row, bits);
             }
         }
+    }
+}
+
+/// A row of a tile of D: its even columns, then the odd ones.
+#[inline(always)]
+fn row_of(d: &[Lanes; D_REGISTERS], row: usize) -> [u32; SIDE] {
+    let (register, lane) = (row / SIDE * 2, row % SIDE * 4);
+    std::array::from_fn(|i| d[register + i / 4][lane + i % 4])
+}
+
+#[inline(always)]
+fn set_row(d: &mut [Lanes; D_REGISTERS], row: usize, words: [u32; SIDE]) {
+    let (register, lane) = (row / SIDE * 2, row % SIDE * 4);
+    for (i, word) in words.into_iter().enumerate() {
+        d[register + i / 4][lane + i % 4] = word;
     }
 }

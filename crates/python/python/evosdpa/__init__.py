@@ -9,6 +9,7 @@
 * :func:`sdpa` has the meaning of ``torch.nn.functional.scaled_dot_product_attention``.
 * :func:`flash_attn_func` has FlashAttention's layout and its bottom-right causal mask.
 * :func:`flash_attn_varlen_func` takes packed sequences, :func:`flash_attn_with_kvcache` a cache, contiguous or in pages.
+* :func:`set_batch_invariant` makes a sequence's result the same bits whatever else is in its batch.
 * :func:`patch` makes a PyTorch program use the first without changing its code.
 * ``import evosdpa.transformers`` makes ``attn_implementation="evosdpa"`` known to transformers.
 * :mod:`evosdpa.ptxsan` runs CUDA kernels on a CPU and finds their races.
@@ -22,7 +23,7 @@ from __future__ import annotations
 import atexit
 
 from . import _binding, _native, ptxsan
-from ._api import flash_attn_func, sdpa
+from ._api import flash_attn_func, sdpa, set_batch_invariant
 from ._bench import bench
 from ._flash import flash_attn_varlen_func, flash_attn_with_kvcache
 from ._native import __version__
@@ -40,4 +41,5 @@ __all__ = [
     "patch",
     "ptxsan",
     "sdpa",
+    "set_batch_invariant",
 ]

@@ -1,10 +1,10 @@
-"""The two functions, for every kind of tensor."""
+"""The two functions, for every kind of tensor, and what holds for all calls."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
-from . import _arrays, _binding, _flash, _window, _words
+from . import _arrays, _binding, _flash, _native, _window, _words
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -12,6 +12,21 @@ if TYPE_CHECKING:
     from ._options import Dense
 
 Array = TypeVar("Array")
+
+
+def set_batch_invariant(on: bool) -> bool:
+    """Whether every call of this process from now on gives a sequence the same bits whatever else is in its batch.
+
+    Says what was set before; ``EVOSDPA_BATCH_INVARIANT=1`` in the environment sets it at the start. On a CPU results are so in
+    any case. On a GPU keys are then split by their own sequence's length instead of evenly over the SMs, which costs some speed,
+    prompts more than decoding. What is left to PyTorch (``fallback``, :func:`patch`) is PyTorch's.
+
+    >>> import evosdpa
+    >>> before = evosdpa.set_batch_invariant(True)
+    >>> evosdpa.set_batch_invariant(before)
+    True
+    """
+    return _native.set_batch_invariant(on)
 
 
 def sdpa(
@@ -57,12 +72,13 @@ def sdpa(
     """
     high = precision != "default" and _words.is_high(precision)
     torch_side = _binding.torch_side
-    if torch_side is not None and torch_side.are_tensors(q, k, v):
-        if attn_mask is None and dropout_p == 0.0:
+    if torch_side is not None:
+        if attn_mask is None and dropout_p == 0.0 and not _binding.compiling():
             window = _window.CAUSAL if is_causal else _window.FULL
             done = torch_side.straight(q, k, v, scale, window, enable_gqa, False, False, high)
             if done is not None:
                 return cast(Array, done[0])
+    if torch_side is not None and torch_side.are_tensors(q, k, v):
         return cast(Array, torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback))
     return cast(Array, _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback))
 
@@ -179,11 +195,14 @@ def flash_attn_func(
     plain = not softcap and not attention_chunk and alibi_slopes is None and s_aux is None and qv is None
     side: Any = _arrays
     done: Any = None
-    if torch_side is not None and torch_side.are_tensors(q, k, v):
-        side = torch_side
-        if plain and dropout_p == 0.0:
+    if torch_side is not None:
+        if plain and dropout_p == 0.0 and not _binding.compiling():
             done = torch_side.straight(q, k, v, softmax_scale, window, True, True, with_lse, high)
-    if not plain or (done is None and _flash.has_codes(q, k)):
+            if done is not None:
+                return done if with_lse else done[0]
+        if torch_side.are_tensors(q, k, v):
+            side = torch_side
+    if not plain or _flash.has_codes(q, k):
         extras = {"softcap": softcap, "chunk": attention_chunk, "alibi_slopes": alibi_slopes, "sinks": s_aux}
         descale = (q_descale, k_descale, v_descale)
         done = _flash.dense(q, k, v, softmax_scale, window, dropout_p, qv, extras, descale, with_lse, high, fallback)

@@ -9,21 +9,30 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 
 #: The module that knows PyTorch, once it is bound.
 torch_side: ModuleType | None = None
 
 
+def _never() -> bool:
+    return False
+
+
+#: Whether a compiler of torch is reading the program instead of running it.
+compiling: Callable[[], bool] = _never
+
+
 def bind_if_installed() -> None:
     """Binds PyTorch if it is there and wanted."""
-    global torch_side
+    global torch_side, compiling
     if os.environ.get("EVOSDPA_TORCH") == "0" or (_is_command_line() and "torch" not in sys.modules):
         return
     if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
         from . import _cache_torch, _torch
 
-        torch_side = _torch
+        torch_side, compiling = _torch, _torch.compiling
         del _cache_torch  # registers its operators
         if "transformers" in sys.modules:
             from . import transformers  # noqa: F401  (registers)

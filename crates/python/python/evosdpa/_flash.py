@@ -133,6 +133,7 @@ def flash_attn_varlen_func(
     torch_side = _binding.torch_side
     if (
         torch_side is not None
+        and not _binding.compiling()
         and page_table is None
         and block_table is None
         and not (softcap or attention_chunk or dropout_p)
@@ -279,6 +280,7 @@ def flash_attn_with_kvcache(
     torch_side = _binding.torch_side
     if (
         torch_side is not None
+        and not _binding.compiling()
         and not (softcap or attention_chunk)
         and qv is None
         and alibi_slopes is None

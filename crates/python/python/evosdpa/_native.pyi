@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 _Operand = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -10,6 +10,7 @@ __version__: str
 HEAD_DIM_MAX: int
 GPU_HEAD_DIM_MAX: int
 
+def set_batch_invariant(on: bool) -> bool: ...
 def forward(
     dtype: int,
     q: _Operand,
@@ -60,8 +61,6 @@ def straight(
     flash_layout: bool,
     with_lse: bool,
     high: bool,
-    threads: int,
-    empty_like: Callable[[Any], Any],
 ) -> tuple[Any, Any] | None: ...
 def straight_cache(
     tensors: tuple[Any, Any, Any],
@@ -74,10 +73,8 @@ def straight_cache(
     interleaved: bool,
     with_lse: bool,
     high: bool,
-    threads: int,
-    made: tuple[Any, Any, Any],
 ) -> tuple[Any, Any] | None: ...
-def use_exchange(capsule: Any) -> bool: ...
+def use_torch(exchange: Any, parts: dict[str, Any]) -> bool: ...
 def suggest_packages(folder: str) -> None: ...
 def run(python: str, arguments: Sequence[str]) -> int: ...
 def sanitize(

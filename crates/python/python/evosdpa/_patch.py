@@ -65,7 +65,7 @@ def _made(fallback: bool) -> Callable[..., Any]:
 
     from . import _original, _torch, _window
 
-    straight, tensor = _torch.straight, torch.Tensor
+    compiling, tensor = _torch.compiling, torch.Tensor
     flash, efficient, math, cudnn = (
         getattr(torch._C, f"_get_{name}_sdp_enabled", lambda: True) for name in ("flash", "mem_efficient", "math", "cudnn")
     )
@@ -94,9 +94,9 @@ def _made(fallback: bool) -> Callable[..., Any]:
             and cudnn()
         ):
             return _original.attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if attn_mask is None and type(dropout_p) is float and dropout_p == 0.0:
+        if attn_mask is None and type(dropout_p) is float and dropout_p == 0.0 and not compiling():
             window = _window.CAUSAL if is_causal else _window.FULL
-            done = straight(query, key, value, scale, window, enable_gqa, False, False, False)
+            done = _torch.straight(query, key, value, scale, window, enable_gqa, False, False, False)
             if done is not None:
                 return done[0]
         return _torch.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, False, fallback)

@@ -23,13 +23,36 @@ _traced = torch._C._get_tracing_state
 _autocasting = torch._C._is_any_autocast_enabled
 _profiling = getattr(torch.autograd, "_profiler_enabled")
 _unpacked: Any = _forward_ad.unpack_dual
-_differentiating = torch.is_grad_enabled
-_compiling = torch.compiler.is_compiling
-_empty_like = torch.empty_like
-_threads = torch.get_num_threads
-_MADE = (Tensor, torch.empty_like, torch.zeros_like)
-# Newer versions of torch (2.10 on) describe a tensor by one C call; with older ones every call goes the long way.
-_EXCHANGED = hasattr(Tensor, "__dlpack_c_exchange_api__") and _native.use_exchange(Tensor.__dlpack_c_exchange_api__)
+compiling = torch.compiler.is_compiling
+
+
+def _use_torch() -> bool:
+    """Newer versions of torch (2.10 on) describe a tensor by one C call; with older ones every call goes the long way."""
+    if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+        return False
+    # What compiled programs of torch allocate with: memory of the same allocator, without the way through the dispatcher.
+    compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    makers = tuple(getattr(compiled, f"_empty_strided_{device}", None) for device in ("cpu", "cuda"))
+    parts = {
+        "class": Tensor,
+        "watchers": (_watched, _overridden, _transformed, _traced, _autocasting, _profiling),
+        "is_grad_enabled": torch.is_grad_enabled,
+        "forward_ad": _forward_ad,
+        "threads": torch.get_num_threads,
+        "empty_like": torch.empty_like,
+        "makers": None if None in makers else makers,
+        "dtypes": (torch.float32, torch.float16, torch.bfloat16, torch.int32),
+    }
+    return _native.use_torch(Tensor.__dlpack_c_exchange_api__, parts)
+
+
+_EXCHANGED = _use_torch()
+# The common case at once: plain tensors of one type and device that no one differentiates, transforms or watches. Anything
+# else gives ``None``, and the long way finds out what it is. Not while compiling: a compiler cannot see into it.
+straight = _native.straight
+# The same for packed sequences and caches: tensors, new tokens, cosines and sines, then ``cu_seqlens_q``, ``cu_seqlens_k``,
+# ``cu_seqlens_k_new``, ``seqused_q``, ``seqused_k``, ``leftpad_k``, ``cache_batch_idx``, ``rotary_seqlens`` and ``page_table``.
+straight_cache = _native.straight_cache
 
 
 def are_tensors(q: object, k: object, v: object) -> bool:
@@ -118,79 +141,6 @@ def flash_attention(
     return out.transpose(1, 2), lse if with_lse else None
 
 
-def straight(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float | None,
-    window: _window.Window,
-    enable_gqa: bool,
-    flash_layout: bool,
-    with_lse: bool,
-    high: bool,
-) -> tuple[Tensor, Tensor | None] | None:
-    """The common case at once: plain tensors of one type and device that no one differentiates, transforms or watches.
-    Anything else gives ``None``, and the long way finds out what it is. Each question costs a few hundredths of a
-    microsecond, so none is asked twice."""
-    if (
-        not _EXCHANGED
-        or _compiling()
-        or type(q) is not Tensor
-        or type(k) is not Tensor
-        or type(v) is not Tensor
-        or (scale is not None and type(scale) is not float)
-        or _watched() > 0
-        or _overridden() > 0
-        or _transformed() is not None
-        or _traced() is not None
-        or _autocasting()
-        or _profiling()
-        or _forward_ad._current_level >= 0
-        or (_differentiating() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        or q.is_neg()
-        or k.is_neg()
-        or v.is_neg()
-    ):
-        return None
-    return _native.straight(q, k, v, scale, window, enable_gqa, flash_layout, with_lse, high, _threads(), _empty_like)
-
-
-def straight_cache(
-    tensors: tuple[Tensor, Tensor, Tensor],
-    new: tuple[Tensor, Tensor] | None,
-    angles: tuple[Tensor, Tensor] | None,
-    lists: tuple[Tensor | None, ...],
-    longest: tuple[int | None, int | None],
-    scale: float | None,
-    window: _window.Window,
-    interleaved: bool,
-    with_lse: bool,
-    high: bool,
-) -> tuple[Tensor, Tensor | None] | None:
-    """The same for packed sequences and caches: ``lists`` are ``cu_seqlens_q``, ``cu_seqlens_k``, ``cu_seqlens_k_new``,
-    ``seqused_q``, ``seqused_k``, ``leftpad_k``, ``cache_batch_idx``, ``rotary_seqlens`` and ``page_table``."""
-    if (
-        not _EXCHANGED
-        or _compiling()
-        or (scale is not None and type(scale) is not float)
-        or _watched() > 0
-        or _overridden() > 0
-        or _transformed() is not None
-        or _traced() is not None
-        or _autocasting()
-        or _profiling()
-        or _forward_ad._current_level >= 0
-    ):
-        return None
-    differentiating = _differentiating()
-    for x in tensors if new is None else tensors + new:
-        if type(x) is not Tensor or x.is_neg() or (differentiating and x.requires_grad):
-            return None
-    return _native.straight_cache(
-        tensors, new, angles, lists, longest, scale, window, interleaved, with_lse, high, _threads(), _MADE
-    )
-
-
 def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
     """Why evosdpa does not compute this; ``None`` when it does."""
     if dropout_p != 0.0:
@@ -211,7 +161,7 @@ def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
             return _words.layout("nested" if x.is_nested else x.layout)
     if q.dim() not in (3, 4):
         return _words.dimensions(q.dim())
-    if not _compiling():
+    if not compiling():
         if _forward_ad._current_level >= 0 and any(_unpacked(x).tangent is not None for x in (q, k, v)):
             return _words.autograd()
         if any(x._is_zerotensor() for x in (q, k, v)):
@@ -229,7 +179,7 @@ def _can_take(q: Tensor, k: Tensor, v: Tensor, scale: Any, enable_gqa: bool, ref
     torch's, to compute it or to say what is wrong."""
     if refusal is not None or not _have_one_form(q, k, v) or not _fit(q, k, v, enable_gqa):
         return False
-    if _compiling():
+    if compiling():
         return True
     if not (scale is None or (type(scale) in (float, int) and abs(scale) <= _FLOAT32_MAX)):
         return False
@@ -240,7 +190,7 @@ def _can_take(q: Tensor, k: Tensor, v: Tensor, scale: Any, enable_gqa: bool, ref
 
 def _is_plain(x: Tensor) -> bool:
     """Whether a tensor is memory and nothing else; while compiling all look so."""
-    return _compiling() or (type(x) in _PLAIN and _is_dense(x))
+    return compiling() or (type(x) in _PLAIN and _is_dense(x))
 
 
 def _have_one_form(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -300,7 +250,7 @@ def _meaning(attn_mask: Any, is_causal: bool, q: Tensor, k: Tensor) -> tuple[_wi
 def _window_of(attn_mask: Any, q: Tensor, k: Tensor) -> _window.Window | None:
     """torch's masks that are a name and not numbers; ``None`` for those that are numbers."""
     known = sys.modules.get("torch.nn.attention.bias")
-    if known is None or _compiling() or type(attn_mask) is not known.CausalBias:
+    if known is None or compiling() or type(attn_mask) is not known.CausalBias:
         return None
     queries, keys = attn_mask.seq_len_q, attn_mask.seq_len_kv
     if (queries, keys) != (q.size(-2), k.size(-2)) or queries > keys:
@@ -329,7 +279,7 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Through the operator where somebody watches operators, else straight to the native side."""
     if (
-        _compiling()
+        compiling()
         or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)
         or _watched() > 0
         or _overridden() > 0

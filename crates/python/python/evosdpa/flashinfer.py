@@ -104,7 +104,7 @@ class _Plan:
         sinks: Tensor | None,
     ) -> Tensor | None:
         """The output alone, by one native call: ``[…, tokens, heads, dim]`` in and out. ``None`` is for :meth:`attend` to look into."""
-        if not self.is_plain or sinks is not None or window_left is not None or scales != (None, None, None):
+        if not self.is_plain or sinks is not None or window_left is not None or scales != (None, None, None) or _torch.compiling():
             return None
         (*_, heads, dim), (*_, heads_kv, _), dim_v = q.shape, k.shape, v.shape[-1]
         if (heads, heads_kv) != self.heads or (dim, dim_v) != self.dims:

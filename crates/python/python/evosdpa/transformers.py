@@ -125,7 +125,8 @@ def _computed(
             side["bias"] = mask if "bias" not in side else side["bias"] + mask
     query, key, value = _torch.autocast(query, key, value)
     if not side:
-        done = None if dropout else _torch.straight(query, key, value, scaling, window, True, False, False, False)
+        plain = not dropout and not torch.compiler.is_compiling()
+        done = _torch.straight(query, key, value, scaling, window, True, False, False, False) if plain else None
         if done is not None:
             return done[0].transpose(1, 2).contiguous()
     if not _torch.takes(query, key, value, dropout, scaling):

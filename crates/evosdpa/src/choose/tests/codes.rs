@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evosdpa_core::DType;
+use evosdpa_core::{DType, Feature};
 use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
 use super::*;
@@ -108,6 +108,27 @@ fn a_new_length_or_batch_is_never_new_code() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let f16 = too_many(Arch::Sm90a, &[(64, 64), (128, 128)], &[DType::F16], &[1, 4], CODES_MAX);
     assert!(f16.is_empty(), "{}", f16.join("\n"));
+}
+
+/// Of packed sequences, whose lengths no host knows, not even the bounds of lengths are.
+#[test]
+fn packed_sequences_have_one_code() {
+    let (registry, target) = (Registry::embedded().unwrap(), Target::nominal(Arch::Sm90a));
+    let kernel = registry.kernel("hopper_fwd").unwrap();
+    for (dim, mask, group) in [(64, "causal", 1), (128, "causal", 4), (128, "window", 8), (128, "full", 2)] {
+        let mut codes = BTreeSet::new();
+        for length in lengths() {
+            for batch in [1, 16, 256] {
+                let mut facts = facts((dim, dim), DType::BF16, mask, [batch, 8 * group, 8, length, length]);
+                facts.features = [Feature::PackedQueries, Feature::PackedKeys].into_iter().collect();
+                let settings = settings(kernel, &facts, &target, &Assignment::default()).unwrap();
+                codes.insert(
+                    settings.iter().map(|(name, value)| (name.to_owned(), value)).collect::<Vec<_>>(),
+                );
+            }
+        }
+        assert_eq!(codes.len(), 1, "{dim} {mask} group {group}: {codes:?}");
+    }
 }
 
 #[test]

@@ -54,11 +54,9 @@ pub fn serve(
             }
         });
     }
-    let worked = place.ready().and_then(|()| {
-        speaker.say(&Word::Ready(Box::new(ready)));
-        work(place, &orders, &speaker, &|| closed.load(Ordering::Relaxed))
-    });
-    worked
+    place.ready()?;
+    speaker.say(&Word::Ready(Box::new(ready)));
+    work(place, &orders, &speaker, &|| closed.load(Ordering::Relaxed))
 }
 
 /// Tells the tune that this evaluator cannot work, and why.

@@ -6,6 +6,8 @@ use crate::finding::Kind;
 use crate::machine::access::little_endian;
 use crate::machine::run::Context;
 use crate::memory::PAGE_BYTES;
+use crate::memory::view::Page;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// 16 bytes of shared memory, and which of them lie where in global memory.
@@ -39,48 +41,28 @@ pub(crate) struct BulkFlight {
 }
 
 impl Context<'_, '_> {
-    /// Bytes of global memory that were checked, across pages.
-    fn global_bytes(
-        &mut self,
-        mut at: u64,
-        mut visit: impl FnMut(usize, &mut [u8], &mut [u8], &mut [u8]),
-        bytes: usize,
-    ) {
+    /// Bytes of global memory that were checked, page by page: the page, where in it, and which of the bytes.
+    fn global_bytes(&mut self, at: u64, bytes: usize, mut visit: impl FnMut(&mut Page, usize, Range<usize>)) {
         let mut done = 0;
         while done < bytes {
+            let at = at + done as u64;
             let within = at as usize % PAGE_BYTES;
             let part = (bytes - done).min(PAGE_BYTES - within);
             let Some(page) = self.view.page(at) else { return };
-            let page = self.view.at(page);
-            let range = within..within + part;
-            visit(
-                done,
-                &mut page.data[range.clone()],
-                &mut page.written[range.clone()],
-                &mut page.dirty[range],
-            );
+            visit(self.view.at(page), within, done..done + part);
             done += part;
-            at += part as u64;
         }
     }
 
     fn read_global(&mut self, at: u64, out: &mut [u8]) {
-        let bytes = out.len();
-        self.global_bytes(at, |done, data, _, _| out[done..done + data.len()].copy_from_slice(data), bytes);
+        self.global_bytes(at, out.len(), |page, within, part| {
+            let from = &page.data[within..within + part.len()];
+            out[part].copy_from_slice(from);
+        });
     }
 
     fn write_global(&mut self, at: u64, from: &[u8]) {
-        let put = |done: usize, data: &mut [u8], written: &mut [u8], dirty: &mut [u8]| {
-            data.copy_from_slice(&from[done..done + data.len()]);
-            written.fill(1);
-            dirty.fill(1);
-        };
-        self.global_bytes(at, put, from.len());
-        for place in [at, at + from.len().saturating_sub(1) as u64] {
-            if let Some(page) = self.view.page(place) {
-                self.view.at(page).is_dirty = true;
-            }
-        }
+        self.global_bytes(at, from.len(), |page, within, part| page.put(within, &from[part]));
     }
 
     fn shared_piece(&mut self, block: u32, offset: u32) -> [u8; 16] {

@@ -96,6 +96,8 @@ const MOST_PLACES: usize = 1024;
 pub(crate) struct Operands {
     /// By instruction, descriptor and the warp whose rows they are; of B, [`ALL_WARPS`].
     all: HashMap<(u32, u64, u32), Places>,
+    /// Of each instruction the last B: its bytes and their values, which are the same for the four warps.
+    values: HashMap<u32, (Vec<[u8; 16]>, Rc<[f64]>)>,
 }
 
 impl Operands {
@@ -115,6 +117,19 @@ impl Operands {
             pieces.iter().map(|piece| piece.address as u32).collect()
         });
         Rc::clone(all)
+    }
+
+    /// The values of B, from the bytes of its pieces.
+    fn right(&mut self, pc: u32, pieces: Vec<[u8; 16]>, product: &Product) -> Rc<[f64]> {
+        if let Some((_, values)) = self.values.get(&pc).filter(|(known, _)| *known == pieces) {
+            return Rc::clone(values);
+        }
+        let values: Rc<[f64]> = product.right_from_memory(&pieces).into();
+        if self.values.len() > MOST_PLACES {
+            self.values.clear();
+        }
+        self.values.insert(pc, (pieces, Rc::clone(&values)));
+        values
     }
 }
 
@@ -406,7 +421,7 @@ impl Warp {
                 Left::Memory(places) => op.product.left_from_memory(&read(&places)),
                 Left::Values(values) => values,
             };
-            let right = op.product.right_from_memory(&read(&step.right));
+            let right = cx.operands.right(step.pc, read(&step.right), &op.product);
             op.product.multiply(&left, &right, step.adds, &mut chain.words, cx.options.accumulate);
         }
     }

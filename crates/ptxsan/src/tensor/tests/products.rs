@@ -127,6 +127,7 @@ fn halves_are_multiplied_as_everything_else() {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         state.rotate_left(11)
     };
+    let mut scratch = Vec::new();
     let mma = |k, element| Mma::new(Shape::new(16, 8, k), element, Accumulator::F32).contraction();
     let wmma = |element| Wmma::new(Shape::new(16, 16, 16), element, Accumulator::F32).contraction();
     for element in [Element::F16, Element::Bf16] {
@@ -140,9 +141,9 @@ fn halves_are_multiplied_as_everything_else() {
             product.a().for_each(&a, |row, col, code| values[0][row * k + col] = element.to_f32(code as u32));
             product.b().for_each(&b, |row, col, code| values[1][col * k + row] = element.to_f32(code as u32));
             product.c().for_each(&c, |row, col, code| values[2][row * n + col] = f32::from_bits(code as u32));
-            let mut d = vec![[0; 32]; product.d().registers()];
-            let [ra, rb, rc] = [&a, &b, &c].map(|all| all.iter().collect::<Vec<&Lanes>>());
-            assert!(product.execute_halves(&ra, &rb, &rc, &mut d, Accumulate::Double));
+            let mut d = c.clone();
+            let [ra, rb] = [&a, &b].map(|all| all.iter().collect::<Vec<&Lanes>>());
+            assert!(product.execute_halves(&ra, &rb, &mut d, Accumulate::Double, &mut scratch));
             let [left, right, start] = &values;
             product.d().for_each(&d, |row, col, code| {
                 let (x, y) = (&left[row * k..][..k], &right[col * k..][..k]);
