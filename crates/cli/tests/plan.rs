@@ -63,10 +63,9 @@ fn a_plan_says_what_from_where_and_why_not_the_others() {
     let page = page(&evosdpa(none, &["plan", "--explain", shape, "--arch", "sm_90a"]));
     for part in [
         "b2h32/8s4096d128:causal bf16 on sm_90a: hopper_fwd",
-        "row 4 of NVIDIA H200 (sm_90a) in h200.toml (built in)",
-        "results/h200/",
+        "from      rule: Q tiles fill the GPU",
         "launch    grid 132x1x1",
-        "schedule  LONGEST_FIRST=1 PAIRED=0 PERSISTENT=2 SECTION_MIB=32",
+        "schedule  LONGEST_FIRST=1 PAIRED=0 PERSISTENT=2 SECTION_MIB=0",
         "unequal Q tiles: longest first, by an atomic counter",
         "not ampere_fwd: something better is there",
         "not sdpa_fp8_stage_c: b2h32/8s4096d128 bf16 causal is not supported",

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use evosdpa::{
     Problem,
-    choose::{Origin, Planner, Question, assumed_tensors},
+    choose::{Planner, Question, assumed_tensors},
     tuned::TunedTable,
 };
 use evosdpa_kernels::{Arch, Registry, Target};
@@ -39,7 +39,6 @@ fn the_table_that_is_built_in_chooses_what_was_fastest() {
                 "{problem}: {} takes {chosen_us} of {times_us:?}",
                 choice.origin
             );
-            assert!(matches!(choice.origin, Origin::Row { .. }), "{problem}: {}", choice.origin);
             problems += 1;
         }
     }

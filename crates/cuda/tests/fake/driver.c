@@ -27,6 +27,7 @@ int cuDeviceGetCount(int* count) { *count = 1; return 0; }
 int cuGetErrorName(int code, const char** name) { *name = "CUDA_ERROR_FAKE"; return 0; }
 int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetName(char* name, int bytes, int device) { strncpy(name, "Fake GPU", bytes); return 0; }
+int cuDeviceGetPCIBusId(char* name, int bytes, int device) { strncpy(name, "0000:00:00.0", bytes); return 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { *bytes = 1 << 30; return 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   switch (attribute) {

@@ -32,7 +32,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(
     parked.take(done);
     now = done;
     now.next(p, division);
-    if (now.valid()) queries.load(p, now);
+    // The next queries are asked for under the merge, where registers are left for them beside O.
+    if (!Q_IN_SMEM && now.valid()) queries.load(p, now);
     finish_segment(p, smem, division, done, part, stage);
+    if (Q_IN_SMEM && now.valid()) queries.load(p, now);
   }
 }
