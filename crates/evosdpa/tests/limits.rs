@@ -23,6 +23,7 @@ fn problem(kernel: &Kernel, dtype: DType, target: &Target) -> Option<ProblemFact
         band_lo: None,
         band_hi: None,
         lse: kernel.manifest.lse,
+        page_size: 0,
         features: evosdpa_core::Features::NONE,
     });
     facts.into_iter().find(|facts| kernel.supports(facts, target).is_ok())
@@ -73,6 +74,7 @@ fn defaults_of_every_kind_keep_their_limits() {
         band_lo: None,
         band_hi: causal.then_some(0),
         lse: true,
+        page_size: 0,
         features: evosdpa_core::Features::NONE,
     };
     let cases = [
