@@ -21,7 +21,7 @@ __device__ __forceinline__ int page_of(const SdpaParams& p, const QTile& t, int 
 // Whether a tile comes from several pages in boxes of BOX_ROWS keys, BOXES in a tile and PAGE_BOXES in a page.
 constexpr bool BOXED = PAGED_CACHE && BOX_ROWS < BLOCK_N;
 constexpr int BOXES = BLOCK_N / BOX_ROWS;
-static_assert(BLOCK_N % BOX_ROWS == 0 && BOX_ROWS % 8 == 0 && BOXES <= 32, "whole swizzle patterns, a box a lane");
+static_assert(BLOCK_N % BOX_ROWS == 0 && BOX_ROWS % 8 == 0 && BOXES <= 8, "whole swizzle patterns, few pages");
 
 // A tile is TMA's where it lies in one piece, or in whole boxes.
 __device__ __forceinline__ bool needs_gather(const SdpaParams& p, const QTile& t) {
