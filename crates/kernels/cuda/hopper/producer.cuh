@@ -102,22 +102,26 @@ struct Producer {
       tma_v(t, n, barrier);
   }
 
-  // Tile n, the `use`-th of K or V, from its pages.
+  // Tile n, the `use`-th of K or V, from its pages, a few boxes at a time.
   template <int PANELS>
   __device__ __forceinline__ void tma_boxes(const TensorMap& map, const QTile& t, int n, u32 use, u32 tile, u32 barrier) const {
+    constexpr int TURN = BOXES % 4 == 0 ? 4 : BOXES;
     const int page_here = use & 1 ? odd_pages : even_pages;
-    int page[BOXES];
-#pragma unroll
-    for (int box = 0; box < BOXES; ++box) page[box] = __shfl_sync(~0u, page_here, box);
-    if (!is_leader()) return;
-    mbarrier_expect_bytes(barrier, PANELS * KV_PANEL_BYTES);
     const int first = PAGE_BOXES > 1 ? first_box(t, n) : 0;
+    if (is_leader()) mbarrier_expect_bytes(barrier, PANELS * KV_PANEL_BYTES);
+#pragma unroll 1
+    for (int at = 0; at < BOXES; at += TURN) {
+      int page[TURN];
 #pragma unroll
-    for (int box = 0; box < BOXES; ++box)
+      for (int box = 0; box < TURN; ++box) page[box] = __shfl_sync(~0u, page_here, at + box);
+      if (!is_leader()) continue;
 #pragma unroll
-      for (int panel = 0; panel < PANELS; ++panel)
-        tma_load(tile + panel * KV_PANEL_BYTES + box * BOX_ROWS * 128, &map, barrier, panel * PANEL,
-                 (first + box) % PAGE_BOXES * BOX_ROWS, t.head_kv, page[box], L2_EVICT_LAST);
+      for (int box = 0; box < TURN; ++box)
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel)
+          tma_load(tile + panel * KV_PANEL_BYTES + (at + box) * BOX_ROWS * 128, &map, barrier, panel * PANEL,
+                   (first + at + box) % PAGE_BOXES * BOX_ROWS, t.head_kv, page[box], L2_EVICT_LAST);
+    }
   }
 
   __device__ __forceinline__ void tma_v(const QTile& t, int n, u32 barrier) {
