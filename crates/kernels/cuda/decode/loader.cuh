@@ -24,8 +24,6 @@ __device__ __forceinline__ void cp_async_16_whole(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-__device__ __forceinline__ void prefetch_l2(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
-
 __device__ __forceinline__ void cp_async_4(u32 to, const void* from, int valid_bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid_bytes) : "memory");
 }
@@ -184,8 +182,6 @@ struct Loader {
     look_up();
   }
 
-  static constexpr int AHEAD = 8 * BLOCK_N;  // keys
-
   // Where this lane's key of the next tile lies: asked a tile ahead, so that nobody waits for the page table.
   __device__ __forceinline__ void look_up() {
     if (!PAGED_CACHE && !TOKEN_SCALES) return;
@@ -197,10 +193,7 @@ struct Loader {
       const int index = pages_of(token);
       token -= index * p.page_size;
       // Whatever the table holds, nothing outside the cache is read; past a sequence's end not even the table.
-      const int* entry = p.page_table + page * p.page_table_stride + index;
-      page = exists ? min(max(*entry, 0), p.pages - 1) : 0;
-      // The memory is busy, and answers later than the next tile is due: what is needed then is on its way to L2.
-      if (lane + AHEAD < keys_left) prefetch_l2(p.page_table + block * p.page_table_stride + pages_of(kv_first + key + lane + AHEAD));
+      page = exists ? min(max(p.page_table[page * p.page_table_stride + index], 0), p.pages - 1) : 0;
     }
   }
 

@@ -99,7 +99,7 @@ fn quads(addresses: &[u64; 32], _host: crate::host::Host) -> [u32; 4] {
     let mut asked = [0; 32];
     for (asked, address) in asked.iter_mut().zip(addresses) {
         let address = *address as u32;
-        *asked = u32::from(address % 16 == 0) << (address / 16 % 8);
+        *asked = u32::from(address.is_multiple_of(16)) << (address / 16 % 8);
     }
     std::array::from_fn(|group| asked[8 * group..][..8].iter().fold(0, |all, one| all | one))
 }

@@ -97,8 +97,11 @@ pub(crate) struct Operands {
     /// By instruction, descriptor and the warp whose rows they are; of B, [`ALL_WARPS`].
     all: HashMap<(u32, u64, u32), Places>,
     /// Of each instruction the last B: its bytes and their values, which are the same for the four warps.
-    values: HashMap<u32, (Vec<[u8; 16]>, Rc<[f64]>)>,
+    values: HashMap<u32, Converted>,
 }
+
+/// The bytes of an operand's pieces, and what they are as numbers.
+type Converted = (Vec<[u8; 16]>, Rc<[f64]>);
 
 impl Operands {
     /// Where an operand lies that a descriptor names.
