@@ -23,6 +23,7 @@ fn problem(kernel: &Kernel, dtype: DType, target: &Target) -> Option<ProblemFact
         band_lo: None,
         band_hi: None,
         lse: kernel.manifest.lse,
+        page_size: 0,
         features: evosdpa_core::Features::NONE,
     });
     facts.into_iter().find(|facts| kernel.supports(facts, target).is_ok())
@@ -73,6 +74,7 @@ fn defaults_of_every_kind_keep_their_limits() {
         band_lo: None,
         band_hi: causal.then_some(0),
         lse: true,
+        page_size: 0,
         features: evosdpa_core::Features::NONE,
     };
     let cases = [
@@ -120,12 +122,13 @@ fn defaults_of_every_kind_keep_their_limits() {
         ("hopper_small", problem([64, 32, 8, 1, 5000, 256], false)),
         ("hopper_small", problem([8, 64, 8, 1, 5000, 128], false)),
     ];
+    use Feature::*;
     let asking = |facts: ProblemFacts, features: &[Feature]| ProblemFacts {
+        page_size: if features.contains(&PagedCache) { 16 } else { 0 },
         features: features.iter().copied().collect(),
         ..facts
     };
     let coded = |sizes| ProblemFacts { kv_dtype: DType::E4M3, ..problem(sizes, false) };
-    use Feature::*;
     let everything = [
         PackedQueries,
         UsedQueries,

@@ -71,10 +71,11 @@ enum Function {
     Max,
     CeilDiv,
     RoundUp,
+    Gcd,
 }
 
 impl Function {
-    const NAMES: [&'static str; 4] = ["min", "max", "ceil_div", "round_up"];
+    const NAMES: [&'static str; 5] = ["min", "max", "ceil_div", "round_up", "gcd"];
 
     fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -82,6 +83,7 @@ impl Function {
             "max" => Some(Self::Max),
             "ceil_div" => Some(Self::CeilDiv),
             "round_up" => Some(Self::RoundUp),
+            "gcd" => Some(Self::Gcd),
             _ => None,
         }
     }
@@ -291,6 +293,8 @@ impl Evaluation<'_> {
             Function::Min => Ok(a.min(b)),
             Function::Max => Ok(a.max(b)),
             Function::CeilDiv => quotient_rounded_up(),
+            Function::Gcd => greatest_common_divisor(a, b)
+                .ok_or_else(|| self.error(node, format!("gcd({a}, {b}) of a number below 0"))),
             Function::RoundUp => quotient_rounded_up()?
                 .checked_mul(b)
                 .ok_or_else(|| self.error(node, format!("round_up({a}, {b}) overflows"))),
@@ -300,6 +304,14 @@ impl Evaluation<'_> {
     fn error(&self, node: &Node, problem: String) -> ExprError {
         ExprError { text: self.text.to_owned(), column: node.at + 1, problem }
     }
+}
+
+/// That of 0 and a number is the number; `None` where one is negative.
+fn greatest_common_divisor(mut a: i64, mut b: i64) -> Option<i64> {
+    while a >= 0 && b > 0 {
+        (a, b) = (b, a % b);
+    }
+    (a >= 0 && b == 0).then_some(a)
 }
 
 #[cfg(test)]
@@ -341,6 +353,8 @@ mod tests {
             ("BLOCK_M % 16 == 0 && seq_q >= 1000", 1),
             ("ceil_div(seq_q, BLOCK_M)", 16),
             ("round_up(seq_q, 16)", 1008),
+            ("gcd(128, 48)", 16),
+            ("gcd(0, 80) + gcd(7, 0) + gcd(0, 0)", 87),
             ("min(3, max(1, 2))", 2),
             ("seq_q != 1000", 0),
             ("BLOCK_M <= 63", 0),
@@ -380,6 +394,8 @@ mod tests {
             ("-(-9223372036854775807 - 1)", 1, "overflows"),
             ("ceil_div(seq_q, zero)", 1, "must be positive"),
             ("round_up(9223372036854775806, 16)", 1, "overflows"),
+            ("gcd(-4, 2)", 1, "below 0"),
+            ("1 + gcd(4, -2)", 5, "below 0"),
             ("seq_q + BLOKC_M", 9, "`BLOKC_M` has no value"),
         ] {
             let error = value(text).unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use evosdpa_core::{Band, DType, Feature, Features, Problem};
+use evosdpa_core::{Band, DType, Feature, Features, PageSize, Problem};
 
 use crate::{Error, MaskKind};
 
@@ -33,13 +33,15 @@ pub struct ProblemFacts {
     pub band_hi: Option<i32>,
     /// Whether the log-sum-exp is wanted.
     pub lse: bool,
+    /// Tokens in a page of the cache; 0 where it has none.
+    pub page_size: u32,
     /// What is asked for beyond equal lengths, one dtype and a mask.
     pub features: Features,
 }
 
 impl ProblemFacts {
     /// The names an expression may use for these facts and the target's.
-    pub const NAMES: [&'static str; 35] = [
+    pub const NAMES: [&'static str; 36] = [
         "batch",
         "heads_q",
         "heads_kv",
@@ -51,6 +53,7 @@ impl ProblemFacts {
         "window",
         "masked",
         "lse",
+        "page_size",
         "dtype_bytes",
         "kv_e4m3",
         "kv_u8",
@@ -129,6 +132,7 @@ impl ProblemFacts {
             "window" => i64::from(mask == MaskKind::Window),
             "masked" => i64::from(mask != MaskKind::Full),
             "lse" => i64::from(self.lse),
+            "page_size" => self.page_size.into(),
             "dtype_bytes" => self.dtype.bytes() as i64,
             "kv_e4m3" => i64::from(self.kv_dtype == DType::E4M3),
             "kv_u8" => i64::from(self.kv_dtype == DType::U8),
@@ -174,6 +178,7 @@ impl TryFrom<&Problem> for ProblemFacts {
             band_lo: bound(band.lo, Band::FULL.lo),
             band_hi: bound(band.hi, Band::FULL.hi),
             lse: problem.lse(),
+            page_size: size("page_size", problem.lengths().page.map_or(0, PageSize::tokens))?,
             features: problem.features(),
         })
     }
@@ -215,6 +220,7 @@ mod tests {
             band_lo,
             band_hi,
             lse: true,
+            page_size: 0,
             features: Features::NONE,
         }
     }

@@ -35,6 +35,7 @@ fn facts() -> ProblemFacts {
         band_lo: None,
         band_hi: None,
         lse: false,
+        page_size: 0,
         features: evosdpa_core::Features::NONE,
     }
 }

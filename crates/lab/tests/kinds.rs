@@ -166,6 +166,18 @@ fn hopper_fwd_gathers_pages() {
         Trial { seed: 13, ..trial("hopper_fwd[BLOCK_N=64]", "b2h1s9/300d64:used:paged=128", F16) },
         Trial { seed: 5, ..trial("hopper_fwd", "b3h1s70/300d64:causal-br:varlen=q:used:paged=256", BF16) },
         Trial { blocks: 1, seed: 9, ..trial("hopper_fwd", "b3h2/1s20/200d128:used:paged=64", F16) },
+        // boxes that are a page, and several to a page; tiles that begin inside a page
+        Trial {
+            blocks: 1,
+            seed: 2,
+            ..trial("hopper_fwd", "b3h1s70/300d64:causal-br:varlen=q:used:paged=32", F16)
+        },
+        Trial { seed: 3, ..trial("hopper_fwd", "b2h2s9/300d64:used:paged=48", BF16) },
+        Trial {
+            blocks: 1,
+            seed: 6,
+            ..trial("hopper_fwd[BLOCK_N=80]", "b2h1s9/300d256:used:paged=256", BF16)
+        },
     ]);
 }
 

@@ -1,5 +1,6 @@
-// K and V that TMA alone cannot fetch, for which the producer is a warp of 32 lanes instead of a thread. Rows from a cache in pages are
-// copied by cp.async, with zeros behind the last key. Of a tile in which a sequence ends that has a length of its own, TMA fetches what
+// K and V that TMA alone cannot fetch, for which the producer is a warp of 32 lanes instead of a thread. Of a cache in pages smaller than
+// a tile, TMA fetches boxes that lie in one page each, which the lanes look up; where boxes would be too small or begin inside a page's
+// box, rows are copied by cp.async, with zeros behind the last key. Of a tile in which a sequence ends that has a length of its own, TMA fetches what
 // lies behind it too: keys there are masked, but values, which a weight of 0 does not hide if they are NaN, are overwritten with zeros.
 #pragma once
 #include "copy.cuh"
@@ -17,8 +18,14 @@ __device__ __forceinline__ int page_of(const SdpaParams& p, const QTile& t, int 
   return min(max(p.page_table[block_of(t, t.batch) * p.page_table_stride + index], 0), p.pages - 1);
 }
 
-// A tile is TMA's where it lies in one piece.
+// Whether a tile comes from several pages in boxes of BOX_ROWS keys, BOXES in a tile and PAGE_BOXES in a page.
+constexpr bool BOXED = PAGED_CACHE && BOX_ROWS < BLOCK_N;
+constexpr int BOXES = BLOCK_N / BOX_ROWS;
+static_assert(BLOCK_N % BOX_ROWS == 0 && BOX_ROWS % 8 == 0 && BOXES <= 8, "whole swizzle patterns, few pages");
+
+// A tile is TMA's where it lies in one piece, or in whole boxes.
 __device__ __forceinline__ bool needs_gather(const SdpaParams& p, const QTile& t) {
+  if (BOXED) return first_key(t) % BOX_ROWS != 0;
   return PAGED_CACHE && (p.page_size % BLOCK_N != 0 || first_key(t) % BLOCK_N != 0);
 }
 
@@ -30,6 +37,14 @@ __device__ __forceinline__ TileAt place_of_tile(const SdpaParams& p, const QTile
   const int key = first_key(t) + n * BLOCK_N;
   if (PAGED_CACHE) return {key % p.page_size, page_of(p, t, key / p.page_size)};
   return {key, PACKED_KEYS ? 0 : block_of(t, t.batch)};
+}
+
+__device__ __forceinline__ int first_box(const QTile& t, int n) { return (first_key(t) + n * BLOCK_N) / BOX_ROWS; }
+
+// The page of a lane's box of a tile. Entries of the table behind the last key's are nobody's: boxes there come from its page.
+__device__ __forceinline__ int page_of_lane(const SdpaParams& p, const QTile& t, int n) {
+  const int last_box = (first_key(t) + keys_of(p, t) - 1) / BOX_ROWS;
+  return page_of(p, t, min(first_box(t, n) + static_cast<int>(threadIdx.x % 32), last_box) / PAGE_BOXES);
 }
 
 // What has been copied and not yet told the consumers.

@@ -43,6 +43,7 @@ struct Producer {
   RingPosition<STAGES> k_at, v_at;
   Gathered gathered;
   Tail tail;
+  int even_pages, odd_pages;  // of this lane's box, by the number of the tile: K is at most one tile ahead of V
 
   __device__ __forceinline__ Producer(const SdpaParams& params, const TensorMap& q, const TensorMap& k, const TensorMap& v,
                                       const Layout& where)
@@ -59,9 +60,12 @@ struct Producer {
   }
 
   __device__ __forceinline__ void load_k(const QTile& t, int n) {
+    if (BOXED) (k_at.uses & 1 ? odd_pages : even_pages) = page_of_lane(p, t, n);  // the answer comes while the slot is awaited
     await_empty(layout.k_empty(k_at.slot()), k_at.parity() ^ 1);
     if (PAGED_CACHE && needs_gather(p, t)) {
       gathered.copy<QK_PANELS>(p, p.k, p.k_stride, p.dim_qk, t, n, layout.k(k_at.slot()), layout.k_full(k_at.slot()));
+    } else if (BOXED) {
+      tma_boxes<QK_PANELS>(k_map, t, n, k_at.uses, layout.k(k_at.slot()), layout.k_full(k_at.slot()));
     } else if (is_leader()) {
       tma_k(t, n);
     }
@@ -83,12 +87,41 @@ struct Producer {
       gathered.copy<V_PANELS>(p, p.v, p.v_stride, p.dim_v, t, n, layout.v(v_at.slot()), layout.v_full(v_at.slot()));
     } else if (PRODUCER_IS_WARP && (n + 1) * BLOCK_N > keys_of(p, t)) {
       tail.publish(layout.tail_there);
-      if (is_leader()) tma_v(t, n, layout.tail_there);
+      fetch_v(t, n, layout.tail_there);
       tail.begin(keys_of(p, t) - n * BLOCK_N, layout.v(v_at.slot()), layout.v_full(v_at.slot()));
-    } else if (is_leader()) {
-      tma_v(t, n, layout.v_full(v_at.slot()));
+    } else {
+      fetch_v(t, n, layout.v_full(v_at.slot()));
     }
     v_at.advance();
+  }
+
+  __device__ __forceinline__ void fetch_v(const QTile& t, int n, u32 barrier) {
+    if (BOXED)
+      tma_boxes<V_PANELS>(v_map, t, n, v_at.uses, layout.v(v_at.slot()), barrier);
+    else if (is_leader())
+      tma_v(t, n, barrier);
+  }
+
+  // Tile n, the `use`-th of K or V, from its pages, a few boxes at a time.
+  template <int PANELS>
+  __device__ __forceinline__ void tma_boxes(const TensorMap& map, const QTile& t, int n, u32 use, u32 tile, u32 barrier) const {
+    constexpr int TURN = BOXES % 4 == 0 ? 4 : BOXES;
+    const int page_here = use & 1 ? odd_pages : even_pages;
+    const int first = PAGE_BOXES > 1 ? first_box(t, n) : 0;
+    if (is_leader()) mbarrier_expect_bytes(barrier, PANELS * KV_PANEL_BYTES);
+#pragma unroll 1
+    for (int at = 0; at < BOXES; at += TURN) {
+      int page[TURN];
+#pragma unroll
+      for (int box = 0; box < TURN; ++box) page[box] = __shfl_sync(~0u, page_here, at + box);
+      if (!is_leader()) continue;
+#pragma unroll
+      for (int box = 0; box < TURN; ++box)
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel)
+          tma_load(tile + panel * KV_PANEL_BYTES + (at + box) * BOX_ROWS * 128, &map, barrier, panel * PANEL,
+                   (first + at + box) % PAGE_BOXES * BOX_ROWS, t.head_kv, page[box], L2_EVICT_LAST);
+    }
   }
 
   __device__ __forceinline__ void tma_v(const QTile& t, int n, u32 barrier) {

@@ -35,6 +35,7 @@ fn facts(dims: (u32, u32), dtype: DType, mask: &str, sizes: [u32; 5]) -> Problem
         band_lo,
         band_hi,
         lse: false,
+        page_size: 0,
         features: evosdpa_core::Features::NONE,
     }
 }

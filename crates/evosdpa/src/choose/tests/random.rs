@@ -34,6 +34,7 @@ fn any_facts() -> impl Strategy<Value = ProblemFacts> {
             band_lo,
             band_hi,
             lse: false,
+            page_size: 0,
             features: evosdpa_core::Features::NONE,
         }
     })
