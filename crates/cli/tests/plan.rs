@@ -66,7 +66,7 @@ fn a_plan_says_what_from_where_and_why_not_the_others() {
         "from      rule: Q tiles fill the GPU",
         "launch    grid 132x1x1",
         "schedule  LONGEST_FIRST=1 PAIRED=0 PERSISTENT=2 SECTION_MIB=0",
-        "unequal Q tiles: longest first, by an atomic counter",
+        "unequal Q tiles: longest first of all heads, by an atomic counter",
         "not ampere_fwd: something better is there",
         "not sdpa_fp8_stage_c: b2h32/8s4096d128 bf16 causal is not supported",
     ] {
