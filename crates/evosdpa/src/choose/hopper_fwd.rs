@@ -31,6 +31,10 @@ impl Tile {
         if many && !look.masked() && (PRECISE_KEYS..=512).contains(&seq_kv) && seq_kv.is_multiple_of(64) {
             return Self::Four;
         }
+        // Pairs of equal length, which the cost knows nothing of; groups have no code for them.
+        if one_round(look) && look.facts.seq_q >= 1024 && !look.grouped() {
+            return Self::Two;
+        }
         // Of so many the rounds are alike, and what counts is the rate.
         if many && !look.masked() && seq_kv >= 1024 {
             return Self::Three;
@@ -168,7 +172,7 @@ impl Order {
             let why = "equal Q tiles, few for each CTA: an atomic counter evens out the last ones";
             return Self { persistent: 2, why, ..plain };
         }
-        if tile == Tile::Two && one_round(look, dynamic) {
+        if tile == Tile::Two && one_round(look) {
             // 2: the precise ones, which take longer than their KV tiles say, have a shorter partner.
             let why = "pairs of a long and a short Q tile fill the GPU once, all equally long";
             return Self { persistent: 2, paired: 2, pack_heads: 1, why, ..plain };
@@ -193,11 +197,11 @@ fn is_dynamic(look: &Look<'_>, tile: Tile) -> bool {
 }
 
 /// Whether pairs of a long and a short Q tile fill the GPU once.
-fn one_round(look: &Look<'_>, dynamic: bool) -> bool {
+fn one_round(look: &Look<'_>) -> bool {
     let rows = 128;
     let pairs = u64::from(look.facts.seq_q.div_ceil(rows).div_ceil(2)) * look.heads();
     let fills = look.causal()
-        && !dynamic
+        && !is_dynamic(look, Tile::Two)
         && look.facts.seq_q <= 16 * rows
         && pairs <= look.sms()
         && 10 * pairs > 9 * look.sms();
