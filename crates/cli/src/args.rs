@@ -11,7 +11,7 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-pub(crate) use choose::{Apply, Kernels, Plan, Tune};
+pub(crate) use choose::{Apply, Export, Kernels, Plan, Tune};
 pub(crate) use measure::{Bench, Compare, Profile, Report, Runs};
 pub(crate) use prove::{Build, Check, Sanitize};
 pub(crate) use value::Place;
@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Plan(Plan),
     /// Put the winners of a tune into your tuned table, which the library plans with
     Apply(Apply),
+    /// Write a problem as files that another tool takes: KernelBench, GPU MODE or OpenEvolve
+    Export(Export),
     /// List recorded runs
     Runs(Runs),
     /// Say row by row whether the runs of B are faster or slower than those of A

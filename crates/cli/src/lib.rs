@@ -86,6 +86,7 @@ fn dispatch(cli: Cli, own: &[OsString]) -> anyhow::Result<Status> {
         Command::Kernels(args) => command::kernels::run(args),
         Command::Plan(args) => command::plan::run(args),
         Command::Apply(args) => command::apply::run(args),
+        Command::Export(args) => command::export::run(args),
         Command::Runs(args) => command::runs::run(args),
         Command::Compare(args) => command::compare::run(args),
         Command::Doctor(args) => command::doctor::run(args),

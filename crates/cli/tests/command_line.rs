@@ -443,3 +443,77 @@ fn kernels_doctor_completions_and_help_say_what_there_is() {
         assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
     }
 }
+
+/// Python of this machine; where there is none, the files are still written and looked at.
+fn python(folder: &Path, code: &str) -> Option<Output> {
+    let program = cargo_bin!("evosdpa").display().to_string();
+    Command::new("python3")
+        .args(["-c", code])
+        .current_dir(folder)
+        .env("EVOSDPA_PROGRAM", program)
+        .output()
+        .ok()
+}
+
+#[test]
+fn export_writes_what_other_tools_take() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let export = |tool: &str, more: &[&str]| {
+        let own = ["export", tool, "--shape", "b2h8/2s64d32:causal", "--dtype", "f16", "--out", tool];
+        evosdpa(path, &[&own[..], more].concat())
+    };
+    for (tool, more, expected) in [
+        ("kernelbench", &[][..], &["1_attention.py", "solution.py"][..]),
+        ("gpumode", &[], &["task.yml", "task.py", "reference.py", "submission.py"]),
+        ("openevolve", &["--kernel", "sdpa_v1"], &["initial_program.cu", "evaluator.py", "config.yaml"]),
+    ] {
+        let output = export(tool, more);
+        assert!(output.status.success(), "{tool}: {}", text(&output.stderr));
+        for name in expected {
+            let written = std::fs::read_to_string(path.join(tool).join(name)).unwrap();
+            let unfilled = written.replace("\"@SUBMISSION@\"", "");
+            let is_word =
+                |word: &&str| word.len() > 2 && word.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+            assert_eq!(unfilled.split('@').skip(1).step_by(2).find(is_word), None, "{tool}/{name}");
+            if name.ends_with(".py")
+                && let Some(done) =
+                    python(path, &format!("compile(open('{tool}/{name}').read(), '{name}', 'exec')"))
+            {
+                assert!(done.status.success(), "{tool}/{name}: {}", text(&done.stderr));
+            }
+        }
+        // Nothing is written over.
+        let again = export(tool, more);
+        assert!(!again.status.success() && text(&again.stderr).contains("is there already"));
+    }
+    // OpenEvolve's evaluator judges its own program right and a spoiled one wrong, by the simulator.
+    let stage = "import sys, types, re
+result = types.ModuleType('openevolve.evaluation_result')
+class EvaluationResult:
+    def __init__(self, metrics, artifacts): self.metrics, self.artifacts = metrics, artifacts
+result.EvaluationResult = EvaluationResult
+sys.modules['openevolve'], sys.modules['openevolve.evaluation_result'] = types.ModuleType('openevolve'), result
+sys.path.insert(0, 'openevolve')
+import evaluator
+good = evaluator.evaluate_stage1('openevolve/initial_program.cu')
+text = open('openevolve/initial_program.cu').read()
+open('wrong.cu', 'w').write(text.replace('__global__', '__global__ garbage', 1))
+wrong = evaluator.evaluate_stage1('wrong.cu')
+print(good.metrics['correct'], wrong.metrics['correct'], good.artifacts, wrong.artifacts)";
+    if let Some(done) = python(path, stage) {
+        let said = text(&done.stdout);
+        assert!(said.starts_with("1.0 0.0 "), "{said}{}", text(&done.stderr));
+    }
+    for (arguments, why) in [
+        (&["export", "kernelbench", "--shape", "tiny:causal", "--dtype", "u8", "--out", "x"][..], "u8"),
+        (&["export", "gpumode", "--shape", "tiny:window8", "--out", "x"], "window"),
+        (&["export", "openevolve", "--shape", "tiny", "--out", "x"], "--kernel"),
+        (&["export", "kernelbanch", "--shape", "tiny", "--out", "x"], "did you mean `kernelbench`"),
+    ] {
+        let output = evosdpa(path, arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(text(&output.stderr).contains(why), "{arguments:?}: {}", text(&output.stderr));
+        assert!(!path.join("x").exists());
+    }
+}

@@ -10,6 +10,7 @@ pub mod covering;
 pub mod device;
 mod error;
 pub mod evolve;
+pub mod exchange;
 pub mod gate;
 pub mod machine;
 pub mod measure;

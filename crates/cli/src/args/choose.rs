@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use evosdpa_core::{DType, Shape};
 use evosdpa_kernels::Arch;
+use evosdpa_lab::exchange::Tool;
 
 use super::{
     Common,
@@ -164,6 +165,36 @@ pub(crate) struct Apply {
     #[arg(long)]
     pub(crate) force: bool,
     /// A folder with CUDA kernels of your own, if a winner is one
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Vec<PathBuf>,
+    /// Print one JSON document instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa export kernelbench --shape b8h16s1024d64:causal --out tasks/kernelbench
+  evosdpa export openevolve --shape b8h16s1024d64:causal --dtype f16 --kernel sdpa_v2c --out tasks/openevolve")]
+pub(crate) struct Export {
+    /// The tool: kernelbench, gpumode or openevolve
+    pub(crate) tool: Tool,
+    /// The shape
+    #[arg(long)]
+    pub(crate) shape: Shape,
+    /// The element type: f32, f16 or bf16
+    #[arg(long, default_value = "bf16")]
+    pub(crate) dtype: DType,
+    /// With openevolve: the CUDA kernel that is to evolve
+    #[arg(long, value_name = "NAME")]
+    pub(crate) kernel: Option<String>,
+    /// With openevolve: the architecture whose roofline scores are a share of
+    #[arg(long, default_value = "sm_90a", value_name = "ARCH")]
+    pub(crate) arch: Arch,
+    /// The folder for the files
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// A folder with CUDA kernels of your own; may be given several times
     #[arg(long, value_name = "FOLDER")]
     pub(crate) kernel_path: Vec<PathBuf>,
     /// Print one JSON document instead of text
