@@ -11,7 +11,7 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-pub(crate) use choose::{Apply, Export, Kernels, Plan, Tune};
+pub(crate) use choose::{Apply, Export, Import, Kernels, Plan, Tune};
 pub(crate) use measure::{Bench, Compare, Profile, Report, Runs};
 pub(crate) use prove::{Build, Check, Sanitize};
 pub(crate) use value::Place;
@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Apply(Apply),
     /// Write a problem as files that another tool takes: KernelBench, GPU MODE or OpenEvolve
     Export(Export),
+    /// Evaluate an answer to such a task by the same gates, or make a kernel of it
+    Import(Import),
     /// List recorded runs
     Runs(Runs),
     /// Say row by row whether the runs of B are faster or slower than those of A

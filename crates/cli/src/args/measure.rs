@@ -144,15 +144,18 @@ pub(crate) struct Profile {
 #[command(after_help = "Examples:
   evosdpa report latest
   evosdpa report 3f9a1c results/h200/bench-named-shapes.json --out report.html
-  evosdpa report latest --format md")]
+  evosdpa report latest --format md
+  evosdpa report tunes/llm tunes/other --format strategies --out -")]
 pub(crate) struct Report {
     /// Runs: a folder, a name or the end of one, latest, a --json document, or a tune's folder
     #[arg(required = true, value_name = "RUN")]
     pub(crate) inputs: Vec<String>,
-    /// Where to write , or - for standard output [default: report.html, report.md, report.csv, t4.json or trace.json in the first run's folder]
+    /// Where to write , or - for standard output [default: report.html, report.md, report.csv, t4.json, trace.json or strategies.md in the first run's
+    /// folder]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// html, md, csv, t4 (Kernel Tuner's results) or perfetto (a timeline for ui.perfetto.dev)
+    /// html, md, csv, t4 (Kernel Tuner's results), perfetto (a timeline for ui.perfetto.dev) or strategies (what each way
+    /// of proposing came to in tunes, and whether insights help)
     #[arg(long, default_value = "html", value_name = "FORMAT")]
     pub(crate) format: Format,
     /// Folder of the records
