@@ -80,7 +80,7 @@ pub(crate) struct Common {
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: Place,
     /// Threads to use on the CPU [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) threads: Option<u32>,
     /// Instruction set to use on the CPU: portable, neon, avx2, avx512 or avx512bf16 [default: the best there is]
     #[arg(long, value_name = "ISA")]

@@ -23,7 +23,7 @@ use crate::{
         compare::Comparison,
         duel::{Arm, Rule, duel},
         floor::{Floor, unless_the_machine_failed},
-        interleave::{Contestant, Plan, Times, interleave},
+        interleave::{Contestant, Plan, SETTLE, Times, interleave},
         samples::median,
     },
     record::Row,
@@ -90,9 +90,6 @@ const BETWEEN_BELOW_US: f64 = 100.0;
 
 /// The gate that a kernel passes by being timed.
 const PERFORMANCE: &str = "performance";
-
-/// Idle time before each reading when thread pools of two programs take turns.
-const SETTLE: Duration = Duration::from_millis(3);
 
 /// Takes every kernel and baseline through the gates and times those that pass. `torch` is PyTorch or the reason it is not
 /// there. `proceed` is told of each step and stops the measurement by answering no.

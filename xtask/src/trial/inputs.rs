@@ -67,8 +67,8 @@ const SHAPES: [&str; 44] = [
 ];
 const DTYPES: [&str; 12] =
     ["", "x", "f61", "F32 ", "int4", "float", "fp16", "bf61", "e5m3", "16", "-1", "🦀"];
-const DEVICES: [&str; 11] =
-    ["", "gpu", "tpu", "cuda:x", "cuda:-1", "cuda:999999999999", "cuda:", "cpu:1", "cpu,cuda", " cpu", "🦀"];
+const DEVICES: [&str; 10] =
+    ["", "gpu", "tpu", "cuda:x", "cuda:-1", "cuda:", "cpu:1", "cpu,cuda", " cpu", "🦀"];
 const KERNELS: [&str; 12] = [
     "",
     "nope",

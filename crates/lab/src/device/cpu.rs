@@ -88,12 +88,8 @@ impl Device for Cpu {
     }
 
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
-        let options = match self.options(kernel) {
-            Ok(options) => options,
-            // An unknown kernel is wrong use, which loading it reports.
-            Err(Error::Problem(_)) => return None,
-            Err(error) => return Some(error.to_string()),
-        };
+        // A kernel or tunable that there is not is wrong use, which loading it reports.
+        let options = self.options(kernel).ok()?;
         Attention::plan_with(*problem, evosdpa::Device::Cpu, &options).err().map(|error| error.to_string())
     }
 
