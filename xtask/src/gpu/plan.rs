@@ -134,14 +134,14 @@ pub(super) fn steps() -> Vec<Step> {
                 "--shapes",
                 &shapes,
                 "--baselines",
-                "flash,cudnn",
+                "cudnn,flash-attn-3",
                 "--budget",
-                "3",
+                "1.5",
             ];
             steps.push(evosdpa(
                 &format!("grid-d{dim}{suffix}"),
-                "FlashAttention-3's grid, 16k tokens",
-                40,
+                "FlashAttention-3's grid, 16k tokens, beside it where Python has it",
+                80,
                 &arguments,
             ));
         }
