@@ -4,7 +4,7 @@
 What each way knows is what a language model would be shown (docs/llm.md): Free the best alone, Insight the best and the
 advice on it, Full two elites as well. What it makes of that is chance.
 
-    evosdpa tune --device cpu --shapes tiny --evaluations 40 --out tunes/strategies \
+    evosdpa tune --device cpu --shapes b1h1s384d64 --evaluations 46 --out tunes/strategies \
         --proposer "python3 examples/proposer/strategies.py"
     evosdpa report tunes/strategies --format strategies --out -
 """
@@ -13,7 +13,7 @@ import json
 import random
 import sys
 
-WAYS = ("free", "insight", "full")
+WAYS = ("scripted-free", "scripted-insight", "scripted-full")
 
 
 def changed(point, dimensions, chance):
@@ -48,9 +48,9 @@ def propose(request):
     best, tried = elites[0], [evaluation["point"] for evaluation in request["history"]]
     parents = [best["number"]]
     for _ in range(50):
-        if way == "free":
+        if way == "scripted-free":
             point = changed(best["point"], dimensions, chance)
-        elif way == "insight" or len(elites) < 2 or chance.random() < 0.5:
+        elif way == "scripted-insight" or len(elites) < 2 or chance.random() < 0.5:
             point = advised(best["point"], dimensions, request["insights"], chance)
         else:
             other = chance.choice(elites[1:])

@@ -81,7 +81,7 @@ fn adopt(args: &Import, kernel: &str, source: &str, problem: &Problem) -> anyhow
     let (name, dtype) = (args.name.as_str(), problem.dtype().name());
     let check =
         ["evosdpa", "check", "--device", "sim", "--kernels", name, "--shapes", &small, "--dtype", dtype];
-    let check = [&check[..], &["--kernel-path", &folder]].concat();
+    let check = [&check[..], &["--seeds", "1", "--kernel-path", &folder]].concat();
     let more = args.common.json.then_some("--json");
     let Command::Check(check) = Cli::try_parse_from(check.into_iter().chain(more))?.command else {
         unreachable!("that is what was written")

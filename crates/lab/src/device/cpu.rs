@@ -87,6 +87,10 @@ impl Device for Cpu {
         Self::KERNELS.map(describe).to_vec()
     }
 
+    fn check_name(&self, kernel: &str) -> Result<(), Error> {
+        self.options(kernel).map(drop)
+    }
+
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
         // A kernel or tunable that there is not is wrong use, which loading it reports.
         let options = self.options(kernel).ok()?;

@@ -62,6 +62,12 @@ pub trait Device {
     /// The kernels it has, the simplest first.
     fn kernels(&self) -> Vec<KernelInfo>;
 
+    /// Refuses a name whose tunables mean nothing on any problem.
+    fn check_name(&self, kernel: &str) -> Result<(), Error> {
+        let _ = kernel;
+        Ok(())
+    }
+
     /// Why a kernel cannot solve a problem, if it cannot.
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String>;
 
