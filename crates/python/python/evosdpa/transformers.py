@@ -63,7 +63,8 @@ def evosdpa_attention_forward(
     if not kwargs.keys() <= _HARMLESS:
         _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if not (dropout or _torch.compiling() or _has_more(position_bias, softcap, s_aux, cache)):
+    is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
+    if is_plain and not dropout and not _torch.compiling():
         out = _straight(query, key, value, attention_mask, causal, scaling, kwargs)
         if out is not None:
             return out, None
@@ -97,10 +98,6 @@ def _refuse_unknown(kwargs: dict[str, Any]) -> None:
     for name, given in kwargs.items():
         if given is not None and given is not False and name not in _HARMLESS:
             raise NotImplementedError(_words.argument(name))
-
-
-def _has_more(*extras: Any) -> bool:
-    return any(extra is not None for extra in extras)
 
 
 def _straight(
