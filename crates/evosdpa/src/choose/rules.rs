@@ -8,9 +8,6 @@ use super::{cost, look::Look};
 /// Problems with more queries than this are no decoding.
 const DECODE_QUERIES_MAX: u32 = 16;
 
-/// Dense caches from here on take so long that only the memory's speed counts, and not how soon the first keys are there (`docs/log/serving.md`).
-const STREAMED_BYTES: u64 = 256 << 20;
-
 /// Kernels in the order in which to try them, each with why it stands there.
 pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static str, &'static str)> {
     let small = ("hopper_small", "splitting the keys of each Q tile is the fastest cut of so few");
@@ -24,7 +21,7 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
     }
     let hopper = target.arch == Arch::Sm90a;
     // Other caches of equal lengths are split over clusters there.
-    let split_evenly = !hopper || reads_cache(facts) || modifies_scores(facts) || streams(facts);
+    let split_evenly = !hopper || reads_cache(facts) || modifies_scores(facts);
     let decodes = facts.seq_q <= DECODE_QUERIES_MAX && split_evenly;
     let mut candidates = Vec::new();
     candidates.extend(decodes.then_some(decode));
@@ -61,13 +58,4 @@ fn reads_cache(facts: &ProblemFacts) -> bool {
 fn modifies_scores(facts: &ProblemFacts) -> bool {
     use Feature::*;
     [Softcap, Alibi, Bias, BooleanMask, Chunks, Sinks].into_iter().any(|kind| facts.features.contains(kind))
-}
-
-/// Whether a large cache of 16-bit keys is read whole, for query heads that fit 16 rows.
-fn streams(facts: &ProblemFacts) -> bool {
-    let rows = facts.seq_q.saturating_mul(facts.heads_q / facts.heads_kv);
-    let key_bytes = 2 * (u64::from(facts.head_dim) + u64::from(facts.value_dim));
-    let keys = u64::from(facts.batch) * u64::from(facts.heads_kv) * u64::from(facts.seq_kv);
-    let narrow = facts.head_dim.max(facts.value_dim) <= 128;
-    rows <= 16 && narrow && facts.band_lo.is_none() && keys.saturating_mul(key_bytes) >= STREAMED_BYTES
 }
