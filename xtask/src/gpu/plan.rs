@@ -120,6 +120,18 @@ pub(super) fn steps() -> Vec<Step> {
             85,
             Program::Python("crates/python/tests/gpu/check.py"),
         ),
+        step(
+            "model-1b",
+            "a model of 1.1 billion weights in transformers: prefill and generation beside sdpa",
+            80,
+            Program::Python("crates/python/tests/gpu/model.py"),
+        ),
+        step(
+            "modifiers",
+            "what softcap, sinks, ALiBi, masks, biases, padding and windows cost",
+            40,
+            Program::Python("crates/python/tests/gpu/modifiers.py"),
+        ),
     ];
     for dim in [64, 128, 256] {
         for (suffix, mask) in [("", ""), ("-causal", ":causal")] {
