@@ -234,7 +234,8 @@ impl Attention {
     /// are refused before anything is queued; tensors that a fast kernel cannot read (unaligned, repeated) go to one that
     /// can. Calls may come from any thread and may be captured into CUDA graphs.
     ///
-    /// Rows that see no key give O = 0 and LSE = −∞. A visible score that is NaN or +∞ makes its row NaN.
+    /// Rows that see no key, and rows that belong to no sequence, give O = 0 and LSE = −∞. A visible score that is NaN or +∞ makes
+    /// its row NaN.
     ///
     /// # Safety
     /// Every address must be memory of this device that is valid for the problem's sizes and the given strides, and stay

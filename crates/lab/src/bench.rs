@@ -314,7 +314,9 @@ fn baselines<'a>(
         }
         Entry { row, contestant: timed.map(Timed::Baseline) }
     };
-    request.baselines.iter().map(entry).collect()
+    // Those for problems of another kind say so only where nothing else is asked for.
+    let any_suits = request.baselines.iter().any(|mode| mode.suits(&case.problem));
+    request.baselines.iter().filter(|mode| !any_suits || mode.suits(&case.problem)).map(entry).collect()
 }
 
 fn baseline_gate(torch: &mut Torch, mode: torch::Mode, case: &Case) -> GateResult {

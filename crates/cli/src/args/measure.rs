@@ -74,8 +74,8 @@ pub(crate) struct Bench {
     /// Seconds PyTorch may take to start, and to answer, before the run goes on without it
     #[arg(long, alias = "peer-timeout", default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
     pub(crate) baseline_timeout: f64,
-    /// What to compare with, by name: PyTorch's backends flash, cudnn, efficient, math, eager, and flash-attn-3,
-    /// flash-attn-2, flashinfer, xformers where installed, on a GPU; torch on a CPU [default: all]
+    /// What to compare with, by name: PyTorch's backends flash, cudnn, efficient, math, eager (packed and paged: looped, nested, flex), and flash-attn-3,
+    /// flash-attn-2, flashinfer, xformers where installed, on a GPU; torch (looped) on a CPU [default: all]
     #[arg(
         long,
         alias = "peers",

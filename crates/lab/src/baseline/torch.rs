@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, time::Duration};
 
-use evosdpa_core::{Alignment, Mask, Problem, Tensor};
+use evosdpa_core::{Alignment, Feature, Mask, Problem, Tensor};
 use evosdpa_oracle::inputs::Inputs;
 use serde_json::{Value, json};
 
@@ -27,7 +27,26 @@ pub struct Mode {
     graph: bool,
 }
 
+/// What is asked of the modes for packed and paged problems, and of no other.
+const SERVING: [&str; 3] = ["looped", "nested", "flex"];
+
+/// What they can say; what else a problem asks for they are not asked.
+const SERVED: [Feature; 7] = [
+    Feature::PackedQueries,
+    Feature::PackedKeys,
+    Feature::UsedLengths,
+    Feature::UsedQueries,
+    Feature::LeftPadding,
+    Feature::CacheIndices,
+    Feature::PagedCache,
+];
+
 impl Mode {
+    /// Whether it is for problems of this kind: dense, or with lengths and pages.
+    pub fn suits(&self, problem: &Problem) -> bool {
+        SERVING.contains(&self.backend) != problem.features().is_empty()
+    }
+
     /// Its name without PyTorch's, where it has one of its own.
     pub fn short_name(&self) -> &'static str {
         self.name.strip_prefix("torch ").unwrap_or(self.name)
@@ -35,15 +54,21 @@ impl Mode {
 }
 
 /// PyTorch on a CPU has one backend.
-const CPU_MODES: [Mode; 1] = [Mode { name: "torch", backend: "default", graph: false }];
+const CPU_MODES: [Mode; 2] = [
+    Mode { name: "torch", backend: "default", graph: false },
+    Mode { name: "torch looped", backend: "looped", graph: false },
+];
 
 /// On a GPU: each backend and library by graph replay (the device alone), and what a program that calls PyTorch sees.
-const GPU_MODES: [Mode; 9] = [
+const GPU_MODES: [Mode; 12] = [
     Mode { name: "torch flash", backend: "flash", graph: true },
     Mode { name: "torch cudnn", backend: "cudnn", graph: true },
     Mode { name: "torch efficient", backend: "efficient", graph: true },
     Mode { name: "torch math", backend: "math", graph: true },
     Mode { name: "torch eager", backend: "default", graph: false },
+    Mode { name: "torch looped", backend: "looped", graph: true },
+    Mode { name: "torch nested", backend: "nested", graph: true },
+    Mode { name: "torch flex", backend: "flex", graph: true },
     Mode { name: "flash-attn-3", backend: "flash-attn-3", graph: true },
     Mode { name: "flash-attn-2", backend: "flash-attn-2", graph: true },
     Mode { name: "flashinfer", backend: "flashinfer", graph: true },
@@ -106,8 +131,9 @@ impl Torch {
         if dtype.is_eight_bit() {
             return Err(baseline(format!("its attention has no {dtype}; use f32, f16 or bf16")));
         }
-        if !problem.features().is_empty() {
-            return Err(baseline(format!("it is not asked for {}", problem.features())));
+        let others = problem.features().without(SERVED.into_iter().collect());
+        if !others.is_empty() {
+            return Err(baseline(format!("it is not asked for {others}")));
         }
         let mut sets = Vec::new();
         for (i, Inputs { q, k, v, .. }) in inputs.iter().enumerate() {
@@ -118,6 +144,8 @@ impl Torch {
                 .map_err(baseline)?;
             sets.push(tensors);
         }
+        let sides: Option<Vec<Value>> =
+            (!problem.features().is_empty()).then(|| inputs.iter().map(|set| side(problem, set)).collect());
         let band = problem.band();
         let mask = match problem.mask() {
             Mask::Full => "full",
@@ -127,6 +155,7 @@ impl Torch {
         };
         let request = json!({
             "op": "load", "device": device, "sets": sets, "scale": problem.scale(), "mask": mask, "lo": band.lo, "hi": band.hi,
+            "sides": sides,
         });
         self.ask(&request).map(drop)
     }
@@ -146,6 +175,25 @@ impl Torch {
     fn ask(&mut self, request: &Value) -> Result<Value, Error> {
         self.python.ask(request).map_err(baseline)
     }
+}
+
+/// Lengths and pages of one set of inputs, and the mask as each sequence counts it.
+fn side(problem: &Problem, inputs: &Inputs) -> Value {
+    let (side, band) = (inputs.side(), problem.mask().band(0, 0));
+    let bottom_right = matches!(
+        problem.mask(),
+        Mask::Causal(Alignment::BottomRight) | Mask::Window { alignment: Alignment::BottomRight, .. }
+    );
+    let columns = problem.pages_per_sequence();
+    let page_table: Option<Vec<&[i32]>> = side.page_table.map(|table| {
+        (0..table.rows(columns)).map(|row| &table.entries[row * table.row_stride..][..columns]).collect()
+    });
+    json!({
+        "batch": problem.sizes().batch, "seq_kv": problem.sizes().seq_kv, "lo": band.lo, "hi": band.hi,
+        "bottom_right": bottom_right, "cu_seqlens_q": side.cu_seqlens_q, "cu_seqlens_kv": side.cu_seqlens_kv,
+        "seqused_q": side.seqused_q, "seqused_kv": side.seqused_kv, "leftpad_kv": side.leftpad_kv,
+        "cache_batch_idx": side.cache_batch_idx, "page_table": page_table,
+    })
 }
 
 /// One mode of a shared child, to be timed.
@@ -195,9 +243,14 @@ mod tests {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let chosen = modes_called(DeviceId::Cuda(0), &names(&["cudnn", "flash"])).unwrap();
         assert_eq!(chosen.iter().map(|mode| mode.name).collect::<Vec<_>>(), ["torch flash", "torch cudnn"]);
-        assert_eq!(modes_called(DeviceId::Cpu, &names(&["torch"])).unwrap(), CPU_MODES);
+        assert_eq!(modes_called(DeviceId::Cpu, &names(&["torch", "looped"])).unwrap(), CPU_MODES);
         let error = modes_called(DeviceId::Cuda(0), &names(&["flash", "cudn"])).unwrap_err().to_string();
         assert!(error.contains("did you mean `cudnn`"), "{error}");
-        assert!(error.contains("allowed: flash, cudnn, efficient, math, eager, flash-attn-3"), "{error}");
+        assert!(
+            error.contains(
+                "allowed: flash, cudnn, efficient, math, eager, looped, nested, flex, flash-attn-3"
+            ),
+            "{error}"
+        );
     }
 }
