@@ -2,7 +2,7 @@
 
 use evosdpa::{
     Precision,
-    gpu::{self, HEAD_DIM_MAX, RawStream},
+    gpu::{self, RawStream},
 };
 use pyo3::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::{
     exchange::{self, Kind, Looked},
     exit::detached,
     module::raised,
-    straight::Outputs,
+    straight::{Outputs, head_dim_max},
     torch::Torch,
 };
 
@@ -305,14 +305,13 @@ impl<'py> Served<'py> {
             page_table: self.table(gpu)?,
             ..Side::default()
         };
-        let dim_max = if gpu.is_some() { HEAD_DIM_MAX } else { evosdpa_core::MAX_HEAD_DIM } as i64;
+        let dim_max = head_dim_max(gpu.is_some(), dtype);
         let rows = |a: &Operand, b: &Operand| a.shape[..3] == b.shape[..3];
         let ordinary = batch > 0
             && rows(&k, &v)
             && q.shape[3] == k.shape[3]
             && q.shape[3].max(v.shape[3]) <= dim_max
             && q.shape[1] % k.shape[1] == 0
-            && (gpu.is_none() || dtype != 0)
             && self.scale.is_none_or(|scale| (scale as f32).is_finite())
             && new.is_none_or(|[new_k, new_v]| rows(&new_k, &new_v) && side.seqused_kv.is_some())
             && (angles.is_none() || new.is_some())

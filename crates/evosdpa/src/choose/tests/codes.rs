@@ -104,7 +104,7 @@ fn too_many(arch: Arch, dims: &[(u32, u32)], dtypes: &[DType], groups: &[u32], m
 
 #[test]
 fn a_new_length_or_batch_is_never_new_code() {
-    let dims = [(64, 64), (32, 32), (128, 128), (96, 96), (192, 128), (160, 160), (256, 256)];
+    let dims = [(64, 64), (32, 32), (128, 128), (96, 96), (192, 128), (160, 160), (256, 256), (512, 512)];
     let wrong = too_many(Arch::Sm90a, &dims, &[DType::BF16], &[1, 2, 4, 8], CODES_MAX);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let f16 = too_many(Arch::Sm90a, &[(64, 64), (128, 128)], &[DType::F16], &[1, 4], CODES_MAX);
@@ -134,9 +134,11 @@ fn packed_sequences_have_one_code() {
 
 #[test]
 fn older_gpus_have_fewer_codes() {
-    let dims = [(64, 64), (128, 128), (256, 256)];
+    let dims = [(64, 64), (128, 128), (256, 256), (512, 512)];
     let wrong = too_many(Arch::Sm89, &dims, &[DType::BF16, DType::F16], &[1, 4], CODES_MAX * 2 / 3);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let single = too_many(Arch::Sm90a, &[(64, 64), (256, 256)], &[DType::F32], &[1], CODES_MAX / 3);
+    assert!(single.is_empty(), "{}", single.join("\n"));
 }
 
 /// What servers and models ask for: packed sequences, filled parts of caches, pages of every size, 8-bit caches, modifiers.
