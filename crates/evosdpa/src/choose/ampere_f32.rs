@@ -1,4 +1,4 @@
-//! Tiles of `ampere_f32`.
+//! Tiles of `ampere_f32`. The numbers were measured on an H200 (docs/log/hopper.md).
 
 use super::{look::Look, settings::Settings};
 
@@ -12,7 +12,9 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
     let (tile, why) = if look.q_tiles(64) <= look.sms() {
         (SMALLEST, "Q tiles of 64 rows leave SMs idle: 32 rows, and two warps share the keys of a KV tile")
     } else {
-        let larger: &[Tile] = if look.narrow() && look.q_tiles(128) > look.sms() {
+        let larger: &[Tile] = if look.widest() > 128 {
+            &[(128, 32, 8, 1)]
+        } else if look.narrow() && look.q_tiles(128) > look.sms() {
             &[(128, 32, 4, 1)]
         } else {
             &[(64, 64, 4, 1), (64, 32, 4, 1)]

@@ -14,7 +14,7 @@ constexpr int VALUE_PARTS = 1, Q_IN_REGS = 0, PRECISE_KEYS = 0, SPLIT_PRECISE_LO
 
 #include "run.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS) ampere_f32(const __grid_constant__ SdpaParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) ampere_f32(const __grid_constant__ SdpaParams p) {
   extern __shared__ __align__(128) unsigned char smem[];
   run_tiles(p, smem);
 }

@@ -118,23 +118,37 @@ __device__ __forceinline__ u32 value_address(u32 v_lane, int column8, int block8
   return (v_lane ^ ((2 * column8 % 8 ^ behind) << 4)) + 2 * column8 / 8 * (BLOCK_N * 128) + (block8 * 8 + behind) * 128;
 }
 
-// O += P · V for this warp's keys.
+// O += P · V for this warp's keys. Tensor cores cut their sums off instead of rounding them, which over thousands of keys would add up: the
+// keys of one tile have a sum of their own, COLUMNS_AT_ONCE times 8 columns at a time, and O gets it by a rounded addition.
 template <bool PRECISE>
 __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], const float (&p)[M_TILES][N_TILES][4], u32 v_lane) {
+  constexpr int COLUMNS_AT_ONCE = M_TILES > 1 || VALUE_DIM > 128 ? 2 : 4;
+  Parts<4> a[N_TILES][M_TILES];
 #pragma unroll
-  for (int k = 0; k < N_TILES; ++k) {
-    Parts<4> a[M_TILES];
+  for (int k = 0; k < N_TILES; ++k)
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt) {
       const float(&w)[4] = p[mt][k];
-      a[mt] = rounded_parts({__float_as_uint(w[0]), __float_as_uint(w[2]), __float_as_uint(w[1]), __float_as_uint(w[3])});
+      a[k][mt] = rounded_parts({__float_as_uint(w[0]), __float_as_uint(w[2]), __float_as_uint(w[1]), __float_as_uint(w[3])});
     }
 #pragma unroll
-    for (int c = 0; c < O_TILES; ++c) {
-      const Parts<2> b = truncated_parts(shared_float(value_address(v_lane, c, k, 0)), shared_float(value_address(v_lane, c, k, 1)));
+  for (int first = 0; first < O_TILES; first += COLUMNS_AT_ONCE) {
+    float sum[COLUMNS_AT_ONCE][M_TILES][4] = {};
 #pragma unroll
-      for (int mt = 0; mt < M_TILES; ++mt) multiply_parts(o[mt][c], a[mt], b);
-    }
+    for (int k = 0; k < N_TILES; ++k)
+#pragma unroll
+      for (int c = 0; c < COLUMNS_AT_ONCE; ++c) {
+        const Parts<2> b =
+            truncated_parts(shared_float(value_address(v_lane, first + c, k, 0)), shared_float(value_address(v_lane, first + c, k, 1)));
+#pragma unroll
+        for (int mt = 0; mt < M_TILES; ++mt) multiply_parts(sum[c][mt], a[k][mt], b);
+      }
+#pragma unroll
+    for (int c = 0; c < COLUMNS_AT_ONCE; ++c)
+#pragma unroll
+      for (int mt = 0; mt < M_TILES; ++mt)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[mt][first + c][i] += sum[c][mt][i];
   }
 }
 
