@@ -6,10 +6,7 @@ mod trials;
 use evosdpa_core::{DType, Feature, Layout, SideInputs, Tensor};
 use evosdpa_kernels::Registry;
 use evosdpa_lab::device::Sim;
-use evosdpa_oracle::{
-    inputs::Family,
-    reference::{Question, solve},
-};
+use evosdpa_oracle::{Question, inputs::Family, solve};
 use ptxsan::Options;
 use trials::{BF16, F16, F32, Trial, case_of, run_all, trial};
 
