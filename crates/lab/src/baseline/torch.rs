@@ -1,21 +1,13 @@
-//! PyTorch's attention, and that of libraries which build on it, in the user's own `python3`.
-//!
-//! A small program travels inside this binary and runs in a child process; requests and answers are JSON lines, tensors
-//! go through files. A child that hangs, dies or prints something else costs its own rows and nothing more.
+//! PyTorch's attention, and that of libraries which build on it, in the user's own `python3`: a small program that travels inside
+//! this binary.
 
-use std::{
-    cell::RefCell,
-    io::{BufRead, BufReader, Write},
-    path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
-    time::Duration,
-};
+use std::{cell::RefCell, time::Duration};
 
 use evosdpa_core::{Alignment, Feature, Mask, Problem, Tensor};
 use evosdpa_oracle::inputs::Inputs;
 use serde_json::{Value, json};
 
+use super::python::Python;
 use crate::{
     Error,
     device::{DeviceId, Timing},
@@ -110,40 +102,15 @@ pub fn modes_called(device: DeviceId, names: &[String]) -> Result<Vec<Mode>, Err
 
 /// A running child with torch imported.
 pub struct Torch {
-    child: Child,
-    requests: ChildStdin,
-    answers: Receiver<String>,
-    limit: Duration,
-    folder: PathBuf,
+    python: Python,
     version: String,
 }
 
 impl Torch {
     /// Starts `python` and waits until torch is there with this many threads. No answer may take longer than `limit`.
     pub fn start(python: &str, threads: usize, limit: Duration) -> Result<Self, Error> {
-        let mut child = Command::new(python)
-            .args(["-c", PROGRAM])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| {
-                baseline(format!("cannot start `{python}`: {error}; name another with --python"))
-            })?;
-        // Both were asked for above.
-        let (Some(requests), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(baseline(format!("`{python}` has no standard input or output")));
-        };
-        let (sender, answers) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        let folder = std::env::temp_dir().join(format!("evosdpa-torch-{}", std::process::id()));
-        let mut torch = Self { child, requests, answers, limit, folder, version: String::new() };
+        let python = Python::start(python, PROGRAM, limit).map_err(baseline)?;
+        let mut torch = Self { python, version: String::new() };
         let hello = torch.ask(&json!({"op": "hello", "threads": threads}))?;
         let granted = hello["threads"].as_u64();
         if granted != Some(threads as u64) {
@@ -168,14 +135,13 @@ impl Torch {
         if !others.is_empty() {
             return Err(baseline(format!("it is not asked for {others}")));
         }
-        std::fs::create_dir_all(&self.folder)
-            .map_err(|error| baseline(format!("cannot make {}: {error}", self.folder.display())))?;
         let mut sets = Vec::new();
         for (i, Inputs { q, k, v, .. }) in inputs.iter().enumerate() {
             let tensors = [("q", q), ("k", k), ("v", v)]
                 .into_iter()
-                .map(|(name, tensor)| self.hand_over(&format!("{name}{i}"), tensor))
-                .collect::<Result<Vec<_>, _>>()?;
+                .map(|(name, tensor)| self.python.hand_over(&format!("{name}{i}"), tensor, &[tensor.bytes()]))
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(baseline)?;
             sets.push(tensors);
         }
         let sides: Option<Vec<Value>> =
@@ -201,53 +167,13 @@ impl Torch {
 
     /// What a mode computes from the first set of inputs.
     pub fn output(&mut self, mode: Mode, problem: &Problem) -> Result<Tensor, Error> {
-        let path = self.folder.join("o");
+        let path = self.python.folder.join("o");
         self.ask(&json!({"op": "save", "path": path, "backend": mode.backend}))?;
-        let bytes =
-            std::fs::read(&path).map_err(|error| baseline(format!("cannot read its output: {error}")))?;
-        let mut tensor = Tensor::zeros(problem.o_shape(), problem.output_dtype(), evosdpa_core::Layout::Bhsd);
-        if bytes.len() != tensor.bytes().len() {
-            return Err(baseline(format!(
-                "its output has {} bytes, not {}",
-                bytes.len(),
-                tensor.bytes().len()
-            )));
-        }
-        tensor.bytes_mut().copy_from_slice(&bytes);
-        Ok(tensor)
-    }
-
-    fn hand_over(&self, name: &str, tensor: &Tensor) -> Result<Value, Error> {
-        let path = self.folder.join(name);
-        std::fs::write(&path, tensor.bytes())
-            .map_err(|error| baseline(format!("cannot write {}: {error}", path.display())))?;
-        let view = tensor.view();
-        Ok(json!({
-            "path": path, "dtype": view.dtype(), "shape": view.shape(), "strides": view.strides(),
-        }))
+        self.python.read_output(&path, problem).map_err(baseline)
     }
 
     fn ask(&mut self, request: &Value) -> Result<Value, Error> {
-        // A child that is gone shows itself in the answer that does not come.
-        let _ = writeln!(self.requests, "{request}").and_then(|()| self.requests.flush());
-        let line = match self.answers.recv_timeout(self.limit) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => {
-                let _ = self.child.kill();
-                return Err(baseline(format!("no answer within {} s", self.limit.as_secs_f64())));
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(baseline("python ended without an answer".to_owned()));
-            }
-        };
-        let answer: Value = serde_json::from_str(&line).map_err(|_| {
-            let shown: String = line.chars().take(80).collect();
-            baseline(format!("python printed `{shown}` where an answer was due"))
-        })?;
-        match answer["error"].as_str() {
-            Some(error) => Err(baseline(error.to_owned())),
-            None => Ok(answer),
-        }
+        self.python.ask(request).map_err(baseline)
     }
 }
 
@@ -302,19 +228,6 @@ impl Contestant for Timed<'_> {
         let answer = self.torch.borrow_mut().ask(&request)?;
         answer["time_us"].as_f64().ok_or_else(|| baseline(format!("an answer without a time: {answer}")))
     }
-}
-
-impl Drop for Torch {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        remove(&self.folder);
-    }
-}
-
-fn remove(folder: &Path) {
-    // Nothing is lost when temporary files stay behind.
-    let _ = std::fs::remove_dir_all(folder);
 }
 
 fn baseline(why: String) -> Error {
