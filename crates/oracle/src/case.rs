@@ -97,7 +97,8 @@ impl Case {
 
     /// The output that a control puts in place of a kernel's; `None` where the problem has no such control.
     pub fn control_output(&self, control: Control) -> Option<Tensor> {
-        control.applies(&self.problem).then(|| control_output::of(self, control))
+        let of = || control_output::of(self, &self.inputs.dequantized(&self.problem), control);
+        control.applies(&self.problem).then(of)
     }
 
     /// The first row that belongs to no sequence and no longer holds the poison that an output is filled with before a
@@ -123,8 +124,9 @@ impl Case {
     /// such a control, within the forward error bound of the oracle at every element, proves nothing and is skipped. So is,
     /// in 8-bit problems, a change of lengths, pages or modifiers that is smaller than what such kernels are allowed.
     pub fn accepted_controls(&self, judge: impl Fn(&TensorView<'_>) -> bool) -> Vec<Control> {
+        let values = self.inputs.dequantized(&self.problem);
         let wrong_but_accepted = |control: &Control| {
-            let output = control_output::of(self, *control);
+            let output = control_output::of(self, &values, *control);
             !self.is_beyond_telling(*control, &output.view()) && judge(&output.view())
         };
         Control::of(&self.problem).filter(wrong_but_accepted).collect()

@@ -13,8 +13,8 @@ use crate::{
     reference::{self, Question, Sample},
 };
 
-/// The output of a control that the case's problem has.
-pub(crate) fn of(case: &Case, control: Control) -> Tensor {
+/// The output of a control that the case's problem has. `values` are what the case's inputs stand for.
+pub(crate) fn of(case: &Case, values: &Inputs, control: Control) -> Tensor {
     let problem = &case.problem;
     let [_, heads, seq, dim] = problem.o_shape();
     let sample = &case.truth.reference.sample;
@@ -33,13 +33,11 @@ pub(crate) fn of(case: &Case, control: Control) -> Tensor {
     match control {
         Control::Zeros => make(&|_| 0.0),
         Control::CopyOfV => {
-            let values = case.inputs.dequantized(problem);
-            let values = Values::of(case, &values);
+            let values = Values::of(case, values);
             make_rows(&|index, row| values.copy(index, row))
         }
         Control::MeanOfV => {
-            let values = case.inputs.dequantized(problem);
-            let values = Values::of(case, &values);
+            let values = Values::of(case, values);
             let means = values.means();
             make_rows(&|index, row| values.copy_mean(&means, index, row))
         }
@@ -60,10 +58,9 @@ pub(crate) fn of(case: &Case, control: Control) -> Tensor {
                 Mask::Full => Mask::Causal(Alignment::TopLeft),
                 Mask::Causal(_) | Mask::Window { .. } => Mask::Full,
             };
-            let values = case.inputs.dequantized(problem);
             if !problem.features().is_empty() {
                 let other = problem.with_mask(other);
-                return of_rows(reference::solve_roughly(&question_of(&other, &values), sample));
+                return of_rows(reference::solve_roughly(&question_of(&other, values), sample));
             }
             let (q, k, v) = (values.q.view(), values.k.view(), values.v.view());
             let one = Question::new(
@@ -83,7 +80,7 @@ pub(crate) fn of(case: &Case, control: Control) -> Tensor {
             of_rows(reference::solve_roughly(&question_of(problem, &case.inputs), sample))
         }
         _ => {
-            let mut values = case.inputs.dequantized(problem).into_owned();
+            let mut values = values.clone();
             let problem = alter(problem, &mut values.side, control);
             of_rows(reference::solve_roughly(&question_of(&problem, &values), sample))
         }

@@ -1,6 +1,6 @@
-//! All elements of a tensor at once, in parallel: filled by a function of their index, or widened to f64.
+//! All elements of a tensor at once, in parallel: filled by a function of their index.
 
-use evosdpa_core::{DType, E4M3Code, Element, Layout, Tensor, TensorView, U8Code};
+use evosdpa_core::{DType, E4M3Code, Element, Layout, Tensor, U8Code};
 use rayon::prelude::*;
 
 /// Rows that one thread works on before another may help: less is not worth the handing over.
@@ -35,24 +35,6 @@ pub fn fill_rows(tensor: &mut Tensor, values: impl Fn([usize; 3], &mut [f64]) + 
         DType::U8 => fill_typed::<U8Code>(tensor, values),
         DType::E4M3 => fill_typed::<E4M3Code>(tensor, values),
     }
-}
-
-/// Every element in logical order, widened as [`TensorView::row_f64`] does.
-pub fn values_f64(tensor: &TensorView<'_>) -> Vec<f64> {
-    let [batch, heads, seq, dim] = tensor.shape();
-    let mut all = vec![0.0; batch * heads * seq * dim];
-    let widen = |row: &mut Vec<f64>, (r, out): (usize, &mut [f64])| {
-        tensor.row_f64(r / (heads * seq), r / seq % heads, r % seq, row);
-        out.copy_from_slice(row);
-    };
-    if batch * heads * seq <= ROWS_AT_ONCE {
-        let mut row = Vec::new();
-        all.chunks_mut(dim.max(1)).enumerate().for_each(|one| widen(&mut row, one));
-    } else {
-        let rows = all.par_chunks_mut(dim.max(1)).enumerate().with_min_len(ROWS_AT_ONCE);
-        rows.for_each_init(Vec::new, widen);
-    }
-    all
 }
 
 fn fill_typed<T: Element>(tensor: &mut Tensor, values: impl Fn([usize; 3], &mut [f64]) + Sync) {

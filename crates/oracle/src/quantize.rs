@@ -8,6 +8,7 @@
 use evosdpa_core::{
     CODE_MAX, DType, Granularity, Layout, Lengths, Problem, Sequences, SideInputs, Tensor, TensorView,
 };
+use rayon::prelude::*;
 
 use crate::elements;
 
@@ -97,13 +98,20 @@ pub(crate) struct Quantized {
 /// Quantises elements into `codes`, a tensor of the same shape and of an 8-bit dtype. What is not finite is of nobody: it
 /// becomes NaN, or the largest code of u8, which has no NaN.
 pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor, groups: &Groups) -> Quantized {
-    let [_, heads, rows, dim] = tensor.shape();
-    let values = elements::values_f64(tensor);
+    let [blocks, heads, rows, _] = tensor.shape();
+    let index = |r: usize| (r / (heads * rows), r / rows % heads, r % rows);
+    let largest_of = |row: &mut Vec<f64>, r: usize| {
+        let (block, h, s) = index(r);
+        tensor.row_f64(block, h, s, row);
+        row.iter().filter(|x| x.is_finite()).fold(0.0f64, |max, x| max.max(x.abs()))
+    };
+    let of_rows: Vec<f64> =
+        (0..blocks * heads * rows).into_par_iter().with_min_len(128).map_init(Vec::new, largest_of).collect();
     let mut largest = vec![0.0f64; groups.count()];
-    for (r, row) in values.chunks(dim.max(1)).enumerate() {
-        let Some(group) = groups.of(r / (heads * rows), r / rows % heads, r % rows) else { continue };
-        let finite = row.iter().filter(|x| x.is_finite());
-        largest[group] = finite.fold(largest[group], |max, x| max.max(x.abs()));
+    for (r, of_row) in of_rows.into_iter().enumerate() {
+        let (block, h, s) = index(r);
+        let Some(group) = groups.of(block, h, s) else { continue };
+        largest[group] = largest[group].max(of_row);
     }
     if groups.shared {
         for head in 0..heads {
@@ -117,12 +125,12 @@ pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor, groups: 
     };
     let scales: Vec<f32> = largest.into_iter().map(scale_of).collect();
     let poison = if codes.view().dtype() == DType::U8 { f64::INFINITY } else { f64::NAN };
-    elements::fill(&mut codes, |[block, h, s, d]| {
-        let value = values[((block * heads + h) * rows + s) * dim + d];
-        match groups.of(block, h, s) {
-            Some(group) if value.is_finite() => value / f64::from(scales[group]),
-            _ => poison,
-        }
+    elements::fill_rows(&mut codes, |[block, h, s], row| {
+        let Some(group) = groups.of(block, h, s) else { return row.fill(poison) };
+        let mut values = Vec::with_capacity(row.len());
+        tensor.row_f64(block, h, s, &mut values);
+        let scaled = |value: f64| if value.is_finite() { value / f64::from(scales[group]) } else { poison };
+        row.iter_mut().zip(values).for_each(|(code, value)| *code = scaled(value));
     });
     Quantized { codes, scales }
 }
@@ -130,12 +138,14 @@ pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor, groups: 
 /// The f32 values that codes stand for, packed; NaN where they belong to nobody.
 pub(crate) fn dequantize(codes: &Tensor, scales: &[f32], groups: &Groups) -> Tensor {
     let view = codes.view();
-    let [_, heads, rows, dim] = view.shape();
-    let values = elements::values_f64(&view);
-    elements::from_fn(view.shape(), DType::F32, Layout::Bhsd, |[block, h, s, d]| {
-        let value = values[((block * heads + h) * rows + s) * dim + d];
-        groups.of(block, h, s).map_or(f64::NAN, |group| value * f64::from(scales[group]))
-    })
+    let mut tensor = Tensor::zeros(view.shape(), DType::F32, Layout::Bhsd);
+    elements::fill_rows(&mut tensor, |[block, h, s], row| {
+        let Some(group) = groups.of(block, h, s) else { return row.fill(f64::NAN) };
+        let mut codes = Vec::with_capacity(row.len());
+        view.row_f64(block, h, s, &mut codes);
+        row.iter_mut().zip(codes).for_each(|(value, code)| *value = code * f64::from(scales[group]));
+    });
+    tensor
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ def test_models_compute_what_they_did_by_default():
         assert {check["result"] for check in row["checks"].values()} == {"same"}, row
 
 
-@pytest.mark.parametrize("left_out", ["seqused_k", "mask", "chunk", "window", "softcap", "sinks", "bias"])
+@pytest.mark.parametrize("left_out", ["seqused_k", "leftpad_k", "mask", "chunk", "window", "softcap", "sinks", "bias"])
 def test_the_comparison_notices_what_is_left_out(left_out, baseline, monkeypatch):
     attend = evosdpa._torch.attend
 
@@ -67,10 +67,12 @@ def test_the_comparison_notices_what_is_left_out(left_out, baseline, monkeypatch
         return attend(q, k, v, scale, window, by_sequence, with_lse, high, side or None)
 
     monkeypatch.setattr(evosdpa._torch, "attend", forgetful)
-    monkeypatch.setattr(evosdpa._torch, "straight", lambda *given: None)
+    for straight in ("straight", "straight_cache"):
+        monkeypatch.setattr(evosdpa._torch, straight, lambda *given: None)
     name, check = {
         "seqused_k": ("bert", "right"),
-        "mask": ("llama", "left"),
+        "leftpad_k": ("llama", "left"),
+        "mask": ("llama4_text", "left"),
         "chunk": ("llama4_text", "logits"),
         "window": ("gemma3_text", "logits"),
         "softcap": ("gemma2", "logits"),
@@ -172,14 +174,27 @@ def test_a_plan_says_what_the_mask_says(name, queries, keys, offset, first_key, 
         assert type(mask) is torch.Tensor and torch.equal(mask, wanted)
         return
     assert mask.shape == wanted.shape and torch.equal(mask.clone(), wanted)
-    plan = mask.plan()
-    if plan is None:
-        assert name not in ("causal", "full") or offset + queries > first_key + keys
-        return
-    (left, right, bottom_right), seen, side = plan
-    place = torch.arange(queries)[:, None] + (seen - queries if bottom_right else 0)
+    for shifts in (True, False):
+        plan = mask.facts.plan(shifts)
+        if plan is None:
+            assert name not in ("causal", "full") or offset + queries > first_key + keys
+            return
+        assert torch.equal(written_out(plan, queries, keys), wanted)
+        assert shifts or "leftpad_k" not in plan.side
     key = torch.arange(keys)[None, :]
-    said = (key < seen) & ((key >= place - left) | (left < 0)) & ((key <= place + right) | (right < 0))
+    # Left out altogether, it is what transformers' own attention makes of nothing.
+    if _deferred.mask(**given) is None:
+        assert torch.equal(wanted, (key <= torch.arange(queries)[:, None] + (keys if queries == 1 else 0)).expand_as(wanted))
+
+
+def written_out(plan, queries, keys):
+    """What a call of this form computes with, as docs/problems.md has it: behind left padding the first key is key 0."""
+    (left, right, bottom_right), seen, side = plan
+    pad = side.get("leftpad_k", torch.zeros(2, dtype=torch.int32))[:, None, None, None]
+    row = torch.arange(queries)[:, None]
+    place = row + seen - pad - queries if bottom_right else row.expand(2, 1, queries, 1)
+    key = torch.arange(keys)[None, :] - pad
+    said = (key >= 0) & (key < seen - pad) & ((key >= place - left) | (left < 0)) & ((key <= place + right) | (right < 0))
     if "chunk" in side:
         said = said & (place // side["chunk"] == key // side["chunk"])
     said = said.expand(2, 1, queries, keys).clone()
@@ -187,10 +202,7 @@ def test_a_plan_says_what_the_mask_says(name, queries, keys, offset, first_key, 
         said &= key < side["seqused_k"][:, None, None, None]
     if "mask" in side:
         said[..., :seen] &= side["mask"]
-    assert torch.equal(said, wanted)
-    # Left out altogether, it is what transformers' own attention makes of nothing.
-    if _deferred.mask(**given) is None:
-        assert torch.equal(wanted, (key <= torch.arange(queries)[:, None] + (keys if queries == 1 else 0)).expand_as(wanted))
+    return said
 
 
 def test_operations_on_a_mask_see_its_elements():

@@ -116,20 +116,30 @@ class Counted:
 
     @contextlib.contextmanager
     def counting(self):
-        computed = evosdpa.transformers._computed
+        module = evosdpa.transformers
+        straight, computed = module._straight, module._computed
 
-        def counting(query, key, value, *rest):
-            out = computed(query, key, value, *rest)
+        def counted(query, out):
             if not (torch.is_grad_enabled() and query.requires_grad):
                 self.eligible += 1
                 self.ran += out is not None
+
+        def count_straight(query, *rest):
+            out = straight(query, *rest)
+            if out is not None:
+                counted(query, out)
             return out
 
-        evosdpa.transformers._computed = counting
+        def count_computed(query, *rest):
+            out = computed(query, *rest)
+            counted(query, out)
+            return out
+
+        module._straight, module._computed = count_straight, count_computed
         try:
             yield self
         finally:
-            evosdpa.transformers._computed = computed
+            module._straight, module._computed = straight, computed
 
 
 def built(name):

@@ -38,10 +38,6 @@ const NAMED: &str = "mission,mission:causal,small,small:causal,long,long:causal,
 /// One query or few, a long cache, grouped heads.
 const DECODE: &str = "b1h32/8s1/1024d128,b1h32/8s1/8192d128,b4h32/8s1/4096d128,b8h64/8s1/4096d128,b16h32/8s1/8192d128,\
                       b64h32/8s1/2048d128,b128h64/8s1/1024d128,b16h32/8s16/4096d128";
-/// The same cache in pages, with lengths of its own, and in e4m3 codes with scales of every reach.
-const CACHES: &str = "b16h32/8s1/8192d128:paged=16,b16h32/8s1/8192d128:paged=1,b16h32/8s1/8192d128:used:paged=16,\
-                      b16h32/8s1/8192d128:kv=e4m3,b16h32/8s1/8192d128:paged=16:kv=e4m3:scales=token,\
-                      b1h32/8s1/131072d128:kv=e4m3:scales=tensor";
 /// Grouped heads and every path of the Hopper kernels: few and many keys, whole and ragged tiles, both alignments, windows.
 const PATHS: &str = "b1h8s640d64,b1h8s640d64:causal,b1h8/2s700d128:causal-br,b2h4s1024d128:causal,b1h4s2048d64:window=300/0,\
                      b1h4/1s513/1100d256,b1h32/8s1/8192d128,b1h4s511d96:causal";
@@ -50,9 +46,10 @@ const KINDS: &str = "b3h8/2s130d128:causal-br:varlen,b2h4s257d64:causal:varlen,b
                      b3h4/1s17/700d64:used:paged=1,b2h8/2s64/900d128:causal-br:used:paged=256,b3h4s700d128:causal-br:varlen:softcap=50,\
                      b2h4s300d64:softcap=30,b2h4s300d128:causal-br:alibi,b2h4s300d64:bias=h,b2h4s130d256:causal:bias=bh,b2h4s300d128:mask=b,\
                      b2h4s333d64:mask=bhk,b2h4s300d64:causal:chunk=100,b2h8/2s300d64:window=127/0:sinks,b2h4s200d128:causal:softcap=20:sinks";
-/// What a server asks for: prompts, pages, 8-bit caches.
+/// What a server asks for: prompts, pages of two sizes, e4m3 codes with scales of every reach.
 const SERVING: &str = "b16h32/8s1024d128:causal-br:varlen,b16h32/8s1/8192d128:used:paged=16,b16h32/8s1/8192d128:used:paged=1,\
-                       b16h32/8s1/8192d128:used:kv=e4m3,b16h32/8s1/8192d128:used:paged=16:kv=e4m3";
+                       b16h32/8s1/8192d128:used:kv=e4m3,b16h32/8s1/8192d128:used:paged=16:kv=e4m3:scales=token,\
+                       b1h32/8s1/131072d128:kv=e4m3:scales=tensor";
 /// Where every output of a thousand calls must be the same bits.
 const REPEATED: &str = "mission,mission:causal,small:causal,long:causal,b1h32/8s1/8192d128";
 
@@ -66,13 +63,13 @@ pub(super) fn steps() -> Vec<Step> {
         evosdpa(
             "check-fast",
             "are the library's kernels right?",
-            35,
+            50,
             &["check", "--device", "cuda", "--kernels", ALL],
         ),
         evosdpa(
             "check-paths",
             "is every path of the Hopper kernels right, with more than 256 keys too?",
-            20,
+            30,
             &[
                 "check",
                 "--device",
@@ -90,7 +87,7 @@ pub(super) fn steps() -> Vec<Step> {
         evosdpa(
             "check-kinds",
             "are packed sequences, pages and modified scores right?",
-            30,
+            35,
             &[
                 "check",
                 "--device",
@@ -108,20 +105,32 @@ pub(super) fn steps() -> Vec<Step> {
         evosdpa(
             "named",
             "how fast is what the library would run, beside PyTorch's backends?",
-            70,
+            120,
             &["bench", "--device", "cuda", "--kernels", FAST, "--shapes", NAMED],
         ),
         step(
             "library-path",
             "the library: values, host time, graphs, threads",
-            25,
+            15,
             Program::Example("device_pointers"),
         ),
         step(
             "python",
             "the Python package on CUDA tensors, and a model",
-            40,
+            85,
             Program::Python("crates/python/tests/gpu/check.py"),
+        ),
+        step(
+            "model-1b",
+            "a model of 1.1 billion weights in transformers: prefill and generation beside sdpa",
+            80,
+            Program::Python("crates/python/tests/gpu/model.py"),
+        ),
+        step(
+            "modifiers",
+            "what softcap, sinks, ALiBi, masks, biases, padding and windows cost",
+            40,
+            Program::Python("crates/python/tests/gpu/modifiers.py"),
         ),
     ];
     for dim in [64, 128, 256] {
@@ -134,14 +143,14 @@ pub(super) fn steps() -> Vec<Step> {
                 "--shapes",
                 &shapes,
                 "--baselines",
-                "flash,cudnn",
+                "cudnn,flash-attn-3",
                 "--budget",
-                "3",
+                "1.5",
             ];
             steps.push(evosdpa(
                 &format!("grid-d{dim}{suffix}"),
-                "FlashAttention-3's grid, 16k tokens",
-                40,
+                "FlashAttention-3's grid, 16k tokens, beside it where Python has it",
+                80,
                 &arguments,
             ));
         }
@@ -150,25 +159,31 @@ pub(super) fn steps() -> Vec<Step> {
         evosdpa(
             "decode",
             "one query and few against a long cache",
-            50,
-            &["bench", "--device", "cuda", "--kernels", "flash_decode", "--shapes", DECODE, "--budget", "3"],
-        ),
-        evosdpa(
-            "caches",
-            "one query against caches in pages and of 8-bit codes",
-            45,
-            &["bench", "--device", "cuda", "--shapes", CACHES, "--budget", "3", "--no-baselines"],
+            90,
+            &[
+                "bench",
+                "--device",
+                "cuda",
+                "--kernels",
+                "flash_decode",
+                "--shapes",
+                DECODE,
+                "--baselines",
+                "flash,cudnn,flash-attn-3",
+                "--budget",
+                "3",
+            ],
         ),
         evosdpa(
             "serving",
             "packed prompts, and decoding from pages and from 8-bit caches",
-            35,
+            140,
             &["bench", "--device", "cuda", "--shapes", SERVING, "--budget", "3", "--no-baselines"],
         ),
         evosdpa(
             "repeats",
             "are a thousand outputs the same bits?",
-            40,
+            90,
             &[
                 "check",
                 "--device",
@@ -188,13 +203,13 @@ pub(super) fn steps() -> Vec<Step> {
         evosdpa(
             "check-schedules",
             "is every tile and schedule of the library's kernels right?",
-            60,
+            65,
             &["check", "--device", "cuda", "--kernels", ALL, "--dtype", "bf16", "--all-variants", "48"],
         ),
         evosdpa(
             "sanitize-fast",
             "memcheck, racecheck, initcheck, synccheck of the library's kernels",
-            70,
+            40,
             &["sanitize", "--kernels", ALL],
         ),
         evosdpa(
@@ -206,10 +221,10 @@ pub(super) fn steps() -> Vec<Step> {
         evosdpa(
             "check-variants",
             "is every variant of the line right?",
-            80,
+            110,
             &["check", "--device", "cuda", "--kernels", LINE, "--all-variants"],
         ),
-        evosdpa("sanitize-line", "compute-sanitizer on the line", 40, &["sanitize", "--kernels", LINE]),
+        evosdpa("sanitize-line", "compute-sanitizer on the line", 30, &["sanitize", "--kernels", LINE]),
         evosdpa(
             "mutants",
             "do the gates catch kernels that are known to be wrong?",

@@ -3,7 +3,6 @@ somebody looks."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import torch
@@ -36,27 +35,35 @@ class Plan(NamedTuple):
     side: _side.Side
 
 
-@dataclasses.dataclass
 class Facts:
     """All that a mask says."""
 
-    pattern: Pattern
-    queries: int
-    keys: int
-    #: Position of the first query, counted from the first key.
-    shift: int
-    #: Keys that are there, ``[batch, keys]``; ``None`` when all are.
-    padding: Tensor | None
-    first_key: int
+    def __init__(self, pattern: Pattern, queries: int, keys: int, shift: int, padding: Tensor | None, first_key: int) -> None:
+        self.pattern = pattern
+        self.queries = queries
+        self.keys = keys
+        #: Position of the first query, counted from the first key.
+        self.shift = shift
+        #: Keys that are there, ``[batch, keys]``; ``None`` when all are.
+        self.padding = padding
+        self.first_key = first_key
+        self._plans: dict[bool, Plan | None] = {}
 
-    def plan(self) -> Plan | None:
-        """``None`` when a call cannot say it but by a dense mask."""
+    def plan(self, shifts: bool = True) -> Plan | None:
+        """``None`` when a call cannot say it but by a dense mask. Without ``shifts`` key 0 is the first of the tensor, as a bias
+        counts them. Found once for all layers."""
+        if shifts not in self._plans:
+            self._plans[shifts] = self._planned(shifts)
+        return self._plans[shifts]
+
+    def _planned(self, shifts: bool) -> Plan | None:
         left, right, chunk, chunk_start = self.pattern
         keys = self.keys if right is None else min(self.keys, self.shift + self.queries + right)
         if keys <= 0:
             return None
         is_full = left is None and right is None and chunk is None
-        if not is_full and self.shift != 0 and keys != self.shift + self.queries:
+        reaches_end = keys == self.shift + self.queries
+        if not is_full and self.shift != 0 and not reaches_end:
             return None  # aligned with neither end
         bottom_right = self.shift != 0
         side: _side.Side = {}
@@ -65,14 +72,9 @@ class Facts:
                 return None
             side["chunk"] = chunk
         if self.padding is not None:
-            padding = self.padding[:, :keys]
-            lengths = padding.sum(-1, dtype=torch.int32)
-            if bool((lengths < keys).any()):
-                counted = torch.arange(keys, device=padding.device) < lengths[:, None]
-                if not bottom_right and torch.equal(counted, padding):
-                    side["seqused_k"] = lengths
-                else:
-                    side["mask"] = padding[:, None, None, :].contiguous()
+            side |= _padded(self.padding[:, :keys], bottom_right, shifts and chunk is None and (is_full or reaches_end))
+            # Behind padding the first key is key 0, so queries are counted from the last.
+            bottom_right = bottom_right or ("leftpad_k" in side and not is_full)
         return Plan((-1 if left is None else left, -1 if right is None else right, bottom_right), keys, side)
 
     def is_causal_alone(self) -> bool:
@@ -100,7 +102,6 @@ class DeferredMask(Tensor):
     facts: Facts
     _arguments: dict[str, Any]
     _dense: Tensor | None
-    _plan: Plan | None | bool
 
     @staticmethod
     def __new__(cls, facts: Facts, arguments: dict[str, Any]) -> DeferredMask:
@@ -108,17 +109,11 @@ class DeferredMask(Tensor):
         device = torch.device(arguments.get("device", "cpu"))
         make: Any = Tensor._make_wrapper_subclass
         mask: DeferredMask = make(cls, size, dtype=torch.bool, device=device)
-        mask.facts, mask._arguments, mask._dense, mask._plan = facts, arguments, None, False
+        mask.facts, mask._arguments, mask._dense = facts, arguments, None
         return mask
 
     def __init__(self, facts: Facts, arguments: dict[str, Any]) -> None:
         super().__init__()
-
-    def plan(self) -> Plan | None:
-        """Found once for all layers."""
-        if isinstance(self._plan, bool):
-            self._plan = self.facts.plan()
-        return self._plan
 
     def dense(self) -> Tensor:
         """Its elements, made once."""
@@ -129,7 +124,7 @@ class DeferredMask(Tensor):
         return self._dense
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override, unused-ignore]
-        return f"DeferredMask({self.facts})"
+        return f"DeferredMask({vars(self.facts)})"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,6 +161,23 @@ def _is_there(mask: DeferredMask, *where: Any, **named: Any) -> bool:
 
 def _written_out(args: Any, kwargs: Any) -> Any:
     return _pytree.tree_map_only(DeferredMask, DeferredMask.dense, (args, kwargs or {}))
+
+
+def _padded(padding: Tensor, bottom_right: bool, may_shift: bool) -> _side.Side:
+    """Keys that are there, by lengths where they are the first or, with ``may_shift``, the last of each sequence."""
+    if bool(padding.all()):
+        return {}
+    lengths = padding.sum(-1, dtype=torch.int32)
+    keys = padding.shape[1]
+    place = torch.arange(keys, device=padding.device)
+    hidden = keys - lengths
+    forms = torch.stack([place < lengths[:, None], place >= hidden[:, None]])
+    are_first, are_last = (forms == padding).flatten(1).all(1).tolist()
+    if are_first and not bottom_right:
+        return {"seqused_k": lengths}
+    if are_last and may_shift:
+        return {"leftpad_k": hidden}
+    return {"mask": padding[:, None, None, :].contiguous()}
 
 
 def mask(**arguments: Any) -> Tensor | None:

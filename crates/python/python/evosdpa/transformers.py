@@ -38,6 +38,8 @@ _HARMLESS = frozenset(
     position_ids read_index return_dict seq_idx sliding_window token_type_ids use_cache write_index
     """.split()
 )
+#: What a mask says by lengths alone.
+_LENGTHS = frozenset(("seqused_k", "leftpad_k"))
 #: What only a baseline takes is left to torch.
 _FAST = True
 
@@ -58,10 +60,13 @@ def evosdpa_attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, ``[batch, heads, sequence, head dimension]`` in, ``[batch, sequence, heads, …]`` out."""
-    for name, given in kwargs.items():
-        if given is not None and given is not False and name not in _HARMLESS:
-            raise NotImplementedError(_words.argument(name))
+    if not kwargs.keys() <= _HARMLESS:
+        _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if not (dropout or _torch.compiling() or _has_more(position_bias, softcap, s_aux, cache)):
+        out = _straight(query, key, value, attention_mask, causal, scaling, kwargs)
+        if out is not None:
+            return out, None
     is_packed = position_bias is None and _packed.is_packed(query, attention_mask, cache, kwargs)
     if is_packed and _torch.takes(query, key, value, dropout, scaling):
         return _packed.attention(module, query, key, value, cache, causal, scaling, softcap, s_aux, kwargs), None
@@ -88,6 +93,46 @@ def evosdpa_attention_forward(
     return out.transpose(1, 2).contiguous(), None
 
 
+def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+    for name, given in kwargs.items():
+        if given is not None and given is not False and name not in _HARMLESS:
+            raise NotImplementedError(_words.argument(name))
+
+
+def _has_more(*extras: Any) -> bool:
+    return any(extra is not None for extra in extras)
+
+
+def _straight(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scaling: float | None, named: dict[str, Any]
+) -> Tensor | None:
+    """What most calls of most models are, in few steps: each costs as much as a small kernel. ``None`` for everything else."""
+    if named.get("cu_seq_lens_q") is not None:
+        return None
+    queries = query.shape[2]
+    if mask is None:
+        # One query is the last one: it sees every key.
+        window = _window.CAUSAL if causal and queries > 1 else _window.FULL
+        if window is _window.CAUSAL and key.shape[2] > queries:
+            return None
+    elif type(mask) is not _deferred.DeferredMask or (mask.facts.queries, mask.facts.keys) != (queries, key.shape[2]):
+        return None
+    else:
+        plan = mask.facts.plan()
+        if plan is None or not plan.side.keys() <= _LENGTHS:
+            return None
+        window, keys, side = plan
+        if keys != mask.facts.keys:
+            key, value = key[:, :, :keys], value[:, :, :keys]
+        if side:
+            by_token = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+            lists = (None, None, None, None, side.get("seqused_k"), side.get("leftpad_k"), None, None, None)
+            done = _torch.straight_cache(by_token, None, None, lists, (None, None), scaling, window, True, False, False)
+            return None if done is None else done[0]
+    done = _torch.straight(query, key, value, scaling, window, True, False, False, False)
+    return None if done is None else done[0].transpose(1, 2).contiguous()
+
+
 def _computed(
     query: Tensor,
     key: Tensor,
@@ -102,7 +147,8 @@ def _computed(
     side: _side.Side = {name: extra for name, extra in extras.items() if extra is not None}
     window = _window.CAUSAL if causal else _window.FULL
     if isinstance(mask, _deferred.DeferredMask):
-        plan = mask.plan() if (mask.shape[2], mask.shape[3]) == (query.shape[2], key.shape[2]) else None
+        facts = mask.facts
+        plan = facts.plan("bias" not in side) if (facts.queries, facts.keys) == (query.shape[2], key.shape[2]) else None
         if plan is None:
             mask = mask.dense()
         else:
@@ -124,11 +170,6 @@ def _computed(
         else:
             side["bias"] = mask if "bias" not in side else side["bias"] + mask
     query, key, value = _torch.autocast(query, key, value)
-    if not side:
-        plain = not dropout and not torch.compiler.is_compiling()
-        done = _torch.straight(query, key, value, scaling, window, True, False, False, False) if plain else None
-        if done is not None:
-            return done[0].transpose(1, 2).contiguous()
     if not _torch.takes(query, key, value, dropout, scaling):
         return None
     if side and (torch.compiler.is_compiling() or not _is_for(side, query)):
