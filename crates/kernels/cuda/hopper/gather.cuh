@@ -51,6 +51,7 @@ __device__ __forceinline__ int entry_of_box(const SdpaParams& p, const QTile& t,
 
 // Rows of tiles that a warp copies, 32 at a time.
 struct Gathered {
+  static constexpr bool IN_BLOCKS = GATHERED_PAGES && !MODIFIED;
   u32 full;
   bool pending = false;  // copied and not yet told the consumers
 
@@ -68,20 +69,10 @@ struct Gathered {
   __device__ __forceinline__ void copy(const SdpaParams& p, const void* tensor, const long long (&stride)[3], int dim, const QTile& t,
                                        int n, int feeder, int entry, u32 smem, u32 barrier) {
     const element* base = head_of(static_cast<const element*>(tensor), stride, 0, t.head_kv);
-#pragma unroll 1
-    for (int row = 32 * feeder; row < BLOCK_N; row += 32 * FEEDERS) {
-      const int key = key_of(p, t, n, row), page = page_inside(p, entry);
-      if (row + 32 * FEEDERS < BLOCK_N) entry = entry_of(p, t, key_of(p, t, n, row + 32 * FEEDERS) / p.page_size);  // comes meanwhile
-      const element* own = base + page * stride[0] + key % p.page_size * stride[2];
-      const int keys = keys_of(p, t) - n * BLOCK_N - row;
-      if (GATHERED_PAGES && BLOCK_N % 32 == 0 && keys >= 32 && dim == PANEL * PANELS)
-        copy_rows<PANELS>(own, row, smem, [](u32 to, const element* from, int, int) { cp_async_16_whole(to, from); });
-      else
-        copy_rows<PANELS>(own, row, smem, [&](u32 to, const element* from, int number, int chunk) {
-          const int valid = number < keys ? min(max(dim - chunk * 8, 0), 8) : 0;
-          if (row + number < BLOCK_N) cp_async_16(to, valid > 0 ? from : base, valid * 2);
-        });
-    }
+    if (IN_BLOCKS)
+      copy_blocks<PANELS>(p, base, stride, dim, t, n, feeder, entry, smem);
+    else
+      copy_by_lanes<PANELS>(p, base, stride, dim, t, n, feeder, smem);
     cp_async_commit();
     if (pending) publish<1>();
     full = barrier;
@@ -100,12 +91,49 @@ struct Gathered {
   }
 
  private:
+  template <int PANELS>
+  static __device__ __forceinline__ void copy_blocks(const SdpaParams& p, const element* base, const long long (&stride)[3], int dim,
+                                                     const QTile& t, int n, int feeder, int entry, u32 smem) {
+#pragma unroll 1
+    for (int row = 32 * feeder; row < BLOCK_N; row += 32 * FEEDERS) {
+      const int key = key_of(p, t, n, row), page = page_inside(p, entry);
+      if (row + 32 * FEEDERS < BLOCK_N) entry = entry_of(p, t, key_of(p, t, n, row + 32 * FEEDERS) / p.page_size);  // comes meanwhile
+      const element* own = base + page * stride[0] + key % p.page_size * stride[2];
+      const int keys = keys_of(p, t) - n * BLOCK_N - row;
+      if (BLOCK_N % 32 == 0 && keys >= 32 && dim == PANEL * PANELS)
+        copy_rows<PANELS>(own, row, smem, [](u32 to, const element* from, int, int) { cp_async_16_whole(to, from); });
+      else
+        copy_rows<PANELS>(own, row, smem, [&](u32 to, const element* from, int number, int chunk) {
+          const int valid = number < keys ? min(max(dim - chunk * 8, 0), 8) : 0;
+          if (row + number < BLOCK_N) cp_async_16(to, valid > 0 ? from : base, valid * 2);
+        });
+    }
+  }
+
+  // A row a lane, behind the last key none of the last one: slower, and with few registers.
+  template <int PANELS>
+  static __device__ __forceinline__ void copy_by_lanes(const SdpaParams& p, const element* base, const long long (&stride)[3], int dim,
+                                                       const QTile& t, int n, int feeder, u32 smem) {
+    const int lane = opaque(threadIdx.x) % 32;
+#pragma unroll 1
+    for (int row = 32 * feeder + lane; row < BLOCK_N; row += 32 * FEEDERS) {
+      const int key = key_of(p, t, n, row - lane), index = key / p.page_size;
+      const element* own = base + page_inside(p, entry_of(p, t, index)) * stride[0] + (key - index * p.page_size) * stride[2];
+      const int elements = n * BLOCK_N + row < keys_of(p, t) ? dim : 0;
+#pragma unroll 1
+      for (int chunk = 0; chunk < 8 * PANELS; ++chunk) {
+        const int valid = min(max(elements - chunk * 8, 0), 8);
+        cp_async_16(smem + chunk / 8 * KV_PANEL_BYTES + panel_offset(row, chunk % 8), valid > 0 ? own + chunk * 8 : own, valid * 2);
+      }
+    }
+  }
+
   // 32 rows from `first` on, whose lanes know where they are: a chunk a lane, lanes side by side.
   template <int PANELS, typename Copy>
   static __device__ __forceinline__ void copy_rows(const element* own, int first, u32 smem, const Copy& copy_chunk) {
     constexpr int CHUNKS = 8 * PANELS;
     const int lane = opaque(threadIdx.x) % 32;
-#pragma unroll GATHERED_PAGES ? 4 : 1
+#pragma unroll 4
     for (int turn = 0; turn < CHUNKS; ++turn) {
       const int index = turn * 32 + lane, number = index / CHUNKS, chunk = index % CHUNKS;
       const element* from = reinterpret_cast<const element*>(__shfl_sync(~0u, reinterpret_cast<u64>(own), number)) + chunk * 8;

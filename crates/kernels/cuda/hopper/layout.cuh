@@ -27,6 +27,9 @@ constexpr int LAYOUT_BYTES = WORK_OFFSET + WORK_SLOTS * WORK_BYTES;
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
 static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
+// Scores that are changed take registers of the consumers, and leave the producer fewer.
+constexpr bool MODIFIED = CHUNKED || SOFTCAP || ALIBI || BIAS || BOOLEAN_MASK;
+
 // Warps that feed K and V rings together: one would not copy rows in time.
 constexpr int FEEDERS = GATHERED_PAGES ? 2 : 1;
 

@@ -63,11 +63,11 @@ struct Producer {
   // The page table answers while the slot is awaited.
   __device__ __forceinline__ void load_k(const QTile& t, int n) {
     const bool gather = PAGED_CACHE && needs_gather(t);
-    int entry;
+    int entry = 0;
     if (BOXED) before = latest;
-    if (gather)
+    if (Gathered::IN_BLOCKS)
       entry = Gathered::first_entry(p, t, n, feeder);
-    else if (BOXED)
+    else if (BOXED && !gather)
       latest = entry_of_box(p, t, n);
     await_empty(layout.k_empty(k_at.slot()), k_at.parity() ^ 1);
     if (gather)
@@ -90,8 +90,8 @@ struct Producer {
 
   __device__ __forceinline__ void load_v(const QTile& t, int n) {
     const bool gather = PAGED_CACHE && needs_gather(t);
-    int entry;
-    if (gather) entry = Gathered::first_entry(p, t, n, feeder);
+    int entry = 0;
+    if (Gathered::IN_BLOCKS) entry = Gathered::first_entry(p, t, n, feeder);
     await_empty(layout.v_empty(v_at.slot()), v_at.parity() ^ 1);
     if (gather) {
       gathered.copy<V_PANELS>(p, p.v, p.v_stride, p.dim_v, t, n, feeder, entry, layout.v(v_at.slot()), layout.v_full(v_at.slot()));
@@ -112,22 +112,26 @@ struct Producer {
       tma_v(t, n, barrier);
   }
 
-  // Tile n from its pages. Shuffles come first, so that one lane issues all boxes in one go.
+  // Tile n from its pages. Shuffles come first, so that one lane issues all boxes in one go, or two at a time where registers are short.
   template <int PANELS>
   __device__ __forceinline__ void tma_boxes(const TensorMap& map, const QTile& t, int n, int entry, u32 tile, u32 barrier) const {
+    constexpr int TURN = MODIFIED && BOXES % 2 == 0 ? 2 : BOXES;
     const int own = page_inside(p, entry);
     const int first = PAGE_BOXES > 1 ? first_box(t, n) : 0;
-    int page[BOXES];
+    if (is_leader()) mbarrier_expect_bytes(barrier, PANELS * KV_PANEL_BYTES);
+#pragma unroll 1
+    for (int at = 0; at < BOXES; at += TURN) {
+      int page[TURN];
 #pragma unroll
-    for (int box = 0; box < BOXES; ++box) page[box] = __shfl_sync(~0u, own, box);
-    if (!is_leader()) return;
-    mbarrier_expect_bytes(barrier, PANELS * KV_PANEL_BYTES);
+      for (int box = 0; box < TURN; ++box) page[box] = __shfl_sync(~0u, own, at + box);
+      if (!is_leader()) continue;
 #pragma unroll
-    for (int box = 0; box < BOXES; ++box)
+      for (int box = 0; box < TURN; ++box)
 #pragma unroll
-      for (int panel = 0; panel < PANELS; ++panel)
-        tma_load(tile + panel * KV_PANEL_BYTES + box * BOX_ROWS * 128, &map, barrier, panel * PANEL, (first + box) % PAGE_BOXES * BOX_ROWS,
-                 t.head_kv, page[box], L2_EVICT_LAST);
+        for (int panel = 0; panel < PANELS; ++panel)
+          tma_load(tile + panel * KV_PANEL_BYTES + (at + box) * BOX_ROWS * 128, &map, barrier, panel * PANEL,
+                   (first + at + box) % PAGE_BOXES * BOX_ROWS, t.head_kv, page[box], L2_EVICT_LAST);
+    }
   }
 
   __device__ __forceinline__ void tma_v(const QTile& t, int n, u32 barrier) {
