@@ -58,7 +58,10 @@ fn clusters_send_their_parts() {
     for (index, trial) in [
         trial("flash_decode[CLUSTER=8 WARPS_N=4]", "b2h8/2s2/300d64:used:paged=16", BF16),
         trial("flash_decode[CLUSTER=4 WARPS_N=2]", "b3h6/2s3/200d64:causal-br:varlen", F16),
-        Trial { seed: 3, ..trial("flash_decode[CLUSTER=8 WARPS_N=2]", "b3h2s7/90d64:used:used-q:leftpad", F16) },
+        Trial {
+            seed: 3,
+            ..trial("flash_decode[CLUSTER=8 WARPS_N=2]", "b3h2s7/90d64:used:used-q:leftpad", F16)
+        },
         trial("flash_decode[CLUSTER=2 WARPS_N=2]", "b2h20/2s1/260d128:used:kv=e4m3", BF16),
     ]
     .iter()
