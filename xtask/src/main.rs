@@ -8,6 +8,7 @@ mod gpu;
 mod packaging;
 mod python;
 mod suite;
+mod trial;
 
 use std::{
     env,
@@ -27,6 +28,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   package       the crates as others get them: each feature of the library alone, and packages
   cross         the CPU kernels' tests on 64-bit ARM under qemu, and the library checked for macOS and Windows
   gpu           everything that only a GPU can show, resumable, within a budget: documents go to results/ (gpu --help)
+  trial         what docs/promises.md says, measured again: bad input, stopping, kills, wrong words (trial --help)
   wheel         build the wheel that users install, for any Linux with glibc 2.17 or newer
   fuzz [SECS]   run the fuzz targets for SECS seconds each (needs cargo-fuzz and a nightly toolchain)
 ";
@@ -35,6 +37,9 @@ fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     if let Some(("gpu", options)) = args.split_first().map(|(name, rest)| (name.as_str(), rest)) {
         return gpu(options);
+    }
+    if let Some(("trial", options)) = args.split_first().map(|(name, rest)| (name.as_str(), rest)) {
+        return trial(options);
     }
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["setup"] => setup(),
@@ -69,6 +74,21 @@ fn gpu(options: &[String]) -> ExitCode {
     }
     match gpu::gpu(&options) {
         Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn trial(options: &[String]) -> ExitCode {
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    if options.contains(&"--help") {
+        print!("{}", trial::USAGE);
+        return ExitCode::SUCCESS;
+    }
+    match trial::trial(&options) {
+        Ok(kept) => ExitCode::from(u8::from(!kept)),
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::from(2)

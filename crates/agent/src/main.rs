@@ -12,9 +12,12 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// What `evosdpa` compares with its own: the version, and the revision of the sources.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("EVOSDPA_REVISION"), ")");
+
 /// Joins the evosdpa lab to language models and agents.
 #[derive(Parser)]
-#[command(name = "evosdpa-agent", version, max_term_width = 100)]
+#[command(name = "evosdpa-agent", version = VERSION, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -11,7 +11,7 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-pub(crate) use choose::{Apply, Export, Kernels, Plan, Tune};
+pub(crate) use choose::{Apply, Export, Import, Kernels, Plan, Tune};
 pub(crate) use measure::{Bench, Compare, Profile, Report, Runs};
 pub(crate) use prove::{Build, Check, Sanitize};
 pub(crate) use value::Place;
@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Apply(Apply),
     /// Write a problem as files that another tool takes: KernelBench, GPU MODE or OpenEvolve
     Export(Export),
+    /// Evaluate an answer to such a task by the same gates, or make a kernel of it
+    Import(Import),
     /// List recorded runs
     Runs(Runs),
     /// Say row by row whether the runs of B are faster or slower than those of A
@@ -78,7 +80,7 @@ pub(crate) struct Common {
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: Place,
     /// Threads to use on the CPU [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) threads: Option<u32>,
     /// Instruction set to use on the CPU: portable, neon, avx2, avx512 or avx512bf16 [default: the best there is]
     #[arg(long, value_name = "ISA")]

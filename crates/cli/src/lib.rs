@@ -72,7 +72,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 fn dispatch(cli: Cli, own: &[OsString]) -> anyhow::Result<Status> {
     match cli.command {
         Command::Bench(args) if args.repeat.is_some() => command::repeat::run(args, own),
-        Command::Bench(args) => command::bench::run(args),
+        Command::Bench(args) => command::bench::run(args, None),
         Command::Check(args) => command::check::run(args),
         Command::Build(args) => command::build::run(args),
         Command::Sanitize(args) => command::sanitize::run(args),
@@ -87,6 +87,7 @@ fn dispatch(cli: Cli, own: &[OsString]) -> anyhow::Result<Status> {
         Command::Plan(args) => command::plan::run(args),
         Command::Apply(args) => command::apply::run(args),
         Command::Export(args) => command::export::run(args),
+        Command::Import(args) => command::import::run(args),
         Command::Runs(args) => command::runs::run(args),
         Command::Compare(args) => command::compare::run(args),
         Command::Doctor(args) => command::doctor::run(args),

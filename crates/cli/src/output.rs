@@ -47,6 +47,12 @@ pub(crate) fn print_json(
     print(&format!("{document:#}\n"))
 }
 
+/// A share in percent, with a digit more where there would be none.
+pub(crate) fn percent(share: f64) -> String {
+    let percent = 100.0 * share;
+    if percent < 1.0 { format!("{percent:.1}") } else { format!("{percent:.0}") }
+}
+
 /// Why `--device auto` took the CPU.
 pub(crate) fn no_gpu(why: &str) -> String {
     wrapped(&format!("no GPU, so on the CPU: {why}"), 2)

@@ -505,11 +505,49 @@ print(good.metrics['correct'], wrong.metrics['correct'], good.artifacts, wrong.a
         let said = text(&done.stdout);
         assert!(said.starts_with("1.0 0.0 "), "{said}{}", text(&done.stderr));
     }
+    // What comes back is a kernel of its own, by the same gates.
+    let program = "openevolve/initial_program.cu";
+    let output = evosdpa(path, &["import", "openevolve", program, "--name", "mine", "--out", "mine"]);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(
+        text(&output.stdout)
+            .contains("mine is in mine; on a GPU: evosdpa bench --device cuda --kernel-path mine")
+    );
+    let wrong = std::fs::read_to_string(path.join(program)).unwrap();
+    std::fs::write(path.join("wrong.cu"), wrong.replace("= exp2f(score", "= 0.01f + exp2f(score")).unwrap();
+    let output = evosdpa(
+        path,
+        &[
+            "import",
+            "openevolve",
+            "wrong.cu",
+            "--kernel",
+            "sdpa_v1",
+            "--shape",
+            "tiny",
+            "--dtype",
+            "f16",
+            "--out",
+            "y",
+        ],
+    );
+    assert_eq!(output.status.code(), Some(1), "{}{}", text(&output.stdout), text(&output.stderr));
     for (arguments, why) in [
         (&["export", "kernelbench", "--shape", "tiny:causal", "--dtype", "u8", "--out", "x"][..], "u8"),
         (&["export", "gpumode", "--shape", "tiny:window8", "--out", "x"], "window"),
         (&["export", "openevolve", "--shape", "tiny", "--out", "x"], "--kernel"),
         (&["export", "kernelbanch", "--shape", "tiny", "--out", "x"], "did you mean `kernelbench`"),
+        (
+            &["import", "kernelbench", "kernelbench/1_attention.py", "--out", "x"],
+            "this is the task, not an answer",
+        ),
+        (
+            &["import", "gpumode", "openevolve/initial_program.cu", "--out", "x"],
+            "does not say how it is launched",
+        ),
+        (&["import", "openevolve", "wrong.cu", "--out", "x"], "say its shape with --shape"),
+        (&["import", "openevolve", "wrong.cu", "--shape", "tiny", "--out", "x"], "with --kernel"),
+        (&["import", "openevolve", "no.cu", "--shape", "tiny", "--out", "x"], "no.cu"),
     ] {
         let output = evosdpa(path, arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

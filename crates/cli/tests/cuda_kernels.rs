@@ -92,6 +92,28 @@ fn build_compiles_gates_and_caches_a_users_kernel() {
     assert!(text(&evosdpa(home.path(), &["cache"]).stdout).starts_with("0 kernels"));
 }
 
+/// On a disk that cannot be written, or is full: what cannot be kept is compiled each time.
+#[test]
+fn without_a_cache_kernels_are_compiled_anew() {
+    let toolkit = Toolkit::find().expect("`cargo xtask setup` installs the compiler");
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("file"), "no folder").unwrap();
+    // Where nobody, the administrator included, can make a folder; and where the folder is a file.
+    for cache in [Path::new("/proc/nobody"), &home.path().join("file")] {
+        let args = ["build", "--kernel-path", EXAMPLE, "--arch", "sm_90a", "--dtype", "f16", "--json"];
+        let output = Command::new(cargo_bin!("evosdpa"))
+            .args(args)
+            .current_dir(home.path())
+            .env("XDG_CACHE_HOME", cache)
+            .env(HOME_VARIABLE, &toolkit.root)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}: {}", cache.display(), text(&output.stderr));
+        assert_eq!(json(&output)["rows"].as_array().map(Vec::len), Some(1));
+    }
+    assert_eq!(fs::read_to_string(home.path().join("file")).unwrap(), "no folder");
+}
+
 #[test]
 fn the_example_is_right_under_the_simulator() {
     let home = tempfile::tempdir().unwrap();

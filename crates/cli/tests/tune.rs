@@ -233,3 +233,61 @@ fn bad_input_exits_2_and_says_what_to_do() {
     let help = text(&evosdpa(path, &["tune", "--help"]).stdout);
     assert!(help.contains("Examples:") && help.lines().all(|line| line.chars().count() <= 100), "{help}");
 }
+
+/// The winner of a tune on a CPU is what the library then plans with, there and for problems like it.
+#[test]
+fn a_tune_on_a_cpu_can_be_applied() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("tuned.toml");
+    let run = |args: &[&str]| {
+        let output = Command::new(cargo_bin!("evosdpa"))
+            .args(args)
+            .current_dir(folder.path())
+            .env("EVOSDPA_TUNED", &table)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let planned = |shape: &str| -> Value {
+        let document: Value =
+            serde_json::from_str(&run(&["plan", shape, "--device", "cpu", "--json"])).unwrap();
+        document["rows"][0].clone()
+    };
+    let plain = planned("tiny");
+    let isa = plain["device"].as_str().unwrap().trim_start_matches("cpu (").trim_end_matches(')').to_owned();
+    let environment: Value = serde_json::from_str(&run(&["kernels", "--json"])).unwrap();
+    let shapes = serde_json::json!({"tiny": {"speedup": 1.2, "p50_us": 3.0, "dtype": "f32"}});
+    let elites = serde_json::json!({
+        "schema": "evosdpa.elite/1",
+        "device": {"name": environment["environment"]["cpu"], "arch": isa},
+        "elites": [{
+            "kernel": "cpu_flash", "evaluation": 4, "shapes": shapes,
+            "tunables": {"BLOCK_Q": 16, "BLOCK_KV": 32, "THREADS": 1},
+        }],
+        "confirmation": {"number": 4, "confirmed": true, "shapes": shapes},
+    });
+    std::fs::write(folder.path().join("elite.json"), elites.to_string()).unwrap();
+    assert!(run(&["apply", "elite.json"]).contains("1 rows for"));
+    let row = planned("tiny");
+    assert_eq!(row["tunables"], serde_json::json!({"BLOCK_Q": 16, "BLOCK_KV": 32, "THREADS": 1}));
+    assert!(row["from"].as_str().unwrap().starts_with("row 1 of "), "{row}");
+    // Of the same class, and of another.
+    assert_eq!(planned("b1h1s40d64")["tunables"]["BLOCK_KV"], 32);
+    assert_eq!(planned("mission")["tunables"], plain["tunables"]);
+    // What is benchmarked is what is shipped.
+    let bench: Value = serde_json::from_str(&run(&[
+        "bench",
+        "--device",
+        "cpu",
+        "--shapes",
+        "tiny",
+        "--iters",
+        "3",
+        "--no-baselines",
+        "--json",
+    ]))
+    .unwrap();
+    assert_eq!(bench["rows"][0]["variant"], "cpu_flash[BLOCK_KV=32 BLOCK_Q=16 THREADS=1]");
+    assert!(bench["rows"][0]["roofline"].as_f64().unwrap() > 0.0);
+}

@@ -101,6 +101,25 @@ impl<'a> Sequences<'a> {
         }
     }
 
+    /// Rows of the output that belong to no sequence, of the `rows` that each block of it has: the block, and which rows.
+    pub fn unowned(&self, rows: usize) -> Vec<(usize, Range<usize>)> {
+        let mut unowned = Vec::new();
+        let mut behind = 0;
+        for sequence in 0..self.count() {
+            let own = self.queries(sequence);
+            match self.cu_seqlens_q {
+                Some(_) => unowned.push((0, behind..own.start)),
+                None => unowned.push((sequence, own.end..rows)),
+            }
+            behind = own.end;
+        }
+        if self.cu_seqlens_q.is_some() {
+            unowned.push((0, behind..rows));
+        }
+        unowned.retain(|(_, rows)| !rows.is_empty());
+        unowned
+    }
+
     /// How many keys a sequence has, its left padding not among them.
     pub fn keys(&self, sequence: usize) -> usize {
         self.filled(sequence) - self.leftpad(sequence)

@@ -7,7 +7,9 @@ use crate::modifiers::Modifiers;
 use crate::naive::Naive;
 use crate::options::{CpuKernel, CpuOptions};
 use crate::span::Span;
-use evosdpa_core::{DType, Granularity, PageSize, Precision, Problem, SideInputs, TensorView, TensorViewMut};
+use evosdpa_core::{
+    DType, Granularity, PageSize, Precision, Problem, Sequences, SideInputs, TensorView, TensorViewMut,
+};
 
 /// Computes attention on the CPU.
 ///
@@ -17,7 +19,8 @@ use evosdpa_core::{DType, Granularity, PageSize, Precision, Problem, SideInputs,
 ///
 /// # What comes out in the corners
 /// - A row that sees no key gives `O = 0` and `LSE = -inf`, or its head's sink.
-/// - Rows behind the last of packed queries are not touched.
+/// - A row that belongs to no sequence (behind the last of packed queries, behind those that a sequence uses) gives `O = 0` and
+///   `LSE = -inf`.
 /// - A key that a query does not see has no influence on that query's row, whatever it holds, NaN included.
 /// - A visible score that is NaN or +inf makes its whole row (and LSE) NaN. A visible score of -inf counts as weight 0;
 ///   when all visible scores of a row are -inf, the row is as one that sees no key.
@@ -44,10 +47,13 @@ pub fn attention(
     let lse = lse.as_mut().map_or(std::ptr::null_mut(), |lse| lse.as_mut_ptr());
     let rows_per_head = o.shape()[2];
     let o = operand(o.dtype(), o.strides(), o.bytes_mut().as_mut_ptr());
-    if kernel == CpuKernel::Naive {
-        return Naive::new(problem, [q, k, v], side, o, lse)?.run(options);
-    }
     let sequences = problem.check_side(side, &q, &k, &v)?;
+    if kernel == CpuKernel::Naive {
+        Naive::new(problem, sequences, [q, k, v], side, o, lse).run(options)?;
+        // SAFETY: O and the LSE are this call's alone, and have these rows.
+        unsafe { clear_unowned(problem, &sequences, &o, lse, rows_per_head) };
+        return Ok(());
+    }
     let reach = problem.scale_granularity();
     let job = Job {
         problem,
@@ -64,7 +70,38 @@ pub fn attention(
         precise: problem.precision() == Precision::High,
         output: problem.output_float(),
     };
-    run_flash(&job, options)
+    run_flash(&job, options)?;
+    // SAFETY: O and the LSE are this call's alone, and have these rows.
+    unsafe { clear_unowned(problem, &sequences, &o, lse, rows_per_head) };
+    Ok(())
+}
+
+/// Rows that belong to no sequence.
+///
+/// # Safety
+/// `o` and `lse`, unless it is null, are valid to write, with so many rows in each head.
+unsafe fn clear_unowned(
+    problem: &Problem,
+    sequences: &Sequences<'_>,
+    o: &Operand<'_, *mut u8>,
+    lse: *mut f32,
+    rows_per_head: usize,
+) {
+    let (sizes, bytes) = (problem.sizes(), o.dtype.bytes());
+    for (block, rows) in sequences.unowned(rows_per_head) {
+        for head in 0..sizes.heads_q {
+            for row in rows.clone() {
+                let at = block * o.batch_stride + head * o.head_stride + row * o.row_stride;
+                // SAFETY: by contract; zeros are numbers of every type.
+                unsafe { o.data.add(at * bytes).write_bytes(0, sizes.dim_v * bytes) };
+            }
+            if !lse.is_null() {
+                let first = (block * sizes.heads_q + head) * rows_per_head + rows.start;
+                // SAFETY: by contract.
+                unsafe { std::slice::from_raw_parts_mut(lse.add(first), rows.len()) }.fill(f32::NEG_INFINITY);
+            }
+        }
+    }
 }
 
 /// Memory that [`attention`] with [`CpuKernel::Flash`] takes beside the tensors, in bytes, over all threads, for sequences of the

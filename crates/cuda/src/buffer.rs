@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use cudarc::driver::sys;
 
 use crate::{
-    Entered, Error, RawStream, Result, Stream,
+    Error, Result, Stream,
     device::Context,
     driver::{check, plain},
 };
@@ -132,19 +132,6 @@ impl DeviceBuffer {
             _ => Err(Error::CopySize { buffer: "device buffer", given_bytes: bytes, bytes: self.bytes }),
         }
     }
-}
-
-/// Sets bytes of someone else's device memory to 0, in the order of someone else's stream, with the context already current.
-///
-/// # Safety
-/// The memory must be the device's, so long, and nobody else's until the stream has come past this; the stream must be a live one
-/// of the device's primary context.
-pub unsafe fn zero(entered: &Entered<'_>, stream: RawStream, address: u64, bytes: usize) -> Result<()> {
-    // The proof is only there so that the driver is.
-    let _ = entered;
-    // SAFETY: by this function's contract.
-    let code = unsafe { sys::cuMemsetD8Async(address, 0, bytes, stream.0 as sys::CUstream) };
-    check("cuMemsetD8Async", code, || format!("{bytes} bytes at {address:#x}"))
 }
 
 impl Drop for DeviceBuffer {

@@ -48,6 +48,8 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
     /// Highest clock of the SMs.
     pub clock_khz: u32,
+    /// What the memory's clock and width allow, 10⁹ bytes a second; 0 where the driver does not say.
+    pub memory_gbps: u32,
     /// The CUDA version the driver supports, 1000·major + 10·minor.
     pub driver_cuda_version: i32,
 }
@@ -280,6 +282,10 @@ fn read_info(device: sys::CUdevice, ordinal: usize, driver_cuda_version: i32) ->
     let mut memory_bytes = 0;
     // SAFETY: the driver writes one size.
     check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory_bytes, device) }, plain)?;
+    let memory_clock_khz = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
+    let memory_bus_bytes = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)? / 8;
+    // Two transfers in each cycle.
+    let memory_gbps = (2 * u64::from(memory_clock_khz) * u64::from(memory_bus_bytes) / 1_000_000) as u32;
     Ok(DeviceInfo {
         ordinal,
         name,
@@ -294,6 +300,7 @@ fn read_info(device: sys::CUdevice, ordinal: usize, driver_cuda_version: i32) ->
         l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
         memory_bytes: memory_bytes as u64,
         clock_khz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
+        memory_gbps,
         driver_cuda_version,
     })
 }

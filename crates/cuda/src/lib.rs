@@ -38,7 +38,7 @@ pub mod worker;
 mod workspace;
 
 pub use artifact::{Artifact, ArtifactKind};
-pub use buffer::{DeviceBuffer, zero};
+pub use buffer::DeviceBuffer;
 pub use builder::Builder;
 pub use cache::{Cache, CacheEntry};
 pub use clock::ClockProbe;

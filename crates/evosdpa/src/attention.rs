@@ -102,7 +102,15 @@ impl Attention {
             #[cfg(feature = "cpu")]
             Device::Cpu => {
                 let Options { kernel, threads, isa, tiles, .. } = *options;
-                let cpu = CpuOptions { threads, isa, tiles };
+                #[cfg_attr(
+                    not(feature = "cuda"),
+                    allow(unused_mut, reason = "tables come with that feature")
+                )]
+                let mut cpu = CpuOptions { threads, isa, tiles };
+                #[cfg(feature = "cuda")]
+                if kernel.is_none() && tiles.is_none() {
+                    crate::tuned::settle(&problem, &mut cpu)?;
+                }
                 // Now rather than at the first call.
                 cpu.check(&problem)?;
                 Ok(Self { problem, backend: Backend::Cpu(kernel.unwrap_or(CpuKernel::Flash), cpu) })
@@ -138,6 +146,12 @@ impl Attention {
     /// The kernel that was chosen, with its tunables: `cpu_flash`, `hopper_small[WG_N=2 …]`.
     pub fn variant(&self) -> String {
         match &self.backend {
+            #[cfg(feature = "cpu")]
+            Backend::Cpu(kernel, CpuOptions { tiles: Some(tiles), threads, .. }) => {
+                let threads = threads.map_or(String::new(), |threads| format!(" THREADS={threads}"));
+                let FlashTiles { block_q, block_kv } = tiles;
+                format!("{}[BLOCK_KV={block_kv} BLOCK_Q={block_q}{threads}]", kernel.name())
+            }
             #[cfg(feature = "cpu")]
             Backend::Cpu(kernel, _) => kernel.name().to_owned(),
             #[cfg(feature = "cuda")]
@@ -220,7 +234,8 @@ impl Attention {
     /// are refused before anything is queued; tensors that a fast kernel cannot read (unaligned, repeated) go to one that
     /// can. Calls may come from any thread and may be captured into CUDA graphs.
     ///
-    /// Rows that see no key give O = 0 and LSE = −∞. A visible score that is NaN or +∞ makes its row NaN.
+    /// Rows that see no key, and rows that belong to no sequence, give O = 0 and LSE = −∞. A visible score that is NaN or +∞ makes
+    /// its row NaN.
     ///
     /// # Safety
     /// Every address must be memory of this device that is valid for the problem's sizes and the given strides, and stay

@@ -40,6 +40,13 @@ pub enum Error {
         /// How many it takes.
         count: usize,
     },
+    /// A softmax scale that no GPU kernel takes.
+    #[cfg(feature = "cuda")]
+    #[error("the softmax scale {scale} is negative, which no GPU kernel takes; negate the queries and give {}", -scale)]
+    NegativeScale {
+        /// The scale.
+        scale: f32,
+    },
     /// A manifest asks for rules that there are not.
     #[error(
         "kernel `{kernel}`: there is no family `{family}` whose rules could choose its tunables (there are {known})"

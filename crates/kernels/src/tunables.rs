@@ -37,6 +37,12 @@ impl Assignment {
         Ok(())
     }
 
+    /// With one more value, which is allowed.
+    pub(crate) fn with(mut self, name: &str, value: i64) -> Self {
+        self.0.insert(name.to_owned(), value);
+        self
+    }
+
     /// As a map, for documents.
     pub fn to_map(&self) -> BTreeMap<String, i64> {
         self.0.clone()

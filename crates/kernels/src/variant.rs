@@ -118,7 +118,7 @@ impl Kernel {
 
     /// Whether it supports a problem; if not, every reason.
     ///
-    /// A kernel supports a problem if some tunable values keep its constraints.
+    /// A kernel supports a problem if some tunable values, with kinds that suit them, keep its constraints.
     pub fn supports(&self, facts: &ProblemFacts, target: &Target) -> Result<()> {
         self.takes(facts, target)?;
         match self.unsatisfied(facts, target)? {
@@ -161,25 +161,39 @@ impl Kernel {
         self.resolve(facts, target, self.space().complete(tunables), &kinds)
     }
 
-    /// Every variant that keeps the constraints, lazily. The problem must be supported: see [`Kernel::supports`].
+    /// Every variant that keeps the constraints, lazily; kinds keep their defaults where they can. The problem must be supported: see
+    /// [`Kernel::supports`].
     pub fn variants<'a>(
         &'a self,
         facts: &'a ProblemFacts,
         target: &'a Target,
     ) -> impl Iterator<Item = Result<Variant>> + 'a {
-        self.space()
-            .unconstrained()
-            .map(|assignment| self.resolve(facts, target, assignment, &Assignment::default()))
-            .filter(|resolved| !matches!(resolved, Err(Error::Constraint { .. })))
+        let kinds = self.kind_values();
+        self.space().unconstrained().filter_map(move |assignment| {
+            let resolved = kinds.iter().map(|kinds| self.resolve(facts, target, assignment.clone(), kinds));
+            resolved.into_iter().find(|resolved| !matches!(resolved, Err(Error::Constraint { .. })))
+        })
+    }
+
+    /// Every combination of its kinds' values, the defaults first.
+    fn kind_values(&self) -> Vec<Assignment> {
+        let mut all = vec![Assignment::default()];
+        for kind in &self.manifest.kinds {
+            let others = kind.values.iter().filter(|value| **value != kind.default);
+            let values = [&kind.default].into_iter().chain(others);
+            all = values
+                .flat_map(|value| all.iter().map(move |known| known.clone().with(&kind.name, *value)))
+                .collect();
+        }
+        all
     }
 
     /// How many variants keep the constraints, counted up to `cap` of the unconstrained combinations.
     pub fn count_variants(&self, facts: &ProblemFacts, target: &Target, cap: usize) -> Result<SpaceSize> {
         let mut count = 0;
-        let kinds = &Assignment::default();
+        let kinds = self.kind_values();
         for assignment in self.space().unconstrained().take(cap) {
-            let resolution = Resolution { kernel: self, facts, target, assignment: &assignment, kinds };
-            count += usize::from(resolution.broken_constraint()?.is_none());
+            count += usize::from(self.broken(facts, target, &assignment, &kinds)?.is_none());
         }
         let whole = self.space().size() <= cap as u128;
         Ok(if whole { SpaceSize::Exactly(count) } else { SpaceSize::AtLeast(count) })
@@ -188,10 +202,27 @@ impl Kernel {
     /// A constraint that no tunable values keep, if there is one.
     fn unsatisfied(&self, facts: &ProblemFacts, target: &Target) -> Result<Option<&Constraint>> {
         let mut last = None;
-        let kinds = &Assignment::default();
+        let kinds = self.kind_values();
         for assignment in self.space().unconstrained().take(SEARCH_LIMIT) {
-            let resolution = Resolution { kernel: self, facts, target, assignment: &assignment, kinds };
-            match resolution.broken_constraint()? {
+            match self.broken(facts, target, &assignment, &kinds)? {
+                None => return Ok(None),
+                Some(broken) => last = Some(broken),
+            }
+        }
+        Ok(last)
+    }
+
+    /// A constraint that these tunable values break with all of these kinds.
+    fn broken(
+        &self,
+        facts: &ProblemFacts,
+        target: &Target,
+        assignment: &Assignment,
+        kinds: &[Assignment],
+    ) -> Result<Option<&Constraint>> {
+        let mut last = None;
+        for kinds in kinds {
+            match (Resolution { kernel: self, facts, target, assignment, kinds }).broken_constraint()? {
                 None => return Ok(None),
                 Some(broken) => last = Some(broken),
             }

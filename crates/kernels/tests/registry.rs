@@ -417,3 +417,26 @@ fn every_shipped_source_asserts_its_shared_memory_against_its_manifest() {
         .collect();
     assert!(wrong.is_empty(), "{wrong:?}");
 }
+
+/// Kinds follow from the problem, so that one which the default does not suit is no reason to refuse it.
+#[test]
+fn a_kind_with_another_value_supports_what_its_default_does_not() {
+    use evosdpa_core::Feature::{Alibi, Bias, BooleanMask, HighPrecision, Softcap};
+    let registry = Registry::embedded().unwrap();
+    let target = Target::nominal(Arch::Sm90a);
+    for name in ["ampere_fwd", "hopper_fwd", "flash_decode"] {
+        let kernel = registry.kernel(name).unwrap();
+        for feature in [Softcap, Alibi, Bias, BooleanMask, HighPrecision] {
+            let features = [feature].into_iter().collect();
+            let facts = ProblemFacts { dtype: DType::BF16, kv_dtype: DType::BF16, features, ..facts() };
+            kernel.supports(&facts, &target).unwrap();
+            let first = kernel.variants(&facts, &target).next().unwrap().unwrap();
+            let modified = feature != HighPrecision;
+            assert_eq!(
+                first.defines["PRECISE_KEYS"],
+                if modified { 1 << 30 } else { 256 },
+                "{name} {feature:?}"
+            );
+        }
+    }
+}

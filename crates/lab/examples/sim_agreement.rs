@@ -15,7 +15,7 @@ use evosdpa_core::Problem;
 use evosdpa_kernels::{Arch, Registry};
 use evosdpa_lab::{
     Error,
-    agreement::{AgreementRow, Asked, QUESTIONS, digest},
+    agreement::{AgreementRow, Asked, QUESTIONS},
     device::{Cuda, Device, Output, Sim},
     machine::Environment,
 };
@@ -35,7 +35,10 @@ fn simulate(sim: &Sim, cores: usize) -> Vec<(&'static Asked, Simulated)> {
                     let Some(asked) = QUESTIONS.get(at) else { return };
                     let started = Instant::now();
                     let answer = asked.simulate(sim);
-                    let word = answer.as_ref().map_or_else(ToString::to_string, |(_, output)| digest(output));
+                    let word = match &answer {
+                        Ok((_, output)) => asked.digest(output).unwrap_or_else(|error| error.to_string()),
+                        Err(error) => error.to_string(),
+                    };
                     eprintln!("{:?} {} ms: {word}", asked, started.elapsed().as_millis());
                     answers.lock().expect("nobody panics under it").push((at, answer));
                 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use evosdpa_core::{DType, Problem};
+use evosdpa_core::Problem;
 use evosdpa_oracle::{
     Case,
     inputs::{Family, Inputs},
@@ -23,7 +23,7 @@ use crate::{
         compare::Comparison,
         duel::{Arm, Rule, duel},
         floor::{Floor, unless_the_machine_failed},
-        interleave::{Contestant, Plan, Times, interleave},
+        interleave::{Contestant, Plan, SETTLE, Times, interleave},
         samples::median,
     },
     record::Row,
@@ -45,10 +45,6 @@ pub struct Request {
     pub seed: u64,
     /// Time for one problem.
     pub budget: Option<Duration>,
-    /// Measured peak, to compare with.
-    pub peak_gflops: Option<f64>,
-    /// The same for bf16 problems, where it is another.
-    pub bf16_peak_gflops: Option<f64>,
     /// How calls are timed.
     pub timing: Timing,
     /// Differences below this share do not matter.
@@ -94,9 +90,6 @@ const BETWEEN_BELOW_US: f64 = 100.0;
 
 /// The gate that a kernel passes by being timed.
 const PERFORMANCE: &str = "performance";
-
-/// Idle time before each reading when thread pools of two programs take turns.
-const SETTLE: Duration = Duration::from_millis(3);
 
 /// Takes every kernel and baseline through the gates and times those that pass. `torch` is PyTorch or the reason it is not
 /// there. `proceed` is told of each step and stops the measurement by answering no.
@@ -174,7 +167,7 @@ pub fn measure(
         })
     };
     let floor = Floor::look(device, problem)?;
-    take_in(&mut entries, times, problem, request, (device, &floor))?;
+    take_in(&mut entries, times, problem, (device, &floor))?;
     let overhead_us = unless_the_machine_failed(device.clock_overhead_us())?;
     for entry in entries.iter_mut().filter(|entry| !entry.row.baseline) {
         entry.row.clock_overhead_us = overhead_us;
@@ -321,7 +314,9 @@ fn baselines<'a>(
         }
         Entry { row, contestant: timed.map(Timed::Baseline) }
     };
-    request.baselines.iter().map(entry).collect()
+    // Those for problems of another kind say so only where nothing else is asked for.
+    let any_suits = request.baselines.iter().any(|mode| mode.suits(&case.problem));
+    request.baselines.iter().filter(|mode| !any_suits || mode.suits(&case.problem)).map(entry).collect()
 }
 
 fn baseline_gate(torch: &mut Torch, mode: torch::Mode, case: &Case) -> GateResult {
@@ -394,10 +389,10 @@ fn take_in(
     entries: &mut [Entry<'_>],
     times: Vec<Result<Times, Error>>,
     problem: &Problem,
-    request: &Request,
     (device, floor): (&dyn TimedDevice, &Floor),
 ) -> Result<(), Error> {
     let mut times = times.into_iter();
+    let roof = device.roof(problem);
     for Entry { row, contestant } in entries {
         let Some(timed) = contestant else { continue };
         let audits = match timed {
@@ -406,9 +401,7 @@ fn take_in(
         };
         match times.next() {
             Some(Ok(times)) => {
-                let of_bf16 = request.bf16_peak_gflops.filter(|_| problem.dtype() == DType::BF16);
-                let peak_gflops = of_bf16.or(request.peak_gflops);
-                row.measured(&times, problem.flops(), problem.bytes(), peak_gflops);
+                row.measured(&times, problem, roof.as_ref());
                 if let Some(audits) = audits.filter(|_| !row.samples_us.is_empty()) {
                     let detail = format!("{audits} audits between timed calls found nothing");
                     row.gates.push(GateResult::pass(AUDIT, detail));

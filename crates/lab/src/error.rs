@@ -43,10 +43,12 @@ pub enum Error {
     #[error("no problem was given to run the kernel on")]
     NoProblem,
     /// Text after a kernel's name that is not a choice of tunables.
-    #[error("cannot read `{text}` as a kernel with tunables; write it as sdpa_v2c[STAGES=3 BLOCK_N=64]")]
+    #[error("`{text}`: {why}")]
     Tunables {
         /// The text as given.
         text: String,
+        /// What is wrong with them.
+        why: String,
     },
     /// A CUDA kernel was asked for on a CPU.
     #[error(
@@ -138,6 +140,19 @@ pub enum Error {
         "timing `between` needs a GPU, where a foreign kernel goes before every launch; on a CPU: graph, warm, single, cold"
     )]
     BetweenOnCpu,
+    /// A file that is no answer to a task of a tool.
+    #[error("{path}: not a submission of {tool}: {why}", path = path.display())]
+    Handed {
+        /// The tool.
+        tool: &'static str,
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// A submission does not do what was asked of it.
+    #[error("the submission: {0}")]
+    Submission(String),
     /// A baseline program did not do its part.
     #[error("{baseline}: {why}")]
     Baseline {
@@ -154,7 +169,7 @@ impl Error {
         match self {
             Self::Cuda(error) => error.kind(),
             Self::Library(evosdpa::Error::Cuda(error)) => error.kind(),
-            Self::Findings { .. } | Self::Caught { .. } => ErrorKind::Kernel,
+            Self::Findings { .. } | Self::Caught { .. } | Self::Submission(_) => ErrorKind::Kernel,
             Self::Sim(ptxsan::Error::NoSuchEntry { .. }) => ErrorKind::Kernel,
             // The simulator has less memory than a GPU, and what it was given may fit another time.
             Self::Sim(ptxsan::Error::Memory(_)) => ErrorKind::Machine,

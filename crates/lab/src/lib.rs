@@ -35,7 +35,11 @@ pub fn find_kernel(device: &dyn device::Device, name: &str) -> Result<String, Er
     // The library itself runs wherever there is a clock, and not on the simulator.
     let chosen = name == device::AUTO && device.timed().is_some();
     let known = chosen || device.kernels().iter().any(|kernel| kernel.name == plain);
-    if known { Ok(name.to_owned()) } else { Err(unknown_kernel(device, plain)) }
+    if !known {
+        return Err(unknown_kernel(device, plain));
+    }
+    device.check_name(name)?;
+    Ok(name.to_owned())
 }
 
 pub(crate) fn unknown_kernel(device: &dyn device::Device, name: &str) -> Error {

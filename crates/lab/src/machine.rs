@@ -1,5 +1,7 @@
 //! What this machine and this build are.
 
+use std::sync::{Mutex, PoisonError};
+
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -61,7 +63,7 @@ impl Environment {
             dirty: env!("EVOSDPA_DIRTY").to_owned(),
             compiler: env!("EVOSDPA_COMPILER").to_owned(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            cpu: proc_field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
+            cpu: evosdpa::tuned::processor_name().unwrap_or_else(|| "unknown".to_owned()),
             isas: Isa::available().iter().map(|isa| isa.name().to_owned()).collect(),
             cores,
             threads: threads.unwrap_or(cores),
@@ -80,13 +82,43 @@ impl Environment {
     /// Measures the machine's ceilings, which takes about a second; the peak with the instruction set that kernels are held to,
     /// or with the best.
     pub fn measure_peaks(&mut self, isa: Option<Isa>) {
-        let isa = isa.unwrap_or_else(Isa::best);
-        let pairs = isa == Isa::Avx512Bf16;
-        self.fma_peak_gflops =
-            Some(evosdpa_cpu::fma_peak_gflops(if pairs { Isa::Avx512 } else { isa }, self.threads));
-        self.bf16_peak_gflops = pairs.then(|| evosdpa_cpu::fma_peak_gflops(isa, self.threads));
+        let Peaks { fma_gflops, bf16_gflops, memory_gbps } = Peaks::measured(isa, self.threads);
+        self.fma_peak_gflops = Some(fma_gflops);
+        self.bf16_peak_gflops = bf16_gflops;
         self.fma_ceiling_gflops = Some(evosdpa_cpu::fma_ceiling_gflops(self.threads));
-        self.memory_gbps = Some(evosdpa_cpu::memory_bandwidth_gbps(self.threads));
+        self.memory_gbps = Some(memory_gbps);
+    }
+}
+
+/// What this processor can do, as measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peaks {
+    /// Fused multiply-adds, GFLOP/s.
+    pub fma_gflops: f64,
+    /// The same for products of bfloat16, where the instruction set has instructions for them.
+    pub bf16_gflops: Option<f64>,
+    /// Reading main memory, GB/s.
+    pub memory_gbps: f64,
+}
+
+impl Peaks {
+    /// Measures, which takes about a second, or says what was measured before in this process: one run has one roof.
+    pub fn measured(isa: Option<Isa>, threads: usize) -> Self {
+        static KNOWN: Mutex<Vec<((Isa, usize), Peaks)>> = Mutex::new(Vec::new());
+        let isa = isa.unwrap_or_else(Isa::best);
+        // A thread that panicked while it measured has left the list as it was.
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, peaks)) = known.iter().find(|(of, _)| *of == (isa, threads)) {
+            return *peaks;
+        }
+        let pairs = isa == Isa::Avx512Bf16;
+        let peaks = Self {
+            fma_gflops: evosdpa_cpu::fma_peak_gflops(if pairs { Isa::Avx512 } else { isa }, threads),
+            bf16_gflops: pairs.then(|| evosdpa_cpu::fma_peak_gflops(isa, threads)),
+            memory_gbps: evosdpa_cpu::memory_bandwidth_gbps(threads),
+        };
+        known.push(((isa, threads), peaks));
+        peaks
     }
 }
 
@@ -116,14 +148,9 @@ fn needed_bytes(problem: &Problem, input_sets: usize) -> u64 {
 }
 
 fn memory_kib(field: &str) -> Option<u64> {
-    proc_field("/proc/meminfo", field)?.split_whitespace().next()?.parse().ok()
-}
-
-/// The first `field : value` line of one of the kernel's text files.
-fn proc_field(path: &str, field: &str) -> Option<String> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let value = text.lines().find_map(|line| line.strip_prefix(field)?.trim_start().strip_prefix(':'))?;
-    Some(value.trim().to_owned())
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    value.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     Error,
-    device::TimedDevice,
+    device::{TimedDevice, Timing},
     evolve::gates::KernelArm,
     measure::{
         audit::Audited,
@@ -27,6 +27,8 @@ pub struct SelfTest {
     pub kernel: String,
     /// The problem.
     pub problem: String,
+    /// How calls were timed.
+    pub timing: String,
     /// The rule's level: FAST and SLOW together may be at most this share.
     pub alpha: f64,
     /// Blocks a duel may have.
@@ -64,11 +66,12 @@ impl SelfTest {
     }
 }
 
-/// Lets a kernel run against itself this many times. `proceed` is asked before every duel.
+/// Lets a kernel run against itself this many times, its calls timed this way. `proceed` is asked before every duel.
 pub fn against_itself(
     device: &dyn TimedDevice,
     kernel: &str,
     problem: &Problem,
+    timing: Timing,
     duels: usize,
     rule: &Rule,
     mut proceed: impl FnMut(usize) -> bool,
@@ -86,11 +89,13 @@ pub fn against_itself(
         .map(|_| Audited::load(device, kernel, problem, &inputs, &cases, seed))
         .into_iter()
         .collect::<Result<Vec<_>, _>>()?;
+    sides.iter_mut().try_for_each(|side| side.loaded.set_timing(timing))?;
     let [a, b] = sides.as_mut_slice() else { unreachable!("two were loaded") };
     let (mut a, mut b) = (KernelArm::new(a)?, KernelArm::new(b)?);
     let mut test = SelfTest {
         kernel: kernel.to_owned(),
         problem: problem.to_string(),
+        timing: timing.to_string(),
         alpha: rule.alpha,
         most_blocks: rule.most_blocks,
         duels: 0,
@@ -150,7 +155,8 @@ mod tests {
         let problem = Problem::new(shape.parse().unwrap(), DType::F32).unwrap();
         let cpu = Cpu { threads: Some(1), isa: None };
         let rule = Rule { most_blocks: 24, ..Rule::default() };
-        let test = against_itself(&cpu, "cpu_flash", &problem, duels, &rule, |_| true).unwrap();
+        let test =
+            against_itself(&cpu, "cpu_flash", &problem, Timing::Graph, duels, &rule, |_| true).unwrap();
         println!("{test:?}");
         assert_eq!(test.duels, duels);
         assert!(!test.in_cycles_too && test.p50_us > 0.0);

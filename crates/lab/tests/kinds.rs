@@ -1,5 +1,5 @@
 //! What a problem can say beyond sizes and a mask, in the CUDA kernels on the simulator: every result held against the
-//! oracle, every access watched, rows of nobody untouched.
+//! oracle, every access watched, rows of nobody zeros.
 
 mod trials;
 
@@ -263,6 +263,37 @@ fn every_claimed_feature_is_tried() {
         Feature::ALL.into_iter().filter(|feature| all.contains(feature) || codes.contains(feature)).collect();
     assert_eq!(takes("flash_decode"), more);
     assert_eq!(takes("sdpa_v1"), []);
+}
+
+/// A scale of 0 gives every visible key the same weight, and hidden ones none.
+#[test]
+fn a_scale_of_zero_is_a_mean() {
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+    for (kernel, shape, dtype) in [
+        ("ampere_fwd", "b1h2s20/70d64:causal-br", F16),
+        ("ampere_fwd[BLOCK_M=32 WARPS_M=2 WARPS_N=2]", "b1h2s20/70d64:softcap=5:alibi:mask", BF16),
+        ("hopper_fwd", "b1h1s70/128d64", F16),
+        ("hopper_fwd", "b2h2s40/100d64:causal-br:varlen", BF16),
+        ("hopper_small", "b1h1s40/200d64:causal", F16),
+        ("hopper_small", "b1h4/1s1/300d64", BF16),
+        ("flash_decode", "b2h4/2s2/170d64:causal-br:used:paged=16", BF16),
+        ("flash_decode", "b2h4/2s1/90d64:kv=e4m3", F16),
+        ("sdpa_v1", "b1h1s20/33d64:causal", F16),
+        ("sdpa_v2b", "b1h1s20/33d64:causal", F16),
+        ("sdpa_v2c", "b1h1s20/33d64:causal", F16),
+    ] {
+        let mut spec = case_of(&trial(kernel, shape, dtype)).0;
+        spec.problem = spec.problem.with_scale(0.0).unwrap();
+        let case = spec.build();
+        let simulation = sim.simulation(kernel, &spec.problem).unwrap();
+        let (output, outcome) = simulation.run(&case.inputs, &Options::default()).unwrap();
+        let judgement = case.judge(&output.o.view(), output.lse.as_deref());
+        assert!(
+            judgement.passed() && outcome.findings.is_empty(),
+            "{kernel} {shape}: {}",
+            judgement.summary()
+        );
+    }
 }
 
 /// Models fill rows with the lowest number there is: such a row is a mean of the values. Infinities hide.

@@ -131,17 +131,23 @@ fn who_does_not_know_a_feature_refuses_it_by_name() {
     }
 }
 
-/// A kernel that writes behind packed queries, or one that drops what the oracle calls a sequence's, is found.
+/// Rows behind packed queries are zeros, whatever an output held before: a kernel that leaves them as they were, or another that leaves
+/// their log-sum-exp, is found.
 #[test]
-fn rows_of_nobody_stay_untouched() {
-    let problem = Problem::new("b3h2s9/9d16:varlen".parse().unwrap(), DType::F32).unwrap();
+fn rows_of_nobody_are_zeros() {
+    let problem = Problem::new("b3h2s9/9d16:varlen".parse().unwrap(), DType::F32).unwrap().with_lse(true);
     let case = Case::new(problem, Family::Normal, 1, None);
-    let mut output = evosdpa_lab::device::fresh_output(&problem);
-    assert_eq!(case.first_stray_row(&output.o.view()), None);
+    let poisoned = evosdpa_lab::device::fresh_output(&problem);
+    assert_eq!(case.first_uncleared_row(&poisoned.o.view(), None), Some([0, 0, 11]));
     let inputs = [Inputs::generate(&problem, Family::Normal, 1)];
-    output = CPU.load("cpu_flash", &problem, &inputs).unwrap().run(0).unwrap();
-    assert_eq!(case.first_stray_row(&output.o.view()), None);
-    let last = output.o.bytes().len() - 200;
-    output.o.bytes_mut()[last..].fill(0);
-    assert_eq!(case.first_stray_row(&output.o.view()), Some([0, 1, 25]));
+    for kernel in ["cpu_flash", "cpu_naive"] {
+        let mut output = CPU.load(kernel, &problem, &inputs).unwrap().run(0).unwrap();
+        assert_eq!(case.first_uncleared_row(&output.o.view(), output.lse.as_deref()), None, "{kernel}");
+        output.lse.as_mut().unwrap()[2 * 27 - 1] = 0.0;
+        let uncleared = case.first_uncleared_row(&output.o.view(), output.lse.as_deref());
+        assert_eq!(uncleared, Some([0, 1, 26]), "{kernel}");
+        let last = output.o.bytes().len() - 200;
+        output.o.bytes_mut()[last..].fill(0xFF);
+        assert_eq!(case.first_uncleared_row(&output.o.view(), None), Some([0, 1, 25]), "{kernel}");
+    }
 }

@@ -101,16 +101,20 @@ impl Case {
         control.applies(&self.problem).then(of)
     }
 
-    /// The first row that belongs to no sequence and no longer holds the poison that an output is filled with before a
-    /// call.
-    pub fn first_stray_row(&self, o: &TensorView<'_>) -> Option<[usize; 3]> {
+    /// The first row that belongs to no sequence and is not zeros with a log-sum-exp of −∞.
+    pub fn first_uncleared_row(&self, o: &TensorView<'_>, lse: Option<&[f32]>) -> Option<[usize; 3]> {
         let ([_, heads, seq, dim], [batch_stride, head_stride, row_stride, _]) = (o.shape(), o.strides());
         let size = o.dtype().bytes();
-        let strays = (0..self.problem.rows()).filter(|&row| !self.truth.reference.is_owned(row));
-        strays.map(|row| [row / (heads * seq), row / seq % heads, row % seq]).find(|[b, h, s]| {
-            let start = b * batch_stride + h * head_stride + s * row_stride;
-            o.bytes()[start * size..(start + dim) * size].iter().any(|&byte| byte != 0xFF)
-        })
+        let mut unowned = (0..self.problem.rows()).filter(|&row| !self.truth.reference.is_owned(row));
+        let at = |row: usize| [row / (heads * seq), row / seq % heads, row % seq];
+        unowned
+            .find(|&row| {
+                let [b, h, s] = at(row);
+                let start = b * batch_stride + h * head_stride + s * row_stride;
+                o.bytes()[start * size..(start + dim) * size].iter().any(|&byte| byte != 0)
+                    || lse.is_some_and(|lse| lse[row] != f32::NEG_INFINITY)
+            })
+            .map(at)
     }
 
     /// The controls that the case's own rules let pass: if there is one, the rules are broken on this data.

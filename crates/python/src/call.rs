@@ -25,6 +25,11 @@ pub fn set_batch_invariant(on: bool) -> bool {
     BATCH_INVARIANT.swap(on, Ordering::Relaxed)
 }
 
+/// Whether they do.
+pub(crate) fn is_batch_invariant() -> bool {
+    BATCH_INVARIANT.load(Ordering::Relaxed)
+}
+
 /// A tensor as Python describes it: the address of its first element, sizes and strides in elements, indexed
 /// `[batch, heads, sequence, head dimension]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +119,7 @@ impl Call<'_> {
             None => Kinds { precision: self.precision, ..Kinds::default() },
             Some(side) => side.kinds(self)?,
         };
-        let kinds = Kinds { batch_invariant: BATCH_INVARIANT.load(Ordering::Relaxed), ..kinds };
+        let kinds = Kinds { batch_invariant: is_batch_invariant(), ..kinds };
         let shape = shape.with_kinds(kinds).map_err(evosdpa::Error::from)?;
         let problem = Problem::new(shape, dtype(self.dtype)?).map_err(evosdpa::Error::from)?;
         let problem = problem.with_lse(self.lse != 0);

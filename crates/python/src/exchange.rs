@@ -18,6 +18,7 @@ const ON_CUDA: i32 = 2;
 const INT: u8 = 0;
 const FLOAT: u8 = 2;
 const BFLOAT: u8 = 4;
+const E4M3FN: u8 = 10;
 
 /// `DLTensor` of DLPack 1.
 #[repr(C)]
@@ -86,12 +87,13 @@ pub(crate) enum Kind {
     Float16 = 1,
     Bfloat16 = 2,
     Int32 = 3,
+    E4m3 = 4,
 }
 
 impl Kind {
     /// The code of a floating-point type, as in [`crate::Call`].
     pub(crate) fn float(self) -> Option<u8> {
-        (self != Self::Int32).then_some(self as u8)
+        matches!(self, Self::Float32 | Self::Float16 | Self::Bfloat16).then_some(self as u8)
     }
 }
 
@@ -134,6 +136,7 @@ pub(crate) fn look(tensor: &Bound<'_, PyAny>) -> Option<Looked> {
         (FLOAT, 16, 1) => Kind::Float16,
         (BFLOAT, 16, 1) => Kind::Bfloat16,
         (INT, 32, 1) => Kind::Int32,
+        (E4M3FN, 8, 1) => Kind::E4m3,
         _ => return None,
     };
     let gpu = match found.device_type {

@@ -14,6 +14,8 @@ mod exchange;
 mod exit;
 mod gpu;
 #[cfg(feature = "extension-module")]
+mod known;
+#[cfg(feature = "extension-module")]
 mod module;
 #[cfg(feature = "extension-module")]
 mod sanitizer;

@@ -14,8 +14,9 @@ use pyo3::{
 use crate::{
     Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible,
     exit::{detached, ending},
+    known::Wanted,
     serving,
-    straight::{Outputs, Wanted},
+    straight::Outputs,
     torch::Torch,
 };
 
@@ -112,6 +113,7 @@ fn straight_cache<'py>(
     new: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
     angles: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
     lists: serving::Lists<'py>,
+    scales: (serving::Given<'py>, serving::Given<'py>),
     longest: (Bound<'py, PyAny>, Bound<'py, PyAny>),
     scale: &Bound<'py, PyAny>,
     window: &Bound<'py, PyAny>,
@@ -133,6 +135,7 @@ fn straight_cache<'py>(
         new: new.map(Into::into),
         angles: angles.map(Into::into),
         lists,
+        scales: scales.into(),
         longest,
         scale,
         visible,
@@ -368,9 +371,12 @@ pub(crate) fn raised(error: Error) -> PyErr {
             Library::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })
             | Library::Cpu(Cpu::Problem(Problem::TensorDType { .. } | Problem::SideType { .. })),
         ) => PyTypeError::new_err(said),
-        Error::Library(Library::Kernels(_) | Library::CacheOnHost { .. } | Library::Unreachable { .. }) => {
-            PyNotImplementedError::new_err(said)
-        }
+        Error::Library(
+            Library::Kernels(_)
+            | Library::CacheOnHost { .. }
+            | Library::Unreachable { .. }
+            | Library::NegativeScale { .. },
+        ) => PyNotImplementedError::new_err(said),
         Error::Library(Library::Cuda(_)) => PyRuntimeError::new_err(said),
         Error::Panic { .. } => PyRuntimeError::new_err(said),
         _ => PyValueError::new_err(said),

@@ -1,4 +1,7 @@
-//! The common case of a call over packed sequences or a cache in one go: tensors read, new tokens written, output made, work done.
+//! The common case of a call over packed sequences or a cache in one go: tensors read, new tokens written, output made, work done. What
+//! depends on the tensors' forms alone is kept from the first such call (`known.rs`).
+
+use std::sync::Arc;
 
 use evosdpa::{
     Precision,
@@ -7,17 +10,18 @@ use evosdpa::{
 use pyo3::prelude::*;
 
 use crate::{
-    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible,
-    call::{self, sizes},
+    Angles, Append, Error, List, Operand, Place, Rotate, Side, Table, Visible,
+    call::{caught, sizes},
     exchange::{self, Kind, Looked},
     exit::detached,
+    known::{Key, Known, OutputForms, Wanted},
     module::raised,
-    straight::Outputs,
-    torch::Torch,
+    straight::{Outputs, takes_scale},
+    torch::{Form, Torch},
 };
 
 /// A tensor, or nothing.
-type Given<'py> = Option<Bound<'py, PyAny>>;
+pub(crate) type Given<'py> = Option<Bound<'py, PyAny>>;
 
 /// Lengths, places and pages, by their place.
 pub(crate) type Lists<'py> = (
@@ -32,6 +36,9 @@ pub(crate) type Lists<'py> = (
     Given<'py>, // page_table
 );
 
+/// The code of the type of 8-bit caches, as in [`crate::Call`].
+const E4M3: u8 = 3;
+
 /// What a call asks for.
 pub(crate) struct Served<'py> {
     pub(crate) torch: &'py Torch,
@@ -42,6 +49,8 @@ pub(crate) struct Served<'py> {
     /// Cosines and sines.
     pub(crate) angles: Option<[Bound<'py, PyAny>; 2]>,
     pub(crate) lists: Lists<'py>,
+    /// Scales of 8-bit keys and values.
+    pub(crate) scales: [Given<'py>; 2],
     /// The most queries and keys of a packed sequence.
     pub(crate) longest: [Option<i64>; 2],
     pub(crate) scale: Option<f64>,
@@ -85,86 +94,62 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
         }
     };
     let packed = plain.side.cu_seqlens_q.is_some();
-    let make = |sizes: &[i64], dtype| {
-        torch.make(&*torch.contiguous(py, sizes, dtype)?, &served.tensors[0], plain.gpu)
-    };
-    let ([batch, heads, rows, dim], dim_v) = (plain.q.shape, plain.v.shape[3]);
-    let rows_of = |dim: i64, dtype| match packed {
-        true => make(&[rows, heads, dim], dtype),
-        false => make(&[batch, rows, heads, dim], dtype),
-    };
-    let Some((out, found)) = rows_of(dim_v, plain.dtype)? else { return Ok(None) };
-    let Some(o) = four(&found, packed) else { return Ok(None) };
+    let make = |form: &Form| torch.make(form, &served.tensors[0], plain.gpu);
     // Kept until the work is queued.
-    let (mut filled, mut turned, mut lse) = (None, None, None);
-    if let (Some(_), Some(held)) = (&plain.new, &plain.side.seqused_kv) {
-        filled = make(&[held.len as i64], Kind::Int32 as u8)?;
+    let (mut filled, mut turned) = (None, None);
+    let given = plain.side;
+    if let (Some(_), Some(held)) = (&plain.new, given.seqused_kv) {
+        let Some(made) = make(&*torch.contiguous(py, &[held.len as i64], Kind::Int32 as u8)?)? else {
+            return Ok(None);
+        };
+        plain.side.seqused_kv = Some(List { address: made.1.address, len: held.len });
+        filled = Some(made);
     }
+    let q = plain.q;
     if plain.angles.is_some() {
-        turned = rows_of(dim, plain.dtype)?;
+        let made = make(&*torch.contiguous(py, &order(q.shape)[usize::from(packed)..], plain.dtype)?)?;
+        let Some((made, operand)) = made.and_then(|(made, found)| Some((made, four(&found, packed)?))) else {
+            return Ok(None);
+        };
+        (plain.q, turned) = (operand, Some(made));
     }
-    if served.with_lse {
-        lse = make(&[batch, heads, rows], Kind::Float32 as u8)?;
-    }
-    let turned_operand = turned.as_ref().and_then(|(_, found)| four(found, packed));
-    let filled_list = filled.as_ref().map(|(_, found)| found.address);
-    let lse_address = lse.as_ref().map_or(0, |(_, found)| found.address);
-    // Some rows may be nobody's.
-    let gaps = packed || plain.side.seqused_q.is_some();
-    let scale = served.scale;
-    let (visible, precision, interleaved) = (served.visible, served.precision, served.interleaved);
-    detached(py, move || {
-        if gaps {
-            // SAFETY: the output is new.
-            unsafe { zero(&o, plain.dtype, place) }?;
-        }
-        if let Some(write) = plain.append(interleaved) {
-            let (Some(held), Some(filled)) = (plain.side.seqused_kv, filled_list) else { return Ok(()) };
-            let filled = List { address: filled, len: held.len };
-            let rotate = match (write.rotary, turned_operand) {
-                (Some(rotary), Some(out)) => Some(plain.rotate(rotary, out, visible)),
-                _ => None,
-            };
+    let known = served.known(py, &plain, place)?;
+    let Some((out, o)) = make(&known.out)? else { return Ok(None) };
+    let (lse, lse_address) = match &known.lse {
+        None => (None, 0),
+        Some(form) => match make(form)? {
+            None => return Ok(None),
+            Some((lse, found)) => (Some(lse), found.address),
+        },
+    };
+    let (visible, interleaved) = (served.visible, served.interleaved);
+    let work = move || {
+        if let (Some(write), Some(filled)) = (plain.append(&given, interleaved), plain.side.seqused_kv) {
+            let rotate = write.rotary.map(|rotary| plain.rotate(&given, q, rotary, visible));
             // SAFETY: the tensors are alive in the caller's frame, and what is written is new or the caches; on a GPU the
             // allocator that owns the memory keeps the order of this stream.
             unsafe { append(&write, rotate.as_ref(), filled, place) }?;
-            plain.side.seqused_kv = Some(filled);
-            if let Some(rotate) = rotate {
-                plain.q = rotate.out;
-            }
         }
-        let Plain { dtype, q, k, v, side, .. } = plain;
-        let (lse, side) = (lse_address, Some(&side));
-        let call = Call { dtype, q, k, v, o, lse, scale, visible, precision, side };
+        let stream = if let Place::Cuda { stream, .. } = place { stream } else { 0 };
+        let operands = [plain.q, plain.k, plain.v];
         // SAFETY: as above.
-        unsafe { call.run(place) }
-    })
-    .map_err(raised)?;
-    Ok(Some((out, lse.map(|(lse, _)| lse))))
+        unsafe { known.run(operands, Some(&plain.side), [o.address, lse_address], stream) }
+    };
+    detached(py, || caught(work)).map_err(raised)?;
+    drop((filled, turned));
+    Ok(Some((out, lse)))
 }
 
-/// Fills an output with zeros.
-///
-/// # Safety
-/// It is contiguous and nobody else's; on a GPU as [`Call::run`] has it.
-unsafe fn zero(o: &Operand, dtype: u8, place: Place) -> Result<(), Error> {
-    let bytes = sizes("O", o.shape)?.iter().product::<usize>() * call::dtype(dtype)?.bytes();
-    match place {
-        // SAFETY: by this function's contract; zeros are numbers of every type.
-        Place::Cpu { .. } => unsafe { std::ptr::write_bytes(o.address as *mut u8, 0, bytes) },
-        Place::Cuda { ordinal, stream } => {
-            // SAFETY: by this function's contract.
-            unsafe { gpu::shared(ordinal)?.zero(RawStream(stream), o.address as u64, bytes) }?;
-        }
-    }
-    Ok(())
+/// `[batch, tokens, heads, …]` as `[batch, heads, tokens, …]`, and back.
+fn order([batch, second, third, last]: [i64; 4]) -> [i64; 4] {
+    [batch, third, second, last]
 }
 
 /// `[batch, tokens, heads, dim]`, or packed `[tokens, heads, dim]`, as `[batch, heads, tokens, dim]`.
 fn four(found: &Looked, packed: bool) -> Option<Operand> {
     let (s, t) = (found.shape, found.strides);
     let (shape, strides) = match (found.dimensions, packed) {
-        (4, false) => ([s[0], s[2], s[1], s[3]], [t[0], t[2], t[1], t[3]]),
+        (4, false) => (order(s), order(t)),
         (3, true) => ([1, s[1], s[0], s[2]], [s[0].checked_mul(t[0])?, t[1], t[0], t[2]]),
         _ => return None,
     };
@@ -202,33 +187,77 @@ unsafe fn append(write: &Append, rotate: Option<&Rotate>, filled: List, place: P
 }
 
 impl Plain {
-    fn append(&self, interleaved: bool) -> Option<Append> {
+    /// The new tokens, beside what was given.
+    fn append(&self, given: &Side, interleaved: bool) -> Option<Append> {
         let write = Append::new(self.dtype, [self.k, self.v], self.new?);
         let rotary = self.angles.map(|[cos, sin]| Angles { cos, sin, interleaved });
         Some(Append {
-            lengths: self.side.seqused_kv?,
+            lengths: given.seqused_kv?,
             cu_seqlens: self.cu_new,
-            page_table: self.side.page_table,
-            cache_batch_idx: self.side.cache_batch_idx,
+            page_table: given.page_table,
+            cache_batch_idx: given.cache_batch_idx,
             rotary,
             rotary_first: self.first,
             ..write
         })
     }
 
-    fn rotate(&self, rotary: Angles, out: Operand, visible: Visible) -> Rotate {
-        let first = self.first.or(self.side.seqused_kv).unwrap_or(List { address: 0, len: 0 });
+    /// The queries `x`, turned into those that are attended.
+    fn rotate(&self, given: &Side, x: Operand, rotary: Angles, visible: Visible) -> Rotate {
+        let first = self.first.or(given.seqused_kv).unwrap_or(List { address: 0, len: 0 });
         // Without a mask all queries are at the first position.
         let advance = (visible.left, visible.right) != (-1, -1);
-        let (dtype, x, cu_seqlens) = (self.dtype, self.q, self.side.cu_seqlens_q);
+        let (dtype, out, cu_seqlens) = (self.dtype, self.q, given.cu_seqlens_q);
         Rotate { dtype, x, out, rotary, first, cu_seqlens, advance }
     }
 }
 
 impl<'py> Served<'py> {
+    /// What such a call needs.
+    fn known(&self, py: Python<'py>, plain: &Plain, place: Place) -> PyResult<Arc<Known>> {
+        let Served { scale, visible, with_lse, precision, .. } = *self;
+        let wanted = Wanted { scale, visible, enable_gqa: true, flash_layout: true, with_lse, precision };
+        let threads = if let Place::Cpu { threads } = place { threads } else { 0 };
+        let (side, tensors) = (Some(&plain.side), [&plain.q, &plain.k, &plain.v]);
+        let key = Key::new(tensors, plain.dtype, plain.gpu, threads, wanted, side);
+        if let Some(known) = key.look_up() {
+            return Ok(known);
+        }
+        let ([batch, heads, rows, _], dim) = (plain.q.shape, plain.v.shape[3]);
+        // Packed tensors and their log-sum-exp have no first dimension.
+        let from = usize::from(plain.side.cu_seqlens_q.is_some());
+        let strides = [rows * heads * dim, dim, heads * dim, 1];
+        let shape = [batch, heads, rows, dim];
+        let out = self.torch.form(py, &order(shape)[from..], &order(strides)[from..], plain.dtype)?;
+        let lse_strides = [heads * rows, rows, 1];
+        let lse =
+            with_lse.then(|| self.torch.form(py, &shape[from..3], &lse_strides[from..], 0)).transpose()?;
+        key.plan(py, tensors.map(|tensor| *tensor), side, OutputForms { out, lse, shape, strides })
+    }
+
     /// A plain tensor of the class, and nothing derived from it.
     fn look(&self, tensor: &Bound<'py, PyAny>) -> Option<Looked> {
         self.torch.is_tensor(tensor).then(|| exchange::look(tensor))?
+    }
+
+    /// A cache of 8-bit codes.
+    fn coded(&self, tensor: &Bound<'py, PyAny>, packed: bool, gpu: Option<usize>) -> Option<Operand> {
+        let found = exchange::look(tensor)?;
+        (found.kind == Kind::E4m3 && found.gpu == gpu).then(|| four(&found, packed))?
+    }
+
+    /// The scales of keys (0) or values (1), `[batch, heads]`; a list of ones is for the long way to make.
+    fn scale(&self, of: usize, batch: i64, cache: &Operand, gpu: Option<usize>) -> Option<Option<List>> {
+        let found = self.look(self.scales[of].as_ref()?)?;
+        let heads = cache.shape[1];
+        let fits = found.kind == Kind::Float32
+            && found.gpu == gpu
+            && found.dimensions == 2
+            && found.shape[..2] == [batch, heads]
+            && (found.strides[1] == 1 || heads == 1)
+            && (found.strides[0] == heads || batch == 1)
+            && found.address != 0;
+        fits.then_some(Some(List { address: found.address, len: usize::try_from(batch * heads).ok()? }))
     }
 
     /// A list of this many 32-bit integers on this device; `Some(None)` when there is none.
@@ -280,7 +309,12 @@ impl<'py> Served<'py> {
             let other = exchange::look(tensor)?;
             (other.kind == found.kind && other.gpu == gpu).then(|| four(&other, packed))?
         };
-        let (k, v) = (float(&self.tensors[1], packed_k)?, float(&self.tensors[2], packed_k)?);
+        let codes = exchange::look(&self.tensors[1])?.kind == Kind::E4m3;
+        let [k, v] = [&self.tensors[1], &self.tensors[2]].map(|tensor| match codes {
+            false => float(tensor, packed_k),
+            true => self.coded(tensor, packed_k, gpu),
+        });
+        let (k, v) = (k?, v?);
         let batch = match cu_q {
             None => q.shape[0],
             Some(cu) => self.look(cu)?.shape[0] - 1,
@@ -303,6 +337,11 @@ impl<'py> Served<'py> {
             leftpad_kv: self.list(leftpad, batch, gpu)?,
             cache_batch_idx: self.list(index, batch, gpu)?,
             page_table: self.table(gpu)?,
+            kv_dtype: codes.then_some(E4M3),
+            scales: match codes {
+                false => [None; 3],
+                true => [None, self.scale(0, batch, &k, gpu)?, self.scale(1, batch, &v, gpu)?],
+            },
             ..Side::default()
         };
         let dim_max = if gpu.is_some() { HEAD_DIM_MAX } else { evosdpa_core::MAX_HEAD_DIM } as i64;
@@ -313,11 +352,10 @@ impl<'py> Served<'py> {
             && q.shape[3].max(v.shape[3]) <= dim_max
             && q.shape[1] % k.shape[1] == 0
             && (gpu.is_none() || dtype != 0)
-            && self.scale.is_none_or(|scale| (scale as f32).is_finite())
+            && takes_scale(self.scale, gpu)
             && new.is_none_or(|[new_k, new_v]| rows(&new_k, &new_v) && side.seqused_kv.is_some())
             && (angles.is_none() || new.is_some())
-            // Rows of nobody have a log-sum-exp of their own.
-            && !(self.with_lse && (packed_q || side.seqused_q.is_some()));
+            && !(codes && (new.is_some() || dtype == 0));
         let (cu_new, first) = (self.list(cu_new, batch + 1, gpu)?, self.list(first, batch, gpu)?);
         ordinary.then_some(Plain { gpu, dtype, q, k, v, new, angles, side, cu_new, first })
     }

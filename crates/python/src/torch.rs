@@ -15,7 +15,7 @@ use pyo3::{
 
 use crate::{
     exchange::{self, Looked},
-    straight::Mix,
+    known::Mix,
 };
 
 /// The parts of torch that a call touches, looked up once.

@@ -138,7 +138,7 @@ def test_what_is_wrong_is_named():
     ]:
         with pytest.raises(error, match=words):
             wrapper.plan(*given, *sizes, **more)
-    with pytest.raises(NotImplementedError, match="use_cuda_graph"):
+    with pytest.raises(ValueError, match="needs paged_kv_indptr_buffer"):
         flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, "NHD", True)
     with pytest.raises(ValueError, match="NDH"):
         flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, "NDH")
@@ -150,3 +150,33 @@ def test_what_is_wrong_is_named():
         wrapper.run(torch.randn(3, HEADS, DIM), both)
     with pytest.raises(ValueError, match="planned with"):
         wrapper.run(torch.randn(3, 2, DIM), both)
+
+
+def test_plans_for_graphs_stay_where_they_are():
+    both, (indptr, indices, last), tokens = cache("NHD")
+    room = {"paged_kv_indptr_buffer": integers([0] * 4), "paged_kv_indices_buffer": integers([0] * 7), "paged_kv_last_page_len_buffer": integers([0] * 3)}
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, "NHD", use_cuda_graph=True, **room)
+    q, sizes = torch.randn(3, HEADS, DIM), (HEADS, HEADS_KV, DIM, PAGE)
+    places = set()
+    # The second sequence goes, then comes back: a graph would read the same tables.
+    for taken in ([0, 1, 2], [0, 2, 2], [2, 1, 0]):
+        parts = [indices[indptr[b] : indptr[b + 1]] for b in taken]
+        starts = integers([0, *itertools.accumulate(len(part) for part in parts)])
+        wrapper.plan(starts, torch.cat(parts), last[taken], *sizes)
+        out = wrapper.run(q, both)
+        places.add(tuple(value.data_ptr() for value in wrapper._plan().side.values()))
+        for row, b in enumerate(taken):
+            wanted, _ = reference.attention(q[row : row + 1], *tokens[b])
+            torch.testing.assert_close(out[row : row + 1].double(), wanted, rtol=1e-5, atol=1e-5)
+    assert len(places) == 1
+    with pytest.raises(ValueError, match="2 sequences are planned, but the buffers .* are of 3"):
+        wrapper.plan(indptr[:3], indices, last[:2], *sizes)
+    with pytest.raises(ValueError, match="8 pages, but the buffer of indices has room for 7"):
+        wrapper.plan(integers([0, 8, 8, 8]), integers([0] * 8), integers([1, 0, 0]), *sizes)
+    rows = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(use_cuda_graph=True, qo_indptr_buf=integers([0] * 3), kv_indptr_buf=integers([0] * 3))
+    k, v, q = (torch.randn(7, HEADS, DIM) for _ in range(3))
+    for lengths in ([3, 4], [6, 1]):
+        rows.plan(integers([0, lengths[0], 7]), integers([0, lengths[0], 7]), HEADS, HEADS, DIM, causal=True)
+        wanted, _ = reference.varlen(q, k, v, lengths, lengths, causal=True)
+        for out in (rows.run(q, k, v), rows.run(q, k, v, return_lse=True)[0]):
+            torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)

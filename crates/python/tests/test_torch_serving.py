@@ -443,3 +443,52 @@ def test_the_page_of_the_documentation_runs():
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 3
     exec(compile("\n".join(blocks), "serving.md", "exec"), {})
+
+
+def test_calls_of_one_form_read_their_own_lists():
+    """Plans are kept by the forms of tensors: everything else may be another the next time."""
+    table = torch.randperm(12).view(2, 6).to(INT)
+    pages = [torch.randn(12, 4, 2, 16) for _ in "kv"]
+    contiguous = lambda x, t, b, n: x[t[b].long()].flatten(0, 1)[:n]  # noqa: E731
+    for lengths, order in (([3, 4], table), ([6, 0], table.flip(0)), ([1, 6], table.flip(1).contiguous())):
+        q, k, v = (torch.randn(9, heads, 16) for heads in (4, 2, 2))
+        cu = cumulative(lengths)
+        out, lse = evosdpa.flash_attn_varlen_func(q, k, v, cu, cu, 6, 6, causal=True, return_softmax_lse=True)
+        wanted, wanted_lse = reference.varlen(q, k, v, lengths, lengths, causal=True)
+        close(out, wanted)
+        close(lse, wanted_lse)
+        assert out[7:].eq(0).all() and lse[:, 7:].eq(-torch.inf).all()
+        q, filled = torch.randn(2, 3, 4, 16), [length + 9 for length in lengths]
+        out = evosdpa.flash_attn_with_kvcache(q, *pages, cache_seqlens=torch.tensor(filled, dtype=INT), page_table=order)
+        for b in range(2):
+            close(out[b], reference.attention(q[b], *(contiguous(x, order, b, filled[b]) for x in pages))[0])
+
+
+def test_codes_with_scales_are_read_as_they_lie():
+    e4m3 = torch.float8_e4m3fn
+    for turn in range(2):
+        q = torch.randn(3, 2, 4, 32, dtype=torch.bfloat16)
+        codes = [torch.randn(3, 20, 2, 32).to(e4m3) for _ in "kv"]
+        scales = [torch.rand(3, 2) + 0.5 for _ in "kv"]
+        used = torch.tensor([20, 7 + turn, 13], dtype=INT)
+        given = dict(cache_seqlens=used, k_descale=scales[0], v_descale=scales[1], causal=True)
+        out = evosdpa.flash_attn_with_kvcache(q, *codes, **given)
+        # Transposed scales are for the long way to copy.
+        strided = {name: scale.T.contiguous().T for name, scale in zip(("k_descale", "v_descale"), scales)}
+        assert torch.equal(out, evosdpa.flash_attn_with_kvcache(q, *codes, **given | strided))
+        k, v = (x.float() * scale[:, None, :, None] for x, scale in zip(codes, scales))
+        for b in range(3):
+            n = int(used[b])
+            wanted, _ = reference.attention(q[b].float(), k[b, :n], v[b, :n], causal=True)
+            torch.testing.assert_close(out[b].double(), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_a_plan_is_not_kept_over_a_change_of_invariance():
+    q, k = torch.randn(2, 1, 4, 16), torch.randn(2, 30, 2, 16)
+    before = evosdpa.set_batch_invariant(False)
+    try:
+        out = evosdpa.flash_attn_with_kvcache(q, k, k)
+        evosdpa.set_batch_invariant(True)
+        assert torch.equal(out, evosdpa.flash_attn_with_kvcache(q, k, k))
+    finally:
+        evosdpa.set_batch_invariant(before)

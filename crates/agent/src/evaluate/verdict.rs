@@ -48,6 +48,9 @@ pub(crate) struct Speed {
     /// 95 % interval of the median.
     pub(crate) interval_us: Option<[f64; 2]>,
     pub(crate) percent_of_peak: Option<f64>,
+    /// The share of the roof over the problem's operations and bytes, from 0 to 1.
+    #[serde(default)]
+    pub(crate) roofline: Option<f64>,
     /// What the library would run.
     pub(crate) reference: Option<String>,
     pub(crate) reference_p50_us: Option<f64>,
@@ -169,6 +172,7 @@ impl Outcome {
                 p50_us,
                 interval_us: pair(&row["p50_interval_us"]),
                 percent_of_peak: row["percent_of_peak"].as_f64(),
+                roofline: row["roofline"].as_f64(),
                 reference: auto.and_then(|auto| auto["variant"].as_str()).map(str::to_owned),
                 reference_p50_us: auto.and_then(|auto| auto["p50_us"].as_f64()),
                 speedup: paired.and_then(|paired| paired["ratio"].as_f64()).map(inverse),

@@ -55,6 +55,18 @@ fn the_page_works_literally() {
     assert_eq!(output.status.code(), Some(2), "{words}");
     assert!(words.contains("cargo build --release --package evosdpa-agent"), "{words}");
 
+    // One of other sources is refused, with both versions.
+    let old = folder.path().join("old");
+    std::fs::create_dir(&old).unwrap();
+    let program = old.join("evosdpa-agent");
+    std::fs::write(&program, "#!/bin/sh\necho 'evosdpa-agent 0.0.9 (0123456789ab)'\n").unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let output = evosdpa(folder.path(), &tune, &old);
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    let own = format!("this program is {} (", env!("CARGO_PKG_VERSION"));
+    assert!(words.contains("is 0.0.9 (0123456789ab) and") && words.contains(&own), "{words}");
+
     let output = evosdpa(folder.path(), &tune, agent);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let shown = String::from_utf8_lossy(&output.stdout);

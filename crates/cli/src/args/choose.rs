@@ -32,7 +32,7 @@ pub(crate) struct Tune {
     #[arg(long)]
     pub(crate) dtype: Option<DType>,
     /// Evaluations at most, those before a --resume included
-    #[arg(long, default_value_t = 45, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    #[arg(long, default_value_t = 45, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000), allow_negative_numbers = true)]
     pub(crate) evaluations: u32,
     /// Minutes at most, counted from now
     #[arg(long, value_name = "MINUTES", value_parser = positive_seconds, allow_negative_numbers = true)]
@@ -41,10 +41,10 @@ pub(crate) struct Tune {
     #[arg(long, value_name = "NAME")]
     pub(crate) strategy: Option<String>,
     /// Elites to keep
-    #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=100), allow_negative_numbers = true)]
     pub(crate) top: u32,
     /// Seed of what chance decides
-    #[arg(long, default_value_t = 0, value_name = "SEED")]
+    #[arg(long, default_value_t = 0, value_name = "SEED", allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// The tune's folder [default: tunes/KERNEL]
     #[arg(long, value_name = "FOLDER")]
@@ -62,16 +62,16 @@ pub(crate) struct Tune {
     #[arg(long, value_name = "FILE")]
     pub(crate) prior: Option<PathBuf>,
     /// Blocks of four readings at most, for one candidate on one shape
-    #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000), allow_negative_numbers = true)]
     pub(crate) blocks: u32,
     /// Sets of inputs to rotate through [default: as many as the device needs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     pub(crate) sets: Option<u32>,
     /// Compilations at once, each in a process of its own [default: the number of cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), allow_negative_numbers = true)]
     pub(crate) workers: Option<u32>,
     /// Evaluators to measure with: processes of this program, each with a device of its own (docs/clusters.md)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), conflicts_with = "simulate")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), conflicts_with = "simulate", allow_negative_numbers = true)]
     pub(crate) evaluators: Option<u32>,
     /// What starts an evaluator, such as 'srun -N1 -n1 --gpus=1 --exact' [default: a process on this machine, number N on GPU N]
     #[arg(long, value_name = "COMMAND", requires = "evaluators")]
@@ -98,7 +98,7 @@ pub(crate) struct Tune {
     #[arg(long, value_name = "LOG", conflicts_with_all = ["kernel", "shapes", "dtype", "minutes", "out", "resume", "proposer", "prior"])]
     pub(crate) simulate: Option<PathBuf>,
     /// With --simulate: replays of each strategy
-    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true)]
     pub(crate) replays: u32,
     #[command(flatten)]
     pub(crate) llm: Llm,
@@ -188,9 +188,6 @@ pub(crate) struct Export {
     /// With openevolve: the CUDA kernel that is to evolve
     #[arg(long, value_name = "NAME")]
     pub(crate) kernel: Option<String>,
-    /// With openevolve: the architecture whose roofline scores are a share of
-    #[arg(long, default_value = "sm_90a", value_name = "ARCH")]
-    pub(crate) arch: Arch,
     /// The folder for the files
     #[arg(long, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
@@ -200,4 +197,43 @@ pub(crate) struct Export {
     /// Print one JSON document instead of text
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  evosdpa import kernelbench tasks/kernelbench/solution.py
+  evosdpa import gpumode submission.py --shape b8h16s1024d64:causal --dtype bf16
+  evosdpa import openevolve best_program.cu --kernel sdpa_v2c --shape mission --name sdpa_v2c_evolved --out kernels")]
+pub(crate) struct Import {
+    /// The tool: kernelbench, gpumode or openevolve
+    pub(crate) tool: Tool,
+    /// The answer: a Python file with ModelNew or custom_kernel, or with openevolve a CUDA source. Python files run with your rights
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// The shape [default: that of the task beside the file]
+    #[arg(long)]
+    pub(crate) shape: Option<Shape>,
+    /// The element type [default: that of the task beside the file, else bf16]
+    #[arg(long)]
+    pub(crate) dtype: Option<DType>,
+    /// With openevolve: the kernel whose contract the source keeps [default: that of the task beside the file]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) kernel: Option<String>,
+    /// With openevolve: what the kernel is to be called
+    #[arg(long, default_value = "imported", value_name = "NAME")]
+    pub(crate) name: String,
+    /// With openevolve: the folder for the kernel, which --kernel-path takes; otherwise for records
+    /// [default: kernels/NAME, runs]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: Option<PathBuf>,
+    /// Python with PyTorch, to call the submission
+    #[arg(long, default_value = "python3", value_name = "PATH")]
+    pub(crate) python: String,
+    /// Seconds the submission may take for an answer, building its extensions included
+    #[arg(long, default_value_t = 300.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) timeout: f64,
+    /// Timed calls [default: 100, or as many as 4 seconds allow]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_negative_numbers = true)]
+    pub(crate) iters: Option<u32>,
 }

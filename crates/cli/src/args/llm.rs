@@ -23,10 +23,10 @@ pub(crate) struct Llm {
     #[arg(long, value_name = "NAME", value_parser = ["free", "insight", "full", "compare"])]
     llm_strategy: Option<String>,
     /// Times in a row that the model is asked to repair an answer that a gate rejected or that cannot be read [default: 2]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100), allow_negative_numbers = true)]
     llm_repairs: Option<u32>,
     /// Tokens at most for the whole tune, questions and answers together
-    #[arg(long, value_name = "N", requires = "llm", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", requires = "llm", value_parser = clap::value_parser!(u64).range(1..), allow_negative_numbers = true)]
     llm_tokens: Option<u64>,
     /// Money at most for the whole tune, in the currency of --llm-price
     #[arg(long, value_name = "AMOUNT", requires = "llm_price")]
@@ -35,7 +35,7 @@ pub(crate) struct Llm {
     #[arg(long, value_name = "IN/OUT", requires = "llm")]
     llm_price: Option<String>,
     /// Tokens of one answer at most [default: 16384]
-    #[arg(long, value_name = "N", requires = "llm", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", requires = "llm", value_parser = clap::value_parser!(u64).range(1..), allow_negative_numbers = true)]
     llm_answer_tokens: Option<u64>,
     /// Instead of a model: what one said in an earlier tune, whose folder this is
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["llm", "proposer", "simulate"])]

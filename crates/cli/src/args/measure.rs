@@ -39,10 +39,10 @@ pub(crate) struct Bench {
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
     /// Timed calls of each kernel and baseline [default: 100, or as many as 4 seconds a problem allow]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_negative_numbers = true)]
     pub(crate) iters: Option<u32>,
     /// Untimed calls before
-    #[arg(long, default_value_t = 20, value_name = "N")]
+    #[arg(long, default_value_t = 20, value_name = "N", allow_negative_numbers = true)]
     pub(crate) warmup: u32,
     /// Seconds a problem may take; its rows then have fewer samples than asked for
     #[arg(long, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
@@ -57,16 +57,16 @@ pub(crate) struct Bench {
     pub(crate) margin: f64,
     /// Instead of comparing: let each kernel run against itself this many times, and count how often the rule sees a
     /// difference that is not there
-    #[arg(long, value_name = "DUELS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "DUELS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_negative_numbers = true)]
     pub(crate) self_test: Option<u32>,
     /// Make a set of this many runs, one after the other and each in a process of its own, for `evosdpa compare`
-    #[arg(long, value_name = "RUNS", value_parser = clap::value_parser!(u32).range(1..=10_000), conflicts_with = "self_test")]
+    #[arg(long, value_name = "RUNS", value_parser = clap::value_parser!(u32).range(1..=10_000), conflicts_with = "self_test", allow_negative_numbers = true)]
     pub(crate) repeat: Option<u32>,
     /// Make the run, or those of --repeat, part of this set: so two programs can be measured in turns
     #[arg(long, value_name = "NAME", conflicts_with = "self_test")]
     pub(crate) set: Option<String>,
     /// Seed of the inputs
-    #[arg(long, default_value_t = 0, value_name = "SEED")]
+    #[arg(long, default_value_t = 0, value_name = "SEED", allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Python with PyTorch, to compare with
     #[arg(long, default_value = "python3", value_name = "PATH")]
@@ -74,8 +74,8 @@ pub(crate) struct Bench {
     /// Seconds PyTorch may take to start, and to answer, before the run goes on without it
     #[arg(long, alias = "peer-timeout", default_value_t = 60.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
     pub(crate) baseline_timeout: f64,
-    /// What to compare with, by name: PyTorch's backends flash, cudnn, efficient, math, eager, and flash-attn-3,
-    /// flash-attn-2, flashinfer, xformers where installed, on a GPU; torch on a CPU [default: all]
+    /// What to compare with, by name: PyTorch's backends flash, cudnn, efficient, math, eager (packed and paged: looped, nested, flex), and flash-attn-3,
+    /// flash-attn-2, flashinfer, xformers where installed, on a GPU; torch (looped) on a CPU [default: all]
     #[arg(
         long,
         alias = "peers",
@@ -144,15 +144,18 @@ pub(crate) struct Profile {
 #[command(after_help = "Examples:
   evosdpa report latest
   evosdpa report 3f9a1c results/h200/bench-named-shapes.json --out report.html
-  evosdpa report latest --format md")]
+  evosdpa report latest --format md
+  evosdpa report tunes/llm tunes/other --format strategies --out -")]
 pub(crate) struct Report {
     /// Runs: a folder, a name or the end of one, latest, a --json document, or a tune's folder
     #[arg(required = true, value_name = "RUN")]
     pub(crate) inputs: Vec<String>,
-    /// Where to write , or - for standard output [default: report.html, report.md, report.csv, t4.json or trace.json in the first run's folder]
+    /// Where to write , or - for standard output [default: report.html, report.md, report.csv, t4.json, trace.json or strategies.md in the first run's
+    /// folder]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// html, md, csv, t4 (Kernel Tuner's results) or perfetto (a timeline for ui.perfetto.dev)
+    /// html, md, csv, t4 (Kernel Tuner's results), perfetto (a timeline for ui.perfetto.dev) or strategies (what each way
+    /// of proposing came to in tunes, and whether insights help)
     #[arg(long, default_value = "html", value_name = "FORMAT")]
     pub(crate) format: Format,
     /// Folder of the records
@@ -184,7 +187,7 @@ pub(crate) struct Compare {
     pub(crate) b: Option<String>,
     /// Instead of comparing: cut the runs of A, which must all be of one program, into sets of this many neighbours, compare
     /// them with each other, and count how often a difference is seen that is not there
-    #[arg(long, value_name = "RUNS", num_args = 0..=1, default_missing_value = "5", conflicts_with = "b", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    #[arg(long, value_name = "RUNS", num_args = 0..=1, default_missing_value = "5", conflicts_with = "b", value_parser = clap::value_parser!(u32).range(2..=1000), allow_negative_numbers = true)]
     pub(crate) self_test: Option<u32>,
     /// Folder of the records
     #[arg(long, default_value = "runs", value_name = "FOLDER")]

@@ -33,10 +33,10 @@ pub(crate) struct Check {
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
     /// Seeds of the acceptance set
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000), allow_negative_numbers = true)]
     pub(crate) seeds: u64,
     /// Runs of each case, whose outputs must be the same bits
-    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_negative_numbers = true)]
     pub(crate) runs: u32,
     /// Leave out the long acceptance shapes, and use one seed
     #[arg(long, conflicts_with_all = ["shapes", "seeds"])]
@@ -51,7 +51,7 @@ pub(crate) struct Check {
     #[arg(long, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
     pub(crate) time_limit: Option<f64>,
     /// Compilations at once, each in a process of its own [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), allow_negative_numbers = true)]
     pub(crate) workers: Option<u32>,
     /// Let known-bad kernels be chosen too: `sanitize --mutants` does
     #[arg(long, hide = true)]
@@ -87,14 +87,14 @@ pub(crate) struct Build {
     #[arg(long)]
     pub(crate) all_variants: bool,
     /// With --all-variants: build at most this many of each kernel, architecture and type
-    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub(crate) max_variants: u32,
     /// A GPU to compare with the driver's numbers: auto (if there is one), none, cuda or cuda:N (build for it alone), or
     /// sim (build for the simulator, and see that it understands every instruction)
     #[arg(long, default_value = "auto", value_name = "DEVICE", value_parser = compared_with)]
     pub(crate) device: Place,
     /// Compilations at once, each in a process of its own
-    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), allow_negative_numbers = true)]
     pub(crate) workers: u32,
     /// Seconds one compilation may take
     #[arg(long, default_value_t = 120.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
@@ -139,7 +139,7 @@ pub(crate) struct Sanitize {
     #[arg(long, conflicts_with_all = ["kernels", "kernel_path", "shapes", "dtype"])]
     pub(crate) mutants: bool,
     /// Runs at once
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     pub(crate) workers: u32,
     /// On the simulator: from which severity on a finding fails: info, warning, error, or never
     #[arg(long, default_value = "warning", value_name = "SEVERITY", value_parser = fail_on)]

@@ -12,8 +12,9 @@ use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
     baseline::torch::{self, Torch},
     bench::{self, Request, Step},
-    device::{AUTO, DeviceId, TimedDevice, Timing},
+    device::{AUTO, DeviceId, SUBMISSION, TimedDevice, Timing, WithSubmission},
     evolve::gates::DeviceLock,
+    exchange::Submission,
     machine::Environment,
     measure::{compare::Comparison, duel::Rule, interleave},
     record::{Row, Run, RunStatus},
@@ -33,12 +34,22 @@ use crate::{
 const DEFAULT_BUDGET: Duration = Duration::from_secs(4);
 const DEFAULT_ITERS: u32 = 100;
 
-pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
+/// Measures; a submission instead of kernels, beside what the library would run, where there is one.
+pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result<Status> {
     let Opened { device, no_gpu } = args.common.open()?;
     let Some(device) = device.timed() else {
         anyhow::bail!("--device {} has no clock: use --device cuda or cpu to measure", device.id());
     };
-    let kernels = contestants(device, &args.kernels, &args.common.kernel_path)?;
+    let with_submission = submission.map(|submission| {
+        let threads = Environment::look(args.common.thread_count()).threads;
+        let limit = Duration::from_secs_f64(args.baseline_timeout);
+        WithSubmission::start(device, submission, &args.python, threads, limit)
+    });
+    let with_submission = with_submission.transpose()?;
+    let (device, kernels) = match &with_submission {
+        Some(with) => (with as &dyn TimedDevice, vec![AUTO.to_owned(), SUBMISSION.to_owned()]),
+        None => (device, contestants(device, &args.kernels, &args.common.kernel_path)?),
+    };
     let baselines = match args.baselines.as_slice() {
         [] => torch::modes(device.id()).to_vec(),
         names => torch::modes_called(device.id(), names).context("--baselines")?,
@@ -88,8 +99,6 @@ pub(crate) fn run(args: Bench) -> anyhow::Result<Status> {
         warmup: args.warmup as usize,
         seed: args.seed,
         budget,
-        peak_gflops: environment.fma_peak_gflops,
-        bf16_peak_gflops: environment.bf16_peak_gflops,
         timing: args.timing,
         margin: args.margin,
         epoch: Instant::now(),
@@ -229,7 +238,15 @@ fn self_test(
             }
             let _lock = DeviceLock::wait(device)?;
             let proceed = |_| !interrupt::asked();
-            rows.push(self_test::against_itself(device, kernel, problem, duels, &rule, proceed)?);
+            rows.push(self_test::against_itself(
+                device,
+                kernel,
+                problem,
+                args.timing,
+                duels,
+                &rule,
+                proceed,
+            )?);
         }
     }
     if args.common.json {
@@ -338,9 +355,9 @@ const COLUMNS: [Column; 11] = [
     Column { header: "p99", wanted: |rows| !has_between(rows), cell: |row| number(row.p99_us, time) },
     Column { header: "FLOP/s", wanted: always, cell: |row| number(row.gflops, rate) },
     Column {
-        header: "% peak",
-        wanted: |rows| rows.iter().any(|row| row.percent_of_peak.is_some()),
-        cell: |row| number(row.percent_of_peak, |x| format!("{x:.0}")),
+        header: "% roof",
+        wanted: |rows| rows.iter().any(|row| row.roofline.is_some()),
+        cell: |row| number(row.roofline, output::percent),
     },
     Column { header: "n", wanted: always, cell: |row| row.samples_us.len().to_string() },
     Column {

@@ -27,7 +27,7 @@ pub(crate) fn run(args: Export) -> anyhow::Result<Status> {
         None => None,
     };
     let kernel = match &evolved {
-        Some(name) => Some((registry.kernel(name)?, args.arch)),
+        Some(name) => Some(registry.kernel(name)?),
         None => None,
     };
     let files = exchange::files(args.tool, &problem, kernel)?;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write};
 
 use evosdpa::{
-    Attention, CpuKernel, DType, Isa, Problem,
+    Attention, CpuKernel, DType, Isa, Problem, VariantId,
     choose::{Choice, Origin, Planner, Question, assumed_tensors},
 };
 use evosdpa_cuda::Device;
@@ -120,8 +120,11 @@ fn place(args: &Plan) -> anyhow::Result<Place> {
 }
 
 fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
-    let chosen = Attention::plan(problem, evosdpa::Device::Cpu)?.variant();
-    let isa = Isa::available().last().map_or("portable", |isa| isa.name());
+    let planned = Attention::plan(problem, evosdpa::Device::Cpu)?.variant();
+    let chosen = CpuKernel::Flash.name().to_owned();
+    let isa = Isa::best();
+    let row = evosdpa::tuned::cpu_row(&problem, isa)?;
+    let tunables = planned.parse::<VariantId>()?.tunables;
     let others =
         [CpuKernel::Flash, CpuKernel::Naive].map(CpuKernel::name).into_iter().filter(|name| *name != chosen);
     Ok(PlanRow {
@@ -129,10 +132,13 @@ fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
         device: format!("cpu ({isa})"),
         arch: None,
         kernel: chosen.clone(),
-        tunables: BTreeMap::new(),
-        from: "rule: the streaming kernel is the fastest on a CPU".to_owned(),
-        why: None,
-        p50_us: None,
+        tunables: tunables.iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        from: match &row {
+            Some(row) => row.from.clone(),
+            None => "rule: the streaming kernel is the fastest on a CPU".to_owned(),
+        },
+        why: row.as_ref().and_then(|row| row.why.clone()),
+        p50_us: row.and_then(|row| row.p50_us),
         grid: None,
         block: None,
         cluster: None,

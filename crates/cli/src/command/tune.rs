@@ -259,7 +259,10 @@ fn write_page(out: &mut String, outcome: &Finished, folder: &Path) -> std::fmt::
                 .shapes
                 .iter()
                 .map(|(shape, result)| {
-                    format!("{shape} {:.3}× ({})", result.speedup, output::time(result.p50_us))
+                    let roof = result.roofline.map_or(String::new(), |share| {
+                        format!(", {} % of the roofline", output::percent(share))
+                    });
+                    format!("{shape} {:.3}× ({}{roof})", result.speedup, output::time(result.p50_us))
                 })
                 .collect();
             let tunables: Vec<String> =

@@ -41,18 +41,18 @@ pub(crate) struct Naive<'a> {
 unsafe impl Sync for Naive<'_> {}
 
 impl<'a> Naive<'a> {
-    /// Checks what comes beside the tensors, which themselves are checked. `o` points at elements of the problem's output
+    /// Of tensors and what comes beside them, all checked. `o` points at elements of the problem's output
     /// type, with strides in elements, and `lse` is null or points at as many values as O has rows.
     pub(crate) fn new(
         problem: &'a Problem,
+        sequences: Sequences<'a>,
         [q, k, v]: [TensorView<'a>; 3],
         side: &SideInputs<'a>,
         o: Operand<'a, *mut u8>,
         lse: *mut f32,
-    ) -> Result<Self, Error> {
-        let sequences = problem.check_side(side, &q, &k, &v)?;
+    ) -> Self {
         let reach = problem.scale_granularity();
-        Ok(Self {
+        Self {
             problem,
             sequences,
             modifiers: Modifiers::new(problem, side),
@@ -62,7 +62,7 @@ impl<'a> Naive<'a> {
             v: Rows::new(v, side.scales.v, reach),
             o,
             lse,
-        })
+        }
     }
 
     /// Computes everything.

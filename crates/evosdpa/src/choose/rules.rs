@@ -20,8 +20,9 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
         )];
     }
     let hopper = target.arch == Arch::Sm90a;
-    // Caches of equal lengths are split over clusters there.
-    let decodes = facts.seq_q <= DECODE_QUERIES_MAX && (!hopper || reads_cache(facts));
+    // Other caches of equal lengths are split over clusters there.
+    let split_evenly = !hopper || reads_cache(facts) || modifies_scores(facts);
+    let decodes = facts.seq_q <= DECODE_QUERIES_MAX && split_evenly;
     let mut candidates = Vec::new();
     candidates.extend(decodes.then_some(decode));
     if hopper {
@@ -51,4 +52,10 @@ fn reads_cache(facts: &ProblemFacts) -> bool {
     use Feature::*;
     let kinds = [UsedLengths, PagedCache, KvType, PackedKeys, UsedQueries, LeftPadding, CacheIndices];
     kinds.into_iter().any(|kind| facts.features.contains(kind))
+}
+
+/// Whether scores are changed, which `hopper_small` does not.
+fn modifies_scores(facts: &ProblemFacts) -> bool {
+    use Feature::*;
+    [Softcap, Alibi, Bias, BooleanMask, Chunks, Sinks].into_iter().any(|kind| facts.features.contains(kind))
 }

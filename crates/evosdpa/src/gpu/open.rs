@@ -131,16 +131,6 @@ impl Gpu {
         unsafe { self.plans.run(self, problem, tensors, stream) }
     }
 
-    /// Queues zeros for so many bytes of device memory on the caller's stream.
-    ///
-    /// # Safety
-    /// As [`Attention::run_on`](crate::Attention::run_on) asks of memory that is written, and of the stream.
-    pub unsafe fn zero(&self, stream: RawStream, address: u64, bytes: usize) -> Result<(), Error> {
-        let entered = self.device.enter()?;
-        // SAFETY: this function's contract is the same.
-        Ok(unsafe { evosdpa_cuda::zero(&entered, stream, address, bytes) }?)
-    }
-
     pub(super) fn recent_maps(&self) -> &RecentMaps {
         &self.recent_maps
     }

@@ -108,6 +108,9 @@ impl DeviceTensors {
 
     /// Refuses what no kernel could take. Costs a few dozen nanoseconds.
     pub fn check(&self, problem: &Problem) -> Result<(), Error> {
+        if problem.scale() < 0.0 {
+            return Err(Error::NegativeScale { scale: problem.scale() });
+        }
         for name in TensorName::ALL {
             let (what, tensor) = self.named(name);
             check_address(what, tensor.address, dtype_of(problem, name).bytes() as u64)?;
@@ -146,6 +149,7 @@ impl DeviceTensors {
         let sizes = problem.sizes();
         let band = problem.band();
         let scales = self.scales.unwrap_or(DeviceScales { q: 0, k: 0, v: 0 });
+        let scale = kernel_scale(problem.scale());
         let mut params = SdpaParams {
             q: self.q.address,
             k: self.k.address,
@@ -170,8 +174,8 @@ impl DeviceTensors {
             dim_v: sizes.dim_v as i32,
             band_lo: band.lo as i32,
             band_hi: band.hi as i32,
-            scale: problem.scale(),
-            scale_log2: problem.scale() * std::f32::consts::LOG2_E,
+            scale,
+            scale_log2: scale * std::f32::consts::LOG2_E,
             // A launch has its own counter.
             ..SdpaParams::default()
         };
@@ -232,6 +236,12 @@ impl DeviceTensors {
         }
         class
     }
+}
+
+/// The scale as kernels take it. They multiply it into exponents, where a hidden score, −∞, times 0 would be NaN. Times the smallest
+/// number above 0 every finite score is 0 as well, but for less than 1e-6.
+fn kernel_scale(scale: f32) -> f32 {
+    if scale == 0.0 { f32::from_bits(1) } else { scale }
 }
 
 fn dtype_of(problem: &Problem, tensor: TensorName) -> DType {
@@ -324,6 +334,17 @@ mod tests {
             let message = changed.check(&problem).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
+    }
+
+    #[test]
+    fn scales_are_positive_for_kernels() {
+        let problem = problem("tiny", DType::BF16);
+        for zero in [0.0, -0.0] {
+            let params = tensors(&problem).params(&problem.with_scale(zero).unwrap());
+            assert!(params.scale > 0.0 && params.scale_log2 > 0.0 && params.scale * f32::MAX < 1e-6);
+        }
+        let refusal = tensors(&problem).check(&problem.with_scale(-0.5).unwrap()).unwrap_err().to_string();
+        assert!(refusal.contains("-0.5 is negative") && refusal.contains("give 0.5"), "{refusal}");
     }
 
     #[test]

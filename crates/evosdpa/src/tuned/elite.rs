@@ -32,14 +32,14 @@ use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_kernels::{Arch, ProblemFacts, Registry, Target};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Scope, TunedDevice, TunedRow, TunedTable};
+use super::{CpuTunables, Scope, TunedArch, TunedDevice, TunedRow, TunedTable};
 use crate::{Error, choose};
 
 /// The winners of a tune, read and checked.
 #[derive(Clone, Debug)]
 pub struct Elites {
-    /// The device's architecture.
-    pub arch: Arch,
+    /// The device's architecture, or a processor's instruction set.
+    pub arch: TunedArch,
     /// The device's name.
     pub device: Option<String>,
     /// One row for each shape and type.
@@ -164,14 +164,10 @@ impl Elites {
             )));
         }
         let arch = read.device.arch.as_deref().ok_or_else(|| {
-            wrong("the device has no `arch`; only a tune on a GPU gives rows of the table".to_owned())
+            wrong("the device has no `arch`: sm_90a, say, or the instruction set of a processor".to_owned())
         })?;
-        let arch: Arch = arch.parse().map_err(|error: evosdpa_kernels::Error| {
-            let is_cpu = read.elites.iter().all(|elite| elite.kernel.starts_with("cpu_"));
-            let of_cpu = "it is of a tune on a CPU, and the table holds what GPUs run; give its tunables in `Options` (`tiles`, \
-                          `threads`), or name the variant wherever a kernel can be named";
-            wrong(if is_cpu { of_cpu.to_owned() } else { error.to_string() })
-        })?;
+        let arch: TunedArch =
+            arch.parse().map_err(|error: evosdpa_kernels::Error| wrong(error.to_string()))?;
         let mut elites = Self { arch, device: read.device.name, rows: Vec::new(), left_out: Vec::new() };
         for entry in &read.elites {
             let again = read.confirmation.as_ref().filter(|again| entry.evaluation == Some(again.number));
@@ -269,7 +265,7 @@ fn row(
     problem: &str,
     dtype: Option<&str>,
     score: &Score,
-    arch: Arch,
+    arch: TunedArch,
     registry: &Registry,
 ) -> Result<TunedRow, String> {
     let (shape, own_dtype) = match problem.split_once(char::is_whitespace) {
@@ -281,13 +277,15 @@ fn row(
         .or(dtype)
         .map(|name| name.parse().map_err(|error: evosdpa_core::Error| error.to_string()))
         .transpose()?;
-    let kernel = registry.kernel(&entry.kernel).map_err(|error| error.to_string())?;
-    let asked = Problem::new(shape, DType::F16).map_err(|error| error.to_string())?;
-    let mut facts = ProblemFacts::try_from(&asked).map_err(|error| error.to_string())?;
-    // Without a type the row must at least work for the kernel's first.
-    facts.dtype = dtype.or(kernel.manifest.dtypes.first().copied()).unwrap_or(facts.dtype);
-    let tunables = entry.tunables.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-    choose::variant(kernel, &facts, &Target::nominal(arch), &tunables).map_err(|error| error.to_string())?;
+    match arch {
+        TunedArch::Gpu(arch) => check_on_gpu(entry, shape, dtype, arch, registry)?,
+        TunedArch::Cpu(_) => {
+            CpuTunables::read(
+                &entry.kernel,
+                entry.tunables.iter().map(|(name, value)| (name.as_str(), *value)),
+            )?;
+        }
+    }
     Ok(TunedRow {
         scope: Scope::Class(shape),
         dtypes: dtype.into_iter().collect(),
@@ -297,6 +295,24 @@ fn row(
         p50_us: score.p50_us,
         speedup: score.speedup,
     })
+}
+
+/// Refuses a kernel, tunable or value that there is not, or that does not take the shape.
+fn check_on_gpu(
+    entry: &EliteEntry,
+    shape: Shape,
+    dtype: Option<DType>,
+    arch: Arch,
+    registry: &Registry,
+) -> Result<(), String> {
+    let kernel = registry.kernel(&entry.kernel).map_err(|error| error.to_string())?;
+    let asked = Problem::new(shape, DType::F16).map_err(|error| error.to_string())?;
+    let mut facts = ProblemFacts::try_from(&asked).map_err(|error| error.to_string())?;
+    // Without a type the row must at least work for the kernel's first.
+    facts.dtype = dtype.or(kernel.manifest.dtypes.first().copied()).unwrap_or(facts.dtype);
+    let tunables = entry.tunables.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    let variant = choose::variant(kernel, &facts, &Target::nominal(arch), &tunables);
+    variant.map(drop).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -391,7 +407,7 @@ mod tests {
             ("\"dtype\": \"bf16\"", "\"dtype\": \"bf61\"", "unknown dtype `bf61`"),
             ("elite/1", "elite/2", "schema \"evosdpa.elite/2\" is not known"),
             ("sm_90a", "sm_91", "architecture `sm_91`"),
-            ("\"arch\": \"sm_90a\"", "\"isa\": \"avx2\"", "only a tune on a GPU"),
+            ("\"arch\": \"sm_90a\"", "\"isa\": \"avx2\"", "the device has no `arch`"),
             ("\"elites\": [", "\"elites\": {", "line"),
             ("sm_90a", "sm_80", "it is built for sm_90a"),
         ] {

@@ -26,10 +26,15 @@
 //! # Ok::<(), evosdpa::Error>(())
 //! ```
 //!
+//! A processor's rows name an instruction set as `arch` and have a `shape` each; they set the tile sizes and threads of
+//! `cpu_flash` ([`CpuTunables`]).
+//!
 //! Of the rows of a device, those with a `shape` come first, the nearest before the others; then those with `when`, in the
 //! order of the file. A row whose kernel cannot take the problem, or is not there, is passed over, and
 //! `evosdpa plan --explain` says so.
 
+mod arch;
+mod cpu;
 mod elite;
 mod read;
 mod user;
@@ -37,8 +42,14 @@ mod user;
 use std::collections::BTreeMap;
 
 use evosdpa_core::{DType, Shape};
-use evosdpa_kernels::{Arch, Expr, ProblemFacts, Target, VariantId};
+use evosdpa_kernels::{Expr, ProblemFacts, Target, VariantId};
 
+pub use arch::TunedArch;
+#[cfg(feature = "cpu")]
+pub(crate) use cpu::settle;
+#[cfg(feature = "cpu")]
+pub use cpu::{CpuRow, cpu_row};
+pub use cpu::{CpuTunables, processor_name};
 pub use elite::{Elites, LeftOut, Merged, Unconfirmed};
 pub use user::{VARIABLE, read_table, update_table, user_table, user_table_path};
 
@@ -59,9 +70,9 @@ pub struct TunedTable {
 /// A device and what is best on it.
 #[derive(Clone, Debug)]
 pub struct TunedDevice {
-    /// Its architecture.
-    pub arch: Arch,
-    /// The name the driver gives it; `None` is every device of the architecture.
+    /// Its architecture, or a processor's instruction set.
+    pub arch: TunedArch,
+    /// The name the driver or the system gives it; `None` is every device of the architecture.
     pub name: Option<String>,
     /// What is best for which problems.
     pub rows: Vec<TunedRow>,
@@ -122,7 +133,7 @@ impl TunedTable {
         target: &Target,
     ) -> Result<Vec<(Fit, usize, &'a TunedDevice, &'a TunedRow)>, Error> {
         let mut fitting = Vec::new();
-        for tuned in self.devices.iter().filter(|tuned| tuned.arch == target.arch) {
+        for tuned in self.devices.iter().filter(|tuned| tuned.arch == TunedArch::Gpu(target.arch)) {
             let same_name = tuned.name.as_deref().is_some_and(|name| Some(name) == device);
             if same_name != named {
                 continue;
@@ -203,6 +214,8 @@ fn class_distance(shape: &Shape, facts: &ProblemFacts) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use evosdpa_kernels::Arch;
+
     use super::*;
 
     fn facts(text: &str) -> ProblemFacts {

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use evosdpa_core::{DType, Shape};
-use evosdpa_kernels::{Arch, Expr, ProblemFacts, Registry};
+use evosdpa_kernels::{Expr, ProblemFacts, Registry};
 use serde::{Deserialize, Serialize};
 
-use super::{Scope, TunedDevice, TunedRow, TunedTable};
+use super::{CpuTunables, Scope, TunedArch, TunedDevice, TunedRow, TunedTable};
 use crate::Error;
 
 /// The only schema there is.
@@ -24,7 +24,7 @@ struct File {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DeviceEntry {
-    arch: Arch,
+    arch: TunedArch,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     #[serde(default)]
@@ -63,7 +63,7 @@ impl TunedTable {
         for device in read.device {
             let mut tuned = TunedDevice { arch: device.arch, name: device.name, rows: Vec::new() };
             for (number, entry) in device.row.into_iter().enumerate() {
-                let row = row(entry).map_err(|problem| {
+                let row = row(entry).and_then(|row| of_its_kind(row, tuned.arch)).map_err(|problem| {
                     wrong(format!("row {} of {}: {problem}", number + 1, tuned.label()))
                 })?;
                 tuned.rows.push(row);
@@ -85,9 +85,9 @@ impl TunedTable {
             .map_err(|error| Error::Table { file: self.file.clone(), problem: error.to_string() })
     }
 
-    /// Refuses rows that name a kernel, tunable or value that does not exist.
+    /// Refuses rows for GPUs that name a kernel, tunable or value that does not exist.
     pub fn check(&self, registry: &Registry) -> Result<(), Error> {
-        for device in &self.devices {
+        for device in self.devices.iter().filter(|device| matches!(device.arch, TunedArch::Gpu(_))) {
             for (number, row) in device.rows.iter().enumerate() {
                 let known = registry.kernel(&row.kernel).and_then(|kernel| {
                     kernel.space().assign(row.tunables.iter().map(|(name, value)| (name.as_str(), *value)))
@@ -127,6 +127,17 @@ fn row(entry: RowEntry) -> Result<TunedRow, String> {
         p50_us: entry.p50_us,
         speedup: entry.speedup,
     })
+}
+
+/// A processor's row is for a shape, and sets what CPU kernels have. What GPUs run may be a kernel that is not there yet.
+fn of_its_kind(row: TunedRow, arch: TunedArch) -> Result<TunedRow, String> {
+    if let TunedArch::Cpu(_) = arch {
+        if matches!(row.scope, Scope::When(_)) {
+            return Err("rows for a processor need `shape`".to_owned());
+        }
+        CpuTunables::read(&row.kernel, row.tunables.iter().map(|(name, value)| (name.as_str(), *value)))?;
+    }
+    Ok(row)
 }
 
 fn entry(row: &TunedRow) -> RowEntry {

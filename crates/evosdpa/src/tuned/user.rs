@@ -81,7 +81,7 @@ mod tests {
     use evosdpa_kernels::Arch;
 
     use super::*;
-    use crate::tuned::TunedDevice;
+    use crate::tuned::{TunedArch, TunedDevice};
 
     #[test]
     fn the_variable_comes_before_the_config_folder() {
@@ -103,7 +103,11 @@ mod tests {
         let path = folder.path().join("deep/er/tuned.toml");
         assert!(read_table(&path).unwrap().is_none());
         let add = |table: &mut TunedTable| {
-            table.devices.push(TunedDevice { arch: Arch::Sm80, name: None, rows: Vec::new() });
+            table.devices.push(TunedDevice {
+                arch: TunedArch::Gpu(Arch::Sm80),
+                name: None,
+                rows: Vec::new(),
+            });
             Ok(table.devices.len())
         };
         assert_eq!(update_table(&path, add).unwrap(), 1);
@@ -136,7 +140,7 @@ mod tests {
                     for _ in 0..5 {
                         update_table(&path, |table| {
                             table.devices.push(TunedDevice {
-                                arch: Arch::Sm80,
+                                arch: TunedArch::Gpu(Arch::Sm80),
                                 name: None,
                                 rows: Vec::new(),
                             });

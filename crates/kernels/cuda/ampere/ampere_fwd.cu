@@ -9,6 +9,7 @@
 using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
 
 #include "epilogue.cuh"
+#include "unowned.cuh"
 
 __device__ __forceinline__ void run_tile(const SdpaParams& p, unsigned char* smem, const Work& work) {
   float o[M_TILES][O_TILES][4] = {};
@@ -25,6 +26,12 @@ __device__ __forceinline__ void run_tile(const SdpaParams& p, unsigned char* sme
     merge_rows(p, smem, work, o, state);
 }
 
+// Rows that no sequence owns.
+__device__ __forceinline__ void clear_rest(const SdpaParams& p) {
+  constexpr u32 WARPS = THREADS / 32;
+  clear_unowned_rows(p, blockIdx.x * WARPS + threadIdx.x / 32, gridDim.x * WARPS);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) ampere_fwd(const __grid_constant__ SdpaParams p) {
   extern __shared__ __align__(128) unsigned char smem[];
   if constexpr (PACKED_QUERIES) {
@@ -33,11 +40,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) ampere_fwd(co
     for (;;) {
       int tiles;
       const int number = queue.take(p, reinterpret_cast<int*>(smem));
-      if (!find_tile<BLOCK_M>(p, p.heads_q, number, place, tiles)) return queue.finish(p, number, tiles);
+      if (!find_tile<BLOCK_M>(p, p.heads_q, number, place, tiles)) {
+        queue.finish(p, number, tiles);
+        return clear_rest(p);
+      }
       run_tile(p, smem, Work(p, place));
       if (!p.counter) __syncthreads();
     }
   } else {
     run_tile(p, smem, Work(p, place_of_cta(p)));
+    if (USED_QUERIES) clear_rest(p);
   }
 }

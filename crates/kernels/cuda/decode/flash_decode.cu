@@ -11,6 +11,7 @@
 using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
 
 #include "merge.cuh"
+#include "unowned.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(const __grid_constant__ SdpaParams p) {
   extern __shared__ __align__(128) unsigned char smem[];
@@ -23,6 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(
   Loader loader(p, smem, division, now);
   loader.fill();
   if (CLUSTERED && now.valid()) Exchange(shared_address(smem)).open();
+  if (PACKED_QUERIES || USED_QUERIES)  // while the loads travel
+    clear_unowned_rows(p, blockIdx.x * (THREADS / 32) + threadIdx.x / 32, gridDim.x * (THREADS / 32));
   Queries queries(p, now);
   const ParkedCursor parked(shared_address(smem), 1);
   while (now.valid()) {

@@ -2,7 +2,7 @@
 //
 // A CTA is a tile scheduler and a producer, one thread each (a warp or two where lengths or pages are data), and CONSUMERS warpgroups of 64 query rows. The scheduler publishes one Q tile
 // after the other (scheduler.cuh), the producer streams its Q, K and V through rings in shared memory (layout.cuh, producer.cuh), and the
-// consumers compute it (mainloop.cuh) and store it (epilogue.cuh). K and V have rings of STAGES tiles with a full barrier, filled by TMA,
+// consumers compute it (mainloop.cuh) and store it (epilogue.cuh). The warps that are left clear rows that no sequence owns (unowned.cuh). K and V have rings of STAGES tiles with a full barrier, filled by TMA,
 // and an empty barrier, one arrival per consumer warp, per slot.
 //
 //   rows: 64·CONSUMERS, made of PACK_HEADS query heads (of one key head) × POSITIONS positions
@@ -12,6 +12,7 @@ using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
 
 #include "mainloop.cuh"
 #include "producer.cuh"
+#include "unowned.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     hopper_fwd(const __grid_constant__ SdpaParams p, const __grid_constant__ TensorMap q_map,
@@ -35,6 +36,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       run_scheduler<SchedulerOf<(PACKED_QUERIES > 0)>::type>(p, layout);
     else if ((warp == 0 || FEEDERS > 1 && warp == 2) && (PRODUCER_IS_WARP || elect_lane()))
       Producer(p, q_map, k_map, v_map, layout, warp / 2).run();
+    else if (OWN_QUERIES && warp > FEEDERS) {
+      constexpr int CLEARERS = 3 - FEEDERS;
+      grid_wait();  // lengths may be another kernel's outputs
+      clear_unowned_rows(p, CLEARERS * blockIdx.x + warp - 1 - FEEDERS, CLEARERS * gridDim.x);
+    }
   } else {
     registers_claim<CONSUMER_REGS>();
     Consumer consumer(p, layout);

@@ -1,21 +1,13 @@
-//! PyTorch's attention, and that of libraries which build on it, in the user's own `python3`.
-//!
-//! A small program travels inside this binary and runs in a child process; requests and answers are JSON lines, tensors
-//! go through files. A child that hangs, dies or prints something else costs its own rows and nothing more.
+//! PyTorch's attention, and that of libraries which build on it, in the user's own `python3`: a small program that travels inside
+//! this binary.
 
-use std::{
-    cell::RefCell,
-    io::{BufRead, BufReader, Write},
-    path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
-    time::Duration,
-};
+use std::{cell::RefCell, time::Duration};
 
-use evosdpa_core::{Alignment, Mask, Problem, Tensor};
+use evosdpa_core::{Alignment, Feature, Mask, Problem, Tensor};
 use evosdpa_oracle::inputs::Inputs;
 use serde_json::{Value, json};
 
+use super::python::Python;
 use crate::{
     Error,
     device::{DeviceId, Timing},
@@ -35,7 +27,26 @@ pub struct Mode {
     graph: bool,
 }
 
+/// What is asked of the modes for packed and paged problems, and of no other.
+const SERVING: [&str; 3] = ["looped", "nested", "flex"];
+
+/// What they can say; what else a problem asks for they are not asked.
+const SERVED: [Feature; 7] = [
+    Feature::PackedQueries,
+    Feature::PackedKeys,
+    Feature::UsedLengths,
+    Feature::UsedQueries,
+    Feature::LeftPadding,
+    Feature::CacheIndices,
+    Feature::PagedCache,
+];
+
 impl Mode {
+    /// Whether it is for problems of this kind: dense, or with lengths and pages.
+    pub fn suits(&self, problem: &Problem) -> bool {
+        SERVING.contains(&self.backend) != problem.features().is_empty()
+    }
+
     /// Its name without PyTorch's, where it has one of its own.
     pub fn short_name(&self) -> &'static str {
         self.name.strip_prefix("torch ").unwrap_or(self.name)
@@ -43,15 +54,21 @@ impl Mode {
 }
 
 /// PyTorch on a CPU has one backend.
-const CPU_MODES: [Mode; 1] = [Mode { name: "torch", backend: "default", graph: false }];
+const CPU_MODES: [Mode; 2] = [
+    Mode { name: "torch", backend: "default", graph: false },
+    Mode { name: "torch looped", backend: "looped", graph: false },
+];
 
 /// On a GPU: each backend and library by graph replay (the device alone), and what a program that calls PyTorch sees.
-const GPU_MODES: [Mode; 9] = [
+const GPU_MODES: [Mode; 12] = [
     Mode { name: "torch flash", backend: "flash", graph: true },
     Mode { name: "torch cudnn", backend: "cudnn", graph: true },
     Mode { name: "torch efficient", backend: "efficient", graph: true },
     Mode { name: "torch math", backend: "math", graph: true },
     Mode { name: "torch eager", backend: "default", graph: false },
+    Mode { name: "torch looped", backend: "looped", graph: true },
+    Mode { name: "torch nested", backend: "nested", graph: true },
+    Mode { name: "torch flex", backend: "flex", graph: true },
     Mode { name: "flash-attn-3", backend: "flash-attn-3", graph: true },
     Mode { name: "flash-attn-2", backend: "flash-attn-2", graph: true },
     Mode { name: "flashinfer", backend: "flashinfer", graph: true },
@@ -85,40 +102,15 @@ pub fn modes_called(device: DeviceId, names: &[String]) -> Result<Vec<Mode>, Err
 
 /// A running child with torch imported.
 pub struct Torch {
-    child: Child,
-    requests: ChildStdin,
-    answers: Receiver<String>,
-    limit: Duration,
-    folder: PathBuf,
+    python: Python,
     version: String,
 }
 
 impl Torch {
     /// Starts `python` and waits until torch is there with this many threads. No answer may take longer than `limit`.
     pub fn start(python: &str, threads: usize, limit: Duration) -> Result<Self, Error> {
-        let mut child = Command::new(python)
-            .args(["-c", PROGRAM])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| {
-                baseline(format!("cannot start `{python}`: {error}; name another with --python"))
-            })?;
-        // Both were asked for above.
-        let (Some(requests), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(baseline(format!("`{python}` has no standard input or output")));
-        };
-        let (sender, answers) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        let folder = std::env::temp_dir().join(format!("evosdpa-torch-{}", std::process::id()));
-        let mut torch = Self { child, requests, answers, limit, folder, version: String::new() };
+        let python = Python::start(python, PROGRAM, limit).map_err(baseline)?;
+        let mut torch = Self { python, version: String::new() };
         let hello = torch.ask(&json!({"op": "hello", "threads": threads}))?;
         let granted = hello["threads"].as_u64();
         if granted != Some(threads as u64) {
@@ -139,19 +131,21 @@ impl Torch {
         if dtype.is_eight_bit() {
             return Err(baseline(format!("its attention has no {dtype}; use f32, f16 or bf16")));
         }
-        if !problem.features().is_empty() {
-            return Err(baseline(format!("it is not asked for {}", problem.features())));
+        let others = problem.features().without(SERVED.into_iter().collect());
+        if !others.is_empty() {
+            return Err(baseline(format!("it is not asked for {others}")));
         }
-        std::fs::create_dir_all(&self.folder)
-            .map_err(|error| baseline(format!("cannot make {}: {error}", self.folder.display())))?;
         let mut sets = Vec::new();
         for (i, Inputs { q, k, v, .. }) in inputs.iter().enumerate() {
             let tensors = [("q", q), ("k", k), ("v", v)]
                 .into_iter()
-                .map(|(name, tensor)| self.hand_over(&format!("{name}{i}"), tensor))
-                .collect::<Result<Vec<_>, _>>()?;
+                .map(|(name, tensor)| self.python.hand_over(&format!("{name}{i}"), tensor, &[tensor.bytes()]))
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(baseline)?;
             sets.push(tensors);
         }
+        let sides: Option<Vec<Value>> =
+            (!problem.features().is_empty()).then(|| inputs.iter().map(|set| side(problem, set)).collect());
         let band = problem.band();
         let mask = match problem.mask() {
             Mask::Full => "full",
@@ -161,6 +155,7 @@ impl Torch {
         };
         let request = json!({
             "op": "load", "device": device, "sets": sets, "scale": problem.scale(), "mask": mask, "lo": band.lo, "hi": band.hi,
+            "sides": sides,
         });
         self.ask(&request).map(drop)
     }
@@ -172,54 +167,33 @@ impl Torch {
 
     /// What a mode computes from the first set of inputs.
     pub fn output(&mut self, mode: Mode, problem: &Problem) -> Result<Tensor, Error> {
-        let path = self.folder.join("o");
+        let path = self.python.folder.join("o");
         self.ask(&json!({"op": "save", "path": path, "backend": mode.backend}))?;
-        let bytes =
-            std::fs::read(&path).map_err(|error| baseline(format!("cannot read its output: {error}")))?;
-        let mut tensor = Tensor::zeros(problem.o_shape(), problem.output_dtype(), evosdpa_core::Layout::Bhsd);
-        if bytes.len() != tensor.bytes().len() {
-            return Err(baseline(format!(
-                "its output has {} bytes, not {}",
-                bytes.len(),
-                tensor.bytes().len()
-            )));
-        }
-        tensor.bytes_mut().copy_from_slice(&bytes);
-        Ok(tensor)
-    }
-
-    fn hand_over(&self, name: &str, tensor: &Tensor) -> Result<Value, Error> {
-        let path = self.folder.join(name);
-        std::fs::write(&path, tensor.bytes())
-            .map_err(|error| baseline(format!("cannot write {}: {error}", path.display())))?;
-        let view = tensor.view();
-        Ok(json!({
-            "path": path, "dtype": view.dtype(), "shape": view.shape(), "strides": view.strides(),
-        }))
+        self.python.read_output(&path, problem).map_err(baseline)
     }
 
     fn ask(&mut self, request: &Value) -> Result<Value, Error> {
-        // A child that is gone shows itself in the answer that does not come.
-        let _ = writeln!(self.requests, "{request}").and_then(|()| self.requests.flush());
-        let line = match self.answers.recv_timeout(self.limit) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => {
-                let _ = self.child.kill();
-                return Err(baseline(format!("no answer within {} s", self.limit.as_secs_f64())));
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(baseline("python ended without an answer".to_owned()));
-            }
-        };
-        let answer: Value = serde_json::from_str(&line).map_err(|_| {
-            let shown: String = line.chars().take(80).collect();
-            baseline(format!("python printed `{shown}` where an answer was due"))
-        })?;
-        match answer["error"].as_str() {
-            Some(error) => Err(baseline(error.to_owned())),
-            None => Ok(answer),
-        }
+        self.python.ask(request).map_err(baseline)
     }
+}
+
+/// Lengths and pages of one set of inputs, and the mask as each sequence counts it.
+fn side(problem: &Problem, inputs: &Inputs) -> Value {
+    let (side, band) = (inputs.side(), problem.mask().band(0, 0));
+    let bottom_right = matches!(
+        problem.mask(),
+        Mask::Causal(Alignment::BottomRight) | Mask::Window { alignment: Alignment::BottomRight, .. }
+    );
+    let columns = problem.pages_per_sequence();
+    let page_table: Option<Vec<&[i32]>> = side.page_table.map(|table| {
+        (0..table.rows(columns)).map(|row| &table.entries[row * table.row_stride..][..columns]).collect()
+    });
+    json!({
+        "batch": problem.sizes().batch, "seq_kv": problem.sizes().seq_kv, "lo": band.lo, "hi": band.hi,
+        "bottom_right": bottom_right, "cu_seqlens_q": side.cu_seqlens_q, "cu_seqlens_kv": side.cu_seqlens_kv,
+        "seqused_q": side.seqused_q, "seqused_kv": side.seqused_kv, "leftpad_kv": side.leftpad_kv,
+        "cache_batch_idx": side.cache_batch_idx, "page_table": page_table,
+    })
 }
 
 /// One mode of a shared child, to be timed.
@@ -256,19 +230,6 @@ impl Contestant for Timed<'_> {
     }
 }
 
-impl Drop for Torch {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        remove(&self.folder);
-    }
-}
-
-fn remove(folder: &Path) {
-    // Nothing is lost when temporary files stay behind.
-    let _ = std::fs::remove_dir_all(folder);
-}
-
 fn baseline(why: String) -> Error {
     Error::Baseline { baseline: NAME, why }
 }
@@ -282,9 +243,14 @@ mod tests {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let chosen = modes_called(DeviceId::Cuda(0), &names(&["cudnn", "flash"])).unwrap();
         assert_eq!(chosen.iter().map(|mode| mode.name).collect::<Vec<_>>(), ["torch flash", "torch cudnn"]);
-        assert_eq!(modes_called(DeviceId::Cpu, &names(&["torch"])).unwrap(), CPU_MODES);
+        assert_eq!(modes_called(DeviceId::Cpu, &names(&["torch", "looped"])).unwrap(), CPU_MODES);
         let error = modes_called(DeviceId::Cuda(0), &names(&["flash", "cudn"])).unwrap_err().to_string();
         assert!(error.contains("did you mean `cudnn`"), "{error}");
-        assert!(error.contains("allowed: flash, cudnn, efficient, math, eager, flash-attn-3"), "{error}");
+        assert!(
+            error.contains(
+                "allowed: flash, cudnn, efficient, math, eager, looped, nested, flex, flash-attn-3"
+            ),
+            "{error}"
+        );
     }
 }

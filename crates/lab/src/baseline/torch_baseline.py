@@ -162,12 +162,182 @@ class Xformers:
         return output.transpose(1, 2)
 
 
+class Sequences:
+    """What lengths and pages mean: of every sequence its block and rows of Q, and of each key its row in the cache."""
+
+    def __init__(self, torch, side, problem, tensors):
+        query, key, _ = tensors
+        self.problem, self.side = problem, side
+        self.page = key.shape[2] if side["page_table"] else None
+        self.q_tokens, self.batch = query.shape[2], side["batch"]
+        cu_q, cu_k = side["cu_seqlens_q"], side["cu_seqlens_kv"]
+        self.queries, self.keys = [], []
+        for b in range(self.batch):
+            first, end = cu_q[b : b + 2] if cu_q else (0, query.shape[2])
+            if side["seqused_q"]:
+                end = first + side["seqused_q"][b]
+            self.queries.append((0 if cu_q else b, first, end))
+            room = (cu_k[b], cu_k[b + 1]) if cu_k else (0, side["seq_kv"])
+            filled = side["seqused_kv"][b] if side["seqused_kv"] else room[1] - room[0]
+            padding = side["leftpad_kv"][b] if side["leftpad_kv"] else 0
+            block = side["cache_batch_idx"][b] if side["cache_batch_idx"] else b
+            self.keys.append((0 if cu_k else block, room[0] + padding, room[0] + filled))
+
+    def visible(self, torch, b, device):
+        """Which keys of sequence b its queries see; ``None`` for all, True for torch's causal mask."""
+        queries, keys = (end - first for _, first, end in (self.queries[b], self.keys[b]))
+        lo, hi, diagonal = self.side["lo"], self.side["hi"], keys - queries if self.side["bottom_right"] else 0
+        if lo < -Problem.UNBOUNDED and hi == 0 and diagonal == 0:
+            return True
+        mask = band_mask(torch, queries, keys, lo + diagonal, hi + diagonal)
+        if not bool(mask.any(1).all()):
+            raise NotImplementedError("queries that see no key are not asked of it")
+        return None if bool(mask.all()) else mask.to(device)
+
+    def output(self, torch, tensors):
+        query, _, value = tensors
+        return torch.zeros(*query.shape[:3], value.shape[3], dtype=query.dtype, device=query.device)
+
+
+class Looped:
+    """SDPA of one sequence after the other; pages are gathered first, since nothing in it reads them."""
+
+    def __init__(self):
+        self.torch = imported("torch")
+
+    def prepare(self, sequences, tensors):
+        torch, device = self.torch, tensors[0].device
+        plan = []
+        for b in range(sequences.batch):
+            (_, first, end), (block, key_first, key_end) = sequences.queries[b], sequences.keys[b]
+            if end > first and key_end > key_first:
+                pages = None
+                if sequences.page:
+                    size = sequences.page
+                    pages = torch.tensor(sequences.side["page_table"][block][key_first // size : -(-key_end // size)], device=device)
+                plan.append((b, pages, sequences.visible(torch, b, device)))
+        return tensors, plan, sequences.output(torch, tensors)
+
+    def call(self, sequences, prepared):
+        (query, key, value), plan, out = prepared
+        attention = self.torch.nn.functional.scaled_dot_product_attention
+        for b, pages, mask in plan:
+            (q_block, q_first, q_end), (block, first, end) = sequences.queries[b], sequences.keys[b]
+            rows = query[q_block : q_block + 1, :, q_first:q_end]
+            if pages is None:
+                k, v = (x[block : block + 1, :, first:end] for x in (key, value))
+            else:
+                skipped = first - first % sequences.page
+                k, v = (x[pages].transpose(0, 1).flatten(1, 2)[None, :, first - skipped : end - skipped] for x in (key, value))
+            options = {"is_causal": True} if mask is True else {"attn_mask": mask}
+            options["enable_gqa"] = query.shape[1] != key.shape[1]
+            out[q_block : q_block + 1, :, q_first:q_end] = attention(rows, k, v, scale=sequences.problem.scale, **options)
+        return out
+
+
+class Nested:
+    """SDPA of nested tensors: packed queries and keys, as many of both, heads of their own."""
+
+    def __init__(self):
+        self.torch = imported("torch")
+
+    def prepare(self, sequences, tensors):
+        torch, side = self.torch, sequences.side
+        if not (side["cu_seqlens_q"] and side["cu_seqlens_kv"]) or side["seqused_q"] or side["seqused_kv"] or side["leftpad_kv"]:
+            raise NotImplementedError("nested tensors are packed queries and keys, all of them in use")
+        if tensors[0].shape[1] != tensors[1].shape[1]:
+            raise NotImplementedError("nested tensors do not share key/value heads")
+        causal = side["lo"] < -Problem.UNBOUNDED and side["hi"] == 0
+        full = side["lo"] < -Problem.UNBOUNDED and side["hi"] > Problem.UNBOUNDED
+        if not full and not (causal and (side["cu_seqlens_q"] == side["cu_seqlens_kv"] or not side["bottom_right"])):
+            raise NotImplementedError("of masks nested tensors have torch's causal one")
+        nested = []
+        for tensor, cu in zip(tensors, (side["cu_seqlens_q"], *[side["cu_seqlens_kv"]] * 2)):
+            offsets = torch.tensor(cu, device=tensor.device)
+            values = tensor[0].transpose(0, 1)[: cu[-1]].contiguous()
+            lengths = [end - first for first, end in zip(cu, cu[1:])]
+            jagged = torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=min(lengths), max_seqlen=max(lengths))
+            nested.append(jagged.transpose(1, 2))
+        return nested, causal, sequences.output(torch, tensors)
+
+    def call(self, sequences, prepared):
+        nested, causal, out = prepared
+        attention = self.torch.nn.functional.scaled_dot_product_attention
+        values = attention(*nested, is_causal=causal, scale=sequences.problem.scale).transpose(1, 2).values()
+        if values.shape[0] == out.shape[2]:
+            return values.transpose(0, 1)[None]
+        out[0, :, : values.shape[0]] = values.transpose(0, 1)
+        return out
+
+
+class Flex:
+    """FlexAttention, compiled on a GPU: documents, filled lengths and pages by a mask over the places of keys in the cache. The
+    mask's blocks are counted beforehand."""
+
+    def __init__(self):
+        self.torch = imported("torch")
+        self.module = imported("torch.nn.attention.flex_attention")
+        # Where it is not compiled it need not be traced either.
+        self.module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+        self.compiled = None
+
+    def prepare(self, sequences, tensors):
+        torch, side, device = self.torch, sequences.side, tensors[0].device
+        query, key, value = tensors
+        if sequences.page:
+            key, value = (x.transpose(0, 1).flatten(1, 2)[None].contiguous() for x in (key, value))
+        keys = key.shape[2]
+        # Of every place in a block of Q, and in a block of the cache: its sequence and its number there; -1: none.
+        blocks = query.shape[0]
+        q_owner = torch.full((blocks, query.shape[2]), -1, dtype=torch.int32)
+        q_number = torch.zeros_like(q_owner)
+        owner = torch.full((sequences.batch, keys), -1, dtype=torch.int32)
+        counts = [0] * sequences.batch
+        for b, ((q_block, first, end), (block, key_first, key_end)) in enumerate(zip(sequences.queries, sequences.keys)):
+            q_owner[q_block, first:end] = b
+            q_number[q_block, first:end] = torch.arange(end - first, dtype=torch.int32)
+            counts[b] = key_end - key_first - (end - first) if side["bottom_right"] else 0
+            numbers = torch.arange(key_end - key_first, dtype=torch.int32)
+            places = numbers + key_first
+            if sequences.page:
+                pages = torch.tensor(side["page_table"][block], dtype=torch.int64)
+                places = pages[places // sequences.page] * sequences.page + places % sequences.page
+            owner[b, places.long()] = numbers
+        if side["cache_batch_idx"] and not sequences.page:
+            raise NotImplementedError("sequences that choose their block of a cache are not asked of it")
+        diagonal = torch.tensor(counts, dtype=torch.int32, device=device)
+        q_owner, q_number, owner = (x.to(device) for x in (q_owner, q_number, owner))
+        lo, hi = side["lo"], side["hi"]
+
+        def mask(b, h, q, kv):
+            sequence = q_owner[b, q]
+            number = owner[sequence.clamp(min=0), kv]
+            distance = number - q_number[b, q] - diagonal[sequence.clamp(min=0)]
+            return (sequence >= 0) & (number >= 0) & (distance >= lo) & (distance <= hi)
+
+        block_mask = self.module.create_block_mask(mask, blocks, None, query.shape[2], keys, device=str(device))
+        return (query, key, value), block_mask
+
+    def call(self, sequences, prepared):
+        tensors, block_mask = prepared
+        attention = self.module.flex_attention
+        if tensors[0].is_cuda:
+            self.compiled = self.compiled or self.torch.compile(attention, dynamic=False)
+            attention = self.compiled
+        shared = tensors[0].shape[1] != tensors[1].shape[1]
+        return attention(*tensors, block_mask=block_mask, scale=sequences.problem.scale, enable_gqa=shared)
+
+
+# Those that are asked for problems whose sequences have lengths or pages of their own.
+SERVING = {"looped": Looped, "nested": Nested, "flex": Flex}
+
 # By the backend's name in requests. The first is the name of FlashAttention 3's module in most of its packages.
 LIBRARIES = {
     "flash-attn-3": lambda: FlashAttention("flash_attn_interface", "flash_attn_3.flash_attn_interface"),
     "flash-attn-2": lambda: FlashAttention("flash_attn"),
     "flashinfer": FlashInfer,
     "xformers": Xformers,
+    **SERVING,
 }
 
 
@@ -182,6 +352,7 @@ class Session:
         self.torch = torch
         self.device = "cpu"
         self.sets = []
+        self.sides = None
         self.options = {}
         self.libraries = {}
         self.problem = None
@@ -199,6 +370,7 @@ class Session:
         self.sets = [[read_tensor(self.torch, t).to(self.device) for t in tensors] for tensors in request["sets"]]
         query, key, _ = self.sets[0]
         self.problem = Problem(request, query, key)
+        self.sides = request.get("sides")
         self.options = {"scale": request["scale"]}
         if query.shape[1] != key.shape[1]:
             self.options["enable_gqa"] = True
@@ -218,14 +390,23 @@ class Session:
 
     def call(self, number, backend):
         number %= len(self.sets)
+        if (backend in SERVING) != (self.sides is not None):
+            raise NotImplementedError(f"it is asked for {'packed and paged' if backend in SERVING else 'dense'} problems")
         if backend in LIBRARIES:
             library = self.libraries[backend]
             if backend not in self.prepared:
-                self.prepared[backend] = [library.prepare(self.problem, tensors) for tensors in self.sets]
-            return library.call(self.problem, self.prepared[backend][number])
+                self.prepared[backend] = [self.prepare(library, number) for number in range(len(self.sets))]
+            question, prepared = self.prepared[backend][number]
+            return library.call(question, prepared)
         query, key, value = self.sets[number]
         attention = self.torch.nn.functional.scaled_dot_product_attention
         return attention(query, key, value, **self.options)
+
+    def prepare(self, library, number):
+        question, tensors = self.problem, self.sets[number]
+        if self.sides is not None:
+            question = Sequences(self.torch, self.sides[number], self.problem, tensors)
+        return question, library.prepare(question, tensors)
 
     def backend(self, name):
         if name == "default" or name in LIBRARIES:

@@ -1,7 +1,7 @@
 //! The machine's own processor.
 
-use evosdpa::{Attention, CpuKernel, FlashTiles, Isa, Options};
-use evosdpa_core::Problem;
+use evosdpa::{Attention, CpuKernel, Isa, Options, tuned::CpuTunables};
+use evosdpa_core::{DType, Problem};
 use evosdpa_kernels::VariantId;
 use evosdpa_oracle::inputs::Inputs;
 
@@ -9,7 +9,11 @@ use super::{
     AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, Timing, Turned,
     fresh_output,
 };
-use crate::{Error, machine::Environment, measure::floor::Ceilings};
+use crate::{
+    Error,
+    machine::{Environment, Peaks},
+    measure::{floor::Ceilings, roof::Roof},
+};
 use evosdpa_oracle::rng::Rng;
 
 /// Inputs below this size fit a last-level cache, so two sets of them take turns.
@@ -43,27 +47,12 @@ impl Cpu {
         let Some(kernel) = Self::KERNELS.into_iter().find(|known| known.name() == plain) else {
             return Err(crate::unknown_kernel(self, &plain));
         };
-        let mut options =
-            Options { kernel: Some(kernel), threads: self.threads, isa: self.isa, ..Options::default() };
-        let (mut block_q, mut block_kv) = (None, None);
-        for (tunable, value) in tunables.iter() {
-            let value = usize::try_from(value).map_err(|_| Error::Tunables { text: name.to_owned() })?;
-            match tunable {
-                // 0 leaves the choice to the kernel.
-                _ if value == 0 => {}
-                "BLOCK_Q" if kernel == CpuKernel::Flash => block_q = Some(value),
-                "BLOCK_KV" if kernel == CpuKernel::Flash => block_kv = Some(value),
-                "THREADS" => options.threads = Some(value.min(self.threads.unwrap_or(usize::MAX))),
-                _ => return Err(Error::Tunables { text: name.to_owned() }),
-            }
-        }
-        options.tiles = match (block_q, block_kv) {
-            (Some(block_q), Some(block_kv)) => Some(FlashTiles { block_q, block_kv }),
-            (None, None) => None,
-            // One without the other would leave half of a choice to the head dimensions.
-            _ => return Err(Error::Tunables { text: name.to_owned() }),
-        };
-        Ok(options)
+        let tunables = CpuTunables::read(&plain, tunables.iter())
+            .map_err(|why| Error::Tunables { text: name.to_owned(), why })?;
+        let most = self.threads.unwrap_or(usize::MAX);
+        let threads = tunables.threads.map(|threads| threads.min(most)).or(self.threads);
+        let (kernel, tiles) = (Some(kernel), tunables.tiles());
+        Ok(Options { kernel, threads, isa: self.isa, tiles, ..Options::default() })
     }
 }
 
@@ -98,13 +87,13 @@ impl Device for Cpu {
         Self::KERNELS.map(describe).to_vec()
     }
 
+    fn check_name(&self, kernel: &str) -> Result<(), Error> {
+        self.options(kernel).map(drop)
+    }
+
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String> {
-        let options = match self.options(kernel) {
-            Ok(options) => options,
-            // An unknown kernel is wrong use, which loading it reports.
-            Err(Error::Problem(_)) => return None,
-            Err(error) => return Some(error.to_string()),
-        };
+        // A kernel or tunable that there is not is wrong use, which loading it reports.
+        let options = self.options(kernel).ok()?;
         Attention::plan_with(*problem, evosdpa::Device::Cpu, &options).err().map(|error| error.to_string())
     }
 
@@ -130,6 +119,14 @@ impl TimedDevice for Cpu {
     fn ceilings(&self, _: &Problem) -> Result<Option<Ceilings>, Error> {
         let threads = self.threads.unwrap_or_else(|| Environment::look(None).threads);
         Ok(Some(Ceilings::of_cpu(evosdpa_cpu::fma_ceiling_gflops(threads))))
+    }
+
+    fn roof(&self, problem: &Problem) -> Option<Roof> {
+        let threads = self.threads.unwrap_or_else(|| Environment::look(None).threads);
+        let peaks = Peaks::measured(self.isa, threads);
+        let gflops = peaks.bf16_gflops.filter(|_| problem.dtype() == DType::BF16).unwrap_or(peaks.fma_gflops);
+        let from_memory = problem.bytes() >= ROTATE_BELOW_BYTES;
+        Some(Roof { gflops, gbps: from_memory.then_some(peaks.memory_gbps) })
     }
 
     fn load_timed<'a>(

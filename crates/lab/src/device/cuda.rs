@@ -18,7 +18,10 @@ use super::{
     AUTO, Device, DeviceId, KernelInfo, Loaded, Output, TimedDevice, TimedKernel, Turned, ahead, arguments,
     blank_output, fresh_output, timed::LoadedCuda,
 };
-use crate::{Error, measure::floor::Ceilings};
+use crate::{
+    Error,
+    measure::{floor::Ceilings, roof::Roof},
+};
 
 /// No launch of ours takes this long; one that does hangs. The device can be given another limit.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -232,6 +235,15 @@ impl TimedDevice for Cuda {
         let bytes = (problem.bytes() * INPUT_SETS as u64).clamp(4 << 20, info.l2_bytes.max(4 << 20) / 4);
         let gbps = evosdpa_cuda::copy_gbps(self.handle(), &self.stream, bytes as usize, self.limit)?;
         Ok(Some(Ceilings::of_gpu(self.target().arch, info.sm_count, info.clock_khz, Some(gbps))))
+    }
+
+    fn roof(&self, problem: &Problem) -> Option<Roof> {
+        let info = self.handle().info();
+        // Sets that take turns and together do not fit L2 twice come from memory.
+        let turns = problem.bytes() * self.input_sets(problem) as u64;
+        let from_memory = turns > 2 * info.l2_bytes && info.memory_gbps > 0;
+        let gbps = from_memory.then_some(f64::from(info.memory_gbps));
+        Some(Roof::of_gpu(self.target().arch, problem.dtype(), info.sm_count, info.clock_khz, gbps))
     }
 
     fn clock_overhead_us(&self) -> Result<Option<f64>, Error> {

@@ -7,6 +7,7 @@ mod cuda;
 pub mod id;
 mod sim;
 mod simulation;
+mod submission;
 mod timed;
 
 pub use cpu::{Body, Cpu, LoadedCpu};
@@ -14,6 +15,7 @@ pub use cuda::Cuda;
 pub use id::DeviceId;
 pub use sim::{SCHEDULES, Sim};
 pub use simulation::Simulation;
+pub use submission::{SUBMISSION, WithSubmission};
 
 use std::{fmt, str::FromStr};
 
@@ -22,7 +24,7 @@ use evosdpa_oracle::inputs::Inputs;
 
 use crate::{
     Error,
-    measure::{Reading, floor::Ceilings},
+    measure::{Reading, floor::Ceilings, roof::Roof},
 };
 
 /// The name that leaves the choice of a kernel to the library.
@@ -59,6 +61,12 @@ pub trait Device {
 
     /// The kernels it has, the simplest first.
     fn kernels(&self) -> Vec<KernelInfo>;
+
+    /// Refuses a name whose tunables mean nothing on any problem.
+    fn check_name(&self, kernel: &str) -> Result<(), Error> {
+        let _ = kernel;
+        Ok(())
+    }
 
     /// Why a kernel cannot solve a problem, if it cannot.
     fn refuses(&self, kernel: &str, problem: &Problem) -> Option<String>;
@@ -119,6 +127,12 @@ pub trait TimedDevice: Device {
     fn ceilings(&self, problem: &Problem) -> Result<Option<Ceilings>, Error> {
         let _ = problem;
         Ok(None)
+    }
+
+    /// The roof over the problem, where it is known.
+    fn roof(&self, problem: &Problem) -> Option<Roof> {
+        let _ = problem;
+        None
     }
 
     /// What two clock readings with nothing between them say, where that is not nothing.

@@ -27,6 +27,7 @@ use crate::{
         compare::Outcome,
         duel::{Arm, Duel, Ended, Rule, duel},
         floor::Floor,
+        roof::Roof,
         samples::median,
     },
 };
@@ -46,6 +47,7 @@ pub struct Material {
     cases: Vec<Case>,
     inputs: Vec<Inputs>,
     floor: Floor,
+    roof: Option<Roof>,
 }
 
 impl Material {
@@ -57,7 +59,12 @@ impl Material {
             .into();
         let inputs = (0..sets).map(|set| cases[set % cases.len()].inputs.clone()).collect();
         let floor = Floor::look(device, problem)?;
-        Ok(Self { problem: *problem, cases, inputs, floor })
+        Ok(Self { problem: *problem, cases, inputs, floor, roof: device.roof(problem) })
+    }
+
+    /// The share of the roof that a call of this length reaches.
+    fn roofline(&self, time_us: f64) -> Option<f64> {
+        self.roof.as_ref().map(|roof| rounded(roof.share(&self.problem, time_us)))
     }
 }
 
@@ -169,6 +176,7 @@ impl<'a> Judge<'a> {
                 default_p50_us: p50_us,
                 blocks: 0,
                 discarded: 0,
+                roofline: place.material.roofline(p50_us),
             };
             shapes.insert(place.name.clone(), shape);
         }
@@ -242,7 +250,8 @@ impl<'a> Judge<'a> {
             slow += usize::from(duel.verdict == Outcome::Slow);
             fast += usize::from(duel.verdict == Outcome::Fast);
             hopeless |= duel.ended == Ended::Hopeless;
-            shapes.insert(self.places[index].name.clone(), shape_result(&duel));
+            let place = &self.places[index];
+            shapes.insert(place.name.clone(), shape_result(&duel, place.material));
             if slow >= slow_max || hopeless {
                 break;
             }
@@ -302,7 +311,7 @@ impl<'a> Judge<'a> {
         proceed: &mut impl FnMut() -> bool,
     ) -> Result<Option<Duel>, Error> {
         let place = &mut self.places[index];
-        let Material { problem, cases, inputs, floor } = place.material;
+        let Material { problem, cases, inputs, floor, .. } = place.material;
         let seed = self.rng.below(usize::MAX >> 1) as u64;
         let mut candidate = Audited::load(self.device, label, problem, inputs, cases, seed)?;
         let outcome = {
@@ -339,8 +348,9 @@ impl<'a> Judge<'a> {
     }
 }
 
-fn shape_result(duel: &Duel) -> ShapeResult {
+fn shape_result(duel: &Duel, material: &Material) -> ShapeResult {
     ShapeResult {
+        roofline: material.roofline(duel.candidate_p50_us()),
         speedup: rounded(duel.time.ratio),
         interval: duel.time.bootstrap.map(rounded),
         sequence: duel.time.sequence.map(rounded),

@@ -85,6 +85,9 @@ pub struct ShapeResult {
     pub blocks: usize,
     /// Blocks set aside because of the clock.
     pub discarded: usize,
+    /// The share of the roof over the problem's operations and bytes that the candidate's median reaches, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roofline: Option<f64>,
 }
 
 /// What a compiled candidate uses.
@@ -370,6 +373,7 @@ pub(crate) mod tests {
             default_p50_us: 10.0,
             blocks: 12,
             discarded: 0,
+            roofline: None,
         };
         Evaluation {
             number,

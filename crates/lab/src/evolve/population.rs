@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    log::{Confirmation, Evaluation, Header, Standing},
+    log::{Confirmation, Evaluation, Header, ShapeResult, Standing},
     sources,
 };
 use crate::{Error, gate::GateResult, profile, record::atomic};
@@ -135,6 +135,9 @@ pub struct EliteShape {
     pub p50_us: f64,
     /// The element type.
     pub dtype: String,
+    /// The share of the roof over the problem, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roofline: Option<f64>,
 }
 
 /// What the history says is to be kept; `has_profile_gate` where elites have to pass one.
@@ -162,7 +165,8 @@ pub fn elite_file(
             .map(|(problem, shape)| {
                 let (name, dtype) = problem.split_once(' ').unwrap_or((problem, ""));
                 let dtype = dtype.to_owned();
-                (name.to_owned(), EliteShape { speedup: shape.speedup, p50_us: shape.p50_us, dtype })
+                let ShapeResult { speedup, p50_us, roofline, .. } = *shape;
+                (name.to_owned(), EliteShape { speedup, p50_us, dtype, roofline })
             })
             .collect(),
         evaluation: evaluation.number,

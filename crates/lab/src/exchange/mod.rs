@@ -1,8 +1,12 @@
 //! Problems and kernels as other tools take them: tasks of KernelBench, problems of GPU MODE's kernelbot, evaluators of OpenEvolve.
-//! The files call evosdpa; nothing of those tools is in them.
+//! The files call evosdpa; nothing of those tools is in them. [`Handed`] is what comes back.
+
+mod handed;
 
 use evosdpa_core::{DType, Mask, Problem};
-use evosdpa_kernels::{Arch, Kernel};
+use evosdpa_kernels::Kernel;
+
+pub use handed::{Handed, Submission, task_beside};
 
 use crate::Error;
 
@@ -46,12 +50,8 @@ impl std::str::FromStr for Tool {
     }
 }
 
-/// The files of a problem, by their names from the folder they go into. `kernel` is what OpenEvolve evolves, for a device of `arch`.
-pub fn files(
-    tool: Tool,
-    problem: &Problem,
-    kernel: Option<(&Kernel, Arch)>,
-) -> Result<Vec<(String, String)>, Error> {
+/// The files of a problem, by their names from the folder they go into. `kernel` is what OpenEvolve evolves.
+pub fn files(tool: Tool, problem: &Problem, kernel: Option<&Kernel>) -> Result<Vec<(String, String)>, Error> {
     let torch_dtype = match problem.dtype() {
         DType::F32 => "float32",
         DType::F16 => "float16",
@@ -102,18 +102,11 @@ pub fn files(
 
 fn of_openevolve(
     problem: &Problem,
-    kernel: Option<(&Kernel, Arch)>,
+    kernel: Option<&Kernel>,
     is_causal: bool,
 ) -> Result<Vec<(String, String)>, Error> {
-    let Some((kernel, arch)) = kernel else {
+    let Some(kernel) = kernel else {
         return Err(Error::Tune("name the kernel that OpenEvolve is to evolve with --kernel".to_owned()));
-    };
-    // By the data sheets: dense fp16 operations, and memory.
-    let (device, gflops, gbps) = match arch {
-        Arch::Sm80 => ("an A100", 312_000, 2_039),
-        Arch::Sm86 => ("an A10", 125_000, 600),
-        Arch::Sm89 => ("an L4", 121_000, 300),
-        Arch::Sm90a => ("an H200", 989_000, 4_800),
     };
     let sizes = problem.sizes();
     let mask = if is_causal { ":causal" } else { "" };
@@ -126,9 +119,6 @@ fn of_openevolve(
         ("@SMALL_SHAPE@", small),
         ("@DTYPE@", problem.dtype().to_string()),
         ("@SOURCE@", source.to_owned()),
-        ("@DEVICE@", device.to_owned()),
-        ("@PEAK_GFLOPS@", gflops.to_string()),
-        ("@PEAK_GBPS@", gbps.to_string()),
     ];
     let program = format!("// EVOLVE-BLOCK-START\n{}// EVOLVE-BLOCK-END\n", kernel.source);
     let mut files = vec![

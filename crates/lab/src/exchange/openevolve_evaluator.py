@@ -17,8 +17,6 @@ KERNEL, SHAPE, DTYPE = "@KERNEL@", "@SHAPE@", "@DTYPE@"
 # The simulator is slow: the same kernel on something small.
 SMALL = "@SMALL_SHAPE@"
 PROGRAM = os.environ.get("EVOSDPA_PROGRAM", "evosdpa").split()
-# The best that @DEVICE@ can do, by its data sheet.
-PEAK_GFLOPS, PEAK_GBPS = @PEAK_GFLOPS@, @PEAK_GBPS@
 
 
 def evaluate_stage1(program_path):
@@ -38,7 +36,7 @@ def evaluate_stage2(program_path):
     own = next((row for row in document["rows"] if not row["peer"]), {})
     if failed or not own.get("p50_us"):
         return EvaluationResult({"combined_score": 0.0, "correct": 0.0}, {"stderr": failed})
-    roofline = max(own["gflops"] / PEAK_GFLOPS, own["gbps"] / PEAK_GBPS)
+    roofline = own["roofline"]
     faster = [comparison["ratio"] for name, comparison in own["speedup"].items() if name != KERNEL]
     metrics = {
         "correct": 1.0,

@@ -175,8 +175,10 @@ fn judge(
         if let Some(at) = first_broken_canary(&output.o) {
             return fail(format!("wrote outside the output: byte {at} of the buffer's gaps changed"));
         }
-        if let Some(at) = case.first_stray_row(&output.o.view()) {
-            return fail(format!("wrote row {at:?} (block, head, row), which belongs to no sequence"));
+        if let Some(at) = case.first_uncleared_row(&output.o.view(), output.lse.as_deref()) {
+            return fail(format!(
+                "row {at:?} (block, head, row) belongs to no sequence, but is not zeros with an LSE of -inf"
+            ));
         }
         if let Some(Other { number, output }) = other {
             let named =

@@ -46,6 +46,13 @@ pub enum Finding {
     StrayWrite(String),
     /// Anything else that is wrong.
     WrongAnswer(String),
+    /// A clock that is not the lab's says less than the lab's own.
+    ForeignClock {
+        /// What the call's own process says it took, in nanoseconds.
+        said_ns: u64,
+        /// What the lab sees it take from outside, at best, in nanoseconds.
+        seen_ns: u64,
+    },
     /// Less time than bytes and operations allow.
     TooFast {
         /// The time, in nanoseconds.
@@ -67,6 +74,7 @@ impl Finding {
             Self::InputChanged(_) => "input-changed",
             Self::StrayWrite(_) => "stray-write",
             Self::WrongAnswer(_) => "wrong-answer",
+            Self::ForeignClock { .. } => "foreign-clock",
             Self::TooFast { .. } => "too-fast",
         }
     }
@@ -95,6 +103,12 @@ impl fmt::Display for Finding {
             Self::InputChanged(which) => write!(f, "{which} is not what it was before the call"),
             Self::StrayWrite(where_) => f.write_str(where_),
             Self::WrongAnswer(why) => f.write_str(why),
+            Self::ForeignClock { said_ns, seen_ns } => write!(
+                f,
+                "its own process says {:.3} µs a call, and from outside it takes {:.3} µs at best",
+                *said_ns as f64 / 1e3,
+                *seen_ns as f64 / 1e3
+            ),
             Self::TooFast { time_ns, floor_ns } => write!(
                 f,
                 "{:.3} µs is less than the {:.3} µs that its bytes and operations take at the device's best",

@@ -6,7 +6,7 @@ use evosdpa_core::Problem;
 use evosdpa_kernels::Arch;
 use serde::{Deserialize, Serialize};
 
-use super::audit::Finding;
+use super::{audit::Finding, roof::tensor_flops_per_sm_cycle};
 use crate::{Error, ErrorKind, device::TimedDevice};
 
 /// The most a device can do.
@@ -123,16 +123,6 @@ pub(crate) fn unless_the_machine_failed<T>(known: Result<Option<T>, Error>) -> R
     match known {
         Err(error) if error.kind() == ErrorKind::Machine => Ok(None),
         other => other,
-    }
-}
-
-/// Dense fp16 operations of one SM in one cycle (NVIDIA's architecture whitepapers: the peak rate over
-/// SMs and boost clock). 8-bit types run at twice this.
-fn tensor_flops_per_sm_cycle(arch: Arch) -> f64 {
-    match arch {
-        Arch::Sm80 => 2048.0,
-        Arch::Sm86 | Arch::Sm89 => 1024.0,
-        Arch::Sm90a => 4096.0,
     }
 }
 

@@ -46,7 +46,7 @@ pub struct Plan {
 pub const ROUNDS: usize = 10;
 
 /// Idle time before each turn: thread pools that spin after their last call go to sleep first.
-const SETTLE: Duration = Duration::from_millis(5);
+pub(crate) const SETTLE: Duration = Duration::from_millis(5);
 
 /// One contestant's times, by round.
 #[derive(Clone, Debug, Default)]

@@ -8,6 +8,7 @@ pub mod duel;
 pub mod floor;
 pub mod interleave;
 mod novelty;
+pub mod roof;
 pub mod runs;
 pub mod samples;
 pub mod sequence;

@@ -5,6 +5,7 @@ use evosdpa_kernels::Arch;
 use serde::{Deserialize, Serialize};
 
 use super::{metric::Metric, values::Values};
+use crate::measure::roof::tensor_flops_per_sm_cycle;
 
 /// What a problem needs, whatever the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,7 +51,7 @@ impl Roofline {
         if duration <= 0.0 {
             return None;
         }
-        let tensor_peak_tflops = sms * clock * tensor_flops_per_cycle(arch) / 1e12;
+        let tensor_peak_tflops = sms * clock * tensor_flops_per_sm_cycle(arch) / 1e12;
         let dram_bytes = values.required(Metric::DramReadBytes) + values.required(Metric::DramWriteBytes);
         let per_cycle = values.value(Metric::DramPeakPerCycle).zip(values.value(Metric::DramClock));
         let dram_peak_gbps = per_cycle.map(|(bytes, clock)| bytes * clock / 1e9).filter(|gbps| *gbps > 0.0);
@@ -68,15 +69,5 @@ impl Roofline {
             roof_tflops,
             of_roof: achieved_tflops / roof_tflops,
         })
-    }
-}
-
-/// Dense fp16 operations of one SM in one cycle, from the data sheets: H100 989 TFLOP/s over 132 at 1.83 GHz,
-/// A100 312 over 108 at 1.41 GHz, A10 125 over 72 at 1.70 GHz, L4 121 over 58 at 2.04 GHz.
-fn tensor_flops_per_cycle(arch: Arch) -> f64 {
-    match arch {
-        Arch::Sm80 => 2048.0,
-        Arch::Sm86 | Arch::Sm89 => 1024.0,
-        Arch::Sm90a => 4096.0,
     }
 }

@@ -157,14 +157,15 @@ mod tests {
     use super::*;
     use crate::{
         machine::Environment,
-        measure::interleave::Times,
+        measure::{interleave::Times, roof::Roof},
         record::{Run, RunStatus},
     };
 
     fn row(kernel: &str, mean: f64) -> Row {
         let mut row = Row::new(kernel, false, crate::device::DeviceId::Cpu, "mission f32");
         let times = Times { rounds: vec![vec![mean; 4]; 3], began_ns: Vec::new() };
-        row.measured(&times, 1e9, 1 << 20, Some(100.0));
+        let problem = evosdpa_core::Problem::new("tiny".parse().unwrap(), evosdpa_core::DType::F32).unwrap();
+        row.measured(&times, &problem, Some(&Roof { gflops: 10.48576, gbps: None }));
         row
     }
 

@@ -49,7 +49,7 @@ fn write_run(out: &mut String, run: &Summary) -> std::fmt::Result {
         }
     }
     writeln!(out, "\n## Performance\n")?;
-    writeln!(out, "| kernel | problem | p50 µs | p90 µs | p99 µs | GFLOP/s | % of peak | outliers |")?;
+    writeln!(out, "| kernel | problem | p50 µs | p90 µs | p99 µs | GFLOP/s | % of roofline | outliers |")?;
     writeln!(out, "|---|---|---|---|---|---|---|---|")?;
     for row in &run.rows {
         write_times(out, row)?;
@@ -61,6 +61,6 @@ fn write_times(out: &mut String, row: &Row) -> std::fmt::Result {
     let number = |x: Option<f64>| x.map_or("–".to_owned(), |x| format!("{x:.1}"));
     let Row { kernel, problem, outliers, .. } = row;
     let (p50, p90, p99) = (number(row.p50_us), number(row.p90_us), number(row.p99_us));
-    let (gflops, percent) = (number(row.gflops), number(row.percent_of_peak));
+    let (gflops, percent) = (number(row.gflops), number(row.roofline.map(|share| 100.0 * share)));
     writeln!(out, "| {kernel} | {problem} | {p50} | {p90} | {p99} | {gflops} | {percent} | {outliers} |")
 }

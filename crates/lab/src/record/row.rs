@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use evosdpa_core::Problem;
 use evosdpa_kernels::VariantId;
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,7 @@ use crate::{
     baseline::torch,
     device::{AUTO, DeviceId},
     gate::GateResult,
-    measure::{compare::Comparison, interleave::Times, samples::Summary},
+    measure::{compare::Comparison, interleave::Times, roof::Roof, samples::Summary},
 };
 
 /// What was seen of one kernel or baseline on one problem. Times are there only if every gate that ran passed.
@@ -60,6 +61,9 @@ pub struct Row {
     pub gbps: Option<f64>,
     /// `gflops` over the machine's measured peak, in percent.
     pub percent_of_peak: Option<f64>,
+    /// The share of the roof over the problem's operations and bytes that the median reaches, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roofline: Option<f64>,
     /// How many times as fast as each baseline (and as the first kernel).
     pub speedup: BTreeMap<String, Comparison>,
     /// How it was timed: graph, warm, single, cold or between.
@@ -99,6 +103,7 @@ impl Row {
             gflops: None,
             gbps: None,
             percent_of_peak: None,
+            roofline: None,
             speedup: BTreeMap::new(),
             timing: String::new(),
             clock_ghz: None,
@@ -136,7 +141,7 @@ impl Row {
     }
 
     /// Takes in the samples.
-    pub fn measured(&mut self, times: &Times, flops: f64, bytes: u64, peak_gflops: Option<f64>) {
+    pub fn measured(&mut self, times: &Times, problem: &Problem, roof: Option<&Roof>) {
         self.samples_us = times.all();
         self.samples_per_round = times.rounds.iter().map(Vec::len).collect();
         self.samples_began_ns.clone_from(&times.began_ns);
@@ -146,10 +151,13 @@ impl Row {
         self.p99_us = Some(summary.p99_us);
         self.p50_interval_us = Some(summary.p50_interval_us);
         self.outliers = summary.outliers;
-        let gflops = flops / summary.p50_us / 1e3;
+        let gflops = problem.flops() / summary.p50_us / 1e3;
         self.gflops = Some(gflops);
-        self.gbps = Some(bytes as f64 / summary.p50_us / 1e3);
-        self.percent_of_peak = peak_gflops.map(|peak| 100.0 * gflops / peak);
+        self.gbps = Some(problem.bytes() as f64 / summary.p50_us / 1e3);
+        // A GPU's peak is a data sheet's: only its roofline is said.
+        let measured_peak = roof.filter(|_| self.device == DeviceId::Cpu);
+        self.percent_of_peak = measured_peak.map(|roof| 100.0 * gflops / roof.gflops);
+        self.roofline = roof.map(|roof| roof.share(problem, summary.p50_us));
     }
 
     /// Takes in samples from between foreign kernels.

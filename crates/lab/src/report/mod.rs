@@ -32,11 +32,14 @@ pub enum Format {
     T4,
     /// A timeline for Perfetto or Chrome's tracing page.
     Perfetto,
+    /// What each way of proposing came to in tunes, and whether insights help.
+    Strategies,
 }
 
 impl Format {
     /// Every format.
-    pub const ALL: [Self; 5] = [Self::Html, Self::Markdown, Self::Csv, Self::T4, Self::Perfetto];
+    pub const ALL: [Self; 6] =
+        [Self::Html, Self::Markdown, Self::Csv, Self::T4, Self::Perfetto, Self::Strategies];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
@@ -46,6 +49,7 @@ impl Format {
             Self::Csv => "csv",
             Self::T4 => "t4",
             Self::Perfetto => "perfetto",
+            Self::Strategies => "strategies",
         }
     }
 
@@ -57,6 +61,7 @@ impl Format {
             Self::Csv => "report.csv",
             Self::T4 => "t4.json",
             Self::Perfetto => "trace.json",
+            Self::Strategies => "strategies.md",
         }
     }
 
@@ -68,6 +73,7 @@ impl Format {
             Self::Csv => Ok(export::csv::render(document)),
             Self::T4 => Ok(export::t4::render(document)),
             Self::Perfetto => Ok(export::perfetto::render(document)),
+            Self::Strategies => Ok(export::strategies::render(document)),
         }
     }
 }

@@ -83,8 +83,8 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Whether a row belongs to a sequence. Behind packed queries, and behind those that a sequence uses, there may be some that belong to none: nobody writes
-    /// them.
+    /// Whether a row belongs to a sequence. Behind packed queries, and behind those that a sequence uses, there may be some that
+    /// belong to none: they are zeros, with a log-sum-exp of −∞.
     pub fn is_owned(&self, row: usize) -> bool {
         self.owned.as_ref().is_none_or(|owned| owned[row])
     }

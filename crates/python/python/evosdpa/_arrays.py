@@ -101,13 +101,10 @@ def forward(
     native = held = None
     if side:
         native, held = _side.described(side, _fact, "cpu")
-    no_keys = _side.sees_nothing(native, out.size, k.shape[2])
-    if no_keys or _side.leaves_gaps(native):
-        # Nobody sees a key, or tokens belong to no sequence.
+    if _side.sees_nothing(native, out.size, k.shape[2]):
         out.fill(0)
         if lse is not None:
             lse.fill(-numpy.inf)
-    if no_keys:
         return out, lse
     operands = (_described(q), _described(k), _described(v), _described(out))
     lse_address = 0 if lse is None else lse.__array_interface__["data"][0]

@@ -67,7 +67,8 @@ def float32(x: Tensor) -> Tensor:
 
 def repeated(x: Tensor, times: int) -> Tensor:
     """Each element of a matrix so many times in its row, contiguous and flat."""
-    return x.repeat_interleave(times, dim=1).reshape(-1).contiguous()
+    # Scales as they are cost no kernel.
+    return (x if times == 1 else x.repeat_interleave(times, dim=1)).reshape(-1).contiguous()
 
 
 def _append_op(k_cache, v_cache, k, v, rotary_interleaved, cache_seqlens, *rest):  # type: ignore[no-untyped-def]

@@ -145,7 +145,10 @@ def flash_attn_varlen_func(
     ):
         lists = (cu_seqlens_q, cu_seqlens_k, None, seqused_q, seqused_k, None, None, None, None)
         longest = (max_seqlen_q, max_seqlen_k)
-        done = torch_side.straight_cache((q, k, v), None, None, lists, longest, softmax_scale, window, True, with_lse, high)
+        scales = (k_descale, v_descale)
+        done = torch_side.straight_cache(
+            (q, k, v), None, None, lists, scales, longest, softmax_scale, window, True, with_lse, high
+        )
         if done is not None:
             return done if with_lse else done[0]
     lib = _library(q)
@@ -306,6 +309,7 @@ def flash_attn_with_kvcache(
                 rotary_seqlens,
                 block_table if page_table is None else page_table,
             ),
+            (k_descale, v_descale),
             (max_seqlen_q, None),
             softmax_scale,
             window,

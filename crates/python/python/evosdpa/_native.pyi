@@ -67,6 +67,7 @@ def straight_cache(
     new: tuple[Any, Any] | None,
     angles: tuple[Any, Any] | None,
     lists: tuple[Any, ...],
+    scales: tuple[Any, Any],
     longest: tuple[int | None, int | None],
     scale: float | None,
     window: tuple[int, int, bool],

@@ -41,13 +41,10 @@ def compute(
             native["kv_dtype"] = ALL_CODES[k.dtype]
         if dtype != q.dtype:
             native["o_dtype"] = CODES[dtype]
-    no_keys = _side.sees_nothing(native, out.numel(), k.size(2))
-    if no_keys or _side.leaves_gaps(native):
-        # Nobody sees a key, or tokens belong to no sequence.
+    if _side.sees_nothing(native, out.numel(), k.size(2)):
         out.zero_()
         if lse is not None:
             lse.fill_(-torch.inf)
-    if no_keys:
         return out, lse
     operands = (
         (q.data_ptr(), q.shape, q.stride()),

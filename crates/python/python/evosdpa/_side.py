@@ -122,8 +122,3 @@ def sees_nothing(native: Side | None, elements: int, keys: int) -> bool:
         return elements == 0 or keys == 0
     no_sequence = native.get("cu_seqlens_q", (0, 2))[1] == 1
     return no_sequence or (keys == 0 and not {"cu_seqlens_k", "sinks"} & native.keys())
-
-
-def leaves_gaps(native: Side | None) -> bool:
-    """Whether some rows of the output may belong to no sequence, so that nobody writes them."""
-    return native is not None and ("cu_seqlens_q" in native or "seqused_q" in native)

@@ -51,7 +51,8 @@ _EXCHANGED = _use_torch()
 # else gives ``None``, and the long way finds out what it is. Not while compiling: a compiler cannot see into it.
 straight = _native.straight
 # The same for packed sequences and caches: tensors, new tokens, cosines and sines, then ``cu_seqlens_q``, ``cu_seqlens_k``,
-# ``cu_seqlens_k_new``, ``seqused_q``, ``seqused_k``, ``leftpad_k``, ``cache_batch_idx``, ``rotary_seqlens`` and ``page_table``.
+# ``cu_seqlens_k_new``, ``seqused_q``, ``seqused_k``, ``leftpad_k``, ``cache_batch_idx``, ``rotary_seqlens`` and ``page_table``,
+# then the scales of 8-bit keys and values.
 straight_cache = _native.straight_cache
 
 
@@ -181,7 +182,7 @@ def _can_take(q: Tensor, k: Tensor, v: Tensor, scale: Any, enable_gqa: bool, ref
         return False
     if compiling():
         return True
-    if not (scale is None or (type(scale) in (float, int) and abs(scale) <= _FLOAT32_MAX)):
+    if not (scale is None or (type(scale) in (float, int) and abs(scale) <= _FLOAT32_MAX and (scale >= 0 or not q.is_cuda))):
         return False
     if _watched() > 0 or _overridden() > 0 or _traced() is not None or _transformed() is not None:
         return False

@@ -11,8 +11,11 @@
 Caches are ``[pages, page size, heads, dim]`` (NHD) or ``[pages, heads, page size, dim]`` (HND), as a pair or as one tensor
 with keys and values along its second dimension. Log-sum-exps are to base 2, ``[tokens, heads]``, as FlashInfer's are.
 
-Options that only steer FlashInfer's kernels (workspaces, backends, splits) change nothing here. CUDA graphs of the
-wrappers' own, rotary embedding and ALiBi inside the kernel raise ``NotImplementedError``.
+With ``use_cuda_graph=True`` and the buffers that FlashInfer takes then, a captured ``run`` reads what the last ``plan`` said: plan as
+often as you like between replays, for as many sequences as at first, and no more pages than the buffer of indices has.
+
+Options that only steer FlashInfer's kernels (workspaces, backends, splits) change nothing here. Rotary embedding and ALiBi inside the
+kernel, and masks of one's own under ``use_cuda_graph``, raise ``NotImplementedError``.
 """
 
 from __future__ import annotations
@@ -37,13 +40,20 @@ __all__ = [
 class _Wrapper:
     """What the wrappers share: options at construction, and the plan."""
 
+    #: Buffers for graphs: the first says how many sequences there are, one that ends in ``indices`` how many pages.
+    _BUFFERS: tuple[str, ...] = ()
+
     def __init__(self, float_workspace_buffer: Any = None, kv_layout: str = "NHD", use_cuda_graph: bool = False, **steering: Any) -> None:
         del float_workspace_buffer  # memory of FlashInfer's kernels
+        buffers = {name: steering.pop(name, None) for name in self._BUFFERS}
         _refuse_unknown(steering)
-        if use_cuda_graph:
-            raise NotImplementedError("use_cuda_graph=True: evosdpa's wrappers keep no buffers of their own for graphs; leave it out")
         self._layout = _checked_layout(kv_layout)
         self._planned: _Plan | None = None
+        self._steady = _Steady(buffers) if use_cuda_graph else None
+
+    def _side(self, side: _side.Side) -> _side.Side:
+        """What is planned, where graphs find it again."""
+        return side if self._steady is None else self._steady.take(side)
 
     def _plan(self) -> _Plan:
         if self._planned is None:
@@ -52,6 +62,39 @@ class _Wrapper:
 
     def end_forward(self) -> None:
         """Does nothing, as in FlashInfer."""
+
+
+class _Steady:
+    """Lists and tables at addresses that stay, since graphs read there again and again."""
+
+    def __init__(self, buffers: dict[str, Any]) -> None:
+        for name, buffer in buffers.items():
+            if not isinstance(buffer, Tensor) or buffer.dtype != torch.int32 or buffer.dim() != 1:
+                raise ValueError(f"use_cuda_graph=True needs {name}, a list of int32 with room for every plan")
+        first = next(iter(buffers.values()))
+        self.batch, self.device = first.numel() - 1, first.device
+        pages = [buffer.numel() for name, buffer in buffers.items() if "indices" in name]
+        self.columns = max(pages[0], 1) if pages else None
+        self.held: _side.Side = {}
+
+    def take(self, side: _side.Side) -> _side.Side:
+        if "mask" in side:
+            raise NotImplementedError("custom_mask with use_cuda_graph=True: evosdpa has masks without it; leave one out")
+        steady: _side.Side = {}
+        for name, value in side.items():
+            if not isinstance(value, Tensor):
+                continue  # lengths of the longest are the tensors' then
+            batch = value.size(0) - name.startswith("cu_seqlens")
+            if batch != self.batch:
+                raise ValueError(f"{batch} sequences are planned, but the buffers for CUDA graphs are of {self.batch}")
+            if name == "page_table":
+                if value.size(1) > self.columns:
+                    raise ValueError(f"a sequence has {value.size(1)} pages, but the buffer of indices has room for {self.columns}")
+                value = torch.nn.functional.pad(value, (0, self.columns - value.size(1)))
+            if name not in self.held:
+                self.held[name] = torch.empty_like(value, device=self.device)
+            steady[name] = self.held[name].copy_(value)
+        return steady
 
 
 class _Plan:
@@ -83,6 +126,8 @@ class _Plan:
         self.lists: tuple[Any, ...] = ()
         self.window = (window_left, 0 if causal else -1, True)
         self.longest = (side.get("max_seqlen_q"), side.get("max_seqlen_k"))
+        #: Whether only the tensors bound the lengths of packed sequences.
+        self.unbounded = not side.keys().isdisjoint(("cu_seqlens_q", "cu_seqlens_k")) and self.longest == (None, None)
         self.is_plain = not side.keys() & {"softcap", "mask"}
 
     def move_to(self, device: torch.device) -> None:
@@ -113,8 +158,11 @@ class _Plan:
         if (q_type is not None and q.dtype != q_type) or (k_type is not None and k.dtype != k_type):
             return None
         self.move_to(q.device)
-        tensors = (q, k, v)
-        done = _torch.straight_cache(tensors, None, None, self.lists, self.longest, self.sm_scale, self.window, True, False, False)
+        tensors, no_scales = (q, k, v), (None, None)
+        longest = (q.shape[0], k.shape[0]) if self.unbounded else self.longest
+        done = _torch.straight_cache(
+            tensors, None, None, self.lists, no_scales, longest, self.sm_scale, self.window, True, False, False
+        )
         return None if done is None else done[0]
 
     def attend(
@@ -138,6 +186,8 @@ class _Plan:
         left = self.window_left if window_left is None else window_left
         self.move_to(q.device)
         side = {**self.side, **_scales_of_codes(q, k)}
+        if self.unbounded:
+            side |= {"max_seqlen_q": q.size(2)} | ({"max_seqlen_k": k.size(2)} if "cu_seqlens_k" in side else {})
         if sinks is not None:
             side["sinks"] = sinks.to(q.device, torch.float32)
         scale = (q.size(3) ** -0.5 if self.sm_scale is None else self.sm_scale) * q_scale * k_scale
@@ -148,6 +198,8 @@ class _Plan:
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
     """One query a sequence, over a paged cache."""
+
+    _BUFFERS = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
 
     def plan(
         self,
@@ -175,7 +227,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         _refuse_unknown(steering)
         _refuse_output(o_data_type, q_data_type or data_type)
         self._planned = _Plan(
-            _paged(indptr, indices, last_page_len, page_size),
+            self._side(_paged(indptr, indices, last_page_len, page_size)),
             (num_qo_heads, num_kv_heads),
             (head_dim, head_dim),
             causal=False,
@@ -219,6 +271,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     """Packed queries, over a paged cache."""
 
+    _BUFFERS = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
+
     def plan(
         self,
         qo_indptr: Tensor,
@@ -253,7 +307,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         side |= _packed("q", qo_indptr)
         masks = _mask(qo_indptr, side["seqused_k"], side["page_table"].size(1) * page_size, custom_mask, packed_custom_mask)
         self._planned = _Plan(
-            side | masks,
+            self._side(side | masks),
             (num_qo_heads, num_kv_heads),
             (head_dim_qk, head_dim_vo or head_dim_qk),
             causal=causal and not masks,
@@ -297,6 +351,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
 class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
     """Packed queries, keys and values."""
 
+    _BUFFERS = ("qo_indptr_buf", "kv_indptr_buf")
+
     def plan(
         self,
         qo_indptr: Tensor,
@@ -328,7 +384,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         keys = kv_indptr[1:] - kv_indptr[:-1]
         masks = _mask(qo_indptr, keys, side["max_seqlen_k"], custom_mask, packed_custom_mask)
         self._planned = _Plan(
-            side | masks,
+            self._side(side | masks),
             (num_qo_heads, num_kv_heads),
             (head_dim_qk, head_dim_vo or head_dim_qk),
             causal=causal and not masks,

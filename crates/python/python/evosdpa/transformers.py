@@ -63,7 +63,8 @@ def evosdpa_attention_forward(
     if not kwargs.keys() <= _HARMLESS:
         _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if not (dropout or _torch.compiling() or _has_more(position_bias, softcap, s_aux, cache)):
+    is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
+    if is_plain and not dropout and not _torch.compiling():
         out = _straight(query, key, value, attention_mask, causal, scaling, kwargs)
         if out is not None:
             return out, None
@@ -99,10 +100,6 @@ def _refuse_unknown(kwargs: dict[str, Any]) -> None:
             raise NotImplementedError(_words.argument(name))
 
 
-def _has_more(*extras: Any) -> bool:
-    return any(extra is not None for extra in extras)
-
-
 def _straight(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scaling: float | None, named: dict[str, Any]
 ) -> Tensor | None:
@@ -127,7 +124,7 @@ def _straight(
         if side:
             by_token = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             lists = (None, None, None, None, side.get("seqused_k"), side.get("leftpad_k"), None, None, None)
-            done = _torch.straight_cache(by_token, None, None, lists, (None, None), scaling, window, True, False, False)
+            done = _torch.straight_cache(by_token, None, None, lists, (None, None), (None, None), scaling, window, True, False, False)
             return None if done is None else done[0]
     done = _torch.straight(query, key, value, scaling, window, True, False, False, False)
     return None if done is None else done[0].transpose(1, 2).contiguous()

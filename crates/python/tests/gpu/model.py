@@ -2,7 +2,7 @@
 
 usage: python model.py OUT.json [--rounds N] [--seconds N] [--tiny]      (a GPU, torch with CUDA, transformers; nothing is downloaded)
 
-Both implementations take turns on one model. Their logits are held against those of eager attention along eager's own tokens: the distance of evosdpa's
+The implementations take turns on one model; a third computes no attention at all, which is the most that any could win. Their logits are held against those of eager attention along eager's own tokens: the distance of evosdpa's
 may be at most twice that of sdpa's. ``--seconds`` stops before a case that begins later; ``--tiny`` is a small model on a CPU, to try
 the program itself. The exit status is 1 when a case fails or a distance is too large.
 """
@@ -24,6 +24,10 @@ import evosdpa
 import evosdpa.transformers
 
 SIDES = ("sdpa", "evosdpa")
+#: An implementation that computes nothing.
+NOTHING = "nothing"
+transformers.AttentionInterface.register(NOTHING, lambda module, query, *rest, **named: (query.transpose(1, 2), None))
+transformers.AttentionMaskInterface.register(NOTHING, lambda **named: None)
 #: Batch, prompt, new tokens, whether prompts have different lengths. Without new tokens it is the prefill alone.
 CASES = {
     "generate b1 prompt 128": (1, 128, 48, False),
@@ -80,11 +84,11 @@ class Bench:
         assert tokens.shape[1] == given["input_ids"].shape[1] + new
         return tokens
 
-    def timed(self, work, rounds: int) -> dict[str, list[float]]:
+    def timed(self, work, rounds: int, sides: tuple[str, ...]) -> dict[str, list[float]]:
         """Seconds of each side, in turns; the first two rounds of each find kernels and plans."""
-        samples: dict[str, list[float]] = {side: [] for side in SIDES}
+        samples: dict[str, list[float]] = {side: [] for side in sides}
         for turn in range(rounds + 2):
-            for side in SIDES if turn % 2 else SIDES[::-1]:
+            for side in sides if turn % 2 else sides[::-1]:
                 self.model.set_attn_implementation(side)
                 self.wait()
                 start = time.perf_counter()
@@ -97,12 +101,13 @@ class Bench:
     def case(self, name: str) -> dict:
         batch, length, new, padded = CASES[name]
         given = self.prompts(batch, length // self.shrink, padded)
-        samples = self.timed(lambda: self.generate(given, new) if new else self.prefill(given), self.rounds)
+        samples = self.timed(lambda: self.generate(given, new) if new else self.prefill(given), self.rounds, (*SIDES, NOTHING))
         medians = {side: statistics.median(values) for side, values in samples.items()}
         tokens = batch * new if new else batch * length // self.shrink
         return {
             "tokens_per_s": {side: round(tokens / median, 1) for side, median in medians.items()},
             "times_sdpa": round(medians["sdpa"] / medians["evosdpa"], 3),
+            "times_sdpa_at_most": round(medians["sdpa"] / medians[NOTHING], 3),
             "samples_s": samples,
         }
 
@@ -115,13 +120,17 @@ class Bench:
         logits = {side: self.along(given, tokens, side) for side in ("eager", *SIDES)}
         furthest = {side: (logits[side] - logits["eager"]).abs().max().item() for side in SIDES}
         same = {side: (logits[side].argmax(-1) == logits["eager"].argmax(-1)).float().mean().item() for side in SIDES}
-        own = {}
+        own, choices = {}, {}
         for side in SIDES:
             self.model.set_attn_implementation(side)
-            own[side] = (self.generate(given, new)[:, length:] == tokens[:, length:]).float().mean().item()
+            found = self.generate(given, new)
+            own[side] = (found[:, length:] == tokens[:, length:]).float().mean().item()
+            # Generation and single steps are the same calls.
+            choices[side] = (self.along(given, found, side).argmax(-1) == found[:, length:]).float().mean().item()
+        assert choices["evosdpa"] >= choices["sdpa"] - 0.05, f"what is generated is chosen by {choices} of the logits"
         assert furthest["evosdpa"] <= 2 * furthest["sdpa"], f"logits are {furthest} from eager's"
         spread = logits["eager"].std().item()
-        return {"logits_std": spread, "furthest": furthest, "share_of_same_choices": same, "share_of_same_tokens_generated": own}
+        return {"logits_std": spread, "furthest": furthest, "share_of_same_choices": same, "share_of_same_tokens_generated": own, "share_chosen_of_own_tokens": choices}
 
     def along(self, given: dict, tokens: torch.Tensor, side: str) -> torch.Tensor:
         self.model.set_attn_implementation(side)
@@ -158,7 +167,7 @@ class Bench:
             self.model.set_attn_implementation(side)
             tokens[side] = work()
         pairs = {side: [(a, b) for prompt in tokens["eager"] for a, b in zip(tokens["eager"][prompt], tokens[side][prompt])] for side in SIDES}
-        samples = self.timed(work, max(1, self.rounds - 2))
+        samples = self.timed(work, max(1, self.rounds - 2), SIDES)
         medians = {side: statistics.median(values) for side, values in samples.items()}
         return {
             "tokens_per_s": {side: round(24 * len(prompts) / median, 1) for side, median in medians.items()},

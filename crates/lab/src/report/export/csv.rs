@@ -3,7 +3,7 @@
 use super::super::document::Document;
 
 const HEADER: &str = "device,problem,kernel,baseline,verdict,samples,p50_us,p50_low_us,p50_high_us,p90_us,p99_us,outliers,gflops,gbps,\
-                      percent_of_peak,fastest_baseline,speedup,speedup_low,speedup_high,outcome";
+                      percent_of_peak,fastest_baseline,speedup,speedup_low,speedup_high,outcome,roofline";
 
 pub(crate) fn render(document: &Document) -> String {
     let mut out = HEADER.to_owned();
@@ -35,6 +35,7 @@ pub(crate) fn render(document: &Document) -> String {
             number(comparison.map(|c| c.interval[0])),
             number(comparison.map(|c| c.interval[1])),
             comparison.map_or(String::new(), |c| c.verdict.to_string()),
+            number(row.roofline),
         ];
         let quoted: Vec<String> = fields.iter().map(|field| quote(field)).collect();
         out.push_str(&quoted.join(","));

@@ -3,4 +3,5 @@
 pub(super) mod csv;
 pub(super) mod markdown;
 pub(super) mod perfetto;
+pub(super) mod strategies;
 pub(super) mod t4;
