@@ -45,6 +45,12 @@ __device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], c
   }
 }
 
+// The accumulators of 16 rows, one after the other.
+template <int TILES>
+__device__ __forceinline__ float (&in_a_row(float (&tiles)[TILES][4]))[4 * TILES] {
+  return reinterpret_cast<float(&)[4 * TILES]>(tiles);
+}
+
 // The score hook on a tile's scores; masks come after it.
 __device__ __forceinline__ void change_scores(const SdpaParams& p, const Work& work, float (&s)[M_TILES][N_TILES][4], int row0,
                                               int key0) {
@@ -54,19 +60,9 @@ __device__ __forceinline__ void change_scores(const SdpaParams& p, const Work& w
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt) {
       const int row = work.m0 + row0 + mt * 16 + lane / 4;
-#pragma unroll
-      for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          s[mt][n][e] = hook(s[mt][n][e], row + 8 * (e / 2), key0 + n * 8 + 2 * (lane % 4) + e % 2);
+      ScoreHook::change(hook, hook, in_a_row(s[mt]), {row, row + 8}, key0 + 2 * (lane % 4));
     }
   }
-}
-
-// The accumulators of 16 rows, one after the other.
-template <int TILES>
-__device__ __forceinline__ float (&in_a_row(float (&tiles)[TILES][4]))[4 * TILES] {
-  return reinterpret_cast<float(&)[4 * TILES]>(tiles);
 }
 
 // Hides scores past the band's edges and past the last key. `row0` and `key0` are the warp's first.

@@ -113,7 +113,8 @@ struct Consumer {
     if constexpr (ScoreHook::ACTIVE) {
       const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
       const int rows[2] = {row, row + 8};
-      apply_hook<BLOCK_N>(ScoreHook(p, bounds(), t.batch, head_of_warp(t)), s, rows, n * BLOCK_N + 2 * (lane % 4));
+      const ScoreHook hook(p, bounds(), t.batch, head_of_warp(t));
+      ScoreHook::change(hook, hook, s, rows, n * BLOCK_N + 2 * (lane % 4));
     }
   }
   __device__ int head_of_warp(const QTile& t) const { return PACK_HEADS > 1 ? t.head + first_row_of_warp() / POSITIONS : t.head; }
