@@ -7,8 +7,15 @@ use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
 use super::*;
 
-/// The most codes that may answer one head dimension, type, mask kind and group size.
-const CODES_MAX: usize = 12;
+/// The most codes that may answer one head dimension, type, mask kind and group size: with twelve, eight of 100 random problems missed
+/// the one that is fastest by more than 3 % (docs/log/planner.md).
+const CODES_MAX: usize = 16;
+
+/// The most of a kind that servers ask for.
+const SERVED_MAX: usize = 12;
+
+/// The most on older GPUs.
+const OLDER_MAX: usize = 8;
 
 /// Masks by their kind; the bounds of a band are no part of the code.
 const MASKS: [&str; 3] = ["full", "causal", "window"];
@@ -135,7 +142,7 @@ fn packed_sequences_have_one_code() {
 #[test]
 fn older_gpus_have_fewer_codes() {
     let dims = [(64, 64), (128, 128), (256, 256)];
-    let wrong = too_many(Arch::Sm89, &dims, &[DType::BF16, DType::F16], &[1, 4], CODES_MAX * 2 / 3);
+    let wrong = too_many(Arch::Sm89, &dims, &[DType::BF16, DType::F16], &[1, 4], OLDER_MAX);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -211,7 +218,7 @@ fn served_problems_have_few_codes_too() {
             let list: String =
                 codes.iter().map(|(code, text)| format!("\n  {code:?}, say of {text}")).collect();
             assert!(
-                (1..=CODES_MAX).contains(&codes.len()),
+                (1..=SERVED_MAX).contains(&codes.len()),
                 "{arch} d{dim}{kind}: {} codes{list}",
                 codes.len()
             );
