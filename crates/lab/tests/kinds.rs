@@ -252,6 +252,8 @@ fn hopper_fwd_finds_each_sequences_place() {
         Trial { seed: 3, ..trial("hopper_fwd", "b3h2s20/300d64:causal-br:used:leftpad:indexed", F16) },
         Trial { seed: 5, ..trial("hopper_fwd[BLOCK_N=64]", "b3h1s9/300d64:used:leftpad:paged=128", F16) },
         trial("hopper_fwd", "b3h2/1s9/150d64:causal-br:used:used-q:leftpad:indexed:paged=16", BF16),
+        // sequences in boxes and sequences off their edges, one after the other
+        Trial { blocks: 1, seed: 4, ..trial("hopper_fwd", "b6h1s9/270d64:used:leftpad:paged=16", F16) },
         Trial { blocks: 1, seed: 9, ..trial("hopper_fwd", "b4h2/1s20/200d128:used:indexed:paged=64", F16) },
     ]);
 }
