@@ -100,8 +100,8 @@ fn what_cannot_be_planned_is_refused_by_name() {
         (&["plan", "misson"][..], "did you mean `mission`"),
         (&["plan", "mission", "--arch", "sm_91"], "architecture `sm_91`"),
         (&["plan", "mission", "--device", "gpu"], "--device"),
-        (&["plan", "b1h8s512d512", "--arch", "sm_90a"], "head_dim is 512"),
-        (&["plan", "mission", "--arch", "sm_90a", "--dtype", "f32"], "not f32"),
+        (&["plan", "b1h8s512d512", "--arch", "sm_90a", "--dtype", "f32"], "head_dim is 512"),
+        (&["plan", "mission:kv=f16", "--arch", "sm_90a", "--dtype", "f32"], "does not take"),
         (&["plan"], "<SHAPES>"),
     ] {
         let message = refusal(&evosdpa(none, args));

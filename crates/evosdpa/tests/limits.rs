@@ -129,6 +129,7 @@ fn defaults_of_every_kind_keep_their_limits() {
         ..facts
     };
     let coded = |sizes| ProblemFacts { kv_dtype: DType::E4M3, ..problem(sizes, false) };
+    let single = |sizes| ProblemFacts { dtype: DType::F32, kv_dtype: DType::F32, ..problem(sizes, true) };
     let everything = [
         PackedQueries,
         UsedQueries,
@@ -144,6 +145,8 @@ fn defaults_of_every_kind_keep_their_limits() {
     // Lengths, pages and modifiers, alone and together.
     let asking = [
         ("ampere_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &everything)),
+        ("ampere_fwd", asking(problem([4, 32, 8, 2048, 2048, 512], true), &everything)),
+        ("ampere_f32", asking(single([4, 32, 8, 2048, 2048, 256]), &everything)),
         ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &[PackedQueries, PackedKeys])),
         ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 256], true), &everything)),
         ("hopper_fwd", asking(problem([16, 32, 8, 1, 8192, 128], false), &[UsedLengths, PagedCache])),

@@ -101,11 +101,14 @@ const PRECISE_KIND: &str = "PRECISE_KEYS";
 /// The tunable by which a source splits keys by their sequence's length alone.
 const SPLIT_TUNABLE: &str = "SPLIT_KEYS";
 
-/// What a source knows about beyond sizes and a mask: what its defines ask for, high precision where it has the kind, and
-/// batch-invariant results where it has the tunable.
+/// What a source knows about beyond sizes and a mask: what its defines ask for, high precision where it has the kind or reads f32 alone,
+/// and batch-invariant results where it has the tunable.
 pub(crate) fn features(manifest: &Manifest) -> Features {
     let asked = |feature: &Feature| match feature {
-        Feature::HighPrecision => manifest.kinds.iter().any(|kind| kind.name == PRECISE_KIND),
+        Feature::HighPrecision => {
+            let reads_f32_alone = manifest.dtypes.iter().all(|dtype| *dtype == DType::F32);
+            reads_f32_alone || manifest.kinds.iter().any(|kind| kind.name == PRECISE_KIND)
+        }
         Feature::BatchInvariant => manifest.tunables.iter().any(|tunable| tunable.name == SPLIT_TUNABLE),
         _ => {
             let name = ProblemFacts::feature_name(*feature);

@@ -51,6 +51,27 @@ fn caches_of_every_kind() {
     ]);
 }
 
+/// Clusters: with fewer KV tiles than CTAs, with rows for some of them, with Q tiles that are not there.
+#[test]
+fn clusters_send_their_parts() {
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap().preferring(Arch::Sm90a);
+    for (index, trial) in [
+        trial("flash_decode[CLUSTER=8 WARPS_N=4]", "b2h8/2s2/300d64:used:paged=16", BF16),
+        trial("flash_decode[CLUSTER=4 WARPS_N=2]", "b3h6/2s3/200d64:causal-br:varlen", F16),
+        Trial {
+            seed: 3,
+            ..trial("flash_decode[CLUSTER=8 WARPS_N=2]", "b3h2s7/90d64:used:used-q:leftpad", F16)
+        },
+        trial("flash_decode[CLUSTER=2 WARPS_N=2]", "b2h20/2s1/260d128:used:kv=e4m3", BF16),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let wrong = run(&sim, index, trial);
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+}
+
 /// Codes with scales of every reach, under both types of queries, with pages and without.
 #[test]
 fn caches_of_codes() {

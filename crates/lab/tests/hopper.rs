@@ -108,8 +108,11 @@ fn hopper_small_is_right_and_clean() {
     const F16: DType = DType::F16;
     const BF16: DType = DType::BF16;
     run_all(&[
-        // keys split over a cluster of two, merged in distributed shared memory
+        // one KV tile, and rows that see none of its keys
         trial("hopper_small", "b1h2s128d64", F16),
+        trial("hopper_small", "b1h1s70/50d72:causal-br", BF16),
+        // keys split over a cluster of two, merged in distributed shared memory
+        trial("hopper_small[CLUSTER=2 WG_N=1]", "b1h1s60/150d64", F16),
         trial("hopper_small", "b1h1s200d64:causal", BF16),
         trial("hopper_small", "b1h1s70/90d80:window=20/5", BF16),
         trial("hopper_small", "b1h1s70/20d64:causal-br", F16),

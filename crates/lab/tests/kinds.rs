@@ -3,12 +3,12 @@
 
 mod trials;
 
-use evosdpa_core::{DType, Feature, Layout, Tensor};
+use evosdpa_core::{DType, Feature, Layout, SideInputs, Tensor};
 use evosdpa_kernels::Registry;
 use evosdpa_lab::device::Sim;
-use evosdpa_oracle::inputs::Family;
+use evosdpa_oracle::{Question, inputs::Family, solve};
 use ptxsan::Options;
-use trials::{BF16, F16, Trial, case_of, run_all, trial};
+use trials::{BF16, F16, F32, Trial, case_of, run_all, trial};
 
 /// Modifiers by themselves and together, under every mask, on tiles that are not whole; one with several warps a row.
 #[test]
@@ -102,6 +102,67 @@ fn ampere_fwd_finds_each_sequences_place() {
     ]);
 }
 
+/// Heads of more than 256 columns: two CTAs share the values of a Q tile, which need not be halved evenly; one of them writes the
+/// log-sum-exp.
+#[test]
+fn ampere_fwd_takes_wide_heads() {
+    const SMALL: &str = "ampere_fwd[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=2]";
+    run_all(&[
+        trial("ampere_fwd", "b1h2/1s40/70d512:causal-br", BF16),
+        trial(SMALL, "b1h2s20/33d320:causal", F16),
+        trial(SMALL, "b2h1s9/40d257:window=9/2", BF16),
+        trial("ampere_fwd[BLOCK_M=64 BLOCK_N=32]", "b1h1s20/33d16/301", F16),
+        trial(SMALL, "b1h1s9/40d400/24:softcap=5:bias=h:mask:sinks", F16),
+        Trial { blocks: 2, ..trial(SMALL, "b3h2s40/50d24/512:causal-br:varlen:alibi", BF16) },
+        Trial { seed: 5, ..trial(SMALL, "b2h2/1s9/70d300:used:leftpad:paged=7", F16) },
+        Trial { family: Family::HiddenKeys, ..trial(SMALL, "b1h1s20/33d384:mask=b", F16) },
+    ]);
+}
+
+/// f32 by three MMAs of tf32, held to the error bound of f32 arithmetic: small and large head dimensions, every mask, modifiers,
+/// lengths, pages. Infinities have no parts: scores that meet one are computed in another way.
+#[test]
+fn ampere_f32_is_as_precise_as_f32() {
+    const SMALL: &str = "ampere_f32[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=2]";
+    const TALL: &str = "ampere_f32[BLOCK_M=128 BLOCK_N=32 WARPS_M=4 STAGES=2]";
+    let mut trials = vec![
+        trial(SMALL, "b1h2/1s40/70d64:causal-br", F32),
+        trial(TALL, "b1h1s70/140d64:causal", F32),
+        trial("ampere_f32[BLOCK_N=64]", "b1h2s20/90d40:window=20/3:sinks", F32),
+        trial(SMALL, "b1h1s20/40d256", F32),
+        trial(SMALL, "b1h1s9/40d1", F32),
+        trial(SMALL, "b2h1s9/40d8/3:causal-br:softcap=5", F32),
+        trial(SMALL, "b2h2s20/35d24/100:alibi:bias=bh:mask=b:chunk=16", F32),
+        Trial { blocks: 2, ..trial(SMALL, "b5h2/1s40/70d32:causal-br:varlen", F32) },
+        Trial { seed: 5, ..trial(SMALL, "b3h2s9/70d64:used:leftpad:indexed:paged=7", F32) },
+        trial(SMALL, "b3h2s40/30d32:causal-br:used-q:precise", F32),
+    ];
+    let families = Family::adversarial().into_iter();
+    trials.extend(families.map(|family| Trial { family, ..trial(SMALL, "b1h2s20/40d32:causal", F32) }));
+    run_all(&trials);
+}
+
+/// A key of minus infinity has weight zero where its score is, whatever its neighbours hold.
+#[test]
+fn infinite_keys_of_f32_follow_ieee() {
+    let kernel = "ampere_f32[BLOCK_M=32 BLOCK_N=32 WARPS_M=2 WARPS_N=2]";
+    let (spec, case) = case_of(&trial(kernel, "b1h1s4/40d16", F32));
+    let mut inputs = case.inputs.clone();
+    inputs.q.view_mut().elements_mut::<f32>().unwrap().fill(1.0);
+    inputs.k.view_mut().elements_mut::<f32>().unwrap()[5 * 16 + 3] = f32::NEG_INFINITY;
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+    let (output, outcome) =
+        sim.simulation(kernel, &spec.problem).unwrap().run(&inputs, &Options::default()).unwrap();
+    let tensors = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| tensor.view());
+    let want = solve(&Question::new(&spec.problem, tensors, &SideInputs::default()).unwrap());
+    let mut values = Vec::new();
+    output.o.view().row_f64(0, 0, 2, &mut values);
+    assert!(outcome.findings.is_empty());
+    for (got, want) in values.iter().zip(&want.o[2 * 16..]) {
+        assert!((got - want).abs() < 1e-5, "{got} instead of {want}");
+    }
+}
+
 /// The same modifiers in the consumers of hopper_fwd: whole tiles, cut ones, several Q tiles for a CTA, packed heads, wide heads.
 #[test]
 fn hopper_fwd_changes_scores() {
@@ -191,6 +252,8 @@ fn hopper_fwd_finds_each_sequences_place() {
         Trial { seed: 3, ..trial("hopper_fwd", "b3h2s20/300d64:causal-br:used:leftpad:indexed", F16) },
         Trial { seed: 5, ..trial("hopper_fwd[BLOCK_N=64]", "b3h1s9/300d64:used:leftpad:paged=128", F16) },
         trial("hopper_fwd", "b3h2/1s9/150d64:causal-br:used:used-q:leftpad:indexed:paged=16", BF16),
+        // sequences in boxes and sequences off their edges, one after the other
+        Trial { blocks: 1, seed: 4, ..trial("hopper_fwd", "b6h1s9/270d64:used:leftpad:paged=16", F16) },
         Trial { blocks: 1, seed: 9, ..trial("hopper_fwd", "b4h2/1s20/200d128:used:indexed:paged=64", F16) },
     ]);
 }
@@ -254,6 +317,7 @@ fn every_claimed_feature_is_tried() {
         HighPrecision,
     ];
     assert_eq!(takes("ampere_fwd"), all);
+    assert_eq!(takes("ampere_f32"), all);
     assert_eq!(takes("hopper_fwd"), all);
     // Their own tests are in decode.rs.
     let codes = [KvType, TensorScales, TokenScales, BatchInvariant];

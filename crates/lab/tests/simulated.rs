@@ -112,7 +112,7 @@ fn every_kernel_is_right_and_free_of_races_under_every_schedule() {
     for kernel in sim.kernels().into_iter().filter(|kernel| !FEW_VARIANTS.contains(&kernel.name.as_str())) {
         let shapes: &[&str] = if kernel.name == "fa_s512_v3" { &LONG } else { &SMALL };
         for &shape in shapes {
-            for dtype in [DType::F16, DType::BF16, DType::U8, DType::E4M3] {
+            for dtype in DType::ALL {
                 if sim.refuses(&kernel.name, &spec(shape, dtype).problem).is_none() {
                     let name = kernel.name.clone();
                     runs.extend(Schedule::ALL.map(|schedule| (name.clone(), shape, dtype, schedule)));

@@ -38,6 +38,7 @@ mod _native {
         use pyo3::types::PyModuleMethods as _;
         module.add("HEAD_DIM_MAX", evosdpa_core::MAX_HEAD_DIM)?;
         module.add("GPU_HEAD_DIM_MAX", evosdpa::gpu::HEAD_DIM_MAX)?;
+        module.add("GPU_HEAD_DIM_MAX_F32", evosdpa::gpu::HEAD_DIM_MAX_F32)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use evosdpa::{
     Precision,
-    gpu::{self, HEAD_DIM_MAX, RawStream},
+    gpu::{self, RawStream},
 };
 use pyo3::prelude::*;
 
@@ -16,7 +16,7 @@ use crate::{
     exit::detached,
     known::{Key, Known, OutputForms, Wanted},
     module::raised,
-    straight::{Outputs, takes_scale},
+    straight::{Outputs, head_dim_max, takes_scale},
     torch::{Form, Torch},
 };
 
@@ -344,14 +344,13 @@ impl<'py> Served<'py> {
             },
             ..Side::default()
         };
-        let dim_max = if gpu.is_some() { HEAD_DIM_MAX } else { evosdpa_core::MAX_HEAD_DIM } as i64;
+        let dim_max = head_dim_max(gpu.is_some(), dtype);
         let rows = |a: &Operand, b: &Operand| a.shape[..3] == b.shape[..3];
         let ordinary = batch > 0
             && rows(&k, &v)
             && q.shape[3] == k.shape[3]
             && q.shape[3].max(v.shape[3]) <= dim_max
             && q.shape[1] % k.shape[1] == 0
-            && (gpu.is_none() || dtype != 0)
             && takes_scale(self.scale, gpu)
             && new.is_none_or(|[new_k, new_v]| rows(&new_k, &new_v) && side.seqused_kv.is_some())
             && (angles.is_none() || new.is_some())

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use evosdpa::gpu::HEAD_DIM_MAX;
+use evosdpa::gpu;
 use pyo3::prelude::*;
 
 use crate::{
@@ -117,7 +117,7 @@ fn are_addresses(q: &Described, k: &Described, v: &Described) -> bool {
 fn are_ordinary(q: &Described, k: &Described, v: &Described, wanted: &Wanted) -> bool {
     let [heads, sequence] = if wanted.flash_layout { [2, 1] } else { [1, 2] };
     let size = |tensor: &Described, of: usize| tensor.operand.shape[of];
-    let dim_max = if q.gpu.is_some() { HEAD_DIM_MAX } else { evosdpa_core::MAX_HEAD_DIM } as i64;
+    let dim_max = head_dim_max(q.gpu.is_some(), q.dtype);
     let is_usable = |tensor: &Described| {
         let Operand { shape, strides, .. } = tensor.operand;
         strides[3] == 1 && shape[0] == q.operand.shape[0] && shape[3] <= dim_max && !shape.contains(&0)
@@ -129,7 +129,16 @@ fn are_ordinary(q: &Described, k: &Described, v: &Described, wanted: &Wanted) ->
         && heads_kv == size(v, heads)
         && (heads_q == heads_kv || ((wanted.enable_gqa || wanted.flash_layout) && heads_q % heads_kv == 0))
         && takes_scale(wanted.scale, q.gpu)
-        && (q.gpu.is_none() || q.dtype != 0)
+}
+
+/// The largest head dimension of a device and type, by [`crate::call::Call`]'s number.
+pub(crate) fn head_dim_max(on_gpu: bool, dtype: u8) -> i64 {
+    let largest = match (on_gpu, dtype) {
+        (false, _) => evosdpa_core::MAX_HEAD_DIM,
+        (true, 0) => gpu::HEAD_DIM_MAX_F32,
+        (true, _) => gpu::HEAD_DIM_MAX,
+    };
+    largest as i64
 }
 
 /// Whether there is nothing to be said about a scale.

@@ -60,6 +60,7 @@ struct Cta {
     per_sm: i64,
     /// CTAs that share a Q tile.
     cluster: i64,
+    value_dim: i64,
     /// Of one key and value.
     key_bytes: i64,
     /// Of Q, where it lies in shared memory.
@@ -100,6 +101,7 @@ impl Cta {
             keys: if codes && look.widest() <= 128 { 32 } else { 16 },
             per_sm,
             cluster,
+            value_dim,
             key_bytes: if codes { head_dim + value_dim + 8 } else { 2 * (head_dim + value_dim) },
             query_bytes: if head_dim > 128 { 32 * warps_m * head_dim } else { 0 },
             smem_limit_bytes: i64::from(look.target.smem_limit_bytes),
@@ -116,9 +118,11 @@ impl Cta {
     /// The most stages that leave room for every CTA of an SM.
     fn most_stages(&self) -> i64 {
         let statistics = self.warps_n * self.warps_m * 320 + 16;
-        let statistics = if self.cluster > 1 { statistics + 128 * self.warps_m } else { statistics };
-        let room = self.smem_limit_bytes / self.per_sm - RESERVED_BYTES - statistics - self.query_bytes;
-        room / (self.warps_n * (self.keys * self.key_bytes).max(1024 * self.warps_m))
+        let received = if self.cluster > 1 { 16 * self.warps_m * (4 * self.value_dim + 8) } else { 0 };
+        let merged = 64 * self.warps_m * if self.cluster > 1 { self.value_dim } else { 16 };
+        let taken = RESERVED_BYTES + statistics + received + self.query_bytes;
+        let room = self.smem_limit_bytes / self.per_sm - taken;
+        room / (self.warps_n * (self.keys * self.key_bytes).max(merged))
     }
 
     fn stages(&self) -> i64 {
@@ -147,13 +151,14 @@ fn one_large_cta(look: &Look<'_>) -> bool {
 /// CTAs of a cluster on Hopper. Those of one GPC leave SMs over unless clusters are small; and half of the SMs read short caches as fast as all.
 fn cluster(look: &Look<'_>) -> i64 {
     let (tiles, sms, keys) = (q_tiles(look), look.sms(), look.facts.seq_kv);
-    let one_stage = look.facts.head_dim.next_multiple_of(16) >= look.facts.value_dim.next_multiple_of(32);
-    if look.target.arch != Arch::Sm90a || !one_stage || 2 * tiles > sms {
+    if look.target.arch != Arch::Sm90a || 2 * tiles > sms {
         return 1;
     }
-    if 8 * tiles >= 3 * sms || 5 * tiles >= sms && keys <= 8192 {
+    // From pages half of the SMs are not enough; of codes the same bytes are twice the keys, and their merge is a larger part.
+    let (paged, codes) = (look.asks_for(&[Feature::PagedCache]), look.asks_for(&[Feature::KvType]));
+    if 8 * tiles >= 3 * sms || 5 * tiles >= sms && keys <= 8192 && !paged {
         2
-    } else if 12 * tiles <= sms && keys <= 2048 {
+    } else if 12 * tiles <= sms && keys <= if codes { 8192 } else { 2048 } {
         8
     } else {
         1

@@ -57,7 +57,7 @@ impl Tile {
             Self::Two => {
                 !look.narrow() || look.grouped() || look.masked() || look.facts.seq_kv >= PRECISE_KEYS
             }
-            Self::Four => true,
+            Self::Four => !look.masked() && look.facts.seq_kv >= PRECISE_KEYS && !look.grouped(),
         }
     }
 
@@ -86,7 +86,9 @@ impl Tile {
             ..=128 => 128,
             // 96 keys beside O of 192 columns fill the registers, 80 beside 256; few keys divide better by 64.
             129..=192 => 96,
-            _ if look.facts.seq_kv <= 512 || !look.is_plain() => 64,
+            // Of a causal mask the last KV tile of a Q tile is half empty, and more so a wider one.
+            _ if look.facts.seq_kv <= 512 || look.causal() && look.facts.seq_kv < 1024 => 64,
+            _ if !look.is_plain() => 64,
             _ => 80,
         }
     }
@@ -193,7 +195,8 @@ fn is_dynamic(look: &Look<'_>, tile: Tile) -> bool {
     let many = (look.masked() || look.widest() > 128) && look.q_tiles(128) >= 4 * look.sms();
     let whole = !look.few_keys() && look.facts.seq_kv.is_multiple_of(128);
     let even = !look.masked() && (65..=128).contains(&look.widest()) && tile == Tile::Two && !whole;
-    many || even || tile == Tile::ThreeSmall || look.widest() > 192 && look.grouped()
+    let four = tile == Tile::Four && !look.facts.seq_kv.is_multiple_of(64);
+    many || even || four || tile == Tile::ThreeSmall || look.widest() > 192 && look.grouped()
 }
 
 /// Whether pairs of a long and a short Q tile fill the GPU once.
@@ -206,7 +209,7 @@ fn one_round(look: &Look<'_>) -> bool {
         && pairs <= look.sms()
         && 10 * pairs > 9 * look.sms();
     // Of the widest heads, whose code depends on the number of keys, only the lengths that are paired most.
-    let lengths = look.widest() <= 192 || (513..=2048).contains(&look.facts.seq_kv);
+    let lengths = look.widest() <= 192 || (1024..=2048).contains(&look.facts.seq_kv);
     fills && lengths
 }
 

@@ -35,19 +35,27 @@ impl Split {
         }
     }
 
-    /// CTAs of a cluster that have their SMs for themselves, one warpgroup each.
-    fn one_wave(self) -> bool {
-        matches!(self, Self::Keys(cost::Split { cluster: 2.., warpgroups: 1 }))
+    /// CTAs that have their SMs for themselves, one warpgroup each.
+    fn one_wave(self, look: &Look<'_>) -> bool {
+        match self {
+            Self::Keys(cost::Split::NONE) => look.q_tiles(64) <= look.sms(),
+            Self::Keys(cost::Split { cluster: 2.., warpgroups: 1 }) => true,
+            _ => false,
+        }
+    }
+
+    /// A single KV tile for each Q tile, and code for that alone.
+    fn one_tile(self, look: &Look<'_>) -> bool {
+        self == Self::Keys(cost::Split::NONE) && cost::one_tile_each(look) && !look.every_row_precise()
     }
 }
 
 pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
     let split = Split::of(look);
     divide(look, split, settings);
-    let keys = if look.narrow() { 128 } else { 64 };
     settings.decide(
         "tile",
-        &[("BLOCK_N", keys)],
+        &[("BLOCK_N", i64::from(cost::Split::block_n(look)))],
         "the longest KV tile whose two sets of scores fit beside O",
     );
     overlap(look, split, settings);
@@ -85,6 +93,7 @@ fn divide(look: &Look<'_>, split: Split, settings: &mut Settings) {
         }
         Split::Keys(cost::Split { cluster, warpgroups }) => {
             let why = match (cluster, warpgroups) {
+                (1, 1) => "one warpgroup has all keys of a Q tile: nothing is merged",
                 (1, _) => "Q tiles fill the SMs: two warpgroups share the keys of each",
                 (_, 1) => "Q tiles leave SMs idle: a cluster of CTAs shares the keys of each",
                 _ => "few Q tiles of many keys: warpgroups of a cluster share the keys of each",
@@ -93,7 +102,7 @@ fn divide(look: &Look<'_>, split: Split, settings: &mut Settings) {
         }
     };
     // Rings of wide tiles fill shared memory with one stage.
-    let stages = if look.widest() > 128 { 1 } else { stages };
+    let stages = if look.widest() > 128 || split.one_tile(look) { 1 } else { stages };
     settings.decide(
         "split",
         &[("WG_N", warpgroups), ("CLUSTER", cluster), ("PACK_HEADS", heads), ("STAGES", stages)],
@@ -109,14 +118,15 @@ fn fills(look: &Look<'_>) -> i64 {
 /// What waits for what.
 fn overlap(look: &Look<'_>, split: Split, settings: &mut Settings) {
     let masked = look.masked();
-    let one_wave = split.one_wave();
+    let one_wave = split.one_wave(look);
     let cluster = matches!(split, Split::Keys(cost::Split { cluster: 2.., .. }));
-    let early = masked || cluster || split == Split::FewHeads;
+    let one_tile = split.one_tile(look);
+    let early = masked || cluster || one_tile || split == Split::FewHeads;
     settings.decide(
         "pipeline",
         &[
             ("WAIT_AT", if early { 4 } else { -1 }),
-            ("NEXT_LATE", i64::from(cluster != masked)),
+            ("NEXT_LATE", i64::from(cluster != masked && !one_tile)),
             ("SPIN_WAIT", i64::from(cluster)),
         ],
         match (one_wave, early) {
@@ -125,7 +135,8 @@ fn overlap(look: &Look<'_>, split: Split, settings: &mut Settings) {
             (false, false) => "two warpgroups run under each other: PV is waited for before the next maximum",
         },
     );
-    let late = look.narrow() && !masked && matches!(split, Split::Keys(cost::Split { cluster: 1, .. }));
+    let pairs = Split::Keys(cost::Split { cluster: 1, warpgroups: 2 });
+    let late = look.narrow() && !masked && split == pairs;
     let programmatic = split != Split::FewHeads || look.facts.seq_kv <= 2048;
     settings.decide(
         "PDL",
@@ -156,8 +167,12 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
     let two_each = keys == 2 * tile * parts && stages >= 2 && keys >= i64::from(PRECISE_KEYS);
     let whole = keys % tile == 0 && keys / tile > stages * parts && keys >= i64::from(PRECISE_KEYS);
     let any_length = [("WHOLE_TILES", 0), ("OWN_TILES", 0), ("LOOP", 1)];
+    let one_tile = parts == 1 && cost::one_tile_each(look) && value("PACK_HEADS") == 1;
     let (kind, precise, why) = if look.every_row_precise() {
         (any_length, true, "straight code keeps P of one KV tile precise: the loop keeps that of all")
+    } else if one_tile {
+        let kind = [("WHOLE_TILES", 0), ("OWN_TILES", 1), ("LOOP", 1)];
+        (kind, true, "one KV tile: straight code")
     } else if look.masked() {
         let straight = kept.short
             && two_at_once

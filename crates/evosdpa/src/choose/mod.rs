@@ -18,6 +18,7 @@
 //! # }
 //! ```
 
+mod ampere_f32;
 mod ampere_fwd;
 mod cost;
 mod flash_decode;

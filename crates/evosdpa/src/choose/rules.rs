@@ -1,6 +1,6 @@
 //! What to try where no tuned row says better: an order of kernels for a kind of problem.
 
-use evosdpa_core::Feature;
+use evosdpa_core::{DType, Feature};
 use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
 use super::{cost, look::Look};
@@ -18,6 +18,9 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
             "flash_decode",
             "splits the keys of a sequence by its own length alone, whatever else is in the batch",
         )];
+    }
+    if facts.dtype == DType::F32 {
+        return vec![("ampere_f32", "the one kernel that reads f32")];
     }
     let hopper = target.arch == Arch::Sm90a;
     // Other caches of equal lengths are split over clusters there.

@@ -2,12 +2,13 @@
 
 use evosdpa_kernels::{Assignment, Error as Kernels, Kernel, ProblemFacts, Target, Variant};
 
-use super::{ampere_fwd, flash_decode, hopper_fwd, hopper_small, look::Look, settings::Settings};
+use super::{ampere_f32, ampere_fwd, flash_decode, hopper_fwd, hopper_small, look::Look, settings::Settings};
 use crate::Error;
 
 /// Whose rules choose the tunables and kinds of a kernel. A kernel without a family keeps the defaults of its manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
+    AmpereF32,
     AmpereFwd,
     FlashDecode,
     HopperFwd,
@@ -15,7 +16,8 @@ enum Family {
 }
 
 impl Family {
-    const ALL: [(&'static str, Self); 4] = [
+    const ALL: [(&'static str, Self); 5] = [
+        ("ampere_f32", Self::AmpereF32),
         ("ampere_fwd", Self::AmpereFwd),
         ("flash_decode", Self::FlashDecode),
         ("hopper_fwd", Self::HopperFwd),
@@ -46,6 +48,7 @@ pub fn settings(
     let mut settings = Settings::default();
     let Some(family) = Family::of(kernel)? else { return Ok(settings) };
     match family {
+        Family::AmpereF32 => ampere_f32::tunables(&look, &mut settings),
         Family::AmpereFwd => ampere_fwd::tunables(&look, &mut settings),
         Family::FlashDecode => flash_decode::tunables(&look, &mut settings),
         Family::HopperFwd => hopper_fwd::tunables(&look, &mut settings),
@@ -60,6 +63,7 @@ pub fn settings(
         chosen.or_else(|| Some(default()?.default)).unwrap_or(0)
     };
     match family {
+        Family::AmpereF32 => {}
         Family::AmpereFwd => ampere_fwd::kinds(&look, &mut settings),
         Family::FlashDecode => flash_decode::kinds(&look, &mut settings),
         Family::HopperFwd => hopper_fwd::kinds(&look, &value, &mut settings),

@@ -34,10 +34,14 @@ pub use side::{DeviceDense, DeviceIndices, DevicePages, DeviceSide, DeviceTokens
 pub use tensors::{DeviceLse, DeviceScales, DeviceTensor, DeviceTensors};
 
 /// The largest head dimension that a kernel takes, of queries and keys or of values.
-pub const HEAD_DIM_MAX: usize = evosdpa_kernels::HEAD_DIM_MAX as usize;
+pub const HEAD_DIM_MAX: usize = 512;
+
+/// The same where tensors are f32.
+pub const HEAD_DIM_MAX_F32: usize = 256;
 
 #[cfg(test)]
 mod tests {
+    use evosdpa_core::DType;
     use evosdpa_kernels::{Range, Registry};
 
     #[test]
@@ -47,7 +51,10 @@ mod tests {
             Range::Between { max, .. } => max.unwrap_or(u32::MAX),
             Range::OneOf(sizes) => sizes.iter().copied().max().unwrap_or(0),
         };
-        let of_all = registry.kernels().map(|kernel| largest(&kernel.manifest.head_dim)).max();
-        assert_eq!(of_all, Some(super::HEAD_DIM_MAX as u32));
+        for (dtype, expected) in [(DType::BF16, super::HEAD_DIM_MAX), (DType::F32, super::HEAD_DIM_MAX_F32)] {
+            let reading = registry.kernels().filter(|kernel| kernel.manifest.dtypes.contains(&dtype));
+            let of_all = reading.map(|kernel| largest(&kernel.manifest.head_dim)).max();
+            assert_eq!(of_all, Some(expected as u32), "{dtype}");
+        }
     }
 }

@@ -7,9 +7,12 @@ use std::{
 
 use evosdpa_core::Problem;
 use evosdpa_cuda::{Counters, Device, Function, PreparedLaunch, RawStream, RelaxedCapture, TensorMap};
-use evosdpa_kernels::{ProblemFacts, TensorMapUse, Variant, VariantId};
+use evosdpa_kernels::{ProblemFacts, SdpaParams, TensorMapUse, Variant, VariantId};
 
-use super::{DeviceSide, DeviceTensors, Gpu};
+use super::{
+    DeviceSide, DeviceTensors, Gpu,
+    maps::{MapKey, PlanNumber},
+};
 use crate::Error;
 
 /// Past this many plans all are made anew: who asks for so many problems does not come back to the first ones soon. The
@@ -48,6 +51,7 @@ struct Code {
 /// A problem with its kernel, compiled, loaded and ready to launch. Small: there may be thousands.
 #[derive(Debug)]
 struct Plan {
+    number: PlanNumber,
     variant: VariantId,
     /// For the tensors it was planned with; a call moves them to its own.
     tensor_maps: Vec<(TensorMapUse, TensorMap)>,
@@ -61,6 +65,16 @@ pub struct OnGpu {
     plans: Arc<Plans>,
     key: Key,
     plan: Arc<Plan>,
+    /// What calls have that differ from the planned one in their addresses alone; `None` where there is more to look at.
+    moved: Option<Arc<Moved>>,
+}
+
+/// A call whose tensors were checked and looked at, for others that lie elsewhere. Most calls are such, and looking again would
+/// take as long as all the rest that is done here.
+#[derive(Clone, Debug)]
+struct Moved {
+    tensors: DeviceTensors,
+    params: SdpaParams,
 }
 
 impl OnGpu {
@@ -72,7 +86,7 @@ impl OnGpu {
     ) -> Result<Self, Error> {
         let key = Key::of(problem, tensors)?;
         let plan = plans.plan(gpu, key, problem, tensors)?;
-        Ok(Self { gpu: Arc::clone(gpu), plans, key, plan })
+        Ok(Self { gpu: Arc::clone(gpu), plans, key, plan, moved: Moved::new(problem, tensors).map(Arc::new) })
     }
 
     /// The GPU.
@@ -109,6 +123,10 @@ impl OnGpu {
         tensors: &DeviceTensors,
         stream: RawStream,
     ) -> Result<(), Error> {
+        if let Some(params) = self.moved.as_ref().and_then(|moved| moved.params(tensors)) {
+            // SAFETY: this function's contract is the same.
+            return unsafe { self.plan.launch_with(&self.gpu, problem, tensors, &params, stream) };
+        }
         tensors.check(problem)?;
         let key = Key::of(problem, tensors)?;
         if key == self.key {
@@ -118,6 +136,44 @@ impl OnGpu {
         // SAFETY: as above.
         unsafe { self.plans.run(&self.gpu, problem, tensors, stream) }
     }
+}
+
+/// Of addresses: what TMA asks of them, and more than any element does.
+const ALIGNED_BYTES: u64 = 16;
+
+impl Moved {
+    /// Of tensors that were checked, unless there is anything beside them.
+    fn new(problem: &Problem, tensors: &DeviceTensors) -> Option<Self> {
+        let plain = tensors.side == DeviceSide::default() && tensors.scales.is_none();
+        let moved = Self { tensors: *tensors, params: tensors.params(problem) };
+        (plain && are_aligned(tensors)).then_some(moved)
+    }
+
+    /// The parameters of a call, if its tensors differ in nothing that was checked.
+    fn params(&self, tensors: &DeviceTensors) -> Option<SdpaParams> {
+        let DeviceTensors { q, k, v, o, lse, scales, side } = tensors;
+        let planned = &self.tensors;
+        let same = q.strides == planned.q.strides
+            && k.strides == planned.k.strides
+            && v.strides == planned.v.strides
+            && o.strides == planned.o.strides
+            && lse.map(|lse| lse.strides) == planned.lse.map(|lse| lse.strides)
+            && scales.is_none()
+            && *side == DeviceSide::default();
+        let lse = lse.map_or(0, |lse| lse.address);
+        let params =
+            SdpaParams { q: q.address, k: k.address, v: v.address, o: o.address, lse, ..self.params };
+        (same && are_aligned(tensors)).then_some(params)
+    }
+}
+
+/// Whether tensors have memory that every kernel reaches.
+fn are_aligned(tensors: &DeviceTensors) -> bool {
+    let DeviceTensors { q, k, v, o, lse, .. } = tensors;
+    let lse = lse.map_or(ALIGNED_BYTES, |lse| lse.address);
+    [q.address, k.address, v.address, o.address, lse]
+        .into_iter()
+        .all(|address| address != 0 && address.is_multiple_of(ALIGNED_BYTES))
 }
 
 impl Key {
@@ -182,7 +238,8 @@ impl Plans {
                 Ok((*wanted, TensorMap::encode(gpu.device(), &request)?))
             })
             .collect::<Result<_, Error>>()?;
-        let plan = Arc::new(Plan { variant: variant.id, tensor_maps, prepared });
+        let number = PlanNumber::new();
+        let plan = Arc::new(Plan { number, variant: variant.id, tensor_maps, prepared });
         let mut made = self.made.write().unwrap_or_else(PoisonError::into_inner);
         if made.len() >= PLANS_MAX {
             made.clear();
@@ -227,22 +284,95 @@ impl Plan {
         tensors: &DeviceTensors,
         stream: RawStream,
     ) -> Result<(), Error> {
-        let params = tensors.params(problem);
+        // SAFETY: this function's contract is the same.
+        unsafe { self.launch_with(gpu, problem, tensors, &tensors.params(problem), stream) }
+    }
+
+    /// # Safety
+    /// As [`Plan::launch`]; the parameters must be those of the tensors.
+    unsafe fn launch_with(
+        &self,
+        gpu: &Gpu,
+        problem: &Problem,
+        tensors: &DeviceTensors,
+        params: &SdpaParams,
+        stream: RawStream,
+    ) -> Result<(), Error> {
         let entered = gpu.device().enter()?;
         let mut maps = [TensorMap::EMPTY; PreparedLaunch::TENSOR_MAPS_MAX];
-        // How many tokens, pages or blocks there are, only the call says.
-        let DeviceSide { queries, keys, pages, indices, .. } = tensors.side;
-        let same_sizes = queries.is_none() && keys.is_none() && pages.is_none() && indices.is_none();
-        for (map, (wanted, planned)) in maps.iter_mut().zip(&self.tensor_maps) {
-            let request = tensors.tensor_map(problem, wanted)?;
-            *map = gpu.recent_maps().find_or(&request, || match same_sizes {
-                true => planned.moved_to(&entered, request.name, request.address),
-                false => TensorMap::encode_in(&entered, &request),
-            })?;
+        let maps = &mut maps[..self.tensor_maps.len()];
+        let keys = (0..).zip(&self.tensor_maps).map(|(map, (wanted, _))| MapKey {
+            plan: self.number,
+            map,
+            address: tensors.named(wanted.tensor).1.address,
+            counts: tensors.counts(wanted.tensor),
+        });
+        if !gpu.recent_maps().find(keys.clone(), maps) {
+            for ((key, place), (wanted, planned)) in keys.zip(maps.iter_mut()).zip(&self.tensor_maps) {
+                let request = tensors.tensor_map(problem, wanted)?;
+                // How many tokens, pages or blocks there are, only the call says.
+                *place = match key.counts {
+                    [0, 0] => planned.moved_to(&entered, request.name, request.address),
+                    _ => TensorMap::encode_in(&entered, &request),
+                }?;
+                gpu.recent_maps().keep(key, *place);
+            }
         }
         // SAFETY: parameters and maps describe the caller's memory and stream, which this function's contract covers; the
         // kernel takes as many maps as its manifest lists, and the plan has made sure that they fit.
-        unsafe { self.prepared.launch_on(&entered, stream, &params, &maps[..self.tensor_maps.len()]) }?;
+        unsafe { self.prepared.launch_on(&entered, stream, params, maps) }?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evosdpa_core::DType;
+
+    use super::*;
+    use crate::{DeviceLse, DeviceScales};
+
+    fn planned() -> (Problem, DeviceTensors) {
+        let problem = Problem::new("b2h4s8d64:causal".parse().unwrap(), DType::BF16).unwrap();
+        (problem, DeviceTensors::packed(&problem, [0x1000, 0x2000, 0x3000, 0x4000], Some(0x5000)))
+    }
+
+    #[test]
+    fn a_call_that_only_lies_elsewhere_has_its_own_parameters_at_once() {
+        let (problem, tensors) = planned();
+        let moved = Moved::new(&problem, &tensors).unwrap();
+        let elsewhere = DeviceTensors::packed(&problem, [0x10, 0x20, 0x30, 0x40], Some(0x50));
+        assert_eq!(moved.params(&elsewhere), Some(elsewhere.params(&problem)));
+    }
+
+    #[test]
+    fn a_call_that_differs_in_more_is_looked_at_anew() {
+        let (problem, tensors) = planned();
+        let moved = Moved::new(&problem, &tensors).unwrap();
+        type Change = fn(&mut DeviceTensors);
+        let changes: [Change; 12] = [
+            |t| t.q.address = 0,
+            |t| t.k.address += 8,
+            |t| t.v.address += 2,
+            |t| t.o.address += 8,
+            |t| t.q.strides[0] += 8,
+            |t| t.k.strides[1] = 0,
+            |t| t.v.strides[2] = -64,
+            |t| t.o.strides[1] = 8,
+            |t| t.lse = None,
+            |t| t.lse = t.lse.map(|lse| DeviceLse { strides: [0, 8], ..lse }),
+            |t| t.scales = Some(DeviceScales { q: 64, k: 64, v: 64 }),
+            |t| t.side.sinks = Some(0x6000),
+        ];
+        for change in changes {
+            let mut other = tensors;
+            change(&mut other);
+            assert_eq!(moved.params(&other), None, "{other:?}");
+        }
+        // Nor is anything kept of a call that has more to look at.
+        let sinks: Problem = Problem::new("b2h4s8d64:sinks".parse().unwrap(), DType::BF16).unwrap();
+        let mut beside = DeviceTensors::packed(&sinks, [0x1000, 0x2000, 0x3000, 0x4000], None);
+        beside.side.sinks = Some(0x6000);
+        assert!(Moved::new(&sinks, &beside).is_none());
     }
 }

@@ -89,21 +89,33 @@ impl DeviceTensors {
 
     /// A tensor's shape. How many tokens are packed, and how many pages or blocks a cache has, the call says.
     fn shape(&self, problem: &Problem, tensor: TensorName) -> [usize; 4] {
-        let DeviceSide { queries, keys, pages, indices, .. } = self.side;
-        let blocks = pages.map(|pages| pages.pages).or(indices.map(|indices| indices.rows));
-        let (mut shape, tokens, blocks) = match tensor {
-            TensorName::Q => (problem.q_shape(), queries, None),
-            TensorName::K => (problem.k_shape(), keys, blocks),
-            TensorName::V => (problem.v_shape(), keys, blocks),
-            TensorName::O => (problem.o_shape(), queries, None),
+        let mut shape = match tensor {
+            TensorName::Q => problem.q_shape(),
+            TensorName::K => problem.k_shape(),
+            TensorName::V => problem.v_shape(),
+            TensorName::O => problem.o_shape(),
         };
-        if let Some(tokens) = tokens {
-            shape[2] = tokens.tokens;
-        }
-        if let Some(blocks) = blocks {
-            shape[0] = blocks;
-        }
+        let [tokens, blocks] = self.said(tensor);
+        shape[2] = tokens.unwrap_or(shape[2]);
+        shape[0] = blocks.unwrap_or(shape[0]);
         shape
+    }
+
+    /// How many tokens, and how many pages or blocks, a tensor has, where the call says it.
+    fn said(&self, tensor: TensorName) -> [Option<usize>; 2] {
+        let DeviceSide { queries, keys, pages, indices, .. } = &self.side;
+        match tensor {
+            TensorName::Q | TensorName::O => [queries.map(|queries| queries.tokens), None],
+            TensorName::K | TensorName::V => {
+                let blocks = pages.map(|pages| pages.pages).or(indices.map(|indices| indices.rows));
+                [keys.map(|keys| keys.tokens), blocks]
+            }
+        }
+    }
+
+    /// The same as numbers, for what is kept by them; 0 where the problem says it.
+    pub(super) fn counts(&self, tensor: TensorName) -> [u64; 2] {
+        self.said(tensor).map(|count| count.map_or(0, |count| count as u64))
     }
 
     /// Refuses what no kernel could take. Costs a few dozen nanoseconds.

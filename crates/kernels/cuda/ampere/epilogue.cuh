@@ -1,4 +1,5 @@
-// ampere_fwd: from the accumulators of a finished Q tile to O and the log-sum-exp.
+// ampere_fwd, ampere_f32: from the accumulators of a finished Q tile to O and the log-sum-exp, but for `store_rows`, which
+// the kernel includes.
 #pragma once
 #include "lse.cuh"
 #include "mainloop.cuh"
@@ -7,47 +8,29 @@
 namespace {
 
 __device__ __forceinline__ void store_lse(const SdpaParams& p, const Work& work, int row, float top, float sum) {
-  if (p.lse && work.m0 + row < work.bounds(p).seq_q)
+  if (p.lse && work.value_first == 0 && work.m0 + row < work.bounds(p).seq_q)
     LSE_OF(p, work.batch, work.head, first_query(work.bounds(p)) + work.m0 + row) = ScoreHook::lse(p, work.head, top, sum);
 }
 
-// One warp per row: each stages its own rows where its Q rows were, then writes them in 16-byte chunks.
-__device__ __forceinline__ void store_rows(const SdpaParams& p, unsigned char* smem_raw, const Work& work, float (&o)[M_TILES][O_TILES][4],
-                                           const RowPair (&state)[M_TILES]) {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const u32 smem = shared_address(smem_raw);
-  const int warp_row = warp % WARPS_M * 16 * M_TILES;
-  element* o_base = head_of(static_cast<element*>(p.o), p.o_stride, work.batch, work.head);
-  if (PACKED_QUERIES) o_base += first_query(work.bounds(p)) * p.o_stride[2];
-  const bool o_aligned = rows_are_16_byte_aligned(o_base, p.o_stride[2]);
-  // Without a key tile nothing has waited yet for the other warps' copies of Q.
-  if (HEAD_DIM != VALUE_DIM || work.tiles == 0) __syncthreads();
+// A chunk of columns of a row, from f32.
+__device__ __forceinline__ void store_columns(element* row, int column, int dim, bool aligned, const float (&x)[8]) {
+  const uint4 bits = make_uint4(pack_pair(x[0], x[1]), pack_pair(x[2], x[3]), pack_pair(x[4], x[5]), pack_pair(x[6], x[7]));
+  store_chunk(row, column, dim, aligned, bits);
+}
+__device__ __forceinline__ void store_columns(float* row, int column, int dim, bool aligned, const float (&x)[4]) {
+  if (aligned && column + 4 <= dim) {
+    *reinterpret_cast<float4*>(row + column) = make_float4(x[0], x[1], x[2], x[3]);
+  } else {
 #pragma unroll
-  for (int mt = 0; mt < M_TILES; ++mt)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = state[mt].sum[r];
-      const float inverse = ScoreHook::inverse(p, work.head, state[mt].max[r], sum);
-      const int row = warp_row + mt * 16 + r * 8 + lane / 4;
-      if (lane % 4 == 0) store_lse(p, work, row, state[mt].max[r], sum);
-#pragma unroll
-      for (int c = 0; c < O_TILES; ++c) {
-        const u32 bits = pack_pair(o[mt][c][2 * r] * inverse, o[mt][c][2 * r + 1] * inverse);
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem + OTile::offset(row, c) + 4 * (lane % 4)), "r"(bits)
-                     : "memory");
-      }
-    }
-  __syncwarp();
-#pragma unroll
-  for (int i = lane; i < 16 * M_TILES * OTile::CHUNKS; i += 32) {
-    const int row = warp_row + i / OTile::CHUNKS;
-    const int chunk = i % OTile::CHUNKS;
-    if (work.m0 + row < work.bounds(p).seq_q) {
-      const uint4 bits = *reinterpret_cast<const uint4*>(smem_raw + OTile::offset(row, chunk));
-      store_chunk(o_base + (work.m0 + row) * p.o_stride[2], chunk * 8, p.dim_v, o_aligned, bits);
-    }
+    for (int i = 0; i < 4; ++i)
+      if (column + i < dim) row[column + i] = x[i];
   }
+}
+
+// Where the rows of a Q tile's head begin in O, at the first of its columns.
+__device__ __forceinline__ Scalar* output_rows(const SdpaParams& p, const Work& work) {
+  Scalar* base = head_of(static_cast<Scalar*>(p.o), p.o_stride, work.batch, work.head) + work.value_first;
+  return PACKED_QUERIES ? base + first_query(work.bounds(p)) * p.o_stride[2] : base;
 }
 
 // WARPS_N warps per row bring their partial O to the common maximum and add them up in shared memory.
@@ -57,8 +40,7 @@ __device__ __forceinline__ void merge_rows(const SdpaParams& p, unsigned char* s
   const int warp = threadIdx.x / 32;
   const int warp_n = warp / WARPS_M;
   const int warp_row = warp % WARPS_M * 16 * M_TILES;
-  element* o_base = head_of(static_cast<element*>(p.o), p.o_stride, work.batch, work.head);
-  if (PACKED_QUERIES) o_base += first_query(work.bounds(p)) * p.o_stride[2];
+  Scalar* o_base = output_rows(p, work);
   const bool o_aligned = rows_are_16_byte_aligned(o_base, p.o_stride[2]);
   float* stats = reinterpret_cast<float*>(smem_raw);                  // [WARPS_N][BLOCK_M] maxima, then sums
   float* partial = stats + 2 * WARPS_N * BLOCK_M;                     // [WARPS_N][BLOCK_M][MERGE_PITCH]
@@ -86,20 +68,20 @@ __device__ __forceinline__ void merge_rows(const SdpaParams& p, unsigned char* s
 #pragma unroll
     for (int w = 0; w < WARPS_N; ++w) top = fmaxf(top, stats[w * BLOCK_M + row]);
     const float safe = top == NEG_INF ? 0.f : top;
-    float sum = 0.f, out[8] = {};
+    float sum = 0.f, out[CHUNK] = {};
 #pragma unroll
     for (int w = 0; w < WARPS_N; ++w) {
       const float weight = exp2_approx((stats[w * BLOCK_M + row] - safe) * ScoreHook::scale_log2(p));
       sum += weight * stats[(WARPS_N + w) * BLOCK_M + row];
-      const float* from = &partial[(w * BLOCK_M + row) * MERGE_PITCH + chunk * 8];
+      const float* from = &partial[(w * BLOCK_M + row) * MERGE_PITCH + chunk * CHUNK];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) out[e] = fmaf(weight, from[e], out[e]);
+      for (int e = 0; e < CHUNK; ++e) out[e] = fmaf(weight, from[e], out[e]);
     }
     const float inverse = ScoreHook::inverse(p, work.head, top, sum);
     if (chunk == 0) store_lse(p, work, row, top, sum);
-    const uint4 bits = make_uint4(pack_pair(out[0] * inverse, out[1] * inverse), pack_pair(out[2] * inverse, out[3] * inverse),
-                                  pack_pair(out[4] * inverse, out[5] * inverse), pack_pair(out[6] * inverse, out[7] * inverse));
-    store_chunk(o_base + (work.m0 + row) * p.o_stride[2], chunk * 8, p.dim_v, o_aligned, bits);
+#pragma unroll
+    for (int e = 0; e < CHUNK; ++e) out[e] *= inverse;
+    store_columns(o_base + (work.m0 + row) * p.o_stride[2], chunk * CHUNK, p.dim_v - work.value_first, o_aligned, out);
   }
 }
 

@@ -1,4 +1,4 @@
-// ampere_fwd: how tiles come to shared memory by cp.async.
+// ampere_fwd, ampere_f32: how tiles come to shared memory by cp.async.
 #pragma once
 #include "cache.cuh"
 #include "tiles.cuh"
@@ -9,7 +9,7 @@ namespace {
 template <typename Tile, int ROWS>
 __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0, int row_end) {
   constexpr int CHUNKS = Tile::CHUNKS;
-  const element* tile = src.base + row0 * src.stride;
+  const Scalar* tile = src.base + row0 * src.stride;
   const int rows = row_end - row0;
   // Opaque, so that the compiler recomputes the addresses here instead of keeping them in registers over the loop.
   const int thread = opaque(threadIdx.x);
@@ -18,8 +18,8 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
     constexpr int ROW_STEP = THREADS / CHUNKS > 0 ? THREADS / CHUNKS : 1;
     const int chunk = thread % CHUNKS;
     const int first_row = thread / CHUNKS;
-    const int chunk_bytes = 2 * min(max(src.dim - chunk * 8, 0), 8);
-    const element* from = tile + first_row * src.stride + (chunk_bytes > 0 ? chunk * 8 : 0);
+    const int chunk_bytes = int(sizeof(Scalar)) * min(max(src.dim - chunk * CHUNK, 0), CHUNK);
+    const Scalar* from = tile + first_row * src.stride + (chunk_bytes > 0 ? chunk * CHUNK : 0);
 #pragma unroll
     for (int i = 0; i < (ROWS + ROW_STEP - 1) / ROW_STEP; ++i) {
       const int row = first_row + i * ROW_STEP;
@@ -34,21 +34,19 @@ __device__ __forceinline__ void load_tile(u32 smem, const Source& src, int row0,
     for (int index = thread; index < ROWS * CHUNKS; index += THREADS) {
       const int row = index / CHUNKS;
       const int chunk = index % CHUNKS;
-      const int valid = row < rows ? min(max(src.dim - chunk * 8, 0), 8) : 0;
-      cp_async_16<true>(smem + Tile::offset(row, chunk), valid > 0 ? tile + row * src.stride + chunk * 8 : src.base, valid * 2);
+      const int valid = row < rows ? min(max(src.dim - chunk * CHUNK, 0), CHUNK) : 0;
+      cp_async_16<true>(smem + Tile::offset(row, chunk), valid > 0 ? tile + row * src.stride + chunk * CHUNK : src.base,
+                        valid * int(sizeof(Scalar)));
     }
     return;
   }
-  // Rows that are not 16-byte aligned: one pair at a time, few registers rather than fast.
+  // Rows that are not 16-byte aligned: one word at a time, few registers rather than fast.
 #pragma unroll 1
   for (int index = thread; index < ROWS * CHUNKS * 4; index += THREADS) {
     const int row = index / (CHUNKS * 4);
-    const int column = index % (CHUNKS * 4) * 2;
-    const u16* from = reinterpret_cast<const u16*>(tile + row * src.stride) + column;
-    u32 pair = 0;
-    if (row < rows && column < src.dim) pair = from[0];
-    if (row < rows && column + 1 < src.dim) pair |= u32(from[1]) << 16;
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem + Tile::offset(row, column / 8) + column % 8 * 2), "r"(pair)
+    const int column = index % (CHUNKS * 4) * (CHUNK / 4);
+    const u32 word = row < rows && column < src.dim ? word_of_row(tile + row * src.stride, column, src.dim) : 0;
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem + Tile::offset(row, column / CHUNK) + column % CHUNK * int(sizeof(Scalar))), "r"(word)
                  : "memory");
   }
 }
@@ -67,7 +65,8 @@ struct Loader {
         work(w),
         q(rows_of(p.q, p.q_stride, w.batch, w.head, first_query(w.bounds(p)), p.dim_qk)),
         k(cache_of<CacheSource>(p, p.k, p.k_stride, w, p.dim_qk)),
-        v(cache_of<CacheSource>(p, p.v, p.v_stride, w, p.dim_v)) {}
+        v(cache_of<CacheSource>(p, static_cast<const Scalar*>(p.v) + w.value_first, p.v_stride, w,
+                                VALUE_PARTS > 1 ? min(p.dim_v - w.value_first, VALUE_DIM) : p.dim_v)) {}
 
   __device__ __forceinline__ void load_q() const { load_tile<QTile, BLOCK_M>(smem, q, work.m0, work.bounds(p).seq_q); }
   __device__ __forceinline__ void issue(int h) const {

@@ -1,48 +1,15 @@
-// ampere_fwd: the visible keys of one Q tile, left to right: S = Q · Kᵀ, softmax, O += P · V.
+// ampere_fwd, ampere_f32: the visible keys of one Q tile, left to right: S = Q · Kᵀ, softmax, O += P · V. The kernel has included its two
+// GEMMs before: `Queries`, `multiply_keys` and `accumulate_pv`.
 #pragma once
 #include "loader.cuh"
-#include "mma.cuh"
 #include "score.cuh"
 
 namespace {
 
-// O += A · V for 16 keys, from the block16-th on.
-__device__ __forceinline__ void multiply_values(float (&o)[M_TILES][O_TILES][4], const u32 (&a)[M_TILES][4], u32 v_lane,
-                                                int block16) {
-#pragma unroll
-  for (int c = 0; c < O_TILES / 2; ++c) {
-    u32 b[4];
-    ldmatrix_x4_trans(b, VTile::advance(v_lane, c, block16));
-#pragma unroll
-    for (int mt = 0; mt < M_TILES; ++mt) {
-      mma_m16n8k16(o[mt][2 * c], a[mt], b[0], b[1]);
-      mma_m16n8k16(o[mt][2 * c + 1], a[mt], b[2], b[3]);
-    }
-  }
-}
-
-// O += P · V for this warp's keys; PRECISE, with what the 16-bit rounding of P leaves over in a second PV. Both are
-// done for 16 keys before the next: their P is then no longer needed.
-template <bool PRECISE>
-__device__ __forceinline__ void accumulate_pv(float (&o)[M_TILES][O_TILES][4], const float (&p)[M_TILES][N_TILES][4],
-                                              u32 v_lane) {
-#pragma unroll
-  for (int k = 0; k < WARP_KEYS / 16; ++k) {
-    u32 a[M_TILES][4], rest[M_TILES][4];
-#pragma unroll
-    for (int mt = 0; mt < M_TILES; ++mt)
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const float* pair = &p[mt][2 * k + r / 2][(r % 2) * 2];
-        a[mt][r] = pack_pair(pair[0], pair[1]);
-        if (PRECISE) {
-          const float2 kept = unpack_pair(a[mt][r]);
-          rest[mt][r] = pack_pair(pair[0] - kept.x, pair[1] - kept.y);
-        }
-      }
-    multiply_values(o, a, v_lane, k);
-    if (PRECISE) multiply_values(o, rest, v_lane, k);
-  }
+// The accumulators of 16 rows, one after the other.
+template <int TILES>
+__device__ __forceinline__ float (&in_a_row(float (&tiles)[TILES][4]))[4 * TILES] {
+  return reinterpret_cast<float(&)[4 * TILES]>(tiles);
 }
 
 // The score hook on a tile's scores; masks come after it.
@@ -54,19 +21,9 @@ __device__ __forceinline__ void change_scores(const SdpaParams& p, const Work& w
 #pragma unroll
     for (int mt = 0; mt < M_TILES; ++mt) {
       const int row = work.m0 + row0 + mt * 16 + lane / 4;
-#pragma unroll
-      for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          s[mt][n][e] = hook(s[mt][n][e], row + 8 * (e / 2), key0 + n * 8 + 2 * (lane % 4) + e % 2);
+      ScoreHook::change(hook, hook, in_a_row(s[mt]), {row, row + 8}, key0 + 2 * (lane % 4));
     }
   }
-}
-
-// The accumulators of 16 rows, one after the other.
-template <int TILES>
-__device__ __forceinline__ float (&in_a_row(float (&tiles)[TILES][4]))[4 * TILES] {
-  return reinterpret_cast<float(&)[4 * TILES]>(tiles);
 }
 
 // Hides scores past the band's edges and past the last key. `row0` and `key0` are the warp's first.
@@ -108,16 +65,11 @@ __device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work
 
   const int warp_row = warp_m * 16 * M_TILES;
   const int warp_key = warp_n * WARP_KEYS;
-  u32 q_frag[Q_IN_REGS ? K_STEPS : 1][M_TILES][4];
+  Queries queries;
   // Where this lane's ldmatrix rows start; see SmemTile::advance.
   const u32 q_lane = smem + QTile::offset(warp_row + (lane & 15), lane >> 4);
   const u32 k_lane = smem + K_OFFSET + KTile::offset(warp_key + (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
-  const u32 v_lane = smem + V_OFFSET + VTile::offset(warp_key + (lane & 15), lane >> 4);
-  auto load_q = [&](u32 lane_address, int step, u32 (&frag)[M_TILES][4]) {
-#pragma unroll
-    for (int mt = 0; mt < M_TILES; ++mt)
-      ldmatrix_x4(frag[mt], QTile::advance(lane_address, step, mt));
-  };
+  const u32 v_lane = smem + V_OFFSET + value_offset(warp_key, lane);
 
   // Inlined once for each choice below: what a loop never needs is not in its code.
   auto visit_keys = [&](int tile_begin, int tile_end, bool may_need_mask, bool precise_rows)
@@ -131,29 +83,11 @@ __device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work
 
     cp_async_wait<2 * STAGES - 2>();
     __syncthreads();
-    if (Q_IN_REGS && tile == 0) {
-#pragma unroll
-      for (int step = 0; step < K_STEPS; ++step) load_q(q_here, step, q_frag[Q_IN_REGS ? step : 0]);
-    }
+    if (Q_IN_REGS && tile == 0) queries.read(q_here);
     loader.issue(2 * tile + 2 * STAGES - 1);
 
-    // S = Q · Kᵀ
     float s[M_TILES][N_TILES][4] = {};
-#pragma unroll
-    for (int step = 0; step < K_STEPS; ++step) {
-      if (!Q_IN_REGS) load_q(q_here, step, q_frag[0]);
-      u32(&a)[M_TILES][4] = q_frag[Q_IN_REGS ? step : 0];
-#pragma unroll
-      for (int n = 0; n < N_TILES / 2; ++n) {
-        u32 b[4];
-        ldmatrix_x4(b, KTile::advance(k_here, step, n));
-#pragma unroll
-        for (int mt = 0; mt < M_TILES; ++mt) {
-          mma_m16n8k16(s[mt][2 * n], a[mt], b[0], b[1]);
-          mma_m16n8k16(s[mt][2 * n + 1], a[mt], b[2], b[3]);
-        }
-      }
-    }
+    multiply_keys(s, queries, q_here, k_here, {smem, smem + K_OFFSET + slot * KTile::BYTES, warp_row, warp_key});
 
     // V of this tile must be there for PV; waiting now frees the K slot for the next load before the softmax.
     cp_async_wait<2 * STAGES - 2>();

@@ -1,4 +1,4 @@
-// ampere_fwd: which Q tiles a CTA works on, and which KV tiles each of them needs.
+// ampere_fwd, ampere_f32: which Q tiles a CTA works on, and which KV tiles each of them needs.
 #pragma once
 #include "layout.cuh"
 #include "packed.cuh"
@@ -9,15 +9,16 @@ constexpr bool OWN_LENGTHS = PACKED_QUERIES || PACKED_KEYS || USED_LENGTHS;
 constexpr bool OWN_BOUNDS = OWN_LENGTHS || CHUNKED;
 
 // Equal numbers of Q tiles, one for each CTA: HEAD_GROUP heads at a time, few enough for their K and V to stay in L2; among them the last
-// (under a causal mask the longest) Q tiles start first, so that short ones fill the gaps at the end.
+// (under a causal mask the longest) Q tiles start first, so that short ones fill the gaps at the end. Parts of a head's values count as heads.
 __device__ __forceinline__ TilePlace place_of_cta(const SdpaParams& p) {
   const int m_blocks = (p.seq_q + BLOCK_M - 1) / BLOCK_M;
   const int group_first = int(blockIdx.x) / (HEAD_GROUP * m_blocks) * HEAD_GROUP;
-  const int group_heads = HEAD_GROUP == 1 ? 1 : min(HEAD_GROUP, p.heads_q * p.batch - group_first);
+  const int heads = p.heads_q * VALUE_PARTS;
+  const int group_heads = HEAD_GROUP == 1 ? 1 : min(HEAD_GROUP, heads * p.batch - group_first);
   const int in_group = int(blockIdx.x) - group_first * m_blocks;
   const int m_block = m_blocks - 1 - in_group / group_heads;
   const int head_index = group_first + in_group % group_heads;
-  return {m_block, head_index % p.heads_q, head_index / p.heads_q};
+  return {m_block, head_index % heads, head_index / heads};
 }
 
 // Packed sequences have as many Q tiles as only the device knows. Every CTA takes one after the other: from an atomic counter, so that
@@ -48,6 +49,7 @@ struct TileQueue {
 // A Q tile's rows and the KV tiles that they see: those without a visible key are never touched.
 struct Work {
   int head, batch, head_kv, m0, m_last;
+  int value_first;  // of the columns of V and O
   int tile_first, tiles;
   bool precise;
   Sequence sequence;
@@ -61,7 +63,8 @@ struct Work {
   }
 
   __device__ __forceinline__ Work(const SdpaParams& p, const TilePlace& place) {
-    head = place.head;
+    head = place.head / VALUE_PARTS;
+    value_first = VALUE_PARTS > 1 ? place.head % VALUE_PARTS * VALUE_DIM : 0;
     batch = place.batch;
     head_kv = head / (p.heads_q / p.heads_kv);
     if (OWN_BOUNDS) sequence = sequence_of<OWN_LENGTHS>(p, batch);

@@ -51,6 +51,11 @@ __device__ __forceinline__ void cp_async_16(u32 shared_destination, const void* 
                  : "memory");
 }
 
+// All 16 bytes: a size that is not known costs instructions.
+__device__ __forceinline__ void cp_async_16_whole(u32 shared_destination, const void* source) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_destination), "l"(source) : "memory");
+}
+
 // 16 bytes of zeros.
 __device__ __forceinline__ void store_zeros_16(u32 shared_destination) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(shared_destination), "r"(0) : "memory");

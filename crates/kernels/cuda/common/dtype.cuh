@@ -26,6 +26,7 @@ static_assert(sizeof(element) == 2, "the 16-bit kernels count bytes as two per e
 
 #define NEG_INF __int_as_float(0xff800000)  // NVRTC has no INFINITY macro
 
+__device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float2 to_float2(__half2 x) { return __half22float2(x); }

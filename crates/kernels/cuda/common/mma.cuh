@@ -37,6 +37,23 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&c)[4], const u32 (&a)[4
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// tf32 is an f32 of which an MMA ignores the low 13 bits.
+constexpr u32 TF32_BITS = 0xffffe000u;
+
+__device__ __forceinline__ u32 round_to_tf32(float x) {
+  u32 bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return bits & TF32_BITS;
+}
+
+// c += a · b for one 16×8 tile of tf32. A (g and t as above) a0: row g, k t   a1: row g+8, k t   a2: row g, k t+4   a3: row g+8, k t+4;
+// B b0: k t, column g   b1: k t+4, column g.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Four 8×8 matrices from registers to shared memory, the inverse of ldmatrix_x4 (sm_90).
 __device__ __forceinline__ void stmatrix_x4(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r0), "r"(r1),

@@ -4,7 +4,8 @@
 //   ACTIVE                          whether it changes scores at all; otherwise nothing of it is compiled
 //   HIDES                           whether it hides keys, besides the band
 //   ScoreHook(p, bounds, batch, head)   made for one head; `bounds` are the sequence's lengths (mask.cuh)
-//   hook(score, row, key)           the score that the softmax sees instead of the raw product; the band is masked after it
+//   change(first, second, s, rows, column)   a thread's raw scores of two rows (layout: mma.cuh), each with the hook of its head, become what
+//                                   the softmax sees; the first is of key `column`, and the band is masked after it
 //   scale(p), scale_log2(p)         what turns such a score into natural and log2 units
 //   inverse(p, head, max, sum)      what a finished row's O is multiplied with: one over its softmax denominator
 //   lse(p, head, max, sum)          the natural logarithm of that denominator
@@ -26,6 +27,18 @@ __device__ __forceinline__ float tanh_exact(float x) {
   const float square = x * x;
   const float near = fmaf(x * square, fmaf(square, fmaf(square, -17.f / 315, 2.f / 15), -1.f / 3), x);
   return square < 0.04f ? near : far;
+}
+
+// The same for |x| < CAP_NEAR, of y = x * (2 / CAP_NEAR): y times a minimax polynomial in y². It needs no MUFU: three of those for a score
+// would take longer than the MMAs that run beside the softmax.
+constexpr float CAP_NEAR = 0.75f;
+__device__ __forceinline__ float tanh_near(float y) {
+  const float z = y * y;
+  float sum = fmaf(z, -9.72615908e-08f, 2.87182911e-06f);
+  sum = fmaf(z, sum, -5.56298583e-05f);
+  sum = fmaf(z, sum, 9.8818168e-04f);
+  sum = fmaf(z, sum, -1.75779276e-02f);
+  return y * fmaf(z, sum, 0.375f);
 }
 
 // Each argument: whether the problem asks for it. With none of them scores stay as they are, and the scale costs nothing: the softmax
@@ -55,15 +68,21 @@ struct ScoreModifiers {
     if (MASKS) mask = p.mask + batch * p.mask_stride[0] + head * p.mask_stride[1];
   }
 
-  __device__ __forceinline__ float operator()(float score, int row, int key) const {
-    const bool exists = row < seq_q && key < seq_kv;  // elsewhere there is nothing to read
-    float x = score;
-    if (CAPS) x = tanh_exact(x * (p.scale / p.softcap));
-    if (LOG2_UNITS) x *= CAPS ? p.softcap * LOG2_E : p.scale_log2;
-    if (SLOPES) x = fmaf(-slope * LOG2_E, float(abs(row + position - key)), x);
-    if (ADDS && exists) x = finite_sum(x, bias_at(row * p.bias_stride[2] + key));
-    if (MASKS && exists && !mask[row * p.mask_stride[2] + key]) x = NEG_INF;
-    return x;
+  template <int COUNT>
+  static __device__ __forceinline__ void change(const ScoreModifiers& first, const ScoreModifiers& second, float (&s)[COUNT],
+                                                const int (&rows)[2], int column) {
+    const ScoreModifiers* const hooks[2] = {&first, &second};
+    if (CAPS) cap(first.p, s);
+    if (LOG2_UNITS) {
+      const float unit = CAPS ? first.p.softcap * LOG2_E : first.p.scale_log2;
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) s[i] = fmaf(s[i], unit, SLOPES ? hooks[i / 2 % 2]->slope_at(rows, column, i) : 0.f);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (ADDS) hooks[r]->add_bias(s, r, rows[r], column);
+      if (MASKS) hooks[r]->along(hooks[r]->mask + rows[r] * hooks[r]->p.mask_stride[2], s, r, rows[r], column);
+    }
   }
 
   static __device__ __forceinline__ float scale(const SdpaParams& p) { return LOG2_UNITS ? 1.f / LOG2_E : CAPS ? p.softcap : p.scale; }
@@ -83,10 +102,71 @@ struct ScoreModifiers {
   }
 
  private:
-  __device__ __forceinline__ float bias_at(long long at) const {
-    if (p.bias_type == SDPA_BIAS_F32) return static_cast<const float*>(bias)[at];
-    if (p.bias_type == SDPA_BIAS_F16) return to_float(static_cast<const __half*>(bias)[at]);
-    return to_float(static_cast<const __nv_bfloat16*>(bias)[at]);
+  // Scores become tanh of themselves over the cap. Nearly always all of a thread's are near 0: floats below 2 leave bit 30 clear.
+  template <int COUNT>
+  static __device__ __forceinline__ void cap(const SdpaParams& p, float (&s)[COUNT]) {
+    const float to_y = p.scale / p.softcap * (2.f / CAP_NEAR);
+    u32 bits = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      s[i] *= to_y;
+      bits |= __float_as_uint(s[i]);
+    }
+    if (bits & 0x40000000u) {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) s[i] = tanh_exact(s[i] * (CAP_NEAR / 2));
+    } else {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) s[i] = tanh_near(s[i]);
+    }
+  }
+
+  // Distances are floats: whole numbers stay exact, and an integer of each score would have to be converted.
+  __device__ __forceinline__ float slope_at(const int (&rows)[2], int column, int i) const {
+    const float distance = float(rows[i / 2 % 2] + position - column) - float(i / 4 * 8 + i % 2);
+    return fabsf(distance) * (-slope * LOG2_E);
+  }
+
+  // What a key's byte of a mask and its element of a bias do to a score.
+  static __device__ __forceinline__ void meet(float& score, unsigned char seen) {
+    if (!seen) score = NEG_INF;
+  }
+  template <typename T>
+  static __device__ __forceinline__ void meet(float& score, T bias) {
+    score = finite_sum(score, to_float(bias));
+  }
+
+  // Scores of one row meet a line of a bias or a mask. Keys come in pairs: two are read at once where the line allows it.
+  template <int COUNT, typename T>
+  __device__ __forceinline__ void along(const T* line, float (&s)[COUNT], int r, int row, int column) const {
+    constexpr int LAST = COUNT / 4 * 8 - 7;
+    if (row >= seq_q) return;  // there is nothing to read
+    line += column;
+    if (column + LAST < seq_kv && reinterpret_cast<size_t>(line) % (2 * sizeof(T)) == 0) {
+#pragma unroll
+      for (int i = 0; i < COUNT / 4; ++i) {
+        struct alignas(2 * sizeof(T)) Two {
+          T x, y;
+        };
+        const Two two = *reinterpret_cast<const Two*>(line + 8 * i);
+        meet(s[4 * i + 2 * r], two.x);
+        meet(s[4 * i + 2 * r + 1], two.y);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < COUNT / 2; ++i) {
+        const int key = i / 2 * 8 + i % 2;
+        if (column + key < seq_kv) meet(s[i / 2 * 4 + 2 * r + i % 2], line[key]);
+      }
+    }
+  }
+
+  template <int COUNT>
+  __device__ __forceinline__ void add_bias(float (&s)[COUNT], int r, int row, int column) const {
+    const long long first = row * p.bias_stride[2];
+    if (p.bias_type == SDPA_BIAS_F32) along(static_cast<const float*>(bias) + first, s, r, row, column);
+    else if (p.bias_type == SDPA_BIAS_F16) along(static_cast<const __half*>(bias) + first, s, r, row, column);
+    else along(static_cast<const __nv_bfloat16*>(bias) + first, s, r, row, column);
   }
 
   // Models fill rows with the lowest number there is; such a row is a mean, not NaN.
@@ -112,12 +192,3 @@ struct ScoreModifiers {
 };
 
 using PlainScores = ScoreModifiers<>;
-
-// The hook on a thread's accumulators of two rows (layout: mma.cuh), of which the first is the score of key `column`.
-template <int N, typename Hook>
-__device__ __forceinline__ void apply_hook(const Hook& hook, float (&s)[N / 2], const int (&rows)[2], int column) {
-  if constexpr (Hook::ACTIVE) {
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) s[i] = hook(s[i], rows[i / 2 % 2], column + i / 4 * 8 + i % 2);
-  }
-}

@@ -18,18 +18,31 @@ __device__ __forceinline__ RowRange unowned_rows(const SdpaParams& p, int number
   return {own.first + own.count, end};
 }
 
+// 16 bytes of a row.
+__device__ __forceinline__ void clear_chunk(element* row, int column, int dim) {
+  store_chunk(row, column, dim, rows_are_16_byte_aligned(row, 0), make_uint4(0, 0, 0, 0));
+}
+__device__ __forceinline__ void clear_chunk(float* row, int column, int dim) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (column + i < dim) row[column + i] = 0.f;
+}
+
 // By a whole warp.
+template <typename T>
 __device__ __forceinline__ void clear_row(const SdpaParams& p, int sequence, int row) {
-  const int lane = threadIdx.x % 32, chunks = (p.dim_v + 7) / 8;
+  constexpr int CHUNK_COLUMNS = 16 / sizeof(T);
+  const int lane = threadIdx.x % 32, chunks = (p.dim_v + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
   for (int at = lane; at < p.heads_q * chunks; at += 32) {
-    element* o = head_of(static_cast<element*>(p.o), p.o_stride, sequence, at / chunks) + row * p.o_stride[2];
-    store_chunk(o, at % chunks * 8, p.dim_v, rows_are_16_byte_aligned(o, 0), make_uint4(0, 0, 0, 0));
+    T* o = head_of(static_cast<T*>(p.o), p.o_stride, sequence, at / chunks) + row * p.o_stride[2];
+    clear_chunk(o, at % chunks * CHUNK_COLUMNS, p.dim_v);
   }
   if (p.lse)
     for (int head = lane; head < p.heads_q; head += 32) LSE_OF(p, sequence, head, row) = NEG_INF;
 }
 
-// By warp `writer` of all `writers` of a launch, which take the rows in turns. Its lanes look at 32 sequences at a time.
+// By warp `writer` of all `writers` of a launch, which take the rows in turns. Its lanes look at 32 sequences at a time. T: what O is made of.
+template <typename T = element>
 __device__ __forceinline__ void clear_unowned_rows(const SdpaParams& p, u32 writer, u32 writers) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -41,7 +54,7 @@ __device__ __forceinline__ void clear_unowned_rows(const SdpaParams& p, u32 writ
       const int first = __shfl_sync(~0u, rows.first, from), end = __shfl_sync(~0u, rows.end, from);
       const u32 turn = (u32(first) + (p.cu_seqlens_q ? 0u : u32(sequence) * u32(p.seq_q))) % writers;
 #pragma unroll 1
-      for (int row = first + int((writer + writers - turn) % writers); row < end; row += int(writers)) clear_row(p, sequence, row);
+      for (int row = first + int((writer + writers - turn) % writers); row < end; row += int(writers)) clear_row<T>(p, sequence, row);
     }
   }
 }

@@ -5,7 +5,7 @@
 // knows lengths. The WARPS_M warps of a team own a ring of STAGES KV tiles (layout.cuh), filled row by row, so that pages cost address
 // arithmetic alone (loader.cuh). Teams share nothing while tiles go by (mainloop.cuh). At the end of a Q tile, or of a CTA's share
 // of it, their parts meet in shared memory; parts of several CTAs meet in the workspace, where the last CTA to arrive adds them up
-// in their order (merge.cuh). Loads of the next Q tile are under way meanwhile.
+// in their order, or in the shared memory of a cluster (merge.cuh). Loads of the next Q tile are under way meanwhile.
 #include "score.cuh"
 
 using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
@@ -23,6 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(
   Cursor now(p, division);
   Loader loader(p, smem, division, now);
   loader.fill();
+  if (CLUSTERED && now.valid()) Exchange(shared_address(smem)).open();
   if (PACKED_QUERIES || USED_QUERIES)  // while the loads travel
     clear_unowned_rows(p, blockIdx.x * (THREADS / 32) + threadIdx.x / 32, gridDim.x * (THREADS / 32));
   Queries queries(p, now);

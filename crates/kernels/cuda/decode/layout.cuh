@@ -1,6 +1,6 @@
 // flash_decode: how a KV tile is divided among warps, and what lies where in shared memory.
 //
-//   | (K, V, scales) × STAGES × WARPS_N teams | statistics × WARPS_N | flag | cursors × warps | Q of wide heads |
+//   | (K, V, scales) × STAGES × WARPS_N teams | statistics × WARPS_N | flag | received | cursors × warps | Q of wide heads |
 //
 // A team's O meets those of the others in the stage that the team read last, which nobody fills meanwhile (merge.cuh).
 #pragma once
@@ -48,19 +48,22 @@ using KTile = RingTile<HEAD_DIM * KV_BYTES / 16>;
 using VTile = RingTile<VALUE_DIM * KV_BYTES / 16>;
 
 constexpr int SCALES_OFFSET = KTile::BYTES + VTile::BYTES;  // of K, then of V, where tokens have their own
-constexpr int MERGE_LEAST_BYTES = ROWS * 16 * 4;
+constexpr int MERGE_LEAST_BYTES = ROWS * (CLUSTERED ? VALUE_DIM : 16) * 4;  // clusters merge all columns at once
 constexpr int TILE_BYTES = SCALES_OFFSET + (TOKEN_SCALES ? 8 * WARP_KEYS : 0);
 constexpr int STAGE_BYTES = TILE_BYTES > MERGE_LEAST_BYTES ? TILE_BYTES : MERGE_LEAST_BYTES;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;
 constexpr int STATISTICS_OFFSET = WARPS_N * RING_BYTES;
 constexpr int FLAG_OFFSET = STATISTICS_OFFSET + WARPS_N * ROWS * 8;
-// What the CTAs of a cluster tell each other of their rows.
-constexpr int CLUSTER_STATISTICS_OFFSET = FLAG_OFFSET + 16;
+// What the CTAs of a cluster send one of them: their parts of its rows, then a maximum and a sum for each, counted on a barrier.
+constexpr int RECEIVED_BARRIER_OFFSET = FLAG_OFFSET + 8;
+constexpr int RECEIVED_OFFSET = FLAG_OFFSET + 16;
+constexpr int RECEIVED_STATISTICS_OFFSET = RECEIVED_OFFSET + ROWS * VALUE_DIM * 4;
+constexpr int RECEIVED_BYTES = CLUSTERED ? ROWS * (VALUE_DIM * 4 + 8) : 0;
 // Two cursors of every warp, which wait here while tiles go by: registers are for O.
 constexpr int CURSOR_BYTES = 96;
 // Q of wide heads finds no registers beside O: a fragment lies as its lanes hold it.
 constexpr bool Q_IN_SMEM = HEAD_DIM > 128;
-constexpr int CURSORS_OFFSET = CLUSTER_STATISTICS_OFFSET + (CLUSTERED ? ROWS * 8 : 0);
+constexpr int CURSORS_OFFSET = RECEIVED_OFFSET + RECEIVED_BYTES;
 constexpr int Q_OFFSET = CURSORS_OFFSET + THREADS / 32 * 2 * CURSOR_BYTES;
 constexpr int LAYOUT_BYTES = Q_OFFSET + (Q_IN_SMEM ? WARPS_M * K_STEPS * 512 : 0);
 static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");

@@ -20,10 +20,6 @@ __device__ __forceinline__ void copy_plain(u32 to, const unsigned char* from, in
                : "memory");
 }
 
-__device__ __forceinline__ void cp_async_16_whole(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 __device__ __forceinline__ void cp_async_4(u32 to, const void* from, int valid_bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid_bytes) : "memory");
 }
@@ -130,7 +126,7 @@ struct Loader {
   int tiles_left;       // of the segment
   int head_kv, block, kv_first;
   int slot;             // where the next tile goes
-  int page, token;      // of this lane's key in the next tile: the page, and the row in it
+  int page, token;      // of this lane's key in the next tile: what the table says, or the block, and the row in it
 
   __device__ __forceinline__ Loader(const SdpaParams& params, unsigned char* smem, const Division& all, const Cursor& first)
       : p(params), ring(shared_address(smem) + threadIdx.x / TEAM * RING_BYTES), division(all), parked(shared_address(smem), 0), slot(0) {
@@ -192,10 +188,14 @@ struct Loader {
     if (PAGED_CACHE) {
       const int index = pages_of(token);
       token -= index * p.page_size;
-      // Whatever the table holds, nothing outside the cache is read; past a sequence's end not even the table.
-      page = exists ? min(max(p.page_table[page * p.page_table_stride + index], 0), p.pages - 1) : 0;
+      // Past a sequence's end not even the table is read.
+      const int* entry = p.page_table + page * p.page_table_stride + index;
+      page = 0;
+      if (exists) page = *entry;
     }
   }
+  // Whatever the table holds, nothing outside the cache is read. Looked at only now: whoever looked when it asked would wait for the answer.
+  __device__ __forceinline__ int page_inside() const { return PAGED_CACHE ? min(max(page, 0), p.pages - 1) : page; }
 
   // Whole pages of so many tokens; mostly a page holds a power of two.
   __device__ __forceinline__ int pages_of(int tokens) const {
@@ -205,8 +205,8 @@ struct Loader {
 
   template <bool SIXTEENS>
   __device__ __forceinline__ void copy_from_pages(u32 to, int rows) {
-    k.copy<KTile>(to, rows, p.dim_qk, RowsInPages<SIXTEENS>(page, token, p.k_stride));
-    v.copy<VTile>(to + KTile::BYTES, rows, p.dim_v, RowsInPages<SIXTEENS>(page, token, p.v_stride));
+    k.copy<KTile>(to, rows, p.dim_qk, RowsInPages<SIXTEENS>(page_inside(), token, p.k_stride));
+    v.copy<VTile>(to + KTile::BYTES, rows, p.dim_v, RowsInPages<SIXTEENS>(page_inside(), token, p.v_stride));
   }
 
   __device__ __forceinline__ void copy(u32 to) {
@@ -223,7 +223,7 @@ struct Loader {
     if (TOKEN_SCALES && lane < WARP_KEYS) {
       // Scales are contiguous: [block or page, key head, token].
       const int tokens = PAGED_CACHE ? p.page_size : PACKED_KEYS ? p.tokens_kv : p.seq_kv;
-      const long long index = ((long long)(PACKED_KEYS ? 0 : page) * p.heads_kv + head_kv) * tokens + token;
+      const long long index = ((long long)(PACKED_KEYS ? 0 : page_inside()) * p.heads_kv + head_kv) * tokens + token;
       const int valid = lane < rows ? 4 : 0;
       cp_async_4(to + SCALES_OFFSET + 4 * lane, p.k_scale + (valid ? index : 0), valid);
       cp_async_4(to + SCALES_OFFSET + 4 * (WARP_KEYS + lane), p.v_scale + (valid ? index : 0), valid);

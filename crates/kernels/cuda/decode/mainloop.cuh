@@ -211,11 +211,7 @@ struct Part {
     const int column = key + 2 * (lane % 4);
     if constexpr (ScoreHook::ACTIVE) {
       const ScoreHook hooks[2] = {{p, bounds, at.batch, heads[0]}, {p, bounds, at.batch, heads[1]}};
-#pragma unroll
-      for (int i = 0; i < WARP_KEYS / 2; ++i) {
-        const int r = i / 2 % 2;
-        s[i] = hooks[r](s[i], rows[r], column + i / 4 * 8 + i % 2);
-      }
+      ScoreHook::change(hooks[0], hooks[1], s, rows, column);
     }
     if (tile_needs_mask(bounds, 0, bounds.seq_q - 1, key, WARP_KEYS)) mask_scores<WARP_KEYS>(bounds, s, rows, column);
     float shrink[2];

@@ -21,12 +21,14 @@ struct Destination {
       : p(params), at(cursor), group(p.heads_q / p.heads_kv) {}
 
   __device__ __forceinline__ int packed(int row) const { return at.m_block * ROWS + row; }
-  __device__ __forceinline__ bool inside(int row) const { return packed(row) / group < at.asked.bounds.seq_q; }
+  __device__ __forceinline__ int rows() const { return min(ROWS, at.asked.bounds.seq_q * group - at.m_block * ROWS); }
+  __device__ __forceinline__ bool inside(int row) const { return row < rows(); }
 
   // Four columns of a finished row, relative to its maximum; the thread of the first ones writes the log-sum-exp.
   __device__ __forceinline__ void store(int row, int column, float4 o, float max, float sum) const {
-    const int head = at.head_kv * group + packed(row) % group;
-    const int position = at.asked.bounds.q_first + packed(row) / group;
+    const int query = packed(row) < group ? 0 : packed(row) / group;  // mostly there is one
+    const int head = at.head_kv * group + packed(row) - query * group;
+    const int position = at.asked.bounds.q_first + query;
     const int batch = PACKED_QUERIES ? 0 : at.batch;
     const float inverse = ScoreHook::inverse(p, head, max, sum);
     element* to = head_of(static_cast<element*>(p.o), p.o_stride, batch, head) + position * p.o_stride[2] + column;
@@ -162,28 +164,57 @@ struct Meeting {
   }
 };
 
-// The parts of a cluster's CTAs, each in its first stage: every CTA adds up an equal share of the columns.
-__device__ __forceinline__ void merge_cluster(const SdpaParams& p, u32 smem, const Destination& to) {
-  static_assert(!CLUSTERED || Meeting::COLUMNS == VALUE_DIM, "all columns are there at once");
-  constexpr int CHUNKS = VALUE_DIM / 4, AT_ONCE = 8;
-  const float scale_log2 = ScoreHook::scale_log2(p);
-  const int ctas = cluster_ctas();
-  cluster_sync();
-#pragma unroll 1
-  for (int item = int(cluster_rank()) * THREADS + int(threadIdx.x); item < ROWS * CHUNKS; item += ctas * THREADS) {
-    const int row = item / CHUNKS, chunk = item % CHUNKS;
-    if (!to.inside(row)) continue;
-    Sum sum;
-#pragma unroll 1
-    for (int first = 0; first < ctas; first += AT_ONCE)
-      sum.add<AT_ONCE>(ctas - first, scale_log2, [&](int i, float2& own, float4& columns) {
-        own = cluster_load_pair(cluster_address(smem + CLUSTER_STATISTICS_OFFSET + row * 8, first + i));
-        columns = cluster_load(cluster_address(smem + Meeting::offset(row, chunk), first + i));
-      });
-    to.store(row, 4 * chunk, sum.o, sum.max, sum.sum);
+// How the CTAs of a cluster bring their parts of a Q tile together. Rows are theirs in turns. A CTA sends its part of a row to the one whose row it
+// is, and is done with it: only who has rows waits, and only for what is sent.
+struct Exchange {
+  u32 smem;
+  int rank, ctas;
+
+  __device__ __forceinline__ explicit Exchange(u32 shared) : smem(shared), rank(cluster_rank()), ctas(cluster_ctas()) {}
+
+  // By all threads, before anybody may send.
+  __device__ __forceinline__ void open() const {
+    if (threadIdx.x == 0) {
+      mbarrier_init(smem + RECEIVED_BARRIER_OFFSET, 1);
+      mbarrier_init_fence();
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();
   }
-  cluster_sync();  // nobody leaves while its shared memory is read
-}
+  __device__ __forceinline__ void await_all_open() const { cluster_wait(); }
+
+  __device__ __forceinline__ void send(int row, int chunk, const Sum& sum) const {
+    const int owner = row % u32(ctas), slot = row - owner + rank;
+    const u32 barrier = cluster_address(smem + RECEIVED_BARRIER_OFFSET, owner);
+    cluster_store_async(cluster_address(smem + RECEIVED_OFFSET + slot * (VALUE_DIM * 4) + chunk * 16, owner), sum.o, barrier);
+    if (chunk == 0)
+      cluster_store_async(cluster_address(smem + RECEIVED_STATISTICS_OFFSET + slot * 8, owner), make_float2(sum.max, sum.sum), barrier);
+  }
+
+  // Adds this CTA's rows up, in the order of the CTAs.
+  __device__ __forceinline__ void merge(const SdpaParams& p, const Destination& to) const {
+    static_assert(!CLUSTERED || Meeting::COLUMNS == VALUE_DIM, "all columns are there at once");
+    constexpr int CHUNKS = VALUE_DIM / 4, AT_ONCE = 8;
+    const int rows = (to.rows() - rank + ctas - 1) / u32(ctas);  // ranks are below the number of CTAs, so that this is not negative
+    if (rows == 0) return;
+    if (threadIdx.x == 0) mbarrier_expect_bytes(smem + RECEIVED_BARRIER_OFFSET, rows * ctas * (VALUE_DIM * 4 + 8));
+    mbarrier_wait_cluster(smem + RECEIVED_BARRIER_OFFSET, 0);
+    const float scale_log2 = ScoreHook::scale_log2(p);
+#pragma unroll 1
+    for (int item = threadIdx.x; item < rows * CHUNKS; item += THREADS) {
+      const int first_slot = item / CHUNKS * ctas, chunk = item % CHUNKS;
+      Sum sum;
+#pragma unroll 1
+      for (int first = 0; first < ctas; first += AT_ONCE)
+        sum.add<AT_ONCE>(ctas - first, scale_log2, [&](int i, float2& own, float4& columns) {
+          const int slot = first_slot + first + i;
+          own = shared_load_pair(smem + RECEIVED_STATISTICS_OFFSET + slot * 8);
+          columns = shared_load(smem + RECEIVED_OFFSET + slot * (VALUE_DIM * 4) + chunk * 16);
+        });
+      to.store(first_slot + rank, 4 * chunk, sum.o, sum.max, sum.sum);
+    }
+  }
+};
 
 // Brings the teams' parts of a segment together. `stage` is the one that every team read last.
 __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned char* smem, const Division& division, const Cursor& at,
@@ -194,6 +225,8 @@ __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned cha
   unsigned char* columns = smem + stage * STAGE_BYTES;                       // of the first team
   const Destination to(p, at);
   const bool whole = !CLUSTERED && at.whole();
+  const Exchange exchange(shared_address(smem));
+  if (CLUSTERED) exchange.await_all_open();
   Parts parts;
   float* slot = nullptr;
   if (!CLUSTERED && !whole) {
@@ -225,8 +258,7 @@ __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned cha
       if (whole) {
         to.store(row, column, sum.o, sum.max, sum.sum);
       } else if (CLUSTERED) {
-        *reinterpret_cast<float4*>(smem + Meeting::offset(row, chunk)) = sum.o;  // nobody else reads what was there
-        if (column == 0) *reinterpret_cast<float2*>(smem + CLUSTER_STATISTICS_OFFSET + row * 8) = make_float2(sum.max, sum.sum);
+        exchange.send(row, chunk, sum);
       } else {
         __stcg(reinterpret_cast<float4*>(slot + row * VALUE_DIM + column), sum.o);
         if (column == 0) __stcg(parts.statistics(slot, row), make_float2(sum.max, sum.sum));
@@ -234,7 +266,7 @@ __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned cha
     }
   }
   if constexpr (CLUSTERED) {
-    merge_cluster(p, shared_address(smem), to);
+    exchange.merge(p, to);
     return;
   }
   __syncthreads();  // the stages may be filled again; and all of this CTA's part is written

@@ -19,6 +19,12 @@ static_assert(SPLIT_KEYS % BLOCK_N == 0 && (SPLIT_TILES & (SPLIT_TILES - 1)) == 
 // CTAs that share a Q tile; a power of two.
 __device__ __forceinline__ int cluster_ctas() { return CLUSTERED ? int(cluster_size()) : 1; }
 
+// Whether sequences have numbers of queries of their own.
+__device__ __forceinline__ bool own_queries(const SdpaParams& p) { return PACKED_QUERIES || USED_LENGTHS && p.seqused_q; }
+
+// Q tiles of a key head.
+__device__ __forceinline__ int m_blocks_of(const SdpaParams& p, int seq_q) { return (seq_q * (p.heads_q / p.heads_kv) + ROWS - 1) / ROWS; }
+
 // One sequence: its Q tiles, and the keys that its queries see.
 struct Asked {
   Sequence bounds;
@@ -28,7 +34,7 @@ struct Asked {
 
   __device__ __forceinline__ Asked() {}
   __device__ __forceinline__ Asked(const SdpaParams& p, int batch) : bounds(sequence_of<OWN_LENGTHS>(p, batch)) {
-    m_blocks = (bounds.seq_q * (p.heads_q / p.heads_kv) + ROWS - 1) / ROWS;
+    m_blocks = m_blocks_of(p, bounds.seq_q);
     key_first = max(0, band_first(bounds, 0));
     key_end = min(bounds.seq_kv, band_last(bounds, bounds.seq_q - 1) + 1);
     tiles = max(1, (key_end - key_first + BLOCK_N - 1) / BLOCK_N);
@@ -69,10 +75,11 @@ struct Division {
   __device__ __forceinline__ explicit Division(const SdpaParams& p) {
     in_parts = p.workspace != nullptr;
     int fewest, most;  // units of a Q tile
-    if (!OWN_LENGTHS) {
-      const Asked asked(p, 0);
-      units = units_of(p, asked) * p.batch;
-      fewest = most = units_of_tile(asked);
+    if (!OWN_LENGTHS || CLUSTERED && !own_queries(p)) {
+      // Nobody waits for lengths that say nothing here.
+      units = CLUSTERED ? m_blocks_of(p, p.seq_q) * p.heads_kv : units_of(p, Asked(p, 0));
+      units *= p.batch;
+      fewest = most = CLUSTERED ? 1 : units_of_tile(Asked(p, 0));
     } else {
       units = 0, fewest = 1 << 30, most = 0;
       for (int batch = threadIdx.x % 32; batch < p.batch; batch += 32) {
@@ -89,7 +96,13 @@ struct Division {
         most = max(most, __shfl_xor_sync(~0u, most, lanes));
       }
     }
-    ctas = min(int(gridDim.x) / cluster_ctas(), units);
+    if (CLUSTERED) {
+      // There is a cluster for every Q tile.
+      ctas = units;
+      share = 1;
+      return;
+    }
+    ctas = min(int(gridDim.x), units);
     share = 0;
     if (SPLIT_TILES > 0 || units == 0 || fewest != most) return;
     // Q tiles of one length, as many for nearly every CTA: then nothing has to be merged.
@@ -117,7 +130,7 @@ struct Cursor {
   __device__ __forceinline__ Cursor() {}
   __device__ __forceinline__ Cursor(const SdpaParams& p, const Division& division) {
     const int cta = int(blockIdx.x) / cluster_ctas();
-    unit = unit_end = 0;
+    unit = unit_end = tile = tile_end = 0;
     if (cta >= division.ctas) return;
     unit = division.first_unit(cta);
     unit_end = division.first_unit(cta + 1);
@@ -126,7 +139,7 @@ struct Cursor {
     const int each = division.units_of_tile(asked);
     const int number = inside / each;
     at = inside - number * each;
-    head_kv = number / asked.m_blocks;
+    head_kv = asked.m_blocks == 1 ? number : number / asked.m_blocks;  // mostly there is one query
     m_block = number - head_kv * asked.m_blocks;
     enter_segment(division);
   }
@@ -153,8 +166,8 @@ struct Cursor {
  private:
   // The sequence that `unit` lies in: 32 at a time, where their lengths are their own. Gives the unit's number in it.
   __device__ __forceinline__ int find_sequence(const SdpaParams& p, const Division& division) {
-    if (!OWN_LENGTHS) {
-      const int each = division.units_of(p, Asked(p, 0));
+    if (!OWN_LENGTHS || CLUSTERED && !own_queries(p)) {
+      const int each = CLUSTERED ? m_blocks_of(p, p.seq_q) * p.heads_kv : division.units_of(p, Asked(p, 0));
       batch = unit / each;
       return unit - batch * each;
     }

@@ -1,8 +1,8 @@
 // hopper_fwd: fused attention for sm_90a on TMA, mbarriers and wgmma.
 //
-// A CTA is a tile scheduler and a producer, one thread each (a warp where lengths or pages are data), and CONSUMERS warpgroups of 64 query rows. The scheduler publishes one Q tile
+// A CTA is a tile scheduler and a producer, one thread each (a warp or two where lengths or pages are data), and CONSUMERS warpgroups of 64 query rows. The scheduler publishes one Q tile
 // after the other (scheduler.cuh), the producer streams its Q, K and V through rings in shared memory (layout.cuh, producer.cuh), and the
-// consumers compute it (mainloop.cuh) and store it (epilogue.cuh). Two more warps clear rows that no sequence owns (unowned.cuh). K and V have rings of STAGES tiles with a full barrier, filled by TMA,
+// consumers compute it (mainloop.cuh) and store it (epilogue.cuh). The warps that are left clear rows that no sequence owns (unowned.cuh). K and V have rings of STAGES tiles with a full barrier, filled by TMA,
 // and an empty barrier, one arrival per consumer warp, per slot.
 //
 //   rows: 64·CONSUMERS, made of PACK_HEADS query heads (of one key head) × POSITIONS positions
@@ -34,11 +34,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp == 1 && (PACKED_QUERIES || elect_lane()))
       run_scheduler<SchedulerOf<(PACKED_QUERIES > 0)>::type>(p, layout);
-    else if (warp == 0 && (PRODUCER_IS_WARP || elect_lane()))
-      Producer(p, q_map, k_map, v_map, layout).run();
-    else if (OWN_QUERIES && warp > 1) {
+    else if ((warp == 0 || FEEDERS > 1 && warp == 2) && (PRODUCER_IS_WARP || elect_lane()))
+      Producer(p, q_map, k_map, v_map, layout, warp / 2).run();
+    else if (OWN_QUERIES && warp > FEEDERS) {
+      constexpr int CLEARERS = 3 - FEEDERS;
       grid_wait();  // lengths may be another kernel's outputs
-      clear_unowned_rows(p, 2 * blockIdx.x + warp - 2, 2 * gridDim.x);
+      clear_unowned_rows(p, CLEARERS * blockIdx.x + warp - 1 - FEEDERS, CLEARERS * gridDim.x);
     }
   } else {
     registers_claim<CONSUMER_REGS>();

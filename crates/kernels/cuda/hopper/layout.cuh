@@ -27,6 +27,12 @@ constexpr int LAYOUT_BYTES = WORK_OFFSET + WORK_SLOTS * WORK_BYTES;
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
 static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
+// Scores that are changed take registers of the consumers, and leave the producer fewer.
+constexpr bool MODIFIED = CHUNKED || SOFTCAP || ALIBI || BIAS || BOOLEAN_MASK;
+
+// Warps that feed K and V rings together: one would not copy rows in time.
+constexpr int FEEDERS = GATHERED_PAGES ? 2 : 1;
+
 // Named barriers.
 constexpr int PINGPONG_BARRIER = 1;                             // + warpgroup
 constexpr int EPILOGUE_BARRIER = PINGPONG_BARRIER + CONSUMERS;  // + warpgroup
@@ -64,7 +70,7 @@ struct Layout {
   __device__ __forceinline__ u32 v_full(int slot) const { return ring_barriers + slot * 32 + 16; }
   __device__ __forceinline__ u32 v_empty(int slot) const { return ring_barriers + slot * 32 + 24; }
 
-  // By one thread, before any other thread may use them. Full: one arrival and the bytes; empty: one arrival per consumer warp.
+  // By one thread, before any other thread may use them. Full: one arrival per feeder and the bytes; empty: one arrival per consumer warp.
   __device__ __forceinline__ void init_barriers() const {
 #pragma unroll
     for (int slot = 0; slot < Q_STAGES; ++slot) {
@@ -76,13 +82,13 @@ struct Layout {
 #pragma unroll
     for (int slot = 0; slot < WORK_SLOTS; ++slot) {
       mbarrier_init(work_full(slot), 1);
-      mbarrier_init(work_empty(slot), 4 * CONSUMERS + 1);
+      mbarrier_init(work_empty(slot), 4 * CONSUMERS + FEEDERS);
     }
 #pragma unroll
     for (int slot = 0; slot < STAGES; ++slot) {
-      mbarrier_init(k_full(slot), 1);
+      mbarrier_init(k_full(slot), FEEDERS);
       mbarrier_init(k_empty(slot), 4 * CONSUMERS);
-      mbarrier_init(v_full(slot), 1);
+      mbarrier_init(v_full(slot), FEEDERS);
       mbarrier_init(v_empty(slot), 4 * CONSUMERS);
     }
     mbarrier_init_fence();

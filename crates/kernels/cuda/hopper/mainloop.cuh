@@ -20,14 +20,14 @@ struct Constant {
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 // Registers per thread at the start, and how the warpgroups share them out afterwards.
 constexpr int ENTRY_REGS = 65536 / (CTAS_PER_SM * THREADS) / 8 * 8;
-// Pairs and packed heads take more to work out, lengths and pages still more; packed sequences as little as leaves the consumers 232.
-constexpr bool ONLY_PACKED = PACKED_QUERIES && !(USED_LENGTHS || PAGED_CACHE || CHUNKED || SOFTCAP || ALIBI || BIAS || BOOLEAN_MASK);
-constexpr int PRODUCER_REGS = ONLY_PACKED ? 40 : OWN_LENGTHS || PAGED_CACHE ? 56 : CONSUMERS >= 3 || PAIRED || PACK_HEADS > 1 || CHUNKED ? 32 : 24;
+// Pairs and packed heads take more to work out, lengths still more, pages most; packed sequences as little as leaves the consumers 232.
+constexpr bool ONLY_PACKED = PACKED_QUERIES && !(USED_LENGTHS || PAGED_CACHE || MODIFIED);
+constexpr int PRODUCER_REGS = ONLY_PACKED ? 40 : PAGED_CACHE && !MODIFIED ? 72 : OWN_LENGTHS || PAGED_CACHE ? 56 : CONSUMERS >= 3 || PAIRED || PACK_HEADS > 1 || CHUNKED ? 32 : 24;
 constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / CONSUMERS / 8 * 8;
 constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 // Whether what rounding leaves of P has room beside everything else while MMAs and softmax overlap.
 constexpr bool RESIDUAL_FITS =
-    PRECISE_KEYS > 0 && BLOCK_N + VALUE_DIM / 2 + (Q_IN_REGS ? HEAD_DIM / 4 : 0) + 40 <= CONSUMER_REGS;
+    PRECISE_KEYS > 0 && BLOCK_N + VALUE_DIM / 2 + (Q_IN_REGS ? HEAD_DIM / 4 : 0) + (PAGED_CACHE ? 48 : 40) <= CONSUMER_REGS;
 constexpr bool TAKES_TURNS = PINGPONG > 0 && CONSUMERS > 1;
 constexpr bool FIRST_TOO = TAKES_TURNS && PINGPONG > 1;
 
@@ -113,7 +113,8 @@ struct Consumer {
     if constexpr (ScoreHook::ACTIVE) {
       const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
       const int rows[2] = {row, row + 8};
-      apply_hook<BLOCK_N>(ScoreHook(p, bounds(), t.batch, head_of_warp(t)), s, rows, n * BLOCK_N + 2 * (lane % 4));
+      const ScoreHook hook(p, bounds(), t.batch, head_of_warp(t));
+      ScoreHook::change(hook, hook, s, rows, n * BLOCK_N + 2 * (lane % 4));
     }
   }
   __device__ int head_of_warp(const QTile& t) const { return PACK_HEADS > 1 ? t.head + first_row_of_warp() / POSITIONS : t.head; }

@@ -4,7 +4,7 @@
 // Waiting on an empty barrier with the opposite parity succeeds at once in the first round.
 //
 // TMA knows neither pages nor where a sequence ends among others. So where a cache has pages, or sequences lengths of their own, the
-// producer is a whole warp, which copies or completes such tiles itself (gather.cuh).
+// producer is a whole warp, or two, which copy or complete such tiles themselves (gather.cuh).
 #pragma once
 #include "gather.cuh"
 #include "launch.cuh"
@@ -41,13 +41,14 @@ struct Producer {
   RingPosition<WORK_SLOTS> work_at;
   RingPosition<Q_STAGES> q_at;
   RingPosition<STAGES> k_at, v_at;
+  const int feeder;  // which one this warp is
   Gathered gathered;
   Tail tail;
-  int even_pages, odd_pages;  // of this lane's box, by the number of the tile: K is at most one tile ahead of V
+  int latest, before;  // table entries of this lane's boxes of the last two K tiles: V is at most one behind
 
   __device__ __forceinline__ Producer(const SdpaParams& params, const TensorMap& q, const TensorMap& k, const TensorMap& v,
-                                      const Layout& where)
-      : p(params), q_map(q), k_map(k), v_map(v), layout(where) {}
+                                      const Layout& where, int number)
+      : p(params), q_map(q), k_map(k), v_map(v), layout(where), feeder(FEEDERS > 1 ? number : 0) {}
 
   // Waits for a slot, or for work. Whoever will empty it may be waiting for what this warp has copied so far.
   __device__ __forceinline__ void await_empty(u32 barrier, u32 parity) {
@@ -59,16 +60,22 @@ struct Producer {
     tail.publish(layout.tail_there);
   }
 
+  // The page table answers while the slot is awaited.
   __device__ __forceinline__ void load_k(const QTile& t, int n) {
-    if (BOXED) (k_at.uses & 1 ? odd_pages : even_pages) = page_of_lane(p, t, n);  // the answer comes while the slot is awaited
+    const bool gather = PAGED_CACHE && needs_gather(t);
+    int entry = 0;
+    if (BOXED) before = latest;
+    if (Gathered::IN_BLOCKS)
+      entry = Gathered::first_entry(p, t, n, feeder);
+    else if (BOXED && !gather)
+      latest = entry_of_box(p, t, n);
     await_empty(layout.k_empty(k_at.slot()), k_at.parity() ^ 1);
-    if (PAGED_CACHE && needs_gather(p, t)) {
-      gathered.copy<QK_PANELS>(p, p.k, p.k_stride, p.dim_qk, t, n, layout.k(k_at.slot()), layout.k_full(k_at.slot()));
-    } else if (BOXED) {
-      tma_boxes<QK_PANELS>(k_map, t, n, k_at.uses, layout.k(k_at.slot()), layout.k_full(k_at.slot()));
-    } else if (is_leader()) {
+    if (gather)
+      gathered.copy<QK_PANELS>(p, p.k, p.k_stride, p.dim_qk, t, n, feeder, entry, layout.k(k_at.slot()), layout.k_full(k_at.slot()));
+    else if (BOXED)
+      tma_boxes<QK_PANELS>(k_map, t, n, latest, layout.k(k_at.slot()), layout.k_full(k_at.slot()));
+    else if (is_leader())
       tma_k(t, n);
-    }
     k_at.advance();
   }
 
@@ -82,9 +89,12 @@ struct Producer {
   }
 
   __device__ __forceinline__ void load_v(const QTile& t, int n) {
+    const bool gather = PAGED_CACHE && needs_gather(t);
+    int entry = 0;
+    if (Gathered::IN_BLOCKS) entry = Gathered::first_entry(p, t, n, feeder);
     await_empty(layout.v_empty(v_at.slot()), v_at.parity() ^ 1);
-    if (PAGED_CACHE && needs_gather(p, t)) {
-      gathered.copy<V_PANELS>(p, p.v, p.v_stride, p.dim_v, t, n, layout.v(v_at.slot()), layout.v_full(v_at.slot()));
+    if (gather) {
+      gathered.copy<V_PANELS>(p, p.v, p.v_stride, p.dim_v, t, n, feeder, entry, layout.v(v_at.slot()), layout.v_full(v_at.slot()));
     } else if (PRODUCER_IS_WARP && (n + 1) * BLOCK_N > keys_of(p, t)) {
       tail.publish(layout.tail_there);
       fetch_v(t, n, layout.tail_there);
@@ -97,23 +107,23 @@ struct Producer {
 
   __device__ __forceinline__ void fetch_v(const QTile& t, int n, u32 barrier) {
     if (BOXED)
-      tma_boxes<V_PANELS>(v_map, t, n, v_at.uses, layout.v(v_at.slot()), barrier);
+      tma_boxes<V_PANELS>(v_map, t, n, k_at.uses == v_at.uses + 1 ? latest : before, layout.v(v_at.slot()), barrier);
     else if (is_leader())
       tma_v(t, n, barrier);
   }
 
-  // Tile n, the `use`-th of K or V, from its pages, a few boxes at a time.
+  // Tile n from its pages. Shuffles come first, so that one lane issues all boxes in one go, or two at a time where registers are short.
   template <int PANELS>
-  __device__ __forceinline__ void tma_boxes(const TensorMap& map, const QTile& t, int n, u32 use, u32 tile, u32 barrier) const {
-    constexpr int TURN = BOXES % 4 == 0 ? 4 : BOXES;
-    const int page_here = use & 1 ? odd_pages : even_pages;
+  __device__ __forceinline__ void tma_boxes(const TensorMap& map, const QTile& t, int n, int entry, u32 tile, u32 barrier) const {
+    constexpr int TURN = MODIFIED && BOXES % 2 == 0 ? 2 : BOXES;
+    const int own = page_inside(p, entry);
     const int first = PAGE_BOXES > 1 ? first_box(t, n) : 0;
     if (is_leader()) mbarrier_expect_bytes(barrier, PANELS * KV_PANEL_BYTES);
 #pragma unroll 1
     for (int at = 0; at < BOXES; at += TURN) {
       int page[TURN];
 #pragma unroll
-      for (int box = 0; box < TURN; ++box) page[box] = __shfl_sync(~0u, page_here, at + box);
+      for (int box = 0; box < TURN; ++box) page[box] = __shfl_sync(~0u, own, at + box);
       if (!is_leader()) continue;
 #pragma unroll
       for (int box = 0; box < TURN; ++box)
@@ -135,7 +145,7 @@ struct Producer {
   // Rows behind a sequence's last query are another's, and nobody looks at what becomes of them.
   __device__ __forceinline__ void load_q(const QTile& t) {
     await_empty(layout.q_empty(q_at.slot()), q_at.parity() ^ 1);
-    if (is_leader()) {
+    if (feeder == 0 && is_leader()) {
       mbarrier_expect_bytes(layout.q_full(q_at.slot()), Q_BYTES);
 #pragma unroll
       for (int panel = 0; panel < QK_PANELS; ++panel)
@@ -158,7 +168,7 @@ struct Producer {
   }
 
   __device__ __forceinline__ void want_more() const {
-    if (PERSISTENT == 2 && is_leader()) mbarrier_arrive(layout.work_wanted);
+    if (PERSISTENT == 2 && feeder == 0 && is_leader()) mbarrier_arrive(layout.work_wanted);
   }
 
   // Everything in the order in which it is consumed: the next Q tile's first keys come before this one's last values. Its queries

@@ -44,8 +44,11 @@ struct Part {
     row_pair_reset(state);
   }
 
-  __device__ __forceinline__ ScoreHook hook() const {
-    return ScoreHook(at.p, at.p, at.batch, PACK_HEADS > 1 ? at.head + warp_row / POSITIONS : at.head);
+  __device__ __forceinline__ void apply_hook(float (&s)[BLOCK_N / 2], int tile) const {
+    if constexpr (ScoreHook::ACTIVE) {
+      const ScoreHook hook(at.p, at.p, at.batch, PACK_HEADS > 1 ? at.head + warp_row / POSITIONS : at.head);
+      ScoreHook::change(hook, hook, s, rows, column(tile));
+    }
   }
   __device__ __forceinline__ u32 stage_smem(int stage) const { return at.ring(at.wg_n) + stage * (K_BYTES + V_BYTES); }
   __device__ __forceinline__ int column(int tile) const { return at.first_key(tile) + 2 * (lane % 4); }
@@ -80,7 +83,7 @@ struct Part {
     mask_scores<BLOCK_N>(at.p, s, rows, column(tile));
   }
   __device__ __forceinline__ void change_scores(float (&s)[BLOCK_N / 2], int tile) const {
-    apply_hook<BLOCK_N>(hook(), s, rows, column(tile));
+    apply_hook(s, tile);
     if (ScoreHook::ACTIVE && !WHOLE_TILES) mask_after(s, tile);
   }
 
@@ -160,7 +163,7 @@ struct Part {
       multiply_qk<false>(s, tile);
       wgmma_wait<0>();
       pin_registers(s);
-      apply_hook<BLOCK_N>(hook(), s, rows, column(tile));
+      apply_hook(s, tile);
       if (!WHOLE_TILES && tile_needs_mask(at.p, at.m0, at.m_last, at.first_key(tile), BLOCK_N)) mask_after(s, tile);
       softmax_scores<BLOCK_N, !WHOLE_TILES>(s, state, ScoreHook::scale_log2(at.p), shrink);
       pack_probabilities<BLOCK_N>(s, packed);

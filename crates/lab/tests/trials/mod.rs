@@ -11,6 +11,7 @@ use ptxsan::{Options, Schedule};
 
 pub(crate) const F16: DType = DType::F16;
 pub(crate) const BF16: DType = DType::BF16;
+pub(crate) const F32: DType = DType::F32;
 
 pub(crate) struct Trial {
     pub(crate) kernel: &'static str,

@@ -9,6 +9,7 @@ __version__: str
 
 HEAD_DIM_MAX: int
 GPU_HEAD_DIM_MAX: int
+GPU_HEAD_DIM_MAX_F32: int
 
 def set_batch_invariant(on: bool) -> bool: ...
 def forward(

@@ -151,10 +151,9 @@ def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
     if q.dtype not in CODES:
         return _words.dtype(q.dtype)
     if q.is_cuda:
-        if q.dtype == torch.float32:
-            return _words.dtype_on_gpu(q.dtype)
-        if q.size(-1) > _native.GPU_HEAD_DIM_MAX or v.size(-1) > _native.GPU_HEAD_DIM_MAX:
-            return _words.dim_on_gpu(max(q.size(-1), v.size(-1)), _native.GPU_HEAD_DIM_MAX)
+        largest = _native.GPU_HEAD_DIM_MAX_F32 if q.dtype == torch.float32 else _native.GPU_HEAD_DIM_MAX
+        if q.size(-1) > largest or v.size(-1) > largest:
+            return _words.dim_on_gpu(max(q.size(-1), v.size(-1)), q.dtype, largest)
     elif q.device.type != "cpu":
         return _words.device(q.device)
     for x in (q, k, v):

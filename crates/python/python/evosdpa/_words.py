@@ -28,12 +28,8 @@ def dtype(name: object) -> str:
     return f"no kernel for {name}; use float32, float16 or bfloat16, {FALLBACK}"
 
 
-def dtype_on_gpu(name: object) -> str:
-    return f"no CUDA kernel for {name}; use float16 or bfloat16, {FALLBACK}"
-
-
-def dim_on_gpu(dim: int, largest: int) -> str:
-    return f"no CUDA kernel for a head dimension of {dim}; use at most {largest}, {FALLBACK}"
+def dim_on_gpu(dim: int, name: object, largest: int) -> str:
+    return f"no CUDA kernel for a head dimension of {dim} of {name}; use at most {largest}, {FALLBACK}"
 
 
 def mask_on_gpu() -> str:

@@ -7,8 +7,15 @@ use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
 use super::*;
 
-/// The most codes that may answer one head dimension, type, mask kind and group size.
-const CODES_MAX: usize = 12;
+/// The most codes that may answer one head dimension, type, mask kind and group size: with twelve, eight of 100 random problems missed
+/// the one that is fastest by more than 3 % (docs/log/planner.md).
+const CODES_MAX: usize = 16;
+
+/// The most of a kind that servers ask for.
+const SERVED_MAX: usize = 12;
+
+/// The most on older GPUs.
+const OLDER_MAX: usize = 8;
 
 /// Masks by their kind; the bounds of a band are no part of the code.
 const MASKS: [&str; 3] = ["full", "causal", "window"];
@@ -104,7 +111,7 @@ fn too_many(arch: Arch, dims: &[(u32, u32)], dtypes: &[DType], groups: &[u32], m
 
 #[test]
 fn a_new_length_or_batch_is_never_new_code() {
-    let dims = [(64, 64), (32, 32), (128, 128), (96, 96), (192, 128), (160, 160), (256, 256)];
+    let dims = [(64, 64), (32, 32), (128, 128), (96, 96), (192, 128), (160, 160), (256, 256), (512, 512)];
     let wrong = too_many(Arch::Sm90a, &dims, &[DType::BF16], &[1, 2, 4, 8], CODES_MAX);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let f16 = too_many(Arch::Sm90a, &[(64, 64), (128, 128)], &[DType::F16], &[1, 4], CODES_MAX);
@@ -134,9 +141,11 @@ fn packed_sequences_have_one_code() {
 
 #[test]
 fn older_gpus_have_fewer_codes() {
-    let dims = [(64, 64), (128, 128), (256, 256)];
-    let wrong = too_many(Arch::Sm89, &dims, &[DType::BF16, DType::F16], &[1, 4], CODES_MAX * 2 / 3);
+    let dims = [(64, 64), (128, 128), (256, 256), (512, 512)];
+    let wrong = too_many(Arch::Sm89, &dims, &[DType::BF16, DType::F16], &[1, 4], OLDER_MAX);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let single = too_many(Arch::Sm90a, &[(64, 64), (256, 256)], &[DType::F32], &[1], CODES_MAX / 3);
+    assert!(single.is_empty(), "{}", single.join("\n"));
 }
 
 /// What servers and models ask for: packed sequences, filled parts of caches, pages of every size, 8-bit caches, modifiers.
@@ -211,7 +220,7 @@ fn served_problems_have_few_codes_too() {
             let list: String =
                 codes.iter().map(|(code, text)| format!("\n  {code:?}, say of {text}")).collect();
             assert!(
-                (1..=CODES_MAX).contains(&codes.len()),
+                (1..=SERVED_MAX).contains(&codes.len()),
                 "{arch} d{dim}{kind}: {} codes{list}",
                 codes.len()
             );

@@ -78,10 +78,31 @@ fn tensors_that_tma_cannot_reach_go_to_a_kernel_that_can() {
 
 #[test]
 fn a_problem_nobody_takes_names_who_comes_closest() {
-    let message = choose("b1h8s512d512", DType::F16, Arch::Sm89, |_| {}).unwrap_err().to_string();
-    assert!(message.contains("the closest is `ampere_fwd`: head_dim is 512, it takes 1 to 256"), "{message}");
-    let message = choose("mission", DType::F32, Arch::Sm90a, |_| {}).unwrap_err().to_string();
-    assert!(message.contains("the closest is") && message.contains("not f32"), "{message}");
+    let message = choose("b1h8s512d512", DType::F32, Arch::Sm89, |_| {}).unwrap_err().to_string();
+    assert!(message.contains("the closest is `ampere_f32`: head_dim is 512, it takes 1 to 256"), "{message}");
+    let message = choose("mission:kv=f16", DType::F32, Arch::Sm90a, |_| {}).unwrap_err().to_string();
+    assert!(message.contains("the closest is `ampere_f32`: it does not take"), "{message}");
+}
+
+#[test]
+fn wide_heads_and_f32_have_a_kernel_everywhere() {
+    for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90a] {
+        let limit = Target::nominal(arch).smem_limit_bytes;
+        for (shape, dtype, name) in [
+            ("b4h8s4096d512:causal", DType::BF16, "ampere_fwd"),
+            ("b4h8s4096d257", DType::F16, "ampere_fwd"),
+            ("b1h8s1/9000d512:used:paged=16", DType::BF16, "ampere_fwd"),
+            ("b4h8s1000d64/512:varlen:alibi:sinks", DType::F16, "ampere_fwd"),
+            ("b4h8s4096d64:causal", DType::F32, "ampere_f32"),
+            ("b4h8s4096d256", DType::F32, "ampere_f32"),
+            ("b1h8s1/9000d128:used:paged=16:precise", DType::F32, "ampere_f32"),
+            ("b4h8s1000d200/8:causal-br:varlen:softcap=30:bias:mask=b:sinks", DType::F32, "ampere_f32"),
+        ] {
+            let variant = choose(shape, dtype, arch, |_| {}).unwrap().variant;
+            assert_eq!(variant.id.kernel, name, "{shape} on {arch}");
+            assert!(variant.launch.dynamic_smem_bytes <= limit, "{shape} on {arch}: {}", variant.label());
+        }
+    }
 }
 
 const TABLE: &str = r#"
