@@ -33,6 +33,22 @@ impl Split {
     /// Over nothing: one warpgroup has all keys.
     pub(super) const NONE: Self = Self { cluster: 1, warpgroups: 1 };
 
+    /// Whether the split is one of the few codes that the problem's head dimension, mask and group have.
+    fn has_code(self, look: &Look<'_>) -> bool {
+        match (self.cluster, self.warpgroups) {
+            (1, 1) if one_tile_each(look) => true,
+            (1, 1) if look.masked() => look.widest() > 128,
+            (1, 1) => look.narrow() && !look.grouped(),
+            (2, 1) => true,
+            _ if look.grouped() => false,
+            (1, 2) => !look.narrow() || look.masked() || look.facts.seq_kv == 4 * Self::block_n(look),
+            (2, 2) => !look.narrow() || look.masked(),
+            (4, 1) => !look.narrow() && look.masked(),
+            (4, 2) => true,
+            _ => look.widest() > 128,
+        }
+    }
+
     /// Keys of a KV tile.
     pub(super) fn block_n(look: &Look<'_>) -> u32 {
         if look.narrow() { 128 } else { 64 }
@@ -276,7 +292,7 @@ impl Cost {
         };
         let has_code = match self.cut {
             Cut::Rows(tile) => tile.has_code(look),
-            Cut::Keys(_) => true,
+            Cut::Keys(split) => split.has_code(look),
         };
         of && has_code
     }

@@ -51,13 +51,15 @@ impl Tile {
     pub(super) fn has_code(self, look: &Look<'_>) -> bool {
         match self {
             Self::TwoSmall => !look.grouped() && shared_heads(look) == 1,
-            Self::ThreeSmall => !look.grouped() || look.masked(),
+            Self::ThreeSmall => look.masked(),
             // Rows of few keys have one code.
             Self::Three => look.masked() || look.facts.seq_kv >= PRECISE_KEYS,
             Self::Two => {
                 !look.narrow() || look.grouped() || look.masked() || look.facts.seq_kv >= PRECISE_KEYS
             }
-            Self::Four => !look.masked() && look.facts.seq_kv >= PRECISE_KEYS && !look.grouped(),
+            Self::Four => {
+                !look.masked() && look.facts.seq_kv >= PRECISE_KEYS && look.facts.seq_kv.is_multiple_of(64)
+            }
         }
     }
 
