@@ -15,10 +15,11 @@ use evosdpa_core::Problem;
 use evosdpa_kernels::{Arch, Registry};
 use evosdpa_lab::{
     Error,
-    agreement::{AgreementRow, Asked, QUESTIONS},
+    agreement::{AgreementRow, Asked, QUESTIONS, cache_write},
     device::{Cuda, Device, Output, Sim},
     machine::Environment,
 };
+use ptxsan::Schedule;
 use serde_json::json;
 
 type Simulated = Result<(String, Output), Error>;
@@ -81,6 +82,10 @@ fn main() -> Result<(), Error> {
         let answers = simulate(&sim, cores);
         let failed = answers.iter().filter(|(_, answer)| answer.is_err()).count();
         println!("{} of {} questions answered", answers.len() - failed, QUESTIONS.len());
+        let (kernels, writes) = (cache_write::Kernels::compile()?, cache_write::questions());
+        let answered =
+            writes.iter().filter(|(_, write)| kernels.simulate(write, Schedule::RoundRobin).is_ok());
+        println!("{} of {} writes to caches made", answered.count(), writes.len());
         return Ok(());
     }
     let gpu = Cuda::open(0, Registry::embedded()?)?;
@@ -93,13 +98,24 @@ fn main() -> Result<(), Error> {
                 .push(json!({ "kernel": asked.kernel, "shape": asked.shape, "why": error.to_string() })),
         }
     }
+    let kernels = cache_write::Kernels::compile()?;
+    let mut writes = Vec::new();
+    for (name, write) in cache_write::questions() {
+        match cache_write::compare(&gpu, &kernels, name, &write) {
+            Ok(row) => writes.push(row),
+            Err(error) => {
+                failures.push(json!({ "kernel": "cache_write", "shape": name, "why": error.to_string() }))
+            }
+        }
+    }
     let mut environment = Environment::look(None);
     environment.accelerator = gpu.accelerator();
     let document = json!({
-        "schema": "evosdpa.sim-agreement/2", "environment": environment, "rows": rows, "failures": failures,
+        "schema": "evosdpa.sim-agreement/2", "environment": environment, "rows": rows, "cache_writes": writes,
+        "failures": failures,
     });
     println!("{document:#}");
-    let agree = rows.iter().filter(|row| row.agrees).count();
-    eprintln!("{agree} of {} rows agree, {} could not be run", rows.len(), failures.len());
+    let agree = rows.iter().filter(|row| row.agrees).count() + writes.iter().filter(|row| row.agrees).count();
+    eprintln!("{agree} of {} rows agree, {} could not be run", rows.len() + writes.len(), failures.len());
     Ok(())
 }

@@ -26,8 +26,12 @@ use crate::{
     device::{Device, Output, Sim},
 };
 
+pub mod cache_write;
 mod questions;
 pub use questions::QUESTIONS;
+
+/// Log-sum-exps of both machines, up to a dozen in size, may be so far apart: `lg2.approx` and `ex2.approx` differ in their last bits.
+pub const LSE_DISTANCE: f64 = 1e-5;
 
 /// What inputs are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,6 +151,7 @@ impl Asked {
             Numbers::Whole => row.same_bits == row.elements && self.digest(simulated)? == row.gpu_blake3,
             Numbers::Normal => row.of_bound <= 1.0,
         };
+        row.agrees &= row.lse_max_distance.is_some_and(|distance| distance <= LSE_DISTANCE);
         Ok(row)
     }
 }
@@ -178,7 +183,7 @@ pub struct AgreementRow {
     pub lse_max_distance: Option<f64>,
     /// Of the GPU's O: of whole numbers, what every right kernel gives.
     pub gpu_blake3: String,
-    /// Same bits, or within the bound, as the numbers ask for.
+    /// Same bits, or within the bound, as the numbers ask for; log-sum-exps no further apart than [`LSE_DISTANCE`].
     pub agrees: bool,
 }
 

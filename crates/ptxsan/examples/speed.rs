@@ -1,4 +1,5 @@
-//! How fast the machine runs: lane instructions per second on one host core, with hazard checking on and off.
+//! How fast the machine runs: lane instructions per second on one host core, with hazard checking on and off, by processor time; and with
+//! checking on all cores, by the clock on the wall.
 //!
 //! `cargo run --release -p ptxsan --example speed -- [NAME]…`: all kernels, or those that are named.
 
@@ -21,7 +22,14 @@ const KERNELS: [(&str, &str, Run); 4] = [
 const SAMPLES: u32 = 5;
 const LAUNCHES: u32 = 20;
 
-type Run = fn(&Module, bool) -> Result<Outcome>;
+type Run = fn(&Module, Mode) -> Result<Outcome>;
+
+#[derive(Clone, Copy)]
+struct Mode {
+    checks: bool,
+    /// Blocks run on all cores.
+    parallel: bool,
+}
 
 /// Seconds that this thread has had a processor, where Linux says so: other programs do not disturb it.
 fn processor_seconds() -> Option<f64> {
@@ -29,21 +37,22 @@ fn processor_seconds() -> Option<f64> {
     Some(text.split_whitespace().next()?.parse::<f64>().ok()? * 1e-9)
 }
 
-fn measure(name: &str, module: &Module, run: Run, check_races: bool) -> Result<()> {
+fn measure(name: &str, module: &Module, run: Run, mode: Mode) -> Result<()> {
     let (mut best, mut lanes, mut warps) = (f64::MAX, 0, 0);
     for _ in 0..SAMPLES {
         let (start, wall) = (processor_seconds(), Instant::now());
         for _ in 0..LAUNCHES {
-            let outcome = run(module, check_races)?;
+            let outcome = run(module, mode)?;
             assert!(outcome.is_clean(), "{outcome}");
             (lanes, warps) = (outcome.counters.lane_instructions, outcome.warp_instructions);
         }
-        let took = processor_seconds().zip(start).map(|(end, start)| end - start);
+        let took = processor_seconds().zip(start).map(|(end, start)| end - start).filter(|_| !mode.parallel);
         best = best.min(took.unwrap_or_else(|| wall.elapsed().as_secs_f64()) / f64::from(LAUNCHES));
     }
     println!(
-        "{name:14}  hazards {:3}  {lanes:>8} lane instructions  {:7.2} ms  {:7.1} M lanes/s  {:6.2} M warps/s",
-        if check_races { "on" } else { "off" },
+        "{name:14}  hazards {:3}  {}  {lanes:>8} lane instructions  {:7.2} ms  {:7.1} M lanes/s  {:6.2} M warps/s",
+        if mode.checks { "on" } else { "off" },
+        if mode.parallel { "all cores" } else { "one core " },
         best * 1e3,
         lanes as f64 / best / 1e6,
         warps as f64 / best / 1e6,
@@ -51,11 +60,10 @@ fn measure(name: &str, module: &Module, run: Run, check_races: bool) -> Result<(
     Ok(())
 }
 
-/// Launches on one host thread.
-fn launch(device: &mut Device, module: &Module, mut launch: Launch, check_races: bool) -> Result<Outcome> {
+fn launch(device: &mut Device, module: &Module, mut launch: Launch, mode: Mode) -> Result<Outcome> {
     let id = device.load(module)?;
-    launch.options.check_races = check_races;
-    launch.options.parallel = false;
+    launch.options.check_races = mode.checks;
+    launch.options.parallel = mode.parallel;
     device.launch(id, &launch)
 }
 
@@ -74,16 +82,16 @@ fn expect_product(device: &mut Device, c: Buffer) -> Result<()> {
     Ok(())
 }
 
-fn product(module: &Module, check_races: bool) -> Result<Outcome> {
-    half_product(module, check_races, false)
+fn product(module: &Module, mode: Mode) -> Result<Outcome> {
+    half_product(module, mode, false)
 }
 
 /// The same with operands that the kernel may only read.
-fn product_inputs(module: &Module, check_races: bool) -> Result<Outcome> {
-    half_product(module, check_races, true)
+fn product_inputs(module: &Module, mode: Mode) -> Result<Outcome> {
+    half_product(module, mode, true)
 }
 
-fn half_product(module: &Module, check_races: bool, are_inputs: bool) -> Result<Outcome> {
+fn half_product(module: &Module, mode: Mode, are_inputs: bool) -> Result<Outcome> {
     let mut device = Device::new();
     let (a, b) = (ones(&mut device, "a", M, K)?, ones(&mut device, "b", N, K)?);
     device.set_read_only(a, are_inputs)?;
@@ -91,13 +99,12 @@ fn half_product(module: &Module, check_races: bool, are_inputs: bool) -> Result<
     let c = device.allocate("c", 4 * M * N)?;
     let args = vec![Arg::Buffer(a), Arg::Buffer(b), Arg::Buffer(c), Arg::I32(N as i32), Arg::I32(K as i32)];
     let grid = [N as u32 / 64, M as u32 / 64, 1];
-    let outcome =
-        launch(&mut device, module, Launch::new("product", grid, [128, 1, 1], 0, args), check_races)?;
+    let outcome = launch(&mut device, module, Launch::new("product", grid, [128, 1, 1], 0, args), mode)?;
     expect_product(&mut device, c)?;
     Ok(outcome)
 }
 
-fn wgmma_product(module: &Module, check_races: bool) -> Result<Outcome> {
+fn wgmma_product(module: &Module, mode: Mode) -> Result<Outcome> {
     let mut device = Device::new();
     let (a, b) = (ones(&mut device, "a", M, K)?, ones(&mut device, "b", N, K)?);
     let c = device.allocate("c", 4 * M * N)?;
@@ -118,24 +125,24 @@ fn wgmma_product(module: &Module, check_races: bool) -> Result<Outcome> {
     let grid = [N as u32 / 64, M as u32 / 64, 1];
     let stages = 3 * 2 * 64 * 64 * 2;
     let asked = Launch::new("wgmma_product", grid, [160, 1, 1], stages, args);
-    let outcome = launch(&mut device, module, asked, check_races)?;
+    let outcome = launch(&mut device, module, asked, mode)?;
     expect_product(&mut device, c)?;
     Ok(outcome)
 }
 
-fn smooth(module: &Module, check_races: bool) -> Result<Outcome> {
+fn smooth(module: &Module, mode: Mode) -> Result<Outcome> {
     let mut device = Device::new();
     let data = device.upload("data", &1f32.to_le_bytes().repeat(4 * 256))?;
     let args = vec![Arg::Buffer(data), Arg::I32(100)];
-    launch(&mut device, module, Launch::new("smooth", [4, 1, 1], [256, 1, 1], 0, args), check_races)
+    launch(&mut device, module, Launch::new("smooth", [4, 1, 1], [256, 1, 1], 0, args), mode)
 }
 
 fn main() -> Result<()> {
     let names: Vec<String> = std::env::args().skip(1).collect();
-    for check_races in [true, false] {
+    for (checks, parallel) in [(true, false), (false, false), (true, true)] {
         for (name, ptx, run) in KERNELS.iter().filter(|k| names.is_empty() || names.iter().any(|n| n == k.0))
         {
-            measure(name, &Module::parse(ptx)?, *run, check_races)?;
+            measure(name, &Module::parse(ptx)?, *run, Mode { checks, parallel })?;
         }
     }
     Ok(())

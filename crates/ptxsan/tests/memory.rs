@@ -1,6 +1,6 @@
 //! Memory safety: each mistake is a finding with the place and the allocation it missed.
 
-use ptxsan::{Arg, Buffer, Device, Error, Kind, Launch, Module, Outcome};
+use ptxsan::{Arg, Buffer, Device, Error, Kind, Launch, Module, Outcome, Schedule};
 
 /// A kernel of one block around a few instructions; `%rd1` holds the argument, `%r1` the thread.
 fn kernel(body: &str) -> Module {
@@ -170,6 +170,30 @@ fn lanes_that_store_to_one_place() {
     // Different values in one instruction: a race. The same value: none.
     assert_eq!(kinds(&launch(&kernel("st.global.u32 [%rd1], %r1;"), filled)), [Kind::Race]);
     assert!(launch(&kernel("mov.u32 %r2, 5;\nst.global.u32 [%rd1], %r2;"), filled).is_clean());
+}
+
+/// Neighbours' copies to neighbouring places are four copies all the same.
+#[test]
+fn copies_land_for_the_lanes_that_wait() {
+    let body = "shl.b32 %r2, %r1, 4;\nmov.u32 %r3, tile;\nadd.u32 %r3, %r3, %r2;\nmov.u32 %r4, 7;\n\
+                st.shared.u32 [%r3], %r4;\ncvt.u64.u32 %rd2, %r2;\nadd.s64 %rd3, %rd1, %rd2;\n\
+                cp.async.cg.shared.global [%r3], [%rd3], 16;\nsetp.lt.u32 %p1, %r1, 2;\n@%p1 cp.async.wait_all;\n\
+                ld.shared.u32 %r5, [%r3];\nst.global.u32 [%rd3+64], %r5;";
+    let run = |body: &str| {
+        let mut device = Device::new();
+        let id = device.load(&kernel(body)).unwrap();
+        let buffer = device.upload("buffer", &[[3; 64], [0; 64]].concat()).unwrap();
+        let launch = Launch::new("k", [1, 1, 1], [4, 1, 1], 0, vec![Arg::Buffer(buffer)]);
+        let outcome = device.launch(id, &launch.with_schedule(Schedule::CopiesLate, 0)).unwrap();
+        let words: Vec<u8> = device.read(buffer).unwrap()[64..].iter().step_by(16).copied().collect();
+        (outcome, words)
+    };
+    let (outcome, words) = run(body);
+    assert_eq!((kinds(&outcome), words), (vec![Kind::AsyncRace], vec![3, 3, 7, 7]));
+    assert_eq!(outcome.findings[0].count, 2, "{outcome}");
+    let (outcome, words) = run(&body.replace("@%p1 ", ""));
+    assert_eq!(words, [3; 4]);
+    assert!(outcome.is_clean(), "{outcome}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{cell::OnceCell, sync::Arc, time::Duration};
 use evosdpa::{
     Attention, DeviceTensors, Options,
     choose::{self, Planner, assumed_tensors},
-    gpu::Gpu,
+    gpu::{CacheWrite, Gpu},
 };
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::{
@@ -96,6 +96,16 @@ impl Cuda {
         }
         let made = ForeignKernel::new(self.handle())?;
         Ok(self.foreign.get_or_init(|| made))
+    }
+
+    /// Writes to a cache and waits for it.
+    ///
+    /// # Safety
+    /// As [`Gpu::write_cache`] says.
+    pub(crate) unsafe fn write_cache(&self, write: &CacheWrite) -> Result<(), Error> {
+        // SAFETY: the caller's memory; the stream is this device's.
+        unsafe { self.gpu.write_cache(self.stream.number(), write) }?;
+        Ok(self.stream.synchronize()?)
     }
 
     /// The variant that a name means for a problem.

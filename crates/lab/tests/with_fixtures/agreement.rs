@@ -4,9 +4,13 @@
 
 use evosdpa_kernels::{Arch, Registry, VariantId};
 use evosdpa_lab::{
-    agreement::{AgreementRow, Asked, Numbers, QUESTIONS},
+    agreement::{
+        AgreementRow, Asked, LSE_DISTANCE, Numbers, QUESTIONS,
+        cache_write::{Kernels, Write, WriteRow, questions},
+    },
     device::Sim,
 };
+use ptxsan::Schedule;
 
 fn rows() -> Vec<AgreementRow> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../results/h200/sim-agreement.json");
@@ -37,7 +41,7 @@ fn every_question_was_answered_alike() {
             Numbers::Whole => assert_eq!(row.same_bits, row.elements, "{row:?}"),
             Numbers::Normal => assert!(row.of_bound <= 1.0, "{row:?}"),
         }
-        assert!(row.lse_max_distance.is_none_or(|distance| distance < 1e-5), "{row:?}");
+        assert!(row.lse_max_distance.is_none_or(|distance| distance <= LSE_DISTANCE), "{row:?}");
     }
 }
 
@@ -75,4 +79,21 @@ fn the_simulator_gives_a_gpus_bits() {
         }
     }
     assert!(compared >= AGAIN.len(), "{compared}");
+}
+
+/// What a GPU made of writes to caches, the simulator makes of them too.
+#[test]
+fn the_simulator_leaves_a_gpus_bytes_in_caches() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../results/h200/sim-agreement.json");
+    let document: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let rows: Option<Vec<WriteRow>> = serde_json::from_value(document["cache_writes"].clone()).unwrap();
+    let (rows, kernels) = (rows.unwrap_or_default(), Kernels::compile().unwrap());
+    for row in &rows {
+        let is_it = |(name, write): &&(&str, Write)| *name == row.name && write.dtype == row.dtype;
+        let questions = questions();
+        let (name, write) = questions.iter().find(is_it).unwrap_or_else(|| panic!("{row:?} is not asked"));
+        let (written, outcome) = kernels.simulate(write, Schedule::RoundRobin).unwrap();
+        assert!(row.agrees && outcome.is_clean(), "{row:?}");
+        assert_eq!(written.digest(), row.gpu_blake3, "{name}");
+    }
 }

@@ -37,6 +37,13 @@ impl Tally {
 
 /// 32-byte sectors that the lanes of one access touch.
 pub(crate) fn sectors(addresses: &[u64; 32], mask: u32, bytes: u32) -> u64 {
+    if mask == u32::MAX
+        && bytes.is_power_of_two()
+        && bytes <= 32
+        && let Some(count) = rising_sectors(addresses, bytes)
+    {
+        return count;
+    }
     let mut seen = [0; 64];
     let mut count = 0usize;
     let mut highest = None;
@@ -58,6 +65,23 @@ pub(crate) fn sectors(addresses: &[u64; 32], mask: u32, bytes: u32) -> u64 {
     count as u64
 }
 
+crate::host::compiled_thrice! {
+    /// The sectors of accesses that none of them cross, if no lane goes back: the usual case.
+    fn rising_sectors = rising(addresses: &[u64; 32], bytes: u32) -> Option<u64>
+}
+
+#[inline(always)]
+fn rising(addresses: &[u64; 32], bytes: u32, _host: crate::host::Host) -> Option<u64> {
+    let (mut low_bits, mut falls, mut steps) = (addresses[0], 0, 0);
+    for lane in 1..32 {
+        let (before, here) = (addresses[lane - 1] / 32, addresses[lane] / 32);
+        low_bits |= addresses[lane];
+        falls |= u64::from(here < before);
+        steps += u64::from(here != before);
+    }
+    (falls == 0 && low_bits.is_multiple_of(u64::from(bytes))).then_some(steps + 1)
+}
+
 /// Passes over the 32 banks of shared memory that one access takes, and the fewest its size allows.
 ///
 /// Lanes go together in groups of 32, 16 or 8 for accesses of up to 4, 8 and 16 bytes; within a group every
@@ -69,6 +93,12 @@ pub(crate) fn wavefronts(addresses: &[u64; 32], mask: u32, bytes: u32) -> (u64, 
         if quads_asked(addresses)[..groups as usize].iter().all(|asked| *asked == 0xff) {
             return (groups, groups);
         }
+    }
+    if bytes == 16
+        && mask == u32::MAX
+        && let Some(total) = quads_passed(addresses)
+    {
+        return (total, 4);
     }
     let words = (bytes as usize).div_ceil(4);
     let lanes = 32 / words.next_power_of_two();
@@ -117,6 +147,35 @@ fn are_apart(addresses: &[u64], mask: u32, words: usize) -> bool {
         low_bits |= address;
     }
     twice == 0 && words.is_power_of_two() && (words == 1 || low_bits.is_multiple_of(1 << shift))
+}
+
+crate::host::compiled_thrice! {
+    /// The passes of four groups of eight lanes whose words lie together, all that are there: see [`passes_of_quads`].
+    fn quads_passed = all_passes_of_quads(addresses: &[u64; 32]) -> Option<u64>
+}
+
+#[inline(always)]
+fn all_passes_of_quads(addresses: &[u64; 32], _host: crate::host::Host) -> Option<u64> {
+    const GROUPS: usize = 4;
+    if addresses.iter().fold(0, |all, address| all | address) % 16 != 0 {
+        return None;
+    }
+    // The groups side by side, so that all go one step at a time.
+    let quads: [[u64; GROUPS]; 8] =
+        std::array::from_fn(|lane| std::array::from_fn(|group| addresses[8 * group + lane] / 16));
+    let mut depths = [0u64; GROUPS];
+    for lane in 0..8 {
+        let mut is_new = [1u64; GROUPS];
+        for other in 0..lane {
+            for group in 0..GROUPS {
+                is_new[group] &= u64::from(quads[lane][group] != quads[other][group]);
+            }
+        }
+        for group in 0..GROUPS {
+            depths[group] += is_new[group] << (quads[lane][group] % 8 * 8);
+        }
+    }
+    Some(depths.iter().map(|depth| depth.to_le_bytes().into_iter().max().map_or(0, u64::from)).sum())
 }
 
 /// As [`passes`] for up to eight lanes whose words lie together: each asks for one of eight groups of four banks.
@@ -198,6 +257,26 @@ mod tests {
             }
             let expected = banks.iter().map(|bank| bank.len()).max().unwrap_or(0) as u64;
             assert_eq!(passes_of_quads(&addresses, mask), expected, "{addresses:?} {mask:#x}");
+        }
+    }
+
+    /// Accesses of whole warps have a way of their own.
+    #[test]
+    fn whole_warps_are_counted_as_their_lanes_are() {
+        let mut random = crate::random::Random::new(8, 0);
+        for case in 0..300 {
+            let addresses: [u64; 32] = match case % 3 {
+                0 => std::array::from_fn(|_| 16 * random.below(40)),
+                1 => std::array::from_fn(|lane| 80 * (lane as u64 / 4) + 16 * (lane as u64 % 4) + 16 * case),
+                _ => std::array::from_fn(|lane| 16 * (lane as u64 + random.below(3))),
+            };
+            let groups = addresses.as_chunks::<8>().0;
+            let passes = groups.iter().map(|group| passes_of_quads(group, 0xff)).sum();
+            assert_eq!(wavefronts(&addresses, u32::MAX, 16), (passes, 4), "{addresses:?}");
+            for bytes in [4, 8, 16] {
+                let touched: std::collections::BTreeSet<u64> = addresses.iter().map(|a| a / 32).collect();
+                assert_eq!(sectors(&addresses, u32::MAX, bytes), touched.len() as u64, "{addresses:?}");
+            }
         }
     }
 

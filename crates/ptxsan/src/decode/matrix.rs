@@ -115,7 +115,9 @@ impl Builder<'_> {
         let b = self.fragment_registers(b, contraction.b(), false)?;
         let c = self.fragment_registers(c, contraction.c(), false)?;
         let d = self.fragment_registers(d, contraction.d(), true)?;
-        self.collective(CollectiveKind::Multiply(Box::new(MatrixMultiply { contraction, a, b, c, d })), None);
+        let has_words = [&a, &b, &c, &d].iter().all(|list| list.iter().all(|r| r.bank == Bank::B32));
+        let multiply = MatrixMultiply { contraction, a, b, c, d, has_words };
+        self.collective(CollectiveKind::Multiply(Box::new(multiply)), None);
         Ok(())
     }
 

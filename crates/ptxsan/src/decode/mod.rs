@@ -499,6 +499,8 @@ pub(crate) struct MatrixMultiply {
     pub(crate) b: Box<[Register]>,
     pub(crate) c: Box<[Register]>,
     pub(crate) d: Box<[Register]>,
+    /// All of them are registers of 32 bits.
+    pub(crate) has_words: bool,
 }
 
 /// `wmma.load` and `wmma.store`.

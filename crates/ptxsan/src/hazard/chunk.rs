@@ -4,10 +4,11 @@
 
 use super::accessor::Accessor;
 use super::history::{Access, Cell, Lists, NON_COHERENT, Near, Write};
+use super::shadow::Run;
 use std::ops::Range;
 
 /// Cells are kept in chunks of this many bytes, each with a cell size of its own.
-pub(super) const CHUNK_BYTES: usize = 256;
+pub(crate) const CHUNK_BYTES: usize = 256;
 pub(super) const CHUNK_SHIFT: u32 = CHUNK_BYTES.trailing_zeros();
 
 /// Cells of [`CHUNK_BYTES`] bytes.
@@ -184,6 +185,33 @@ impl Chunk {
         if !self.nears.is_empty() {
             self.nears[range].iter_mut().for_each(|near| near.clear(lists));
         }
+    }
+
+    /// Writes of a run, a cell for each lane, if each was last written by its own lane, or by a copy of it that is waited for, or
+    /// never, and nothing was read since: what a buffer that is filled again and again sees.
+    #[inline(always)]
+    pub(super) fn write_again(&mut self, first: usize, run: &Run<'_>, by: &Accessor<'_>) -> bool {
+        let lanes = run.lanes.clone();
+        if !self.firsts.is_empty() || !self.nears.is_empty() || by.proxy.is_some() || lanes.end > 32 {
+            return false;
+        }
+        let Some(cells) = self.writes.get_mut(first..first + lanes.len()) else { return false };
+        let waited = &run.waited[lanes.clone()];
+        let is_own = |(lane, write): (usize, &Write)| {
+            let is_copy = write.who == by.agents_base + lane as u32;
+            write.time == 0
+                || write.who == by.lanes_base + lane as u32
+                || is_copy && waited[lane - lanes.start] >= write.time
+        };
+        if !lanes.clone().zip(&*cells).all(is_own) {
+            return false;
+        }
+        self.asked = 0;
+        for (lane, cell) in lanes.zip(cells) {
+            let time = run.times.map_or(by.time, |times| times[lane]);
+            *cell = Write { who: by.base + lane as u32, time, pc: by.pc };
+        }
+        true
     }
 
     /// Remembers a read or a strong write.

@@ -1,7 +1,7 @@
 //! Happens-before: who knows what of whom, who touched what, and what was not ordered.
 
 pub(crate) mod accessor;
-mod chunk;
+pub(crate) mod chunk;
 pub(crate) mod clock;
 pub(crate) mod history;
 pub(crate) mod log;

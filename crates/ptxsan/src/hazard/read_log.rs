@@ -5,8 +5,9 @@
 //! whoever touches their chunk before that has them entered first.
 
 use super::accessor::{Accessor, Found};
+use super::chunk::CHUNK_SHIFT;
 use super::clock::{Clock, Numbering};
-use super::shadow::Shadow;
+use super::shadow::{Run, Shadow};
 use std::rc::Rc;
 
 /// So many places are noted before all are entered.
@@ -138,6 +139,12 @@ impl SharedShadow {
         self.entered(offset, by.numbering).pass(offset, bytes, write, by)
     }
 
+    /// See [`Shadow::pass_run`].
+    #[inline]
+    pub(crate) fn pass_run(&mut self, run: Run<'_>, by: &mut Accessor<'_>) -> u32 {
+        self.entered(run.offset, by.numbering).pass_run(run, by)
+    }
+
     /// See [`Shadow::earlier`].
     pub(crate) fn earlier(
         &mut self,
@@ -169,6 +176,48 @@ impl SharedShadow {
             self.reads.places.push((offset as u32, by.mask));
         }
         is_free
+    }
+
+    /// Notes reads as [`SharedShadow::note_read`] does, those of chunks whose writes are all known to the readers; for which lanes of
+    /// `named`. `by`: who reads; each place is read by the lanes that `readers` says, of which there may be none.
+    pub(crate) fn note_known(
+        &mut self,
+        offsets: &[u64; 32],
+        named: u32,
+        bytes: u32,
+        readers: impl Fn(usize) -> u32,
+        by: &Accessor<'_>,
+    ) -> u32 {
+        let (mut noted, mut rest) = (0, named);
+        let (mut places, mut count) = ([(0, 0); 32], 0);
+        // Rows that follow one another lie in the same chunk, mostly.
+        let mut last = (usize::MAX, false);
+        while rest != 0 {
+            let lane = rest.trailing_zeros() as usize & 31;
+            rest &= rest - 1;
+            let (offset, mask) = (offsets[lane] as usize, readers(lane));
+            if last.0 != offset >> CHUNK_SHIFT {
+                last = (offset >> CHUNK_SHIFT, mask != 0 && self.is_known_chunk(offset, bytes, by));
+            }
+            if last.1 && mask != 0 {
+                noted |= 1 << lane;
+                places[count & 31] = (offset as u32, mask);
+                count += 1;
+            }
+        }
+        self.reads.places.extend_from_slice(&places[..count.min(32)]);
+        noted
+    }
+
+    /// Whether all that was written to a chunk is known to who reads; it then has noted reads.
+    #[inline(always)]
+    fn is_known_chunk(&mut self, offset: usize, bytes: u32, by: &Accessor<'_>) -> bool {
+        let Some((chunk, _)) = self.cells.chunk(offset, bytes.trailing_zeros()) else { return false };
+        let is_known = chunk.is_all_known(self.round, by);
+        if is_known {
+            chunk.noted = self.reads.generation;
+        }
+        is_known
     }
 
     /// Ends the reads of one instruction that were noted. `waited`: up to which group each lane's copies are waited for.

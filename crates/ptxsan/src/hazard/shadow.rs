@@ -9,6 +9,7 @@
 use super::accessor::{Accessor, Conflict, Found, against_accesses, against_write, worse};
 use super::chunk::{CHUNK_BYTES, CHUNK_SHIFT, Chunk};
 use super::history::{Access, Cell, Lists, NON_COHERENT, PC_MASK, STRONG, WROTE, Write};
+use std::ops::Range;
 
 /// log2 of the bytes of the largest cell, and of the largest access that is recorded as one.
 const LARGEST_SHIFT: u32 = 4;
@@ -84,6 +85,27 @@ impl Shadow {
         is_free
     }
 
+    /// Does what [`Shadow::pass`] does for each lane of a run, from the first on, until one conflicts; how many did not. `by` then
+    /// describes the last of them.
+    #[inline]
+    pub(crate) fn pass_run(&mut self, run: Run<'_>, by: &mut Accessor<'_>) -> u32 {
+        let shift = run.bytes.trailing_zeros();
+        let Some((chunk, lists)) = self.chunk(run.offset, shift) else { return 0 };
+        if by.pc & STRONG != 0 || chunk.range(run.offset, run.bytes * run.lanes.len() as u32).is_none() {
+            return 0;
+        }
+        let first = (run.offset & (CHUNK_BYTES - 1)) >> chunk.shift;
+        let each = 1 << (shift - chunk.shift);
+        if each == 1 && run.is_write && chunk.write_again(first, &run, by) {
+            return run.lanes.len() as u32;
+        }
+        // A cell for each lane, mostly.
+        match each {
+            1 => pass_cells(chunk, lists, first, 1, &run, by),
+            each => pass_cells(chunk, lists, first, each, &run, by),
+        }
+    }
+
     /// Who made earlier accesses that one to these bytes would conflict with, and when.
     pub(crate) fn earlier(&self, offset: usize, bytes: u32, write: bool) -> Vec<(u32, u32)> {
         let mut found = Vec::new();
@@ -116,14 +138,14 @@ impl Shadow {
     }
 
     /// Every cell that was read: offset, bytes, and a reader with its instruction.
-    pub(crate) fn read(&self) -> impl Iterator<Item = (u32, u32, (u32, u32))> + '_ {
-        self.chunks.iter().enumerate().flat_map(|(i, chunk)| {
-            let readers = chunk.firsts().iter().enumerate().filter(|(_, first)| first.mask != 0);
-            readers.map(move |(k, first)| {
+    #[inline(always)]
+    pub(crate) fn for_each_read(&self, mut f: impl FnMut(u32, u32, u32, u32)) {
+        for (i, chunk) in self.chunks.iter().enumerate() {
+            for (k, first) in chunk.firsts().iter().enumerate().filter(|(_, first)| first.mask != 0) {
                 let offset = (i * CHUNK_BYTES + (k << chunk.shift)) as u32;
-                (offset, 1 << chunk.shift, (first.base + first.mask.trailing_zeros(), first.pc & PC_MASK))
-            })
-        })
+                f(offset, 1 << chunk.shift, first.base + first.mask.trailing_zeros(), first.pc & PC_MASK);
+            }
+        }
     }
 
     /// Every cell that was touched: offset, bytes, the last writer and a reader with their instructions.
@@ -143,6 +165,46 @@ impl Shadow {
             })
         })
     }
+}
+
+/// Accesses of as many bytes each, by lanes of a warp one after the other, that follow one another within a chunk.
+pub(crate) struct Run<'w> {
+    pub(crate) offset: usize,
+    pub(crate) bytes: u32,
+    pub(crate) is_write: bool,
+    pub(crate) lanes: Range<usize>,
+    /// Up to which group each lane's copies are waited for.
+    pub(crate) waited: &'w [u32; 32],
+    /// The time of each lane's access, where it is not the same for all.
+    pub(crate) times: Option<&'w [u32; 32]>,
+}
+
+/// The accesses of a run, of so many cells each.
+#[inline(always)]
+fn pass_cells(
+    chunk: &mut Chunk,
+    lists: &mut Lists,
+    first: usize,
+    each: usize,
+    run: &Run<'_>,
+    by: &mut Accessor<'_>,
+) -> u32 {
+    for (done, lane) in run.lanes.clone().enumerate() {
+        by.mask = 1 << lane;
+        by.alone = Some((lane as u32, run.waited[lane & 31]));
+        by.time = run.times.map_or(by.time, |times| times[lane & 31]);
+        let cells = first + done * each..first + (done + 1) * each;
+        let is_free = match run.is_write {
+            true => chunk.can_write(cells.clone(), by, lists),
+            false => chunk.can_read(cells.clone(), by, lists),
+        };
+        match (is_free, run.is_write) {
+            (false, _) => return done as u32,
+            (true, true) => chunk.write(cells, by, lists),
+            (true, false) => chunk.remember(cells, by.access(), by, lists),
+        }
+    }
+    run.lanes.len() as u32
 }
 
 /// A cell that was touched.

@@ -390,7 +390,7 @@ impl Warp {
             }
             Space::Param => &cx.params[at..at + n],
             _ => match cx.view.page(address) {
-                Some(page) => &cx.view.at(page).data[at % PAGE_BYTES..at % PAGE_BYTES + n],
+                Some(page) => &cx.view.at(page).data()[at % PAGE_BYTES..at % PAGE_BYTES + n],
                 None => &[],
             },
         }

@@ -1,8 +1,9 @@
 //! Whether an access may be made at all, and what traffic it causes.
 
 use super::access::{By, Direction, Request, space_name};
-use super::places::is_usual;
+use super::places::is_in_buffer;
 use super::run::{Context, for_lanes};
+use super::runs::Following;
 use super::warp::Warp;
 use crate::count::counters::{sectors, wavefronts};
 use crate::finding::Kind;
@@ -33,12 +34,8 @@ impl Warp {
         }
         let mut good = mask;
         self.unwritten = 0;
-        let in_buffers = |cx: &mut Context<'_, '_>| {
-            space == Space::Global
-                && request.bytes <= 16
-                && (0..32).all(|lane| mask >> lane & 1 == 0 || is_usual(cx, space, addresses[lane], request))
-        };
-        if !in_shared(cx, space, addresses, mask, request) && !in_buffers(cx) {
+        if !in_shared(cx, space, addresses, mask, request) && !in_buffers(cx, space, addresses, mask, request)
+        {
             let (base, shared, params) = (cx.view.base(), cx.shared.data.len(), cx.params.len());
             let local = cx.kernel.local_bytes;
             for_lanes(mask, |lane| {
@@ -106,6 +103,11 @@ impl Warp {
         let kernel = cx.kernel;
         let extent = &kernel.extents[request.extent as usize - 1];
         let bytes = u64::from(request.bytes);
+        let all = extent_of(addresses, mask);
+        let is_own = window::rank(all.last as u32).is_none();
+        if is_own && extent.iter().any(|(from, to)| all.first >= *from && all.last + bytes <= *to) {
+            return mask;
+        }
         let mut good = mask;
         for_lanes(mask, |lane| {
             let at = u64::from(window::offset(addresses[lane] as u32));
@@ -218,7 +220,12 @@ impl Warp {
                         if is_write && page.is_read_only {
                             return Some(Kind::ReadOnlyWrite);
                         }
-                        unwritten(request, &mut page.written[within..within + bytes as usize])
+                        let range = within..within + bytes as usize;
+                        // Flags are copied only if they change.
+                        if is_write || all_set(&page.written()[range.clone()]) {
+                            return None;
+                        }
+                        unwritten(request, &mut page.written_mut()[range])
                     }
                     _ => Some(Kind::OutOfBounds),
                 }
@@ -261,31 +268,74 @@ fn in_shared(
     if space != Space::Shared || !bytes.is_power_of_two() {
         return false;
     }
-    let (low_bits, last) = extent_of(addresses, mask);
-    if !low_bits.is_multiple_of(bytes.min(32)) || last >= written.len() as u64 {
-        return false;
-    }
-    if last + bytes > written.len() as u64 {
+    let Extent { bits, last, .. } = extent_of(addresses, mask);
+    let room = (written.len() as u64).checked_sub(bytes);
+    if !bits.is_multiple_of(bytes.min(32)) || room.is_none_or(|room| last > room) {
         return false;
     }
     let is_written = |lane: usize| all_set(&written[addresses[lane] as usize..][..bytes as usize]);
-    request.direction == Direction::Write || (0..32).all(|lane| mask >> lane & 1 == 0 || is_written(lane))
+    match (request.direction, bytes) {
+        (Direction::Write, _) => true,
+        (_, 16) => are_rows_written(written, addresses, mask),
+        _ => (0..32).all(|lane| mask >> lane & 1 == 0 || is_written(lane)),
+    }
+}
+
+/// Whether nothing is missing of 16 bytes at each address.
+fn are_rows_written(written: &[u8], addresses: &[u64; 32], mask: u32) -> bool {
+    let mut missing = 0;
+    for_lanes(mask, |lane| {
+        let row = written.get(addresses[lane] as usize..).and_then(|row| row.first_chunk::<16>());
+        missing |= row.map_or(1, |row| u128::from_ne_bytes(*row) ^ ALL_SET);
+    });
+    missing == 0
+}
+
+/// The same for buffers: within one, not freed, of bytes that were written, or that may be.
+fn in_buffers(
+    cx: &mut Context<'_, '_>,
+    space: Space,
+    addresses: &[u64; 32],
+    mask: u32,
+    request: &Request,
+) -> bool {
+    let bytes = request.bytes;
+    if space != Space::Global || bytes > 16 || !bytes.is_power_of_two() {
+        return false;
+    }
+    if !extent_of(addresses, mask).bits.is_multiple_of(u64::from(bytes)) {
+        return false;
+    }
+    Following::new(addresses, mask, bytes).runs(mask).all(|(lane, count)| {
+        is_in_buffer(cx, addresses[lane], (count * bytes) as usize, request.direction == Direction::Read)
+    })
+}
+
+/// What addresses have in common.
+struct Extent {
+    /// All bits that are set in one of them.
+    bits: u64,
+    /// The smallest and the largest.
+    first: u64,
+    last: u64,
 }
 
 compiled_thrice! {
-    /// All bits that are set in addresses, and the largest of them.
-    fn extent_of = extent(addresses: &[u64; 32], mask: u32) -> (u64, u64)
+    /// The extent of the addresses of `mask`.
+    fn extent_of = extent(addresses: &[u64; 32], mask: u32) -> Extent
 }
 
 #[inline(always)]
-fn extent(addresses: &[u64; 32], mask: u32, _host: Host) -> (u64, u64) {
-    let (mut bits, mut last) = (0, 0);
+fn extent(addresses: &[u64; 32], mask: u32, _host: Host) -> Extent {
+    let (mut bits, mut first, mut last) = (0, u64::MAX, 0);
     for (lane, address) in addresses.iter().enumerate() {
-        let at = if mask >> lane & 1 == 1 { *address } else { 0 };
+        let is_in = mask >> lane & 1 == 1;
+        let at = if is_in { *address } else { 0 };
         bits |= at;
         last = last.max(at);
+        first = first.min(if is_in { *address } else { u64::MAX });
     }
-    (bits, last)
+    Extent { bits, first, last }
 }
 
 /// A read of bytes that nothing wrote; where it is the reader that is told, once for each byte.
@@ -332,14 +382,16 @@ fn count_traffic(
     }
 }
 
+/// The flags of 16 bytes that were all written.
+const ALL_SET: u128 = 0x0101_0101_0101_0101_0101_0101_0101_0101;
+
 /// Whether every flag is 1; the usual sizes in one comparison.
 #[inline]
 pub(super) fn all_set(flags: &[u8]) -> bool {
-    const ONES: u128 = 0x0101_0101_0101_0101_0101_0101_0101_0101;
     match flags.len() {
-        16 => <[u8; 16]>::try_from(flags).is_ok_and(|raw| u128::from_ne_bytes(raw) == ONES),
-        8 => <[u8; 8]>::try_from(flags).is_ok_and(|raw| u64::from_ne_bytes(raw) == ONES as u64),
-        4 => <[u8; 4]>::try_from(flags).is_ok_and(|raw| u32::from_ne_bytes(raw) == ONES as u32),
+        16 => <[u8; 16]>::try_from(flags).is_ok_and(|raw| u128::from_ne_bytes(raw) == ALL_SET),
+        8 => <[u8; 8]>::try_from(flags).is_ok_and(|raw| u64::from_ne_bytes(raw) == ALL_SET as u64),
+        4 => <[u8; 4]>::try_from(flags).is_ok_and(|raw| u32::from_ne_bytes(raw) == ALL_SET as u32),
         n if n.is_multiple_of(16) => flags.chunks_exact(16).all(all_set),
         _ => flags.iter().all(|f| *f == 1),
     }

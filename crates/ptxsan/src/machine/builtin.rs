@@ -91,7 +91,7 @@ impl Warp {
                 let start = at as usize % PAGE_BYTES;
                 let page = cx.view.page(at)?;
                 let page = cx.view.at(page);
-                (start + bytes <= page.valid as usize).then(|| page.data[start..start + bytes].to_vec())
+                (start + bytes <= page.valid as usize).then(|| page.data()[start..start + bytes].to_vec())
             }
         }
     }

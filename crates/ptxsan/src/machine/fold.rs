@@ -9,24 +9,16 @@ use crate::decode::Kernel;
 use crate::finding::{Kind, Severity};
 use crate::hazard::clock::Numbering;
 use crate::hazard::log::{Log, Other, Words};
-use crate::memory::view::{Page, PageMap, write_back};
+use crate::memory::view::{PageMap, UsedPage, write_back};
 use crate::memory::{DeviceMemory, PAGE_BYTES};
 
-/// The first block, with thread and instruction, that touched a byte; no block: `pc` is `u32::MAX`.
+/// Who touched a byte first, and with which instruction; nobody: `pc` is `u32::MAX`.
 #[derive(Clone, Copy)]
 struct First {
-    /// The first block of the world it ran in, and its own.
-    world: u64,
-    block: u64,
-    thread: u32,
+    /// The world they ran in, by its place in [`Fold::worlds`].
+    world: u32,
+    who: u32,
     pc: u32,
-}
-
-impl First {
-    fn new(who: u32, pc: u32, world: u64, numbering: Numbering) -> Self {
-        let block = world + u64::from(numbering.block_of(who));
-        First { world, block, thread: numbering.thread_of(who), pc }
-    }
 }
 
 const SAME_VALUE: &str =
@@ -34,7 +26,7 @@ const SAME_VALUE: &str =
 const UNORDERED_BLOCKS: &str = "nothing orders the two blocks: give each its own bytes, or order them by an atomic with a fence \
                                 (__threadfence) on both sides";
 
-const NOBODY: First = First { world: 0, block: 0, thread: 0, pc: u32::MAX };
+const NOBODY: First = First { world: 0, who: 0, pc: u32::MAX };
 
 /// First writer and first reader of every cell of a page; cells as small as any access of it needs.
 struct FoldPage {
@@ -68,17 +60,19 @@ impl FoldPage {
 
 impl FoldPage {
     /// A page that nobody has written yet.
-    fn add_readers(&mut self, page: &Page, block: u64, numbering: Numbering) {
+    fn add_readers(&mut self, page: &UsedPage, world: u32) {
         if self.unread == 0 {
             return;
         }
-        for (offset, bytes, (who, pc)) in page.shadow.read() {
+        let mut added = 0;
+        page.shadow.for_each_read(|offset, bytes, who, pc| {
             let range = (offset >> self.shift) as usize..((offset + bytes) >> self.shift) as usize;
             for reader in self.readers[range].iter_mut().filter(|reader| reader.pc == u32::MAX) {
-                *reader = First::new(who, pc, block, numbering);
-                self.unread -= 1;
+                *reader = First { world, who, pc };
+                added += 1;
             }
-        }
+        });
+        self.unread -= added;
     }
 }
 
@@ -90,6 +84,8 @@ pub(super) struct Fold {
     pub(super) instructions: u64,
     pub(super) is_stopped: bool,
     touched: PageMap<FoldPage>,
+    /// The first block of each world.
+    worlds: Vec<u64>,
     checks: bool,
     numbering: Numbering,
 }
@@ -103,15 +99,17 @@ impl Fold {
             instructions: 0,
             is_stopped: false,
             touched: PageMap::default(),
+            worlds: Vec::new(),
             checks,
             numbering,
         }
     }
 
     pub(super) fn add(&mut self, remains: Remains, memory: &mut DeviceMemory) {
+        self.worlds.push(remains.first_block);
         for page in &remains.pages {
             if self.checks {
-                self.compare(page, remains.first_block, memory);
+                self.compare(page, memory);
             }
             write_back(page, memory);
         }
@@ -124,7 +122,9 @@ impl Fold {
         self.is_stopped |= remains.is_stopped;
     }
 
-    fn compare(&mut self, page: &Page, block: u64, memory: &DeviceMemory) {
+    /// Holds a page of the last world against those before it.
+    fn compare(&mut self, page: &UsedPage, memory: &DeviceMemory) {
+        let world = self.worlds.len() as u32 - 1;
         let Some(shift) = page.shadow.smallest() else { return };
         let known = self.touched.entry(page.number).or_insert_with(|| FoldPage::new(shift));
         known.refine(shift);
@@ -132,11 +132,11 @@ impl Fold {
             known.writers = vec![NOBODY; known.readers.len()];
         }
         if known.writers.is_empty() {
-            known.add_readers(page, block, self.numbering);
+            known.add_readers(page, world);
             return;
         }
         for cell in page.shadow.touched() {
-            let first = |(who, pc): (u32, u32)| First::new(who, pc, block, self.numbering);
+            let first = |(who, pc): (u32, u32)| First { world, who, pc };
             let (write, read) = (cell.write.map(first), cell.read.map(first));
             let mut found: Option<(First, First, bool)> = None;
             let range =
@@ -156,7 +156,7 @@ impl Fold {
                     }
                 }
                 if let Some(mine) = read {
-                    if writer.pc != u32::MAX && writer.world != block {
+                    if writer.pc != u32::MAX && writer.world != world {
                         found = found.or(Some((mine, *writer, true)));
                     }
                     if reader.pc == u32::MAX {
@@ -170,10 +170,17 @@ impl Fold {
                 let verb = |write: bool| if write { "write" } else { "read" };
                 let is_write = write.is_some_and(|w| w.pc == mine.pc);
                 let range = cell.offset as usize..(cell.offset + cell.bytes) as usize;
-                let agrees = is_write && other_wrote && memory.holds(address, &page.data[range]);
+                let mine_there = page.data().get(range);
+                let agrees =
+                    is_write && other_wrote && mine_there.is_some_and(|data| memory.holds(address, data));
                 let severity = if agrees { Severity::Info } else { Severity::Error };
-                let other = Other { pc: other.pc, block: other.block, thread: other.thread };
-                let at = (mine.block, mine.thread);
+                let at = |first: &First| {
+                    let block =
+                        self.worlds[first.world as usize] + u64::from(self.numbering.block_of(first.who));
+                    (block, self.numbering.thread_of(first.who))
+                };
+                let (block, thread) = at(&other);
+                let (other, at) = (Other { pc: other.pc, block, thread }, at(&mine));
                 self.log.add_at(Kind::Race, severity, mine.pc, Some(other), at, || Words {
                     detail: format!(
                         "{} of {} bytes at global {address:#x}{} and a {} by another block",

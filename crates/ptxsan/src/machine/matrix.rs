@@ -105,17 +105,21 @@ impl Warp {
         /// Registers of A and B, at most.
         const MOST: usize = 8;
         let Ok(c) = <&[Register; D]>::try_from(&m.c[..]) else { return false };
-        if [&m.a, &m.b, &m.c, &m.d].iter().any(|list| {
-            list.is_empty() || list.len() > MOST || list.iter().any(|register| register.bank != Bank::B32)
-        }) {
+        if !m.has_words || m.a.len() > MOST || m.b.len() > MOST {
             return false;
         }
-        let of = |list: &[Register]| -> [&Lanes; MOST] {
-            std::array::from_fn(|i| &self.regs.b32[list[i.min(list.len() - 1)].index as usize])
-        };
-        let (a, b) = (of(&m.a), of(&m.b));
+        let none = [0; 32];
+        let (mut a, mut b) = ([&none; MOST], [&none; MOST]);
+        for (list, registers) in [(&mut a, &m.a), (&mut b, &m.b)] {
+            for (value, register) in list.iter_mut().zip(registers) {
+                *value = &self.regs.b32[register.index as usize];
+            }
+        }
         // D starts as C.
-        let mut d: [Lanes; D] = std::array::from_fn(|i| self.regs.b32[c[i].index as usize]);
+        let mut d: [Lanes; D] = [[0; 32]; D];
+        for (value, register) in d.iter_mut().zip(c) {
+            *value = self.regs.b32[register.index as usize];
+        }
         let mut scratch = std::mem::take(&mut self.scratch);
         let (a, b) = (&a[..m.a.len()], &b[..m.b.len()]);
         let is_done = m.contraction.execute_halves(a, b, &mut d, cx.options.accumulate, &mut scratch);
@@ -273,25 +277,20 @@ impl Warp {
         let receivers = |lane: usize| if transposed { lanes } else { (0xf << (4 * (lane % 8))) & lanes };
         self.order_together(cx, &rows, good, receivers, &request);
         for (m, register) in registers.iter().enumerate() {
-            let mut tile = [0u32; 32];
-            for r in 0..8 {
-                let lane = 8 * m + r;
-                if good >> lane & 1 == 0 {
-                    continue;
-                }
-                let near = cx.shared.data.get(rows[lane] as usize..).and_then(|raw| raw.first_chunk::<16>());
-                let raw = match near {
-                    Some(raw) => *raw,
-                    None => match self.bytes(cx, Space::Shared, rows[lane], 16, lane).first_chunk::<16>() {
-                        Some(raw) => *raw,
-                        None => continue,
-                    },
-                };
-                let word = |k: usize| u32::from_le_bytes([raw[k], raw[k + 1], raw[k + 2], raw[k + 3]]);
-                tile[4 * r..4 * r + 4].copy_from_slice(&[word(0), word(4), word(8), word(12)]);
+            let here = good >> (8 * m) & 0xff;
+            let to = &mut self.regs.b32[*register as usize];
+            let is_plain = lanes == u32::MAX && here == 0xff && !transposed;
+            if !(is_plain && load_rows(&cx.shared.data, &rows[8 * m..], to)) {
+                let mut tile = [0u32; 32];
+                for_lanes(here, |r| {
+                    let row = self.bytes(cx, Space::Shared, rows[8 * m + r], 16, 8 * m + r);
+                    if let Some(raw) = row.first_chunk() {
+                        tile[4 * r..4 * r + 4].copy_from_slice(&words_of(raw));
+                    }
+                });
+                let tile = if transposed { transfer::transpose(&tile) } else { tile };
+                blend(&mut self.regs.b32[*register as usize], &tile, lanes);
             }
-            let tile = if transposed { transfer::transpose(&tile) } else { tile };
-            blend(&mut self.regs.b32[*register as usize], &tile, lanes);
             let register = Register { bank: Bank::B32, index: *register, bits: 32 };
             self.clear_validity(&[register], lanes);
             let spoilt = unwritten & 0xff << (8 * m);
@@ -369,4 +368,19 @@ impl Warp {
             }
         }
     }
+}
+
+/// Eight rows of shared memory, four lanes to a row; `false` if one is not there.
+fn load_rows(data: &[u8], rows: &[u64], to: &mut Lanes) -> bool {
+    to.as_chunks_mut().0.iter_mut().zip(rows).all(|(words, row)| {
+        let raw = data.get(*row as usize..).and_then(|raw| raw.first_chunk());
+        raw.inspect(|raw| *words = words_of(raw)).is_some()
+    })
+}
+
+/// The words of a row.
+#[inline(always)]
+fn words_of(raw: &[u8; 16]) -> [u32; 4] {
+    let word = |k: usize| u32::from_le_bytes([raw[k], raw[k + 1], raw[k + 2], raw[k + 3]]);
+    [word(0), word(4), word(8), word(12)]
 }

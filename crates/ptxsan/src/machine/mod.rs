@@ -16,6 +16,7 @@ mod order;
 mod places;
 mod race;
 mod run;
+mod runs;
 mod spin;
 mod sync_trace;
 mod validity;

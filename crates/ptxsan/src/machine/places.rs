@@ -117,14 +117,17 @@ pub(super) fn is_usual(cx: &mut Context<'_, '_>, space: Space, at: u64, request:
             written.is_some_and(|written| !is_read || all_set(written))
                 && cx.mbarriers.overlapping(at, request.bytes).is_none()
         }
-        Space::Global => {
-            let within = start % PAGE_BYTES;
-            cx.view.page(at).map(|page| cx.view.at(page)).is_some_and(|page| {
-                let is_there = !page.is_freed && within + bytes <= page.valid as usize;
-                is_there
-                    && if is_read { all_set(&page.written[within..][..bytes]) } else { !page.is_read_only }
-            })
-        }
+        Space::Global => is_in_buffer(cx, at, bytes, is_read),
         _ => false,
     }
+}
+
+/// Whether bytes of one page are a buffer's, which something wrote, or which may be written.
+#[inline]
+pub(super) fn is_in_buffer(cx: &mut Context<'_, '_>, at: u64, bytes: usize, is_read: bool) -> bool {
+    let within = at as usize % PAGE_BYTES;
+    cx.view.page(at).map(|page| cx.view.at(page)).is_some_and(|page| {
+        let is_there = !page.is_freed && within + bytes <= page.valid as usize;
+        is_there && if is_read { all_set(&page.written()[within..][..bytes]) } else { !page.is_read_only }
+    })
 }

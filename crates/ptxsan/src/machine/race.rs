@@ -2,12 +2,14 @@
 
 use super::access::{By, Direction, Request, space_name};
 use super::run::{Context, for_lanes};
+use super::runs::{self, Following};
 use super::warp::Warp;
 use crate::decode::Op;
 use crate::finding::{Kind, Severity};
 use crate::hazard::accessor::{Accessor, Conflict, Found};
 use crate::hazard::clock::Who;
 use crate::hazard::log::{Other, Words};
+use crate::hazard::shadow::Run;
 use crate::memory::{PAGE_BYTES, window};
 use crate::parse::ast::Space;
 use std::rc::Rc;
@@ -61,6 +63,9 @@ impl Warp {
         if self.sync_trace.is_some() || request.bytes > PART_BYTES || !request.bytes.is_power_of_two() {
             return 0;
         }
+        if !matches!((request.direction, request.by), (Direction::Read, By::Lanes) | (_, By::Agent(_))) {
+            return self.order_runs(cx, space, addresses, lanes, request);
+        }
         let is_noted = space == Space::Shared && is_notable(cx, request);
         let mut rest = lanes;
         let mut passes = true;
@@ -88,6 +93,56 @@ impl Warp {
             }
         }
         lanes & !rest
+    }
+
+    /// The same for accesses that each lane, or its copy, makes alone: those that follow one another at once.
+    fn order_runs(
+        &self,
+        cx: &mut Context<'_, '_>,
+        space: Space,
+        addresses: &[u64; 32],
+        lanes: u32,
+        request: &Request,
+    ) -> u32 {
+        let following = Following::new(addresses, lanes, request.bytes);
+        let is_write = request.direction == Direction::Write;
+        // A copy belongs to the open group of its lane.
+        let times = matches!(request.by, By::Copies);
+        let mut rest = lanes;
+        while rest != 0 {
+            let mut alike = self.alike(rest);
+            let mut by = self.accessor(cx, request, &self.known[rest.trailing_zeros() as usize & 31]);
+            while alike != 0 && alike.trailing_zeros() == rest.trailing_zeros() {
+                let (lane, count) = (alike.trailing_zeros(), following.count(alike));
+                let at = addresses[lane as usize & 31];
+                let run = Run {
+                    offset: at as usize,
+                    bytes: request.bytes,
+                    is_write,
+                    lanes: lane as usize..(lane + count) as usize,
+                    waited: &self.waited_group,
+                    times: times.then_some(&self.open_group),
+                };
+                let passed = match space {
+                    Space::Shared if window::rank(at as u32).is_some() => 0,
+                    Space::Shared => cx.shared.shadow.pass_run(run, &mut by),
+                    _ => cx.view.page(at).map_or(0, |page| {
+                        let page = cx.view.at(page);
+                        // What nobody may write is read without a trace.
+                        if !is_write && page.is_read_only {
+                            return count;
+                        }
+                        page.shadow.pass_run(Run { offset: at as usize % PAGE_BYTES, ..run }, &mut by)
+                    }),
+                };
+                rest &= !runs::of(lane, passed);
+                alike &= rest;
+                if passed < count {
+                    return lanes & !rest;
+                }
+            }
+        }
+        lanes
     }
 
     /// Records an access of one part to memory that is near, if it conflicts with nothing; otherwise nothing.
@@ -141,9 +196,13 @@ impl Warp {
 
     /// The lanes of `lanes` that know the same as the lowest of them.
     pub(super) fn alike(&self, lanes: u32) -> u32 {
-        let known = Rc::as_ptr(&self.known[lanes.trailing_zeros() as usize & 31]);
-        let same = |lane: usize| u32::from(std::ptr::eq(Rc::as_ptr(&self.known[lane]), known)) << lane;
-        (0..32).fold(0, |all, lane| all | same(lane)) & lanes
+        let place = |lane: usize| Rc::as_ptr(&self.known[lane]) as usize;
+        let known = place(lanes.trailing_zeros() as usize & 31);
+        // All of them, mostly.
+        if (0..32).fold(0, |others, lane| others | (place(lane) ^ known)) == 0 {
+            return lanes;
+        }
+        (0..32).fold(0, |all, lane| all | u32::from(place(lane) == known) << lane) & lanes
     }
 
     /// Orders reads of places in shared memory, one for each lane of `named`, by several lanes each: as one if they know the same, else one
@@ -156,18 +215,24 @@ impl Warp {
         readers: impl Fn(usize) -> u32,
         request: &Request,
     ) {
+        if !cx.options.check_races {
+            return;
+        }
         let mut rest = 0;
         for_lanes(named, |lane| rest |= readers(lane));
-        while rest != 0 && cx.options.check_races {
+        while rest != 0 {
             let alike = self.alike(rest);
             let known = Rc::clone(&self.known[rest.trailing_zeros() as usize]);
             rest &= !alike;
             let mut by = self.accessor(cx, request, &known);
             let is_noted = self.sync_trace.is_none() && is_notable(cx, request);
+            let mut left = named;
             if is_noted {
                 cx.shared.shadow.start_reads(&known);
+                let masks = |lane: usize| readers(lane) & alike;
+                left &= !cx.shared.shadow.note_known(addresses, named, request.bytes, masks, &by);
             }
-            for_lanes(named, |lane| {
+            for_lanes(left, |lane| {
                 by.mask = readers(lane) & alike;
                 if by.mask == 0 {
                     return;

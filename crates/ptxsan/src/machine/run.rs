@@ -428,7 +428,7 @@ impl Warp {
     fn leave(&mut self, cx: &mut Context<'_, '_>, at: usize, mask: u32) -> Flow {
         let pc = self.groups[at].pc;
         self.groups[at].pc += 1;
-        self.land_copies(cx, |_| true);
+        self.land_copies(cx, |_, _| true);
         cx.barriers.lanes_left(self, mask);
         self.leave_bulk(cx, pc, mask);
         self.leave_cluster(cx, mask);
@@ -446,6 +446,7 @@ fn group_mask(inst: &Inst, active: u32, whole: u32) -> u32 {
     if inst.guard == ALWAYS { whole } else { active }
 }
 
+#[inline(always)]
 pub(super) fn for_lanes(mask: u32, mut f: impl FnMut(usize)) {
     let mut rest = mask;
     while rest != 0 {

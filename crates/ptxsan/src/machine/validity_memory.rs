@@ -31,7 +31,7 @@ impl Warp {
             }
             Space::Param => &mut [],
             _ => match cx.view.page(address) {
-                Some(page) => &mut cx.view.at(page).written[at % PAGE_BYTES..at % PAGE_BYTES + n],
+                Some(page) => &mut cx.view.at(page).written_mut()[at % PAGE_BYTES..at % PAGE_BYTES + n],
                 None => &mut [],
             },
         }

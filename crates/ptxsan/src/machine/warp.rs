@@ -73,16 +73,32 @@ pub(super) struct Fenced {
     pub(super) scope: crate::decode::Scope,
 }
 
-/// An asynchronous copy on its way.
+/// Asynchronous copies on their way: of one lane, or of neighbours, if they read all they write and follow one another at both ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flight {
     pub(super) lane: u32,
+    /// How many lanes.
+    pub(super) count: u32,
     pub(super) group: u32,
     pub(super) to: u32,
     pub(super) from: u64,
+    /// Of each lane.
     pub(super) bytes: u32,
-    /// Bytes read from the source; the rest is zero.
+    /// Bytes read from the source by each lane; the rest is zero.
     pub(super) source_bytes: u32,
+}
+
+impl Flight {
+    /// The copy of one of its lanes.
+    pub(super) fn of_lane(&self, index: u32) -> Flight {
+        Flight {
+            lane: self.lane + index,
+            count: 1,
+            to: self.to + index * self.bytes,
+            from: self.from + u64::from(index * self.bytes),
+            ..*self
+        }
+    }
 }
 
 /// A warp and all that belongs to it.

@@ -17,7 +17,7 @@ use crate::hazard::log::Log;
 use crate::hazard::sync::SyncPlaces;
 use crate::memory::DeviceMemory;
 use crate::memory::shared::SharedMemory;
-use crate::memory::view::{Page, View};
+use crate::memory::view::{UsedPage, View};
 use crate::module::Module;
 use crate::random::Random;
 use std::collections::HashMap;
@@ -53,7 +53,7 @@ pub(super) struct Setting<'a> {
 /// What a world leaves behind.
 pub(super) struct Remains {
     pub(super) first_block: u64,
-    pub(super) pages: Vec<Page>,
+    pub(super) pages: Vec<UsedPage>,
     pub(super) log: Log,
     pub(super) tallies: Vec<Tally>,
     pub(super) output: String,
@@ -339,7 +339,7 @@ impl<'a> World<'a> {
             warps[w].turns += 1;
             warps[w].run(cx, turn);
             if schedule == Schedule::RoundRobin {
-                warps[w].land_copies(cx, |_| true);
+                warps[w].land_copies(cx, |_, _| true);
                 warps[w].compute_products(cx);
             }
             if std::mem::take(&mut cx.barriers.is_touched) {

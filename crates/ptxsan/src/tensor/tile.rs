@@ -101,17 +101,25 @@ fn right_blocks(element: Element, registers: &[&Lanes], k: usize, n: usize, righ
 /// The rows of a block of halves.
 #[inline(always)]
 fn rows_of(block: &Lanes) -> [[u32; 4]; SIDE] {
-    std::array::from_fn(|row| std::array::from_fn(|word| block[4 * row + word]))
+    let mut rows = [[0; 4]; SIDE];
+    for (row, words) in rows.iter_mut().zip(block.as_chunks().0) {
+        *row = *words;
+    }
+    rows
 }
 
 /// A block of halves the other way round.
 #[inline(always)]
 fn columns_of(block: &Lanes) -> [[u32; 4]; SIDE] {
-    std::array::from_fn(|column| {
-        let (pair, shift) = (column / 2, column % 2 * 16);
-        let half = |row: usize| block[4 * row + pair] >> shift & 0xffff;
-        std::array::from_fn(|word| half(2 * word) | half(2 * word + 1) << 16)
-    })
+    let mut columns = [[0; 4]; SIDE];
+    for word in 0..4 {
+        for pair in 0..4 {
+            let (even, odd) = (block[8 * word + pair], block[8 * word + 4 + pair]);
+            columns[2 * pair][word] = even & 0xffff | odd << 16;
+            columns[2 * pair + 1][word] = even >> 16 | odd & 0xffff_0000;
+        }
+    }
+    columns
 }
 
 #[inline(always)]

@@ -56,7 +56,7 @@ impl Context<'_, '_> {
 
     fn read_global(&mut self, at: u64, out: &mut [u8]) {
         self.global_bytes(at, out.len(), |page, within, part| {
-            let from = &page.data[within..within + part.len()];
+            let from = &page.data()[within..within + part.len()];
             out[part].copy_from_slice(from);
         });
     }

@@ -376,7 +376,7 @@ impl Warp {
         address: &Address,
         is_counted: bool,
     ) {
-        self.land_copies(cx, |f| mask >> f.lane & 1 == 1);
+        self.land_copies(cx, |lane, _| mask >> lane & 1 == 1);
         let addresses = self.shared_addresses(address);
         for_lanes(mask, |lane| {
             let (place, thread) = (cx.barrier_at(addresses[lane]), self.thread(lane));
