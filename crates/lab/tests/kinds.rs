@@ -111,7 +111,7 @@ fn ampere_fwd_takes_wide_heads() {
         trial("ampere_fwd", "b1h2/1s40/70d512:causal-br", BF16),
         trial(SMALL, "b1h2s20/33d320:causal", F16),
         trial(SMALL, "b2h1s9/40d257:window=9/2", BF16),
-        trial("ampere_fwd[BLOCK_M=64 BLOCK_N=32]", "b1h1s20/33d16/301", F16),
+        trial("ampere_fwd[BLOCK_M=64 BLOCK_N=32 WARPS_M=4]", "b1h1s20/33d16/301", F16),
         trial(SMALL, "b1h1s9/40d400/24:softcap=5:bias=h:mask:sinks", F16),
         Trial { blocks: 2, ..trial(SMALL, "b3h2s40/50d24/512:causal-br:varlen:alibi", BF16) },
         Trial { seed: 5, ..trial(SMALL, "b2h2/1s9/70d300:used:leftpad:paged=7", F16) },
