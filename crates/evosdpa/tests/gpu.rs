@@ -197,7 +197,7 @@ impl Here {
         };
         refused(|tensors| tensors.k.address = 0);
         refused(|tensors| tensors.o.strides[2] = 8);
-        let float = Problem::new("mission".parse().unwrap(), DType::F32).unwrap();
+        let float = Problem::new("b1h8s512d512".parse().unwrap(), DType::F32).unwrap();
         println!("{}", self.plan(&float, &DeviceTensors::packed(&float, [AT; 4], None)).unwrap_err());
         let options = |name: &str| Options { variant: Some(name.parse().unwrap()), ..Options::default() };
         for name in ["hopper_smal", "sdpa_v2c[STAGS=3]", "fa_s512_v3"] {

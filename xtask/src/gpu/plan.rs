@@ -327,7 +327,7 @@ pub(super) fn steps() -> Vec<Step> {
                 "--shapes",
                 "mission",
                 "--self-test",
-                "200",
+                "60",
             ],
         ),
         evosdpa(
@@ -345,7 +345,7 @@ pub(super) fn steps() -> Vec<Step> {
                 "--timing",
                 "single",
                 "--self-test",
-                "200",
+                "60",
             ],
         ),
     ]);

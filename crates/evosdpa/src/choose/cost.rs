@@ -36,12 +36,11 @@ impl Split {
     /// Whether the split is one of the few codes that the problem's head dimension, mask and group have.
     fn has_code(self, look: &Look<'_>) -> bool {
         match (self.cluster, self.warpgroups) {
-            (1, 1) if one_tile_each(look) => true,
-            (1, 1) if look.masked() => look.widest() > 128,
-            (1, 1) => look.narrow() && !look.grouped(),
+            (1, 1) if one_tile_each(look) => !look.narrow() || look.masked() || look.grouped(),
+            (1, 1) => look.masked() && look.widest() > 128,
             (2, 1) => true,
             _ if look.grouped() => false,
-            (1, 2) => !look.narrow() || look.masked() || look.facts.seq_kv == 4 * Self::block_n(look),
+            (1, 2) => true,
             (2, 2) => !look.narrow() || look.masked(),
             (4, 1) => !look.narrow() && look.masked(),
             (4, 2) => true,

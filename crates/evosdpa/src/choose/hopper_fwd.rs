@@ -51,7 +51,7 @@ impl Tile {
     pub(super) fn has_code(self, look: &Look<'_>) -> bool {
         match self {
             Self::TwoSmall => !look.grouped() && shared_heads(look) == 1,
-            Self::ThreeSmall => look.masked(),
+            Self::ThreeSmall => !look.grouped() || look.masked(),
             // Rows of few keys have one code.
             Self::Three => look.masked() || look.facts.seq_kv >= PRECISE_KEYS,
             Self::Two => {
@@ -304,7 +304,9 @@ fn accumulator(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
     let widest = look.widest();
     let few_keys = !look.masked() && look.facts.seq_kv <= 512;
     let own_queries = look.asks_for(&[Feature::PackedQueries, Feature::UsedQueries]);
-    let in_registers = widest <= 128 && tile == Tile::Two && (look.narrow() || !look.masked());
+    // A producer that looks pages up has the registers that a Q tile of wide heads would need.
+    let wide = !look.masked() && !look.asks_for(&[Feature::PagedCache]);
+    let in_registers = widest <= 128 && tile == Tile::Two && (look.narrow() || wide);
     settings.decide(
         "registers",
         &[

@@ -66,7 +66,7 @@ pub struct OnGpu {
     key: Key,
     plan: Arc<Plan>,
     /// What calls have that differ from the planned one in their addresses alone; `None` where there is more to look at.
-    moved: Option<Arc<Moved>>,
+    moved: Option<Moved>,
 }
 
 /// A call whose tensors were checked and looked at, for others that lie elsewhere. Most calls are such, and looking again would
@@ -86,7 +86,7 @@ impl OnGpu {
     ) -> Result<Self, Error> {
         let key = Key::of(problem, tensors)?;
         let plan = plans.plan(gpu, key, problem, tensors)?;
-        Ok(Self { gpu: Arc::clone(gpu), plans, key, plan, moved: Moved::new(problem, tensors).map(Arc::new) })
+        Ok(Self { gpu: Arc::clone(gpu), plans, key, plan, moved: Moved::new(problem, tensors) })
     }
 
     /// The GPU.

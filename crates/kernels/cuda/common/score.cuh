@@ -136,13 +136,14 @@ struct ScoreModifiers {
     score = finite_sum(score, to_float(bias));
   }
 
-  // Scores of one row meet a line of a bias or a mask. Keys come in pairs: two are read at once where the line allows it.
+  // Scores of one row meet a line of a bias or a mask. Keys come in pairs: two are read at once where the line allows it, and where O of
+  // wide heads leaves the registers.
   template <int COUNT, typename T>
   __device__ __forceinline__ void along(const T* line, float (&s)[COUNT], int r, int row, int column) const {
     constexpr int LAST = COUNT / 4 * 8 - 7;
     if (row >= seq_q) return;  // there is nothing to read
     line += column;
-    if (column + LAST < seq_kv && reinterpret_cast<size_t>(line) % (2 * sizeof(T)) == 0) {
+    if (VALUE_DIM <= 128 && column + LAST < seq_kv && reinterpret_cast<size_t>(line) % (2 * sizeof(T)) == 0) {
 #pragma unroll
       for (int i = 0; i < COUNT / 4; ++i) {
         struct alignas(2 * sizeof(T)) Two {

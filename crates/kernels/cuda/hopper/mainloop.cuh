@@ -22,7 +22,7 @@ constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int ENTRY_REGS = 65536 / (CTAS_PER_SM * THREADS) / 8 * 8;
 // Pairs and packed heads take more to work out, lengths still more, pages most; packed sequences as little as leaves the consumers 232.
 constexpr bool ONLY_PACKED = PACKED_QUERIES && !(USED_LENGTHS || PAGED_CACHE || MODIFIED);
-constexpr int PRODUCER_REGS = ONLY_PACKED ? 40 : PAGED_CACHE && !MODIFIED ? 72 : OWN_LENGTHS || PAGED_CACHE ? 56 : CONSUMERS >= 3 || PAIRED || PACK_HEADS > 1 || CHUNKED ? 32 : 24;
+constexpr int PRODUCER_REGS = ONLY_PACKED ? 40 : PAGED_CACHE ? 72 : OWN_LENGTHS ? 56 : CONSUMERS >= 3 || PAIRED || PACK_HEADS > 1 || CHUNKED ? 32 : 24;
 constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / CONSUMERS / 8 * 8;
 constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 // Whether what rounding leaves of P has room beside everything else while MMAs and softmax overlap.

@@ -227,7 +227,7 @@ mod tests {
 
     static CPU: Cpu = Cpu { threads: None, isa: None };
 
-    /// A device whose kernel is right except for what `spoil` does to it.
+    /// A device whose kernel is right except for what `spoil` does to it, and which refuses the other one.
     struct Spoiled(fn(&mut Output, usize));
 
     struct LoadedSpoiled<'a> {
@@ -245,8 +245,8 @@ mod tests {
             Cpu::default().kernels()
         }
 
-        fn refuses(&self, _: &str, _: &Problem) -> Option<String> {
-            None
+        fn refuses(&self, kernel: &str, _: &Problem) -> Option<String> {
+            (kernel == REFUSED).then(|| format!("{REFUSED} is not for this problem"))
         }
 
         fn load<'a>(
@@ -419,16 +419,15 @@ mod tests {
             launch(&wrong, "cpu_flash", &case.problem, std::slice::from_ref(&case.inputs), 2).unwrap();
         assert!(result.verdict.is_pass() && result.detail.contains("nobody looked"), "{result:?}");
         let inputs = std::slice::from_ref(&case.inputs);
-        let refused = launch(&CPU, REFUSED, &case.problem, inputs, 1).unwrap();
+        let refused = launch(&wrong, REFUSED, &case.problem, inputs, 1).unwrap();
         assert!(matches!(refused.verdict, Verdict::Unavailable(_)), "{refused:?}");
     }
 
-    /// Half of a choice of tiles.
-    const REFUSED: &str = "cpu_flash[BLOCK_Q=48]";
+    const REFUSED: &str = "cpu_naive";
 
     #[test]
     fn what_a_kernel_refuses_is_unavailable() {
-        let result = check(&Cpu::default(), REFUSED, &case(), None).unwrap();
+        let result = check(&Spoiled(|_, _| {}), REFUSED, &case(), None).unwrap();
         assert!(matches!(result.verdict, Verdict::Unavailable(_)), "{}", result.verdict);
         assert!(result.detail.contains(REFUSED), "{}", result.detail);
     }
