@@ -1,4 +1,4 @@
-//! What happens to scores between their product and the softmax: softcap, ALiBi, bias and boolean masks, in this order.
+//! What happens to scores between QKᵀ and the softmax: softcap, ALiBi, bias and boolean masks, in this order.
 //!
 //! A pass of its own over a score tile, which lies in the first-level cache: the kernels of plain problems know nothing of it. Scores
 //! are in units of log2 here, and so are cap, slopes and bias.

@@ -31,7 +31,7 @@ pub(crate) trait Simd: Copy + 'static {
     /// Elements in a vector, at most [`MAX_LANES`].
     const LANES: usize;
 
-    /// How many elements of the inner dimension share a lane of the two products: 1, or 2 where operands are pairs of bfloat16 (the
+    /// How many elements of the inner dimension share a lane of the two GEMMs: 1, or 2 where operands are pairs of bfloat16 (the
     /// first in the low half) and [`Simd::dot`] adds both products.
     const PACKED: usize = 1;
 
@@ -59,7 +59,7 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, fused where the instruction set fuses.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The multiply-add of the two products: adds to `c` the products of all `PACKED` elements of each lane.
+    /// The multiply-add of the two GEMMs: adds to `c` the products of all `PACKED` elements of each lane.
     #[inline(always)]
     unsafe fn dot(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         // SAFETY: same contract.

@@ -3,7 +3,7 @@
 //! Everything is laid out with **queries in the vector lanes**: the score tile is `Sᵀ[key][query]`, the output tile is
 //! `Oᵀ[value column][query]`. A query tile is `NR` vectors wide, and a kernel keeps `MR × NR` accumulators in registers,
 //! reading one broadcast scalar of K (or V) per `NR` multiply-adds. So K and V are never transposed, running
-//! maxima and sums are plain vectors without any horizontal step, and rescaling is one product per accumulator.
+//! maxima and sums are plain vectors without any horizontal step, and rescaling is one multiplication per accumulator.
 //!
 //! Scores are in units of log2: the queries were multiplied by `scale · log2(e)` when they were packed.
 //!
@@ -16,7 +16,7 @@ use crate::simd::Simd;
 /// How many floats ahead of its columns the value kernel fetches: one cache line.
 const VALUES_AHEAD: usize = 16;
 
-/// Columns of the score product between two looks at the loop's counters; divides a vector.
+/// Columns of QKᵀ between two looks at the loop's counters; divides a vector.
 const COLUMNS_AT_ONCE: usize = 4;
 
 /// Most vectors of a query tile, on any instruction set.
