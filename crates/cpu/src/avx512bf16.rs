@@ -5,18 +5,20 @@
 
 use crate::avx512::Avx512;
 use crate::decode::{DecodeScores, DecodeValues};
+use crate::decode_bf16;
+use crate::dense::{DenseRows, Shown};
 use crate::element::Element;
-use crate::hook::{RowHook, Shown, TileHook, Turned};
+use crate::hook::{RowHook, TileHook};
 use crate::kernels::Kernels;
 use crate::pack::Rows;
 use crate::simd::{MAX_LANES, Simd};
-use crate::tile::{self, TileStep};
-use evosdpa_core::{DType, Float};
+use crate::tile::{self, TileStep, Weighed};
+use evosdpa_core::{DType, E4M3Code, Float};
 use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// Marker for AVX-512 with AVX512-BF16, for tensors of bfloat16.
+/// Marker for AVX-512 with AVX512-BF16, for queries of bfloat16, and keys and values that are too or are e4m3 codes.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16;
 
@@ -46,7 +48,9 @@ impl Simd for Avx512Bf16 {
         load_bf16(p: *const u16) -> __m512;
         load_u8(p: *const u8) -> __m512;
         load_e4m3(p: *const u8) -> __m512;
-        load_hidden(p: *const u8) -> __m512;
+        part_bf16(words: __m512, part: usize) -> __m512;
+        part_f16(words: __m512, part: usize) -> __m512;
+        select_byte(words: __m512, part: usize, a: __m512, b: __m512) -> __m512;
         store_f16(p: *mut u16, v: __m512);
         store_bf16(p: *mut u16, v: __m512);
         add(a: __m512, b: __m512) -> __m512;
@@ -56,6 +60,9 @@ impl Simd for Avx512Bf16 {
         fma(a: __m512, b: __m512, c: __m512) -> __m512;
         max(a: __m512, b: __m512) -> __m512;
         exp2(x: __m512) -> __m512;
+        abs(x: __m512) -> __m512;
+        exceeds(x: __m512, limit: __m512) -> bool;
+        select_above(x: __m512, limit: __m512, a: __m512, b: __m512) -> __m512;
         select_between(index: __m512, lo: f32, hi: f32, inside: __m512, outside: __m512) -> __m512;
         prefetch(p: *const u8);
         prefetch_near(p: *const u8);
@@ -68,13 +75,17 @@ impl Simd for Avx512Bf16 {
         unsafe { _mm512_dpbf16_ps(c, transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) }
     }
     #[inline(always)]
-    unsafe fn pack_pair(even: __m512, odd: __m512) -> (__m512, __m512) {
+    unsafe fn round_pair(even: __m512, odd: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { pair(even, odd) }
+    }
+    #[inline(always)]
+    unsafe fn lost_pair(even: __m512, odd: __m512) -> __m512 {
         // SAFETY: trait contract.
         unsafe {
-            let pairs = pair(even, odd);
-            let [first, second] = Self::halves(pairs);
+            let [first, second] = Self::halves(pair(even, odd));
             let first = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(first)));
-            (pairs, pair(_mm512_sub_ps(even, first), _mm512_sub_ps(odd, second)))
+            pair(_mm512_sub_ps(even, first), _mm512_sub_ps(odd, second))
         }
     }
     #[inline(always)]
@@ -95,13 +106,24 @@ impl Simd for Avx512Bf16 {
 /// AVX512-BF16.
 #[inline(always)]
 unsafe fn pair(even: __m512, odd: __m512) -> __m512 {
-    // SAFETY: by contract; the conversion of two vectors would lay one behind the other, so each is converted alone.
+    // SAFETY: by contract. The conversion lays one vector behind the other.
     unsafe {
-        let low = _mm512_cvtepu16_epi32(transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(even)));
-        let high = _mm512_cvtepu16_epi32(transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(odd)));
-        _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32::<16>(high)))
+        let apart = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
+        let order = _mm512_loadu_si512(INTERLEAVED.as_ptr().cast());
+        _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, apart))
     }
 }
+
+/// Each element of the first half before its partner in the second.
+const INTERLEAVED: [u16; 32] = {
+    let mut order = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        order[i] = (i / 2 + i % 2 * 16) as u16;
+        i += 1;
+    }
+    order
+};
 
 /// Functions that are those of [`Avx512`].
 macro_rules! kernels_of_avx512 {
@@ -133,7 +155,7 @@ impl Kernels for Avx512Bf16 {
         }
     }
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn softmax(vectors: usize, t: &TileStep) {
+    unsafe fn softmax(vectors: usize, t: &TileStep) -> Weighed {
         // SAFETY: trait contract.
         unsafe {
             match vectors {
@@ -158,47 +180,20 @@ impl Kernels for Avx512Bf16 {
         }
     }
 
-    /// Rows of bfloat16 are rows of pairs; they are filled with zeros up to a whole vector.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn pack_rows(dtype: DType, a: &Rows) {
-        debug_assert_eq!(dtype, DType::BF16);
-        let filled = a.columns.next_multiple_of(2 * <Self as Simd>::LANES);
-        for row in 0..a.rows {
-            // SAFETY: a source row has `columns` elements; as many f32 rounded up to a vector hold `filled` of half the size.
-            unsafe {
-                let src = a.src.cast::<u16>().add(row * a.src_stride);
-                let dst = a.dst.add(row * a.dst_stride).cast::<u16>();
-                src.copy_to_nonoverlapping(dst, a.columns);
-                dst.add(a.columns).write_bytes(0, filled - a.columns);
-            }
-        }
+        // SAFETY: trait contract.
+        unsafe { if dtype == DType::BF16 { copy_rows(a) } else { round_rows::<E4M3Code>(a) } }
     }
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn pack_values(dtype: DType, checked: bool, a: &Rows) -> bool {
-        debug_assert_eq!(dtype, DType::BF16);
-        let tensor = a.src.cast::<bf16>();
-        // SAFETY: trait contract; the last of an odd number of rows is paired with zeros.
+        // SAFETY: trait contract.
         unsafe {
-            let zero = Self::splat(0.0);
-            let mut taint = zero;
-            for first in (0..a.rows).step_by(2) {
-                let dst = a.dst.add(first / 2 * a.dst_stride);
-                for column in (0..a.columns).step_by(<Self as Simd>::LANES) {
-                    let even = load_row(tensor.add(first * a.src_stride), column, a.columns);
-                    let odd = if first + 1 < a.rows {
-                        load_row(tensor.add((first + 1) * a.src_stride), column, a.columns)
-                    } else {
-                        zero
-                    };
-                    Self::store(dst.add(column), pair(even, odd));
-                    if checked {
-                        // 0·x is NaN exactly when x is not finite.
-                        taint = Self::fma(odd, zero, Self::fma(even, zero, taint));
-                    }
-                }
+            if dtype == DType::BF16 {
+                pair_rows::<bf16>(checked, a)
+            } else {
+                pair_rows::<E4M3Code>(checked, a)
             }
-            let mut lanes = [0.0f32; MAX_LANES];
-            Self::store(lanes.as_mut_ptr(), taint);
-            lanes.iter().all(|x| *x == 0.0)
         }
     }
     /// Pairs are only moved: the scale is left for the scores.
@@ -219,10 +214,20 @@ impl Kernels for Avx512Bf16 {
         }
     }
 
+    unsafe fn decode_scores(dtype: DType, rows: usize, a: &DecodeScores) {
+        // SAFETY: trait contract; codes come only where [`reads_codes`].
+        unsafe { if dtype == DType::BF16 { bf16_scores(rows, a) } else { e4m3_scores(rows, a) } }
+    }
+    unsafe fn decode_values(dtype: DType, rows: usize, a: &DecodeValues) {
+        // SAFETY: trait contract; codes come only where [`reads_codes`].
+        unsafe { if dtype == DType::BF16 { bf16_values(rows, a) } else { e4m3_values(rows, a) } }
+    }
+
     kernels_of_avx512! {
         modify(vectors: usize, t: &TileStep, hook: &TileHook);
-        mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, clear: bool);
-        turn(dtype: DType, a: &Turned);
+        add_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
+        hide(vectors: usize, t: &TileStep, a: &DenseRows);
+        mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, mask: &DenseRows);
         scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown;
         modify_row(scores: *mut f32, keys: usize, hook: &RowHook);
         widen_rows(dtype: DType, a: &Rows);
@@ -237,25 +242,142 @@ impl Kernels for Avx512Bf16 {
             rows: *mut f32,
             row_stride: usize,
         );
-        decode_scores(dtype: DType, rows: usize, a: &DecodeScores);
         decode_softmax(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32);
-        decode_values(dtype: DType, rows: usize, a: &DecodeValues);
+    }
+}
+
+/// Whether keys and values of this machine can be e4m3 codes: their lookup needs VBMI.
+pub(crate) fn reads_codes() -> bool {
+    is_x86_feature_detected!("avx512vbmi")
+}
+
+/// The decode kernels for what keys and values are stored as, compiled with a lookup's instruction set where it needs one.
+macro_rules! decode_kernels {
+    ($features:literal, $element:ty, $scores:ident, $values:ident) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $scores(rows: usize, a: &DecodeScores) {
+            // SAFETY: contract of `Kernels`.
+            unsafe {
+                match rows {
+                    1 => decode_bf16::scores::<$element, 1>(a),
+                    2 => decode_bf16::scores::<$element, 2>(a),
+                    _ => decode_bf16::scores::<$element, 4>(a),
+                }
+            }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn $values(rows: usize, a: &DecodeValues) {
+            // SAFETY: contract of `Kernels`.
+            unsafe {
+                match rows {
+                    1 => decode_bf16::values::<$element, 1>(a),
+                    2 => decode_bf16::values::<$element, 2>(a),
+                    _ => decode_bf16::values::<$element, 4>(a),
+                }
+            }
+        }
+    };
+}
+
+decode_kernels!(
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16",
+    bf16,
+    bf16_scores,
+    bf16_values
+);
+decode_kernels!(
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi",
+    E4M3Code,
+    e4m3_scores,
+    e4m3_values
+);
+
+/// Rows of bfloat16 are rows of pairs; they are filled with zeros up to a whole vector.
+///
+/// # Safety
+/// As [`Kernels::pack_rows`].
+unsafe fn copy_rows(a: &Rows) {
+    let filled = a.columns.next_multiple_of(2 * <Avx512Bf16 as Simd>::LANES);
+    for row in 0..a.rows {
+        // SAFETY: a source row has `columns` elements; as many f32 rounded up to a vector hold `filled` of half the size.
+        unsafe {
+            let src = a.src.cast::<u16>().add(row * a.src_stride);
+            let dst = a.dst.add(row * a.dst_stride).cast::<u16>();
+            src.copy_to_nonoverlapping(dst, a.columns);
+            dst.add(a.columns).write_bytes(0, filled - a.columns);
+        }
+    }
+}
+
+/// The same for elements whose values bfloat16 holds exactly.
+///
+/// # Safety
+/// As [`Kernels::pack_rows`].
+#[inline(always)]
+unsafe fn round_rows<E: Element>(a: &Rows) {
+    let tensor = a.src.cast::<E>();
+    let lanes = <Avx512Bf16 as Simd>::LANES;
+    for row in 0..a.rows {
+        // SAFETY: as `copy_rows`.
+        unsafe {
+            let (src, dst) = (tensor.add(row * a.src_stride), a.dst.add(row * a.dst_stride));
+            for column in (0..a.columns).step_by(2 * lanes) {
+                let first = load_row(src, column, a.columns);
+                let second = load_row(src, column + lanes, a.columns);
+                let rounded = transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second, first));
+                Avx512Bf16::store(dst.add(column / 2), rounded);
+            }
+        }
+    }
+}
+
+/// Rows of neighbouring keys become rows of pairs. Says whether all are finite, when `checked`.
+///
+/// # Safety
+/// As [`Kernels::pack_values`].
+#[inline(always)]
+unsafe fn pair_rows<E: Element>(checked: bool, a: &Rows) -> bool {
+    let tensor = a.src.cast::<E>();
+    // SAFETY: by contract; the last of an odd number of rows is paired with zeros.
+    unsafe {
+        let zero = Avx512Bf16::splat(0.0);
+        let mut taint = zero;
+        for first in (0..a.rows).step_by(2) {
+            let dst = a.dst.add(first / 2 * a.dst_stride);
+            for column in (0..a.columns).step_by(<Avx512Bf16 as Simd>::LANES) {
+                let even = load_row(tensor.add(first * a.src_stride), column, a.columns);
+                let mut odd = zero;
+                if first + 1 < a.rows {
+                    odd = load_row(tensor.add((first + 1) * a.src_stride), column, a.columns);
+                }
+                Avx512Bf16::store(dst.add(column), pair(even, odd));
+                if checked {
+                    // 0·x is NaN exactly when x is not finite.
+                    taint = Avx512Bf16::fma(odd, zero, Avx512Bf16::fma(even, zero, taint));
+                }
+            }
+        }
+        let mut lanes = [0.0f32; MAX_LANES];
+        Avx512Bf16::store(lanes.as_mut_ptr(), taint);
+        lanes.iter().all(|x| *x == 0.0)
     }
 }
 
 /// A vector of a row from `column` on, zero beyond its `columns`.
 ///
 /// # Safety
-/// AVX-512; the row has `columns` elements, and `column` is one of them.
+/// AVX-512; the row has `columns` elements.
 #[inline(always)]
-unsafe fn load_row(row: *const bf16, column: usize, columns: usize) -> __m512 {
-    let left = columns - column;
+unsafe fn load_row<E: Element>(row: *const E, column: usize, columns: usize) -> __m512 {
+    let left = columns.saturating_sub(column);
     // SAFETY: by contract.
     unsafe {
         if left >= <Avx512Bf16 as Simd>::LANES {
-            bf16::load::<Avx512Bf16>(row.add(column))
+            E::load::<Avx512Bf16>(row.add(column))
+        } else if left > 0 {
+            E::load_first::<Avx512Bf16>(row.add(column), left)
         } else {
-            bf16::load_first::<Avx512Bf16>(row.add(column), left)
+            Avx512Bf16::splat(0.0)
         }
     }
 }
@@ -286,10 +408,9 @@ mod tests {
         let mut out = [[0u32; 16]; 2];
         // SAFETY: the features are enabled here; arrays hold a vector.
         unsafe {
-            let (pairs, rest) =
-                Avx512Bf16::pack_pair(Avx512Bf16::load(even.as_ptr()), Avx512Bf16::load(odd.as_ptr()));
-            Avx512Bf16::store(out[0].as_mut_ptr().cast(), pairs);
-            Avx512Bf16::store(out[1].as_mut_ptr().cast(), rest);
+            let (even, odd) = (Avx512Bf16::load(even.as_ptr()), Avx512Bf16::load(odd.as_ptr()));
+            Avx512Bf16::store(out[0].as_mut_ptr().cast(), Avx512Bf16::round_pair(even, odd));
+            Avx512Bf16::store(out[1].as_mut_ptr().cast(), Avx512Bf16::lost_pair(even, odd));
         }
         out
     }
@@ -305,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn products_of_pairs_are_bit_for_bit_those_of_the_model() {
+    fn dots_of_pairs_are_bit_for_bit_those_of_the_model() {
         if !Isa::Avx512Bf16.is_available() {
             eprintln!("UNAVAILABLE: this machine has no AVX512-BF16");
             return;
