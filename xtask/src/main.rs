@@ -9,6 +9,7 @@ mod packaging;
 mod python;
 mod suite;
 mod trial;
+mod wheel;
 
 use std::{
     env,
@@ -29,7 +30,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   cross         the CPU kernels' tests on 64-bit ARM under qemu, and the library checked for macOS and Windows
   gpu           everything that only a GPU can show, resumable, within a budget: documents go to results/ (gpu --help)
   trial         what docs/promises.md says, measured again: bad input, stopping, kills, wrong words (trial --help)
-  wheel         build the wheel that users install, for any Linux with glibc 2.17 or newer
+  wheel [FOR]   build the wheel that users install: for this machine, for targets by name, or for `all`
   fuzz [SECS]   run the fuzz targets for SECS seconds each (needs cargo-fuzz and a nightly toolchain)
 ";
 
@@ -48,7 +49,8 @@ fn main() -> ExitCode {
         ["python"] => python(),
         ["cross"] => cross::check(),
         ["package"] => packaging::features().and_then(|()| packaging::package()),
-        ["wheel"] => python::wheel(),
+        ["wheel", "all"] => wheel::build(&wheel::TARGETS),
+        ["wheel", targets @ ..] => wheel::build(targets),
         ["fuzz"] => fuzz("60"),
         ["fuzz", seconds] => fuzz(seconds),
         _ => {

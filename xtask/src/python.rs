@@ -13,21 +13,17 @@ use std::{
 use anyhow::{Context, bail, ensure};
 
 /// What builds a wheel.
-const MATURIN: &str = "maturin==1.16.0";
+pub(crate) const MATURIN: &str = "maturin==1.16.0";
 /// What checks the package's types.
 const MYPY: &str = "mypy==2.4.1";
-/// What links a wheel that runs on systems with an old C library.
-const ZIG: &str = "ziglang==0.15.1";
-/// The largest wheel that is still pleasant to install.
-const WHEEL_LIMIT_BYTES: u64 = 20_000_000;
 
 /// Packages that an environment gets, kept in the user's cache because they are large and never change.
-struct Base {
-    name: &'static str,
+pub(crate) struct Base {
+    pub(crate) name: &'static str,
     /// Each is one `pip install`, by name from PyPI.
-    installs: &'static [&'static [&'static str]],
+    pub(crate) installs: &'static [&'static [&'static str]],
     /// A script of the repository that the environment's Python runs at last.
-    finish: Option<&'static str>,
+    pub(crate) finish: Option<&'static str>,
 }
 
 const TOOLS: Base = Base { name: "tools", installs: &[&[MATURIN, MYPY]], finish: None };
@@ -177,30 +173,8 @@ fn types(root: &Path, tools: &Path, torch: &Path, target: &Path) -> anyhow::Resu
     passed(&mut mypy, "pass the package's type checks")
 }
 
-/// Builds the wheel that users install: optimised, and for any Linux with glibc 2.17 or newer.
-pub(crate) fn wheel() -> anyhow::Result<()> {
-    let root = root();
-    let (python, version) = interpreter()?;
-    let zig = Base { name: "zig", installs: &[&[MATURIN, ZIG]], finish: None };
-    let tools = prepared(&zig, &python, &version, &root)?;
-    let wheels = target_folder(&root)?.join("wheels");
-    let _ = fs::remove_dir_all(&wheels);
-    let path = env::join_paths(
-        std::iter::once(tools.join("bin")).chain(env::split_paths(&env::var_os("PATH").unwrap_or_default())),
-    )?;
-    let mut maturin = Command::new(tools.join("bin/maturin"));
-    maturin.args(["build", "--release", "--zig", "--compatibility", "manylinux2014", "--interpreter"]);
-    maturin.arg(tools.join("bin/python")).arg("--out").arg(&wheels).env("PATH", path).current_dir(&root);
-    passed(&mut maturin, "build the wheel")?;
-    let wheel = only_wheel(&wheels)?;
-    let bytes = fs::metadata(&wheel)?.len();
-    println!("{} ({:.1} MB)", wheel.display(), bytes as f64 / 1e6);
-    ensure!(bytes < WHEEL_LIMIT_BYTES, "the wheel has {bytes} bytes, more than {WHEEL_LIMIT_BYTES}");
-    Ok(())
-}
-
 /// The user's Python and its version, if it can make environments.
-fn interpreter() -> anyhow::Result<(PathBuf, String)> {
+pub(crate) fn interpreter() -> anyhow::Result<(PathBuf, String)> {
     let script = "import sys, venv, ensurepip; print(sys.executable); print('%d.%d' % sys.version_info[:2])";
     let said = Command::new("python3").args(["-c", script]).stderr(Stdio::null()).output();
     let said = said.context("python3 cannot be started; install Python 3.10 or newer")?;
@@ -216,7 +190,7 @@ fn interpreter() -> anyhow::Result<(PathBuf, String)> {
 }
 
 /// The base environment, made if it is not there. It counts as there when its last step has been taken.
-fn prepared(base: &Base, python: &Path, version: &str, root: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn prepared(base: &Base, python: &Path, version: &str, root: &Path) -> anyhow::Result<PathBuf> {
     let finish = base.finish.map(|script| root.join(script));
     let finish_text = finish.as_ref().map(fs::read_to_string).transpose()?;
     let mut hasher = DefaultHasher::new();
@@ -273,19 +247,19 @@ fn only_wheel(folder: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-fn passed(command: &mut Command, to: &str) -> anyhow::Result<()> {
+pub(crate) fn passed(command: &mut Command, to: &str) -> anyhow::Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let status = command.status().with_context(|| format!("cannot {to}: {name} cannot be started"))?;
     ensure!(status.success(), "cannot {to}: {command:?} ended with {status}");
     Ok(())
 }
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_owned)
 }
 
 /// Where cargo puts what it builds.
-fn target_folder(root: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn target_folder(root: &Path) -> anyhow::Result<PathBuf> {
     let folder =
         env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
     fs::create_dir_all(&folder)?;

@@ -339,6 +339,34 @@ def test_importing_is_quiet_about_torch():
     assert done.stdout.strip() == "16.0", done.stderr
 
 
+def test_arrays_of_a_gpu_that_is_not_there():
+    """As CuPy's and Numba's look on a machine without a GPU: said to be elsewhere, never read."""
+
+    class Numba:
+        shape = (1, 2, 9, 8)
+        __cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (4096, False), "version": 3, "strides": None}
+
+    class CuPy(Numba):
+        def __dlpack__(self, **arguments):
+            raise RuntimeError("no driver")
+
+        def __dlpack_device__(self):
+            return 2, 0
+
+        def __array__(self, *arguments, **named):
+            raise TypeError("use .get()")
+
+    q, k, v = drawn("normal", [(1, 2, 9, 8)] * 3)
+    for kind in (Numba, CuPy):
+        for function in (evosdpa.sdpa, evosdpa.flash_attn_func):
+            with pytest.raises(NotImplementedError, match=f"q, a .*{kind.__name__}"):
+                function(kind(), kind(), kind())
+            with pytest.raises(NotImplementedError, match=f"v, a .*{kind.__name__}"):
+                function(q, k, kind())
+        with pytest.raises(NotImplementedError, match=f"attn_mask, a .*{kind.__name__}"):
+            evosdpa.sdpa(q, k, v, kind())
+
+
 def test_leaving_with_threads_at_work():
     """Daemon threads that are computing when the interpreter ends do not take the process down."""
     code = """

@@ -120,7 +120,7 @@ def layer(**arguments):
 
 
 def test_unknown_arguments_are_refused_by_name():
-    for name in ("indices", "block_indices", "something_new", "cache_scales"):
+    for name in ("indices", "block_indices", "something_new", "cache_scales"):  # indices of an unknown form
         with pytest.raises(NotImplementedError, match=f"'{name}'"):
             layer(**{name: torch.zeros(1)})
         layer(**{name: None})
@@ -130,9 +130,23 @@ def test_unknown_arguments_are_refused_by_name():
 
 
 @pytest.mark.skipif(not NEW, reason="no such models before 5")
-def test_sparse_models_are_refused():
-    row = table.row_of("deepseek_v32", only=("logits",))
-    assert row["checks"]["logits"]["result"] == "refused" and "'indices'" in row["checks"]["logits"]["why"]
+def test_sparse_models():
+    row = table.row_of("deepseek_v32", only=("logits", "left", "greedy"))
+    assert {check["result"] for check in row["checks"].values()} == {"same"}, row
+    assert row["ran"] == row["eligible"] > 0
+
+
+def test_picked_keys():
+    q = torch.randn(2, 4, 5, 8)
+    picks = torch.tensor([[[0, -1], [0, 1], [2, 1], [3, 0], [1, 4]]]).expand(2, -1, -1)
+    picked = torch.zeros(2, 5, 6, dtype=torch.bool).scatter(-1, picks % 6, True)[:, None, :, :5]
+    causal, bias = torch.ones(5, 5, dtype=torch.bool).tril(), torch.randn(1, 1, 5, 5)
+    for mask, whole in ((None, picked & causal), (causal[None, None], picked & causal), (bias, bias.masked_fill(~picked, -1e9))):
+        ours, _ = evosdpa.transformers.evosdpa_attention_forward(
+            torch.nn.Module(), q, q[:, :2], q[:, :2], mask, is_causal=True, indices=picks.int()
+        )
+        wanted = torch.nn.functional.scaled_dot_product_attention(q, q[:, :2], q[:, :2], whole, enable_gqa=True)
+        torch.testing.assert_close(ours.transpose(1, 2), wanted, rtol=1e-4, atol=1e-4)
 
 
 def patterns():

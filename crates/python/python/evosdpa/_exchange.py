@@ -53,11 +53,13 @@ def _to_numpy(name: str, tensor: Any) -> Any:
     if isinstance(tensor, numpy.ndarray):
         return tensor
     _check(name, tensor)
+    if hasattr(tensor, "__cuda_array_interface__"):
+        raise _untakeable(name, tensor, "NumPy", BufferError("its memory is a GPU's"))
     try:
         return numpy.from_dlpack(tensor)
     except _FAILURES as error:
         # NumPy has no bfloat16 of its own; a library that knows ml_dtypes has.
-        if hasattr(tensor, "__array__") and not hasattr(tensor, "__cuda_array_interface__"):
+        if hasattr(tensor, "__array__"):
             try:
                 return numpy.asarray(tensor)
             except _FAILURES:

@@ -6,7 +6,7 @@ Importing this module is all there is to do::
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="evosdpa")
 
 Padding, sliding windows, attention chunks, static caches, position biases, softcaps and sinks are computed by evosdpa where a
-fast kernel takes them; dense masks and position biases on a GPU, with which torch is faster, are torch's. What none does (dropout,
+fast kernel takes them, and so are the keys that sparse models pick (``indices``), as a mask; dense masks and position biases on a GPU, with which torch is faster, are torch's. What none does (dropout,
 gradients, other devices) is computed by torch as before. An argument that this module does not know
 is refused by its name: it may change what a model means.
 
@@ -57,12 +57,15 @@ def evosdpa_attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     cache: Any = None,
+    indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, ``[batch, heads, sequence, head dimension]`` in, ``[batch, sequence, heads, …]`` out."""
     if not kwargs.keys() <= _HARMLESS:
         _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if indices is not None:
+        attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal and cache is None)
     is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
     if is_plain and not dropout and not _torch.compiling():
         out = _straight(query, key, value, attention_mask, causal, scaling, kwargs)
@@ -92,6 +95,22 @@ def evosdpa_attention_forward(
     bias = _together(position_bias, attention_mask)
     out = _plain.scored(query, key, value, scaling, causal, bias, softcap, s_aux, dropout)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _picked(indices: Tensor, mask: Tensor | None, queries: int, keys: int, causal: bool) -> Tensor:
+    """The mask of a model that picks keys for each query (``[batch, queries, picked]``, below zero for none), as a dense one."""
+    if not (isinstance(indices, Tensor) and indices.dim() == 3 and indices.shape[1] == queries) or indices.is_floating_point():
+        raise NotImplementedError(_words.argument("indices"))
+    places = torch.where(indices < 0, keys, indices).long()
+    picked = torch.zeros(*indices.shape[:2], keys + 1, dtype=torch.bool, device=indices.device)
+    picked = picked.scatter(-1, places, True)[:, None, :, :keys]
+    if isinstance(mask, _deferred.DeferredMask):
+        mask = mask.dense()
+    if mask is None:
+        return picked.tril(keys - queries) if causal else picked
+    if mask.dtype == torch.bool:
+        return mask & picked
+    return mask.masked_fill(~picked, torch.finfo(mask.dtype).min)
 
 
 def _refuse_unknown(kwargs: dict[str, Any]) -> None:
