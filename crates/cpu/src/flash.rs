@@ -35,10 +35,11 @@ pub(crate) struct Scratch {
     together: usize,
     /// Running maximum, its successor, sum, rescale: four vectors' worth per tile.
     state: usize,
-    /// Per tile and lane: ALiBi's slope, and the addresses of its rows of bias and mask.
+    /// Per tile and lane: ALiBi's slope, and the addresses of its rows of bias, mask and block table.
     slopes: usize,
     bias_rows: usize,
     mask_rows: usize,
+    block_rows: usize,
     pub(crate) floats: usize,
 }
 
@@ -74,6 +75,7 @@ impl Scratch {
             bias: carver.take(turned),
             bias_rows: carver.take(count * width * POINTER),
             mask_rows: carver.take(count * width * POINTER),
+            block_rows: carver.take(count * width * POINTER),
             floats: carver.floats(),
         }
     }
@@ -219,6 +221,13 @@ impl Work<'_> {
                     *rows.add(lane) = dense.row(unit.sequence, head, query);
                 }
             }
+            if let Some(table) = &modifiers.blocks {
+                let rows = self.scratch.add(layout.block_rows).cast::<*const u8>().add(first);
+                for lane in 0..tile.vectors * K::LANES {
+                    let (head, query) = self.head_and_query(tile.row(lane));
+                    *rows.add(lane) = table.row(unit.sequence, head, query).as_ptr();
+                }
+            }
         }
     }
 
@@ -237,12 +246,19 @@ impl Work<'_> {
         begin: usize,
         end: usize,
     ) -> Look {
-        let look = tile.look::<K>(&self.span, block, begin, end);
-        if self.job.modifiers.mask.is_none() || look.begin >= look.end {
-            return look;
+        let Work { layout, job, .. } = *self;
+        let mut look = tile.look::<K>(&self.span, block, begin, end);
+        // SAFETY: masks have an element for every key, block tables one for every block of keys.
+        unsafe {
+            if let Some(table) = job.modifiers.blocks.as_ref().filter(|_| look.begin < look.end) {
+                let rows = self.lane_rows::<K>(layout.block_rows, index);
+                look = tile.unhide_blocks::<K>(look, block, table.keys(), rows);
+            }
+            if job.modifiers.mask.is_some() && look.begin < look.end {
+                look = tile.unhide::<K>(look, block, self.lane_rows::<K>(layout.mask_rows, index));
+            }
         }
-        // SAFETY: masks have an element for every key.
-        unsafe { tile.unhide::<K>(look, block, self.lane_rows::<K>(self.layout.mask_rows, index)) }
+        look
     }
 
     /// Packs one block of keys and values and runs every tile of the unit against it.
@@ -259,7 +275,7 @@ impl Work<'_> {
             for (index, tile) in cut.iter_mut().enumerate() {
                 tile.look = self.look::<K>(index, tile, block, begin, end);
             }
-            if job.modifiers.mask.is_some() {
+            if job.modifiers.hide() {
                 let none = Look { begin: end, end: begin, hides: false };
                 let wanted = cut.iter().map(|tile| tile.look).filter(|look| look.begin < look.end);
                 let wanted = wanted.fold(none, |all, look| Look {
@@ -379,9 +395,24 @@ impl Work<'_> {
                 let rows = self.lane_rows::<K>(layout.bias_rows, index);
                 hook.bias = self.turn::<K>(bias, rows, tile, block, scratch.add(layout.bias));
             }
-            if let Some(mask) = modifiers.mask.as_ref().filter(|_| tile.look.hides) {
-                let rows = self.lane_rows::<K>(layout.mask_rows, index);
-                hook.hidden = self.turn::<K>(mask, rows, tile, block, scratch.add(layout.hidden));
+            if tile.look.hides {
+                let hidden = scratch.add(layout.hidden);
+                hook.hidden = hidden;
+                match &modifiers.mask {
+                    Some(mask) => {
+                        let rows = self.lane_rows::<K>(layout.mask_rows, index);
+                        self.turn::<K>(mask, rows, tile, block, hidden);
+                    }
+                    None => {
+                        let (width, look) = (tile.vectors * K::LANES, tile.look);
+                        let floats = (look.end - look.begin) * width;
+                        ptr::write_bytes(hidden.add(look.begin * width), 0, floats);
+                    }
+                }
+                if let Some(table) = &modifiers.blocks {
+                    let rows = self.lane_rows::<K>(layout.block_rows, index);
+                    tile.hide_blocks::<K>(block, table.keys(), rows, hidden);
+                }
             }
             K::modify(tile.vectors, step, &hook);
         }
