@@ -61,12 +61,34 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn load_hidden(p: *const u8) -> __m256 {
+    unsafe fn part_bf16(words: __m256, part: usize) -> __m256 {
         // SAFETY: trait contract.
         unsafe {
-            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
-            let hidden = _mm256_cmpeq_epi32(bytes, _mm256_setzero_si256());
-            _mm256_and_ps(_mm256_castsi256_ps(hidden), _mm256_set1_ps(1.0))
+            let bits = _mm256_castps_si256(words);
+            let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            let wide = if part == 0 { _mm256_slli_epi32::<16>(bits) } else { _mm256_and_si256(bits, high) };
+            _mm256_castsi256_ps(wide)
+        }
+    }
+    #[inline(always)]
+    unsafe fn part_f16(words: __m256, part: usize) -> __m256 {
+        // SAFETY: trait contract.
+        unsafe {
+            let bits = _mm256_castps_si256(words);
+            let bits = if part == 0 { bits } else { _mm256_srli_epi32::<16>(bits) };
+            let low = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
+            let (first, second) = (_mm256_castsi256_si128(low), _mm256_extracti128_si256::<1>(low));
+            _mm256_cvtph_ps(_mm_packus_epi32(first, second))
+        }
+    }
+    #[inline(always)]
+    unsafe fn select_byte(words: __m256, part: usize, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: trait contract.
+        unsafe {
+            let byte = _mm256_set1_epi32((0xff_u32 << (8 * part)) as i32);
+            let bits = _mm256_and_si256(_mm256_castps_si256(words), byte);
+            let zero = _mm256_cmpeq_epi32(bits, _mm256_setzero_si256());
+            _mm256_blendv_ps(a, b, _mm256_castsi256_ps(zero))
         }
     }
     #[inline(always)]
@@ -123,7 +145,7 @@ impl Simd for Avx2 {
     unsafe fn exp2(x: __m256) -> __m256 {
         // SAFETY: trait contract.
         unsafe {
-            // "Not less than" lets NaN through; the last product keeps it.
+            // "Not less than" lets NaN through; the last multiplication keeps it.
             let normal = _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(EXP2_UNDERFLOW));
             let magic = _mm256_set1_ps(ROUNDING_MAGIC);
             let shifted = _mm256_add_ps(x, magic);
@@ -140,6 +162,21 @@ impl Simd for Avx2 {
             let power = _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)));
             _mm256_and_ps(normal, _mm256_mul_ps(p, power))
         }
+    }
+    #[inline(always)]
+    unsafe fn abs(x: __m256) -> __m256 {
+        // SAFETY: trait contract.
+        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), x) }
+    }
+    #[inline(always)]
+    unsafe fn exceeds(x: __m256, limit: __m256) -> bool {
+        // SAFETY: trait contract.
+        unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NLE_UQ>(x, limit)) != 0 }
+    }
+    #[inline(always)]
+    unsafe fn select_above(x: __m256, limit: __m256, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: trait contract.
+        unsafe { _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_GT_OQ>(x, limit)) }
     }
     #[inline(always)]
     unsafe fn select_between(index: __m256, lo: f32, hi: f32, inside: __m256, outside: __m256) -> __m256 {

@@ -61,11 +61,30 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn load_hidden(p: *const u8) -> __m512 {
+    unsafe fn part_bf16(words: __m512, part: usize) -> __m512 {
         // SAFETY: trait contract.
         unsafe {
-            let hidden = _mm_cmpeq_epi8_mask(_mm_loadu_si128(p.cast()), _mm_setzero_si128());
-            _mm512_maskz_mov_ps(hidden, _mm512_set1_ps(1.0))
+            let bits = _mm512_castps_si512(words);
+            let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            let wide = if part == 0 { _mm512_slli_epi32::<16>(bits) } else { _mm512_and_si512(bits, high) };
+            _mm512_castsi512_ps(wide)
+        }
+    }
+    #[inline(always)]
+    unsafe fn part_f16(words: __m512, part: usize) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe {
+            let bits = _mm512_castps_si512(words);
+            let low = if part == 0 { bits } else { _mm512_srli_epi32::<16>(bits) };
+            _mm512_cvtph_ps(_mm512_cvtepi32_epi16(low))
+        }
+    }
+    #[inline(always)]
+    unsafe fn select_byte(words: __m512, part: usize, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe {
+            let byte = _mm512_set1_epi32((0xff_u32 << (8 * part)) as i32);
+            _mm512_mask_mov_ps(b, _mm512_test_epi32_mask(_mm512_castps_si512(words), byte), a)
         }
     }
     #[inline(always)]
@@ -135,6 +154,21 @@ impl Simd for Avx512 {
             p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[0]));
             _mm512_maskz_scalef_ps(normal, p, n)
         }
+    }
+    #[inline(always)]
+    unsafe fn abs(x: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_abs_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn exceeds(x: __m512, limit: __m512) -> bool {
+        // SAFETY: trait contract.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(x, limit) != 0 }
+    }
+    #[inline(always)]
+    unsafe fn select_above(x: __m512, limit: __m512, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, limit), a) }
     }
     #[inline(always)]
     unsafe fn select_between(index: __m512, lo: f32, hi: f32, inside: __m512, outside: __m512) -> __m512 {

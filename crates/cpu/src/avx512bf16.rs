@@ -5,12 +5,14 @@
 
 use crate::avx512::Avx512;
 use crate::decode::{DecodeScores, DecodeValues};
+use crate::decode_bf16;
+use crate::dense::{DenseRows, Shown};
 use crate::element::Element;
-use crate::hook::{RowHook, Shown, TileHook, Turned};
+use crate::hook::{RowHook, TileHook};
 use crate::kernels::Kernels;
 use crate::pack::Rows;
 use crate::simd::{MAX_LANES, Simd};
-use crate::tile::{self, TileStep};
+use crate::tile::{self, TileStep, Weighed};
 use evosdpa_core::{DType, Float};
 use half::bf16;
 use std::arch::x86_64::*;
@@ -46,7 +48,9 @@ impl Simd for Avx512Bf16 {
         load_bf16(p: *const u16) -> __m512;
         load_u8(p: *const u8) -> __m512;
         load_e4m3(p: *const u8) -> __m512;
-        load_hidden(p: *const u8) -> __m512;
+        part_bf16(words: __m512, part: usize) -> __m512;
+        part_f16(words: __m512, part: usize) -> __m512;
+        select_byte(words: __m512, part: usize, a: __m512, b: __m512) -> __m512;
         store_f16(p: *mut u16, v: __m512);
         store_bf16(p: *mut u16, v: __m512);
         add(a: __m512, b: __m512) -> __m512;
@@ -56,6 +60,9 @@ impl Simd for Avx512Bf16 {
         fma(a: __m512, b: __m512, c: __m512) -> __m512;
         max(a: __m512, b: __m512) -> __m512;
         exp2(x: __m512) -> __m512;
+        abs(x: __m512) -> __m512;
+        exceeds(x: __m512, limit: __m512) -> bool;
+        select_above(x: __m512, limit: __m512, a: __m512, b: __m512) -> __m512;
         select_between(index: __m512, lo: f32, hi: f32, inside: __m512, outside: __m512) -> __m512;
         prefetch(p: *const u8);
         prefetch_near(p: *const u8);
@@ -68,13 +75,17 @@ impl Simd for Avx512Bf16 {
         unsafe { _mm512_dpbf16_ps(c, transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) }
     }
     #[inline(always)]
-    unsafe fn pack_pair(even: __m512, odd: __m512) -> (__m512, __m512) {
+    unsafe fn round_pair(even: __m512, odd: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { pair(even, odd) }
+    }
+    #[inline(always)]
+    unsafe fn lost_pair(even: __m512, odd: __m512) -> __m512 {
         // SAFETY: trait contract.
         unsafe {
-            let pairs = pair(even, odd);
-            let [first, second] = Self::halves(pairs);
+            let [first, second] = Self::halves(pair(even, odd));
             let first = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(first)));
-            (pairs, pair(_mm512_sub_ps(even, first), _mm512_sub_ps(odd, second)))
+            pair(_mm512_sub_ps(even, first), _mm512_sub_ps(odd, second))
         }
     }
     #[inline(always)]
@@ -95,13 +106,24 @@ impl Simd for Avx512Bf16 {
 /// AVX512-BF16.
 #[inline(always)]
 unsafe fn pair(even: __m512, odd: __m512) -> __m512 {
-    // SAFETY: by contract; the conversion of two vectors would lay one behind the other, so each is converted alone.
+    // SAFETY: by contract. The conversion lays one vector behind the other.
     unsafe {
-        let low = _mm512_cvtepu16_epi32(transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(even)));
-        let high = _mm512_cvtepu16_epi32(transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(odd)));
-        _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32::<16>(high)))
+        let apart = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
+        let order = _mm512_loadu_si512(INTERLEAVED.as_ptr().cast());
+        _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, apart))
     }
 }
+
+/// Each element of the first half before its partner in the second.
+const INTERLEAVED: [u16; 32] = {
+    let mut order = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        order[i] = (i / 2 + i % 2 * 16) as u16;
+        i += 1;
+    }
+    order
+};
 
 /// Functions that are those of [`Avx512`].
 macro_rules! kernels_of_avx512 {
@@ -133,7 +155,7 @@ impl Kernels for Avx512Bf16 {
         }
     }
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn softmax(vectors: usize, t: &TileStep) {
+    unsafe fn softmax(vectors: usize, t: &TileStep) -> Weighed {
         // SAFETY: trait contract.
         unsafe {
             match vectors {
@@ -219,10 +241,36 @@ impl Kernels for Avx512Bf16 {
         }
     }
 
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn decode_scores(dtype: DType, rows: usize, a: &DecodeScores) {
+        debug_assert_eq!(dtype, DType::BF16);
+        // SAFETY: trait contract.
+        unsafe {
+            match rows {
+                1 => decode_bf16::scores::<1>(a),
+                2 => decode_bf16::scores::<2>(a),
+                _ => decode_bf16::scores::<4>(a),
+            }
+        }
+    }
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn decode_values(dtype: DType, rows: usize, a: &DecodeValues) {
+        debug_assert_eq!(dtype, DType::BF16);
+        // SAFETY: trait contract.
+        unsafe {
+            match rows {
+                1 => decode_bf16::values::<1>(a),
+                2 => decode_bf16::values::<2>(a),
+                _ => decode_bf16::values::<4>(a),
+            }
+        }
+    }
+
     kernels_of_avx512! {
         modify(vectors: usize, t: &TileStep, hook: &TileHook);
-        mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, clear: bool);
-        turn(dtype: DType, a: &Turned);
+        add_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
+        hide(vectors: usize, t: &TileStep, a: &DenseRows);
+        mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, mask: &DenseRows);
         scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown;
         modify_row(scores: *mut f32, keys: usize, hook: &RowHook);
         widen_rows(dtype: DType, a: &Rows);
@@ -237,9 +285,7 @@ impl Kernels for Avx512Bf16 {
             rows: *mut f32,
             row_stride: usize,
         );
-        decode_scores(dtype: DType, rows: usize, a: &DecodeScores);
         decode_softmax(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32);
-        decode_values(dtype: DType, rows: usize, a: &DecodeValues);
     }
 }
 
@@ -286,10 +332,9 @@ mod tests {
         let mut out = [[0u32; 16]; 2];
         // SAFETY: the features are enabled here; arrays hold a vector.
         unsafe {
-            let (pairs, rest) =
-                Avx512Bf16::pack_pair(Avx512Bf16::load(even.as_ptr()), Avx512Bf16::load(odd.as_ptr()));
-            Avx512Bf16::store(out[0].as_mut_ptr().cast(), pairs);
-            Avx512Bf16::store(out[1].as_mut_ptr().cast(), rest);
+            let (even, odd) = (Avx512Bf16::load(even.as_ptr()), Avx512Bf16::load(odd.as_ptr()));
+            Avx512Bf16::store(out[0].as_mut_ptr().cast(), Avx512Bf16::round_pair(even, odd));
+            Avx512Bf16::store(out[1].as_mut_ptr().cast(), Avx512Bf16::lost_pair(even, odd));
         }
         out
     }
@@ -305,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn products_of_pairs_are_bit_for_bit_those_of_the_model() {
+    fn dots_of_pairs_are_bit_for_bit_those_of_the_model() {
         if !Isa::Avx512Bf16.is_available() {
             eprintln!("UNAVAILABLE: this machine has no AVX512-BF16");
             return;

@@ -24,11 +24,40 @@ pub(crate) struct KeyRows {
 
 impl KeyRows {
     /// # Safety
-    /// There is a row `index`, and it is `LISTED` or not.
+    /// There is a row `index`.
     #[inline(always)]
-    unsafe fn row<const LISTED: bool>(&self, index: usize) -> *const u8 {
+    pub(crate) unsafe fn row(&self, index: usize) -> *const u8 {
         // SAFETY: by contract.
-        unsafe { if LISTED { *self.list.add(index) } else { self.first.add(index * self.stride) } }
+        unsafe {
+            if self.list.is_null() { self.first.add(index * self.stride) } else { *self.list.add(index) }
+        }
+    }
+}
+
+/// Rows that are wanted next, fetched while others are computed with: no hardware fetches along a list.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    pub(crate) rows: KeyRows,
+    pub(crate) count: usize,
+    pub(crate) row_bytes: usize,
+}
+
+impl Ahead {
+    /// Fetches `count` of the rows from `first` on, as far as there are any.
+    ///
+    /// # Safety
+    /// The instruction set of `S`; the list, if there is one, has `self.count` entries.
+    #[inline(always)]
+    pub(crate) unsafe fn fetch<S: Simd>(&self, first: usize, count: usize) {
+        for index in first..(first + count).min(self.count) {
+            // SAFETY: by contract; a prefetch reads nothing.
+            unsafe {
+                let row = self.rows.row(index);
+                for byte in (0..self.row_bytes).step_by(64) {
+                    S::prefetch(row.wrapping_add(byte));
+                }
+            }
+        }
     }
 }
 
@@ -42,6 +71,10 @@ pub(crate) struct DecodeScores {
     pub(crate) keys: usize,
     /// `[RB][DECODE_BLOCK]`.
     pub(crate) scores: *mut f32,
+    /// What scores of pairs are multiplied with.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "pairs are x86-64's"))]
+    pub(crate) scale: f32,
+    pub(crate) ahead: Ahead,
 }
 
 /// Dot products of every query row with every key; scores past `keys` up to a whole vector become -inf.
@@ -50,16 +83,6 @@ pub(crate) struct DecodeScores {
 /// The instruction set of `S`; all of `a` valid; `keys <= DECODE_BLOCK`.
 #[inline(always)]
 pub(crate) unsafe fn scores<S: Simd, E: Element, const RB: usize>(a: &DecodeScores) {
-    // SAFETY: same contract.
-    unsafe {
-        // Rows that lie one behind the other are not asked for a list each.
-        if a.key.list.is_null() { score_rows::<S, E, RB, false>(a) } else { score_rows::<S, E, RB, true>(a) }
-    }
-}
-
-/// [`scores`] of rows that are `LISTED` or not.
-#[inline(always)]
-unsafe fn score_rows<S: Simd, E: Element, const RB: usize, const LISTED: bool>(a: &DecodeScores) {
     let whole = a.dim / S::LANES * S::LANES;
     let tail = a.dim - whole;
     // Partial sums of LANES keys, one vector per key, for each query row; then transposed and added up.
@@ -70,8 +93,9 @@ unsafe fn score_rows<S: Simd, E: Element, const RB: usize, const LISTED: bool>(a
     unsafe {
         while base < a.keys {
             let count = (a.keys - base).min(S::LANES);
+            a.ahead.fetch::<S>(base, S::LANES);
             for j in 0..count {
-                let key = a.key.row::<LISTED>(base + j).cast::<E>();
+                let key = a.key.row(base + j).cast::<E>();
                 let mut acc = [S::splat(0.0); RB];
                 let mut column = 0;
                 while column < whole {
@@ -152,6 +176,7 @@ pub(crate) struct DecodeValues {
     /// `[RB][output_stride]`, f32 accumulators.
     pub(crate) output: *mut f32,
     pub(crate) output_stride: usize,
+    pub(crate) ahead: Ahead,
 }
 
 /// `O = O·rescale + P·V` for `RB` rows.
@@ -160,45 +185,32 @@ pub(crate) struct DecodeValues {
 /// The instruction set of `S`; all of `a` valid, output rows up to whole vectors.
 #[inline(always)]
 pub(crate) unsafe fn values<S: Simd, E: Element, const RB: usize>(a: &DecodeValues) {
-    // SAFETY: same contract.
-    unsafe {
-        if a.value.list.is_null() {
-            add_values::<S, E, RB, false>(a)
-        } else {
-            add_values::<S, E, RB, true>(a)
-        }
-    }
-}
-
-/// [`values`] of rows that are `LISTED` or not.
-#[inline(always)]
-unsafe fn add_values<S: Simd, E: Element, const RB: usize, const LISTED: bool>(a: &DecodeValues) {
     let vectors = a.dim / S::LANES;
     let mut first = 0;
     // SAFETY: in bounds by this function's contract.
     unsafe {
         while RB <= 2 && first + COLUMN_VECTORS <= vectors {
-            value_columns::<S, E, RB, COLUMN_VECTORS, LISTED>(a, first * S::LANES);
+            value_columns::<S, E, RB, COLUMN_VECTORS>(a, first * S::LANES);
             first += COLUMN_VECTORS;
         }
         while first + 4 <= vectors {
-            value_columns::<S, E, RB, 4, LISTED>(a, first * S::LANES);
+            value_columns::<S, E, RB, 4>(a, first * S::LANES);
             first += 4;
         }
         while first < vectors {
-            value_columns::<S, E, RB, 1, LISTED>(a, first * S::LANES);
+            value_columns::<S, E, RB, 1>(a, first * S::LANES);
             first += 1;
         }
         let done = vectors * S::LANES;
         if done < a.dim {
-            value_tail::<S, E, RB, LISTED>(a, done);
+            value_tail::<S, E, RB>(a, done);
         }
     }
 }
 
 /// `C` whole vectors of value columns starting at `column`.
 #[inline(always)]
-unsafe fn value_columns<S: Simd, E: Element, const RB: usize, const C: usize, const LISTED: bool>(
+unsafe fn value_columns<S: Simd, E: Element, const RB: usize, const C: usize>(
     a: &DecodeValues,
     column: usize,
 ) {
@@ -213,7 +225,10 @@ unsafe fn value_columns<S: Simd, E: Element, const RB: usize, const C: usize, co
             }
         }
         for j in 0..a.keys {
-            let value = a.value.row::<LISTED>(j).cast::<E>().add(column);
+            if column == 0 {
+                a.ahead.fetch::<S>(j, 1);
+            }
+            let value = a.value.row(j).cast::<E>().add(column);
             let mut weight = [S::splat(0.0); RB];
             for r in 0..RB {
                 weight[r] = S::splat(*a.weights.add(r * DECODE_BLOCK + j));
@@ -235,10 +250,7 @@ unsafe fn value_columns<S: Simd, E: Element, const RB: usize, const C: usize, co
 
 /// The last columns, fewer than a vector.
 #[inline(always)]
-unsafe fn value_tail<S: Simd, E: Element, const RB: usize, const LISTED: bool>(
-    a: &DecodeValues,
-    column: usize,
-) {
+unsafe fn value_tail<S: Simd, E: Element, const RB: usize>(a: &DecodeValues, column: usize) {
     let count = a.dim - column;
     // SAFETY: in bounds by the contract of `values`.
     unsafe {
@@ -248,7 +260,7 @@ unsafe fn value_tail<S: Simd, E: Element, const RB: usize, const LISTED: bool>(
             acc[r] = S::mul(S::load(out), S::splat(*a.rescale.add(r)));
         }
         for j in 0..a.keys {
-            let x = E::load_first::<S>(a.value.row::<LISTED>(j).cast::<E>().add(column), count);
+            let x = E::load_first::<S>(a.value.row(j).cast::<E>().add(column), count);
             for r in 0..RB {
                 acc[r] = S::fma(S::splat(*a.weights.add(r * DECODE_BLOCK + j)), x, acc[r]);
             }

@@ -61,11 +61,6 @@ pub(crate) fn unit(dtype: DType) -> f32 {
     }
 }
 
-/// A byte of a boolean mask, read as 1 where it hides its key and as 0 otherwise.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(crate) struct MaskByte(u8);
-
 /// Evaluates an expression with a type name bound to the element type of a dtype.
 macro_rules! with_element {
     ($dtype:expr, $name:ident => $body:expr) => {
@@ -166,15 +161,5 @@ impl Element for E4M3Code {
     unsafe fn load<S: Simd>(p: *const Self) -> S::V {
         // SAFETY: contract of this trait is that of `Simd`; the type is as large as what is read.
         unsafe { S::load_e4m3(p.cast()) }
-    }
-}
-
-impl Element for MaskByte {
-    const ZERO: Self = MaskByte(1);
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const Self) -> S::V {
-        // SAFETY: contract of this trait is that of `Simd`; the type is as large as what is read.
-        unsafe { S::load_hidden(p.cast()) }
     }
 }

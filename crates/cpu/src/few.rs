@@ -1,6 +1,6 @@
 //! Flash attention for few queries: the driver of the kernels in `decode`.
 
-use crate::decode::{DECODE_BLOCK, DecodeScores, DecodeValues, KeyRows};
+use crate::decode::{Ahead, DECODE_BLOCK, DecodeScores, DecodeValues, KeyRows};
 use crate::hook::RowHook;
 use crate::job::{Job, Shape};
 use crate::kernels::Kernels;
@@ -88,7 +88,7 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
     let span = job.span(unit.sequence);
     let work = Work { job, layout, unit, span, scratch };
     let per_head = job.modifiers.hide_per_head();
-    let mut keys = Keys::new();
+    let mut keys = [Keys::new(), Keys::new()];
     // SAFETY: scratch offsets are those of the layout; tensors are valid by contract.
     unsafe {
         ptr::write_bytes(scratch, 0, layout.floats);
@@ -96,11 +96,20 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
         let mut block = unit.keys.start;
         while block < unit.keys.end {
             let until = (block + DECODE_BLOCK).min(unit.keys.end);
+            let [now, next] = &mut keys;
             for query in 0..span.queries {
-                let seen = span.seen_by_any(query, query);
-                let range = seen.0.max(block)..seen.1.min(until);
+                let range = work.seen(query, block);
                 if range.is_empty() {
                     continue;
+                }
+                // A single query knows what it wants next.
+                let known = span.queries == 1 && !per_head;
+                if !(known && now.range == range) {
+                    work.find_keys(now, 0, query, range.clone());
+                }
+                next.count = 0;
+                if known && until < unit.keys.end {
+                    work.find_keys(next, 0, query, work.seen(query, until));
                 }
                 let mut head = 0;
                 while head < job.shape.group() {
@@ -110,15 +119,16 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
                         2 | 3 => 2,
                         _ => MAX_ROWS,
                     };
-                    if head == 0 || per_head {
-                        work.find_keys(&mut keys, head, query, range.clone());
+                    if per_head && head > 0 {
+                        work.find_keys(now, head, query, range.clone());
                     }
-                    if keys.count > 0 {
-                        work.step::<K>(head, count, query, &keys);
+                    if now.count > 0 {
+                        work.step::<K>(head, count, query, now, next);
                     }
                     head += count;
                 }
             }
+            keys.swap(0, 1);
             block = until;
         }
         work.store_rows::<K>(partials);
@@ -137,6 +147,16 @@ impl Keys {
             key_scale: [1.0; DECODE_BLOCK],
             value_scale: [1.0; DECODE_BLOCK],
         }
+    }
+
+    /// These rows of K or V.
+    fn rows(&self, list: &[*const u8; DECODE_BLOCK], stride: usize) -> KeyRows {
+        KeyRows { first: list[0], stride, list: if self.listed { list.as_ptr() } else { ptr::null() } }
+    }
+
+    /// How many rows have to be fetched ahead: hardware does it for those that lie one behind the other.
+    fn listed_count(&self) -> usize {
+        if self.listed { self.count } else { 0 }
     }
 
     /// The number of the `j`th key in its sequence.
@@ -158,7 +178,13 @@ impl Work<'_> {
         self.unit.kv_head * self.job.shape.group() + head
     }
 
-    /// Queries widened and scaled, and nothing seen yet.
+    /// The keys of a block that a query sees.
+    fn seen(&self, query: usize, block: usize) -> Range<usize> {
+        let (begin, end) = self.span.seen_by_any(query, query);
+        begin.max(block)..end.min(block + DECODE_BLOCK).min(self.unit.keys.end)
+    }
+
+    /// Queries widened and scaled, or as pairs, and nothing seen yet.
     unsafe fn load_queries<K: Kernels>(&self) {
         let Work { job, layout, unit, span, scratch } = *self;
         let score_scale = job.score_scale(unit.sequence, unit.kv_head);
@@ -178,8 +204,11 @@ impl Work<'_> {
                     dst,
                     dst_stride: layout.query_stride,
                 };
-                K::widen_rows(job.q.dtype, &rows);
-                std::slice::from_raw_parts_mut(dst, job.shape.dim_qk).iter_mut().for_each(|x| *x *= factor);
+                K::pack_rows(job.q.dtype, &rows);
+                if K::PACKED == 1 {
+                    let query = std::slice::from_raw_parts_mut(dst, job.shape.dim_qk);
+                    query.iter_mut().for_each(|x| *x *= factor);
+                }
                 *scratch.add(layout.maximum + at) = f32::NEG_INFINITY;
             }
         }
@@ -235,27 +264,29 @@ impl Work<'_> {
         }
     }
 
-    /// `count` heads of a query from `head` on against keys, all of which they see.
-    unsafe fn step<K: Kernels>(&self, head: usize, count: usize, query: usize, keys: &Keys) {
-        let Work { job, layout, scratch, .. } = *self;
+    /// `count` heads of a query from `head` on against keys, all of which they see. Meanwhile what comes next is fetched: these keys' values,
+    /// then the `next` keys.
+    unsafe fn step<K: Kernels>(&self, head: usize, count: usize, query: usize, keys: &Keys, next: &Keys) {
+        let Work { job, layout, unit, scratch, .. } = *self;
         let at = self.slot(head, query);
-        let rows = |list: &[*const u8; DECODE_BLOCK], stride: usize| KeyRows {
-            first: list[0],
-            stride,
-            list: if keys.listed { list.as_ptr() } else { ptr::null() },
-        };
+        let value = keys.rows(&keys.value, job.v.row_bytes());
+        let next_key = next.rows(&next.key, job.k.row_bytes());
+        let (key_bytes, value_bytes) =
+            (job.shape.dim_qk * job.k.dtype.bytes(), job.shape.dim_v * job.v.dtype.bytes());
         // SAFETY: as `run_unit`.
         unsafe {
             let scores = scratch.add(layout.scores);
-            let products = DecodeScores {
+            let dots = DecodeScores {
                 queries: scratch.add(layout.queries + at * layout.query_stride),
                 query_stride: layout.query_stride,
                 dim: job.shape.dim_qk,
-                key: rows(&keys.key, job.k.row_bytes()),
+                key: keys.rows(&keys.key, job.k.row_bytes()),
                 keys: keys.count,
                 scores,
+                scale: job.score_scale(unit.sequence, unit.kv_head),
+                ahead: Ahead { rows: value, count: keys.listed_count(), row_bytes: value_bytes },
             };
-            K::decode_scores(job.k.dtype, count, &products);
+            K::decode_scores(job.k.dtype, count, &dots);
             if job.k.row_scales(0, 0, 0).is_some() {
                 scale_lines(scores, count, &keys.key_scale[..keys.count]);
             }
@@ -277,11 +308,12 @@ impl Work<'_> {
             let sums = DecodeValues {
                 weights: scores,
                 rescale: rescale.as_ptr(),
-                value: rows(&keys.value, job.v.row_bytes()),
+                value,
                 keys: keys.count,
                 dim: job.shape.dim_v,
                 output: scratch.add(layout.output + at * layout.output_stride),
                 output_stride: layout.output_stride,
+                ahead: Ahead { rows: next_key, count: next.listed_count(), row_bytes: key_bytes },
             };
             K::decode_values(job.v.dtype, count, &sums);
         }
@@ -311,8 +343,16 @@ impl Work<'_> {
                 let head = self.query_head(head + r);
                 if let Some(dense) = &modifiers.bias {
                     let row = dense.row(unit.sequence, head, query);
-                    for j in 0..keys.count {
-                        *bias.add(j) = element(dense.dtype(), row, keys.index(j));
+                    if modifiers.mask.is_some() {
+                        // Keys that the mask hides are left out.
+                        for j in 0..keys.count {
+                            *bias.add(j) = element(dense.dtype(), row, keys.index(j));
+                        }
+                    } else {
+                        let src = row.wrapping_add(keys.range.start * dense.dtype().bytes());
+                        let columns = keys.count;
+                        let rows = Rows { src, src_stride: 0, rows: 1, columns, dst: bias, dst_stride: 0 };
+                        K::widen_rows(dense.dtype(), &rows);
                     }
                 }
                 let hook = RowHook {

@@ -1,9 +1,9 @@
 //! Flash attention over register tiles: the driver of the kernels in `tile`.
 
-use crate::hook::{TileHook, Turned};
+use crate::dense::DenseRows;
+use crate::hook::TileHook;
 use crate::job::{Job, Operand, Shape};
 use crate::kernels::Kernels;
-use crate::modifiers::Dense;
 use crate::options::FlashTiles;
 use crate::pack::{Rows, packed_stride};
 use crate::partial::{Partials, factor, log_sum_exp};
@@ -11,7 +11,7 @@ use crate::plan::{Unit, query_span};
 use crate::query_tile::{Look, QueryTile};
 use crate::simd::MAX_LANES;
 use crate::span::Span;
-use crate::tile::{Ahead, TileStep};
+use crate::tile::{Ahead, Care, TileStep, Weighed};
 use crate::workspace::Carver;
 use std::ptr;
 
@@ -26,20 +26,22 @@ pub(crate) struct Scratch {
     values: usize,
     value_stride: usize,
     scores: usize,
-    /// What is hidden from whom, and the bias, as the scores lie.
+    /// What is hidden from whom, as the scores lie.
     hidden: usize,
-    bias: usize,
     rows: usize,
     row_stride: usize,
     /// Values of a block as they are given, where pages are to be packed in pairs.
     together: usize,
-    /// Running maximum, its successor, sum, rescale: four vectors' worth per tile.
+    /// Running maximum, its successor, sum, rescale, sum of squares: five vectors' worth per tile.
     state: usize,
     /// Per tile and lane: ALiBi's slope, and the addresses of its rows of bias, mask and block table.
     slopes: usize,
     bias_rows: usize,
     mask_rows: usize,
     block_rows: usize,
+    /// Of one tile: what a block table and a boolean mask show, written out, and the addresses of its rows.
+    written: usize,
+    written_rows: usize,
     pub(crate) floats: usize,
 }
 
@@ -53,8 +55,6 @@ impl Scratch {
         let (queries_per_tile, output_per_tile) = (whole(shape.dim_qk) * width, whole(shape.dim_v) * width);
         let (key_stride, value_stride) = (packed_stride(shape.dim_qk), packed_stride(shape.dim_v));
         let row_stride = key_stride.max(value_stride);
-        // Turned rows begin anywhere and end in whole vectors.
-        let turned = (tiles.block_kv + MAX_LANES) * width;
         let mut carver = Carver::default();
         Scratch {
             queries: carver.take(count * queries_per_tile),
@@ -69,13 +69,15 @@ impl Scratch {
             rows: carver.take(MAX_LANES * row_stride),
             row_stride,
             together: carver.take(if K::PACKED > 1 { tiles.block_kv * shape.dim_v.div_ceil(2) } else { 0 }),
-            state: carver.take(count * 4 * width),
+            state: carver.take(count * 5 * width),
             slopes: carver.take(count * width),
-            hidden: carver.take(turned),
-            bias: carver.take(turned),
+            // And the row behind the last.
+            hidden: carver.take((tiles.block_kv + 1) * width),
             bias_rows: carver.take(count * width * POINTER),
             mask_rows: carver.take(count * width * POINTER),
             block_rows: carver.take(count * width * POINTER),
+            written: carver.take((width * tiles.block_kv).div_ceil(size_of::<f32>())),
+            written_rows: carver.take(width * POINTER),
             floats: carver.floats(),
         }
     }
@@ -137,10 +139,10 @@ impl Work<'_> {
         (head, row % self.span.queries)
     }
 
-    /// A tile's running maximum, its successor, sum and rescale.
+    /// A tile's running maximum, its successor, sum, rescale and sum of squares.
     unsafe fn state<K: Kernels>(&self, index: usize) -> *mut f32 {
         // SAFETY: the layout has room for every tile.
-        unsafe { self.scratch.add(self.layout.state + index * 4 * K::VECTORS * K::LANES) }
+        unsafe { self.scratch.add(self.layout.state + index * 5 * K::VECTORS * K::LANES) }
     }
 
     unsafe fn pack_queries<K: Kernels>(&self, index: usize, tile: &QueryTile) {
@@ -196,6 +198,7 @@ impl Work<'_> {
             for lane in 0..width {
                 *state.add(lane) = f32::NEG_INFINITY;
                 *state.add(2 * width + lane) = 0.0;
+                *state.add(4 * width + lane) = 0.0;
             }
         }
     }
@@ -291,8 +294,8 @@ impl Work<'_> {
             }
             let (keys, values) = (scratch.add(layout.keys), scratch.add(layout.values));
             self.pack_keys::<K>(block, begin, end, keys);
-            // Only where some query is masked, or what rounding took from weights is multiplied, does it matter whether V is finite.
-            let harmless = all_clear && !cut.iter().any(|tile| self.whole_weights::<K>(tile));
+            // Only where some query is masked, or weights are looked at, does it matter whether V is finite.
+            let harmless = all_clear && cut.iter().all(|tile| self.care::<K>(tile) == Care::Rounded);
             let finite = self.pack_values::<K>(block, begin, end, values, !harmless) || harmless;
             for (index, tile) in cut.iter().enumerate() {
                 if tile.look.begin < tile.look.end {
@@ -322,7 +325,7 @@ impl Work<'_> {
         // SAFETY: as `run_unit`.
         unsafe {
             let (state, hidden) = (self.state::<K>(index), scratch.add(layout.hidden));
-            let step = TileStep {
+            let mut step = TileStep {
                 queries: scratch.add(layout.queries + index * layout.queries_per_tile),
                 dim_qk: job.shape.dim_qk.div_ceil(K::PACKED),
                 score_scale: job.score_scale(self.unit.sequence, self.unit.kv_head),
@@ -333,7 +336,8 @@ impl Work<'_> {
                 output: scratch.add(layout.output + index * layout.output_per_tile),
                 dim_v: job.shape.dim_v,
                 scores: scratch.add(layout.scores),
-                whole_weights: self.whole_weights::<K>(tile),
+                care: self.care::<K>(tile),
+                weighed: Weighed { live: (0, 0), whole: (0, 0) },
                 key_begin: look.begin,
                 key_end: look.end,
                 vector_end: tile.vector_end::<K>(&self.span, block),
@@ -341,6 +345,7 @@ impl Work<'_> {
                 new_max: state.add(width),
                 sum: state.add(2 * width),
                 rescale: state.add(3 * width),
+                squares: state.add(4 * width),
                 mask: tile.mask(&self.span, block),
                 hidden,
                 ahead,
@@ -350,23 +355,34 @@ impl Work<'_> {
             if job.modifiers.change() || look.hides {
                 self.modify_scores::<K>(index, tile, block, &step);
             }
-            K::softmax(tile.vectors, &step);
+            step.weighed = K::softmax(tile.vectors, &step);
+            let whole = step.weighed.whole.0 < step.weighed.whole.1;
+            if !finite {
+                // A weight of zero is multiplied too.
+                step.weighed.live = (look.begin, look.end);
+            }
             // A pair of values may reach behind what the tile sees.
-            let exact = !finite && (masked || look.hides || look.end < end || step.whole_weights);
+            let exact = !finite && (masked || look.hides || look.end < end || whole);
             if exact {
-                K::mark_hidden(tile.vectors, &step, hidden, !look.hides);
+                let mask = self.mask_rows::<K>(index, tile, block);
+                K::mark_hidden(tile.vectors, &step, hidden, &mask);
             }
             K::values(tile.vectors, exact, &step);
         }
     }
 
-    /// Whether what rounding takes from a tile's weights in pairs is multiplied too.
-    fn whole_weights<K: Kernels>(&self, tile: &QueryTile) -> bool {
-        K::PACKED > 1
-            && (self.job.precise
-                || self.span.chunk > 0
-                || self.job.modifiers.choose_keys()
-                || tile.sees_few_keys(&self.span))
+    /// What is done about the rounding of a tile's weights.
+    fn care<K: Kernels>(&self, tile: &QueryTile) -> Care {
+        let choosy = self.span.chunk > 0 || self.job.modifiers.choose_keys();
+        if K::PACKED == 1 {
+            Care::Rounded
+        } else if self.job.precise {
+            Care::Whole
+        } else if choosy || tile.sees_few_keys(&self.span) {
+            Care::Measured
+        } else {
+            Care::Rounded
+        }
     }
 
     /// Everything that happens to a tile's scores besides the band.
@@ -381,69 +397,47 @@ impl Work<'_> {
         let modifiers = &job.modifiers;
         // SAFETY: as `run_unit`.
         unsafe {
-            let mut hook = TileHook {
-                cap: modifiers.cap,
-                slopes: ptr::null(),
-                position: tile.position(&self.span, block),
-                bias: ptr::null(),
-                hidden: ptr::null(),
-            };
-            if modifiers.alibi() {
-                hook.slopes = scratch.add(layout.slopes + index * K::VECTORS * K::LANES);
+            if modifiers.cap > 0.0 || modifiers.alibi() {
+                let mut slopes = ptr::null();
+                if modifiers.alibi() {
+                    slopes = scratch.add(layout.slopes + index * K::VECTORS * K::LANES).cast_const();
+                }
+                let position = tile.position(&self.span, block);
+                K::modify(tile.vectors, step, &TileHook { cap: modifiers.cap, slopes, position });
             }
             if let Some(bias) = &modifiers.bias {
                 let rows = self.lane_rows::<K>(layout.bias_rows, index);
-                hook.bias = self.turn::<K>(bias, rows, tile, block, scratch.add(layout.bias));
+                K::add_bias(bias.dtype(), tile.vectors, step, &DenseRows { rows, first: block });
             }
             if tile.look.hides {
-                let hidden = scratch.add(layout.hidden);
-                hook.hidden = hidden;
-                match &modifiers.mask {
-                    Some(mask) => {
-                        let rows = self.lane_rows::<K>(layout.mask_rows, index);
-                        self.turn::<K>(mask, rows, tile, block, hidden);
-                    }
-                    None => {
-                        let (width, look) = (tile.vectors * K::LANES, tile.look);
-                        let floats = (look.end - look.begin) * width;
-                        ptr::write_bytes(hidden.add(look.begin * width), 0, floats);
-                    }
-                }
-                if let Some(table) = &modifiers.blocks {
-                    let rows = self.lane_rows::<K>(layout.block_rows, index);
-                    tile.hide_blocks::<K>(block, table.keys(), rows, hidden);
-                }
+                K::hide(tile.vectors, step, &self.mask_rows::<K>(index, tile, block));
             }
-            K::modify(tile.vectors, step, &hook);
         }
     }
 
-    /// The rows of a bias or mask for a tile and block, turned to lie as the scores do.
-    unsafe fn turn<K: Kernels>(
-        &self,
-        dense: &Dense<'_>,
-        rows: *const *const u8,
-        tile: &QueryTile,
-        block: usize,
-        turned: *mut f32,
-    ) -> *const f32 {
-        let look = tile.look;
-        let width = tile.vectors * K::LANES;
-        for vector in 0..tile.vectors {
-            // SAFETY: the rows have an element for every key, the tile room for whole vectors of keys.
-            unsafe {
-                let piece = Turned {
-                    rows: rows.add(vector * K::LANES),
-                    first: block + look.begin,
-                    keys: look.end - look.begin,
-                    tile: turned.add(look.begin * width + vector * K::LANES),
-                    width,
-                };
-                // A mask's bytes have the type of u8 codes, which no bias has.
-                K::turn(dense.dtype(), &piece);
-            }
+    /// A tile's rows of the boolean mask, with what a block table hides; null where they hide nothing.
+    unsafe fn mask_rows<K: Kernels>(&self, index: usize, tile: &QueryTile, block: usize) -> DenseRows {
+        let Work { job, layout, scratch, tiles, .. } = *self;
+        if !tile.look.hides {
+            return DenseRows { rows: ptr::null(), first: block };
         }
-        turned
+        // SAFETY: the layout has room for every tile, and for the bytes of one.
+        unsafe {
+            let rows = self.lane_rows::<K>(layout.mask_rows, index);
+            let Some(table) = &job.modifiers.blocks else { return DenseRows { rows, first: block } };
+            let written = scratch.add(layout.written_rows).cast::<*const u8>();
+            let blocks = self.lane_rows::<K>(layout.block_rows, index);
+            for lane in 0..tile.vectors * K::LANES {
+                let row = scratch.add(layout.written).cast::<u8>().add(lane * tiles.block_kv);
+                *written.add(lane) = row;
+                for key in tile.look.begin..tile.look.end {
+                    let shown = *(*blocks.add(lane)).add((block + key) / table.keys());
+                    let masked = job.modifiers.mask.is_some() && *(*rows.add(lane)).add(block + key) == 0;
+                    *row.add(key) = if masked { 0 } else { shown };
+                }
+            }
+            DenseRows { rows: written, first: 0 }
+        }
     }
 
     /// Packs the keys of rows `begin..end` of a block, page by page where there are pages.

@@ -1,31 +1,26 @@
-//! What happens to scores between QKᵀ and the softmax: softcap, ALiBi, bias and boolean masks, in this order.
+//! What happens to scores between QKᵀ and the softmax: softcap and ALiBi here, then bias and boolean masks in `dense`.
 //!
-//! A pass of its own over a score tile, which lies in the first-level cache: the kernels of plain problems know nothing of it. Scores
-//! are in units of log2 here, and so are cap, slopes and bias.
+//! Passes of their own over a score tile, which lies in the first-level cache: the kernels of plain problems know nothing of them. Scores
+//! are in units of log2 here, and so are cap and slopes.
 
-use crate::element::Element;
-use crate::simd::{MAX_LANES, Simd};
+use crate::dense::biased;
+use crate::simd::Simd;
 use crate::tile::TileStep;
-use std::f32::consts::LOG2_E;
 
-/// What is done to the scores of a query tile against a block of keys. A null pointer leaves its part out.
+/// What is done to the scores of a query tile against a block of keys.
 pub(crate) struct TileHook {
     /// `cap · log2 e`; 0 without a softcap.
     pub(crate) cap: f32,
-    /// Per lane, `-slope · log2 e`.
+    /// Per lane, `-slope · log2 e`; null without ALiBi.
     pub(crate) slopes: *const f32,
     /// The position of the tile's first query relative to the block's first key.
     pub(crate) position: i64,
-    /// The bias as it is given, `[key][NR·LANES]`.
-    pub(crate) bias: *const f32,
-    /// 1 where the boolean mask hides a key, else 0, `[key][NR·LANES]`.
-    pub(crate) hidden: *const f32,
 }
 
 /// Changes a tile's scores and brings the running maximum up to date.
 ///
 /// # Safety
-/// As [`crate::tile::scores`], which ran before on the same `t`; the hook's pointers are null or valid for `t`'s rows and lanes.
+/// As [`crate::tile::scores`], which ran before on the same `t`; the slopes are null or valid for `t`'s lanes.
 #[inline(always)]
 pub(crate) unsafe fn modify<S: Simd, const NR: usize>(t: &TileStep, hook: &TileHook) {
     let width = NR * S::LANES;
@@ -51,13 +46,7 @@ pub(crate) unsafe fn modify<S: Simd, const NR: usize>(t: &TileStep, hook: &TileH
                 }
                 if !hook.slopes.is_null() {
                     let away = S::add(S::load(t.mask.lane_query.add(v * S::LANES)), distance);
-                    score = S::fma(S::load(hook.slopes.add(v * S::LANES)), abs::<S>(away), score);
-                }
-                if !hook.bias.is_null() {
-                    score = biased::<S>(score, S::load(hook.bias.add(at)));
-                }
-                if !hook.hidden.is_null() {
-                    score = S::select_between(S::load(hook.hidden.add(at)), 0.0, 0.0, score, hidden_score);
+                    score = S::fma(S::load(hook.slopes.add(v * S::LANES)), S::abs(away), score);
                 }
                 if banded {
                     let query = S::load(t.mask.lane_query.add(v * S::LANES));
@@ -71,145 +60,6 @@ pub(crate) unsafe fn modify<S: Simd, const NR: usize>(t: &TileStep, hook: &TileH
             S::store(t.new_max.add(v * S::LANES), maximum[v]);
         }
     }
-}
-
-/// Marks with 1 what the band and chunks hide in a tile of `[key][NR·LANES]`, and all of the row behind the last, which may be the last one's
-/// partner in a pair. What the boolean mask hides is there already, or `clear` says that there is none.
-///
-/// # Safety
-/// The instruction set of `S`; `t` describes valid buffers for tiles of `NR` vectors, of which `hidden` is one.
-#[inline(always)]
-pub(crate) unsafe fn mark_hidden<S: Simd, const NR: usize>(t: &TileStep, hidden: *mut f32, clear: bool) {
-    // SAFETY: in bounds by this function's contract.
-    unsafe {
-        for row in t.key_begin..t.key_end {
-            let banded = row < t.mask.clear_begin || row >= t.mask.clear_end;
-            let (lo, hi) = t.mask.bounds(row);
-            for v in 0..NR {
-                let p = hidden.add((row * NR + v) * S::LANES);
-                let mut mark = if clear { S::splat(0.0) } else { S::load(p) };
-                if banded {
-                    let query = S::load(t.mask.lane_query.add(v * S::LANES));
-                    mark = S::select_between(query, lo, hi, mark, S::splat(1.0));
-                }
-                S::store(p, mark);
-            }
-        }
-        for v in 0..NR {
-            S::store(hidden.add((t.key_end * NR + v) * S::LANES), S::splat(1.0));
-        }
-    }
-}
-
-/// One vector's rows of a bias or mask, to be turned into columns of a tile.
-pub(crate) struct Turned {
-    /// Each lane's row, and the first of its elements that is wanted.
-    pub(crate) rows: *const *const u8,
-    pub(crate) first: usize,
-    pub(crate) keys: usize,
-    /// `[key][width]`, with room for `keys` rounded up to whole vectors.
-    pub(crate) tile: *mut f32,
-    pub(crate) width: usize,
-}
-
-/// Turns `LANES` rows along the keys into the layout of a score tile.
-///
-/// # Safety
-/// The instruction set of `S`; all of `a` valid, rows for `keys` elements.
-#[inline(always)]
-pub(crate) unsafe fn turn<S: Simd, E: Element>(a: &Turned) {
-    let mut staged = [0.0f32; MAX_LANES * AT_ONCE];
-    // SAFETY: in bounds by this function's contract.
-    unsafe {
-        for base in (0..a.keys).step_by(AT_ONCE) {
-            let count = (a.keys - base).min(AT_ONCE);
-            // Row by row: rows may lie a power of two apart, where few of them fit into the cache together.
-            for lane in 0..S::LANES {
-                let row = (*a.rows.add(lane)).cast::<E>().add(a.first + base);
-                let dst = staged.as_mut_ptr().add(lane * AT_ONCE);
-                fetch_next::<S>(row.cast(), size_of::<E>());
-                for at in (0..count / S::LANES * S::LANES).step_by(S::LANES) {
-                    S::store(dst.add(at), E::load::<S>(row.add(at)));
-                }
-                if !count.is_multiple_of(S::LANES) {
-                    let at = count / S::LANES * S::LANES;
-                    S::store(dst.add(at), E::load_first::<S>(row.add(at), count - at));
-                }
-            }
-            for at in (0..count).step_by(S::LANES) {
-                let dst = a.tile.add((base + at) * a.width);
-                S::transpose(staged.as_ptr().add(at), AT_ONCE, dst, a.width);
-            }
-        }
-    }
-}
-
-/// Keys that rows of a bias or mask are read for at once; a multiple of every vector.
-const AT_ONCE: usize = 64;
-
-/// Fetches what lies [`AT_ONCE`] elements behind `p`: the next block of keys.
-#[inline(always)]
-unsafe fn fetch_next<S: Simd>(p: *const u8, element_bytes: usize) {
-    for line in (0..AT_ONCE * element_bytes).step_by(64) {
-        // SAFETY: the instruction set of `S`; a prefetch reads nothing.
-        unsafe { S::prefetch(p.wrapping_add(AT_ONCE * element_bytes + line)) };
-    }
-}
-
-/// What a boolean mask leaves of some keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shown {
-    /// From the first to one past the last that it shows to any row; empty where it shows none.
-    pub(crate) begin: usize,
-    pub(crate) end: usize,
-    /// Whether it hides any key from any row.
-    pub(crate) hides: bool,
-}
-
-/// Looks through keys `first .. first + keys` of `lanes` rows of a mask. Begin and end count from `first`.
-///
-/// # Safety
-/// The instruction set of `S`; rows valid for all of these keys.
-#[inline(always)]
-pub(crate) unsafe fn scan<S: Simd>(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown {
-    let mut shown = Shown { begin: keys, end: 0, hides: false };
-    for base in (0..keys).step_by(AT_ONCE) {
-        let count = (keys - base).min(AT_ONCE);
-        let (mut any, mut least) = ([0u8; AT_ONCE], [u8::MAX; AT_ONCE]);
-        let mut before = std::ptr::null();
-        for lane in 0..lanes {
-            // SAFETY: in bounds by this function's contract.
-            unsafe {
-                let row = *rows.add(lane);
-                // Neighbours may share a row.
-                if std::mem::replace(&mut before, row) == row {
-                    continue;
-                }
-                let row = row.add(first + base);
-                S::prefetch(row.wrapping_add(AT_ONCE));
-                if count == AT_ONCE {
-                    // A length that is known becomes vectors.
-                    let bytes = *row.cast::<[u8; AT_ONCE]>();
-                    for j in 0..AT_ONCE {
-                        any[j] |= bytes[j];
-                        least[j] = least[j].min(bytes[j]);
-                    }
-                } else {
-                    for j in 0..count {
-                        any[j] |= *row.add(j);
-                        least[j] = least[j].min(*row.add(j));
-                    }
-                }
-            }
-        }
-        shown.hides |= least[..count].contains(&0);
-        if let Some(at) = any[..count].iter().position(|byte| *byte != 0) {
-            shown.begin = shown.begin.min(base + at);
-            let hidden = any[..count].iter().rev().take_while(|byte| **byte == 0).count();
-            shown.end = base + count - hidden;
-        }
-    }
-    shown
 }
 
 /// What is done to one row of scores, one of each key.
@@ -251,33 +101,29 @@ pub(crate) unsafe fn modify_row<S: Simd>(scores: *mut f32, keys: usize, hook: &R
     }
 }
 
-/// Beyond this a bias is infinite in units of log2.
-const BIAS_END: f32 = f32::MAX / 1.5;
-
-/// A score with its bias. A finite bias stays finite: rows that a model fills with the lowest number are means, not nothing.
-#[inline(always)]
-unsafe fn biased<S: Simd>(score: S::V, bias: S::V) -> S::V {
-    // SAFETY: the instruction set of `S`.
-    unsafe {
-        let end = S::splat(-BIAS_END);
-        let near = S::select_between(bias, f32::MIN, -BIAS_END, end, bias);
-        let near = S::select_between(near, BIAS_END, f32::MAX, S::sub(S::splat(0.0), end), near);
-        S::fma(near, S::splat(LOG2_E), score)
-    }
-}
-
-#[inline(always)]
-unsafe fn abs<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the instruction set of `S`.
-    unsafe { S::max(S::sub(S::splat(0.0), x), x) }
-}
-
 /// `cap · tanh(x / cap)`; NaN stays NaN.
 #[inline(always)]
 unsafe fn softcap<S: Simd>(x: S::V, cap: f32) -> S::V {
     // SAFETY: the instruction set of `S`.
-    unsafe { S::mul(tanh::<S>(S::mul(x, S::splat(1.0 / cap))), S::splat(cap)) }
+    unsafe {
+        let small = S::mul(x, S::splat(1.0 / cap));
+        if S::exceeds(S::abs(small), S::splat(TANH_NEAR)) {
+            return S::mul(tanh::<S>(small), S::splat(cap));
+        }
+        let u = S::mul(small, small);
+        let mut p = S::splat(TANH_NEAR_P[4]);
+        for degree in (0..4).rev() {
+            p = S::fma(p, u, S::splat(TANH_NEAR_P[degree]));
+        }
+        S::mul(x, p)
+    }
 }
+
+/// Most scores of a model are this near to zero beside its cap.
+const TANH_NEAR: f32 = 0.6;
+
+/// `tanh x ≈ x · P(x²)` up to [`TANH_NEAR`], lowest degree first: fitted for the smallest relative error, 7.3e-8.
+const TANH_NEAR_P: [f32; 5] = [0.999_999_94, -0.333_323_1, 0.133_101_73, -0.052_101_478, 0.015_475_425];
 
 /// Beyond this the hyperbolic tangent is 1 in f32.
 const TANH_END: f32 = 9.1;
@@ -311,6 +157,7 @@ mod tests {
     use crate::Isa;
     use crate::kernels::Kernels;
     use crate::portable::Portable;
+    use crate::simd::MAX_LANES;
 
     /// `cap · tanh(x / cap)` of many values.
     fn softcap_of(isa: Isa, xs: &[f32], cap: f32) -> Vec<f32> {
@@ -333,25 +180,6 @@ mod tests {
         }
         ys.truncate(xs.len());
         ys
-    }
-
-    #[test]
-    fn a_scan_finds_what_a_mask_shows() {
-        let scan = |rows: &[Vec<u8>], first: usize, keys: usize| {
-            let rows: Vec<*const u8> = rows.iter().map(|row| row.as_ptr()).collect();
-            // SAFETY: the rows are as long as the keys asked for.
-            unsafe { Portable::scan(rows.as_ptr(), rows.len(), first, keys) }
-        };
-        for keys in [3, 64, 70, 200] {
-            let hidden = vec![0u8; keys + 5];
-            let shown = scan(&[hidden.clone(), hidden.clone()], 5, keys);
-            assert!(shown.begin >= shown.end && shown.hides, "{shown:?}");
-            let all = vec![7u8; keys + 5];
-            assert_eq!(scan(&[all.clone(), all], 5, keys), Shown { begin: 0, end: keys, hides: false });
-            let (mut one, mut other) = (hidden.clone(), hidden);
-            (one[5 + 1], other[5 + keys - 1]) = (1, 255);
-            assert_eq!(scan(&[one, other], 5, keys), Shown { begin: 1, end: keys, hides: true });
-        }
     }
 
     /// Relative to the result, so that a cap far above all scores leaves them as they are.

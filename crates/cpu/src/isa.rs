@@ -15,7 +15,7 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// The same with AVX512-BF16: products of bfloat16 pairs, for problems whose queries, keys and values are all bfloat16.
+    /// The same with AVX512-BF16, which multiplies pairs of bfloat16: for problems whose queries, keys and values are all bfloat16.
     Avx512Bf16,
 }
 

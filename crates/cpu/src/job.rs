@@ -157,7 +157,7 @@ impl Job<'_> {
         (place, self.page.map_or(most, |page| most.min(page - place.row)))
     }
 
-    /// What products of queries and loaded keys are multiplied with to be scores in units of log2.
+    /// What QKᵀ of loaded keys is multiplied with to be scores in units of log2.
     pub(crate) fn score_scale(&self, sequence: usize, kv_head: usize) -> f32 {
         self.problem.scale() * std::f32::consts::LOG2_E * self.k.scale(sequence, kv_head)
     }

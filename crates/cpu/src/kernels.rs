@@ -4,8 +4,9 @@
 //! which is compiled with its instruction set enabled. What drives them (`flash`) is ordinary code.
 
 use crate::decode::{self, DecodeScores, DecodeValues};
-use crate::element::{MaskByte, with_element};
-use crate::hook::{self, RowHook, Shown, TileHook, Turned};
+use crate::dense::{self, DenseRows, Shown};
+use crate::element::with_element;
+use crate::hook::{self, RowHook, TileHook};
 #[cfg(target_arch = "aarch64")]
 use crate::neon::Neon;
 use crate::pack::{self, Rows};
@@ -14,7 +15,7 @@ use crate::{avx2::Avx2, avx512::Avx512};
 use crate::{
     portable::Portable,
     simd::Simd,
-    tile::{self, TileStep},
+    tile::{self, TileStep, Weighed},
 };
 use evosdpa_core::{DType, Float};
 use half::{bf16, f16};
@@ -36,11 +37,12 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
 
     unsafe fn scores(vectors: usize, t: &TileStep);
     unsafe fn modify(vectors: usize, t: &TileStep, hook: &TileHook);
-    unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, clear: bool);
-    /// Of a bias in its type; of a boolean mask with the type of u8 codes.
-    unsafe fn turn(dtype: DType, a: &Turned);
+    /// Of a bias in one of the float types.
+    unsafe fn add_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
+    unsafe fn hide(vectors: usize, t: &TileStep, a: &DenseRows);
+    unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, mask: &DenseRows);
     unsafe fn scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown;
-    unsafe fn softmax(vectors: usize, t: &TileStep);
+    unsafe fn softmax(vectors: usize, t: &TileStep) -> Weighed;
     unsafe fn values(vectors: usize, exact: bool, t: &TileStep);
     unsafe fn widen_rows(dtype: DType, a: &Rows);
     unsafe fn widen_rows_checked(dtype: DType, a: &Rows) -> bool;
@@ -123,35 +125,51 @@ macro_rules! compile_kernels {
                 }
             }
             $(#[$feature])?
-            unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, clear: bool) {
+            unsafe fn add_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows) {
                 // SAFETY: trait contract.
                 unsafe {
-                    match vectors {
-                        1 => hook::mark_hidden::<$isa, 1>(t, hidden, clear),
-                        2 => hook::mark_hidden::<$isa, 2>(t, hidden, clear),
-                        _ => hook::mark_hidden::<$isa, $vectors>(t, hidden, clear),
+                    match (dtype, vectors) {
+                        (DType::F16, 1) => dense::add_bias::<$isa, f16, 1>(t, a),
+                        (DType::F16, 2) => dense::add_bias::<$isa, f16, 2>(t, a),
+                        (DType::F16, _) => dense::add_bias::<$isa, f16, $vectors>(t, a),
+                        (DType::BF16, 1) => dense::add_bias::<$isa, bf16, 1>(t, a),
+                        (DType::BF16, 2) => dense::add_bias::<$isa, bf16, 2>(t, a),
+                        (DType::BF16, _) => dense::add_bias::<$isa, bf16, $vectors>(t, a),
+                        (_, 1) => dense::add_bias::<$isa, f32, 1>(t, a),
+                        (_, 2) => dense::add_bias::<$isa, f32, 2>(t, a),
+                        _ => dense::add_bias::<$isa, f32, $vectors>(t, a),
                     }
                 }
             }
             $(#[$feature])?
-            unsafe fn turn(dtype: DType, a: &Turned) {
+            unsafe fn hide(vectors: usize, t: &TileStep, a: &DenseRows) {
                 // SAFETY: trait contract.
                 unsafe {
-                    match dtype {
-                        DType::F32 => hook::turn::<$isa, f32>(a),
-                        DType::F16 => hook::turn::<$isa, f16>(a),
-                        DType::BF16 => hook::turn::<$isa, bf16>(a),
-                        DType::U8 | DType::E4M3 => hook::turn::<$isa, MaskByte>(a),
+                    match vectors {
+                        1 => dense::hide::<$isa, 1>(t, a),
+                        2 => dense::hide::<$isa, 2>(t, a),
+                        _ => dense::hide::<$isa, $vectors>(t, a),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, mask: &DenseRows) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match vectors {
+                        1 => dense::mark_hidden::<$isa, 1>(t, hidden, mask),
+                        2 => dense::mark_hidden::<$isa, 2>(t, hidden, mask),
+                        _ => dense::mark_hidden::<$isa, $vectors>(t, hidden, mask),
                     }
                 }
             }
             $(#[$feature])?
             unsafe fn scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown {
                 // SAFETY: trait contract.
-                unsafe { hook::scan::<$isa>(rows, lanes, first, keys) }
+                unsafe { dense::scan::<$isa>(rows, lanes, first, keys) }
             }
             $(#[$feature])?
-            unsafe fn softmax(vectors: usize, t: &TileStep) {
+            unsafe fn softmax(vectors: usize, t: &TileStep) -> Weighed {
                 // SAFETY: trait contract.
                 unsafe {
                     match vectors {

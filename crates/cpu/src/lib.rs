@@ -17,6 +17,9 @@ mod avx512;
 mod avx512bf16;
 mod cache;
 mod decode;
+#[cfg(target_arch = "x86_64")]
+mod decode_bf16;
+mod dense;
 mod dispatch;
 mod element;
 mod error;

@@ -55,12 +55,26 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    unsafe fn load_hidden(p: *const u8) -> float32x4_t {
+    unsafe fn part_bf16(words: float32x4_t, part: usize) -> float32x4_t {
         // SAFETY: trait contract.
         unsafe {
-            let hidden = vceqzq_s32(vmovl_s16(widen_i8(p)));
-            vreinterpretq_f32_u32(vandq_u32(hidden, vreinterpretq_u32_f32(vdupq_n_f32(1.0))))
+            let bits = vreinterpretq_u32_f32(words);
+            let high = vdupq_n_u32(0xffff_0000);
+            vreinterpretq_f32_u32(if part == 0 { vshlq_n_u32::<16>(bits) } else { vandq_u32(bits, high) })
         }
+    }
+    #[inline(always)]
+    unsafe fn part_f16(words: float32x4_t, part: usize) -> float32x4_t {
+        // SAFETY: trait contract.
+        unsafe {
+            let bits = vreinterpretq_u32_f32(words);
+            widen_f16(vmovn_u32(if part == 0 { bits } else { vshrq_n_u32::<16>(bits) }))
+        }
+    }
+    #[inline(always)]
+    unsafe fn select_byte(words: float32x4_t, part: usize, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: trait contract.
+        unsafe { vbslq_f32(vtstq_u32(vreinterpretq_u32_f32(words), vdupq_n_u32(0xff << (8 * part))), a, b) }
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: float32x4_t) {
@@ -132,6 +146,26 @@ impl Simd for Neon {
             let value = vreinterpretq_u32_f32(vmulq_f32(p, power));
             vreinterpretq_f32_u32(vbicq_u32(value, underflow))
         }
+    }
+    #[inline(always)]
+    unsafe fn abs(x: float32x4_t) -> float32x4_t {
+        // SAFETY: trait contract.
+        unsafe { vabsq_f32(x) }
+    }
+    #[inline(always)]
+    unsafe fn exceeds(x: float32x4_t, limit: float32x4_t) -> bool {
+        // SAFETY: trait contract.
+        unsafe { vminvq_u32(vcleq_f32(x, limit)) == 0 }
+    }
+    #[inline(always)]
+    unsafe fn select_above(
+        x: float32x4_t,
+        limit: float32x4_t,
+        a: float32x4_t,
+        b: float32x4_t,
+    ) -> float32x4_t {
+        // SAFETY: trait contract.
+        unsafe { vbslq_f32(vcgtq_f32(x, limit), a, b) }
     }
     #[inline(always)]
     unsafe fn select_between(

@@ -167,7 +167,7 @@ unsafe fn fma_chains<S: Simd>() -> f64 {
         let mut chains = [b; CHAINS];
         for _ in 0..ROUNDS {
             for chain in &mut chains {
-                // A sum of products can be had for half the work where the product is not fused: it is always the same.
+                // Where multiplying and adding are not fused, a multiplication that is always the same would be done once.
                 *chain = if S::PACKED == 1 { S::fma(*chain, a, b) } else { S::dot(a, b, *chain) };
             }
         }

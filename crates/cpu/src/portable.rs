@@ -29,7 +29,7 @@ pub(crate) fn exp2(x: f32) -> f32 {
 }
 
 /// Every e4m3 code's value over 256. Shifted to where f32 has its exponent and mantissa, a code is 2^120 times too small, and
-/// 2^112 of that is undone: exactly, as subnormal numbers are numbers like others to a product.
+/// 2^112 of that is undone: exactly, as subnormal numbers are multiplied like others.
 static E4M3_OVER_256: [f32; 256] = {
     let mut table = [0.0; 256];
     let mut code = 0;
@@ -86,10 +86,16 @@ impl Simd for Portable {
         codes.map(|code| E4M3_OVER_256[usize::from(code)])
     }
     #[inline(always)]
-    unsafe fn load_hidden(p: *const u8) -> [f32; 4] {
-        // SAFETY: trait contract.
-        let bytes = unsafe { p.cast::<[u8; 4]>().read_unaligned() };
-        bytes.map(|byte| if byte == 0 { 1.0 } else { 0.0 })
+    unsafe fn part_bf16(words: [f32; 4], part: usize) -> [f32; 4] {
+        words.map(|word| bf16::from_bits((word.to_bits() >> (16 * part)) as u16).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn part_f16(words: [f32; 4], part: usize) -> [f32; 4] {
+        words.map(|word| f16::from_bits((word.to_bits() >> (16 * part)) as u16).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn select_byte(words: [f32; 4], part: usize, a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| if words[i].to_bits() >> (8 * part) & 0xff == 0 { b[i] } else { a[i] })
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: [f32; 4]) {
@@ -130,6 +136,18 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn exp2(x: [f32; 4]) -> [f32; 4] {
         x.map(exp2)
+    }
+    #[inline(always)]
+    unsafe fn abs(x: [f32; 4]) -> [f32; 4] {
+        x.map(f32::abs)
+    }
+    #[inline(always)]
+    unsafe fn exceeds(x: [f32; 4], limit: [f32; 4]) -> bool {
+        !x.iter().zip(limit).all(|(x, limit)| *x <= limit)
+    }
+    #[inline(always)]
+    unsafe fn select_above(x: [f32; 4], limit: [f32; 4], a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| if x[i] > limit[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
     unsafe fn select_between(

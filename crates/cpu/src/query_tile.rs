@@ -114,33 +114,6 @@ impl QueryTile {
         Look { begin, hides: shown.hides || begin < shown.begin, ..shown }
     }
 
-    /// Marks with 1 what a block table hides of the keys that the tile looks at, in a tile of `[key][lane]`.
-    ///
-    /// # Safety
-    /// As [`QueryTile::unhide_blocks`]; `hidden` has room for the tile.
-    pub(crate) unsafe fn hide_blocks<K: Kernels>(
-        &self,
-        block: usize,
-        size: usize,
-        rows: *const *const u8,
-        hidden: *mut f32,
-    ) {
-        let (look, width) = (self.look, self.vectors * K::LANES);
-        for number in (block + look.begin) / size..(block + look.end).div_ceil(size) {
-            let first = (number * size).max(block + look.begin) - block;
-            for lane in 0..width {
-                // SAFETY: by contract.
-                unsafe {
-                    if *(*rows.add(lane)).add(number) == 0 {
-                        for key in first..((number + 1) * size - block).min(look.end) {
-                            *hidden.add(key * width + lane) = 1.0;
-                        }
-                    }
-                }
-            }
-        }
-    }
-
     /// The band's mask over a block.
     pub(crate) fn mask(&self, span: &Span, block: usize) -> TileMask {
         let clear = span.seen_by_all(self.first_query, self.last_query);

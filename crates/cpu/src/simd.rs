@@ -46,8 +46,12 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_u8(p: *const u8) -> Self::V;
     /// `LANES` e4m3 codes, their values divided by 256; NaN stays NaN.
     unsafe fn load_e4m3(p: *const u8) -> Self::V;
-    /// 1 for each of `LANES` bytes that is zero, else 0.
-    unsafe fn load_hidden(p: *const u8) -> Self::V;
+    /// Widens the bfloat16 in the low (`part` 0) or high half of each lane's bits.
+    unsafe fn part_bf16(words: Self::V, part: usize) -> Self::V;
+    /// Widens the half-precision value in the low (`part` 0) or high half of each lane's bits.
+    unsafe fn part_f16(words: Self::V, part: usize) -> Self::V;
+    /// `b` where byte `part` of a lane's bits, the lowest first, is zero, else `a`.
+    unsafe fn select_byte(words: Self::V, part: usize, a: Self::V, b: Self::V) -> Self::V;
     /// Rounds to nearest even; NaN stays NaN.
     unsafe fn store_f16(p: *mut u16, v: Self::V);
     /// Rounds to nearest even; NaN stays NaN.
@@ -65,10 +69,15 @@ pub(crate) trait Simd: Copy + 'static {
         // SAFETY: same contract.
         unsafe { Self::fma(a, b, c) }
     }
-    /// Rounds two rows to the pairs of one packed row, and what rounding took from them to another. Only where `PACKED` is 2.
+    /// Rounds two rows to the pairs of one packed row. Only where `PACKED` is 2.
     #[inline(always)]
-    unsafe fn pack_pair(even: Self::V, _odd: Self::V) -> (Self::V, Self::V) {
-        (even, even)
+    unsafe fn round_pair(even: Self::V, _odd: Self::V) -> Self::V {
+        even
+    }
+    /// What that rounding takes from two rows, as the pairs of another. Only where `PACKED` is 2.
+    #[inline(always)]
+    unsafe fn lost_pair(even: Self::V, _odd: Self::V) -> Self::V {
+        even
     }
     /// The pairs with only the first element left, and with only the second. Only where `PACKED` is 2.
     #[inline(always)]
@@ -79,6 +88,11 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// 2^x to within an ulp; 0 below 2^-126 (so for -inf), NaN for NaN. Not for x above 127.
     unsafe fn exp2(x: Self::V) -> Self::V;
+    unsafe fn abs(x: Self::V) -> Self::V;
+    /// Whether any lane of `x` is above that of `limit`, or one of them is NaN.
+    unsafe fn exceeds(x: Self::V, limit: Self::V) -> bool;
+    /// `a` where `x` is above `limit`, else `b`.
+    unsafe fn select_above(x: Self::V, limit: Self::V, a: Self::V, b: Self::V) -> Self::V;
     /// `inside` where `lo <= index <= hi`, else `outside`.
     unsafe fn select_between(index: Self::V, lo: f32, hi: f32, inside: Self::V, outside: Self::V) -> Self::V;
 

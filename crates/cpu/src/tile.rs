@@ -73,8 +73,9 @@ pub(crate) struct TileStep {
     pub(crate) dim_v: usize,
     /// Score tile, `[key][NR·LANES]`. Weights in pairs lie in the even rows, and what rounding took from them in the odd ones.
     pub(crate) scores: *mut f32,
-    /// Whether what rounding took from weights in pairs is multiplied too.
-    pub(crate) whole_weights: bool,
+    pub(crate) care: Care,
+    /// What the softmax said of the weights.
+    pub(crate) weighed: Weighed,
     /// Key rows of the block to process. `key_begin` is a multiple of `TAIL`; rows up to `key_end` rounded up to `TAIL` are readable.
     pub(crate) key_begin: usize,
     pub(crate) key_end: usize,
@@ -86,12 +87,42 @@ pub(crate) struct TileStep {
     pub(crate) new_max: *mut f32,
     pub(crate) sum: *mut f32,
     pub(crate) rescale: *mut f32,
+    /// Per lane, the running sum of squared weights, where weights are [`Care::Measured`].
+    pub(crate) squares: *mut f32,
     pub(crate) mask: TileMask,
     /// Read by the exact value kernel alone: 1 where a query does not see a key, else 0, `[key][NR·LANES]`.
     pub(crate) hidden: *const f32,
     /// Rows of the next block to bring nearer meanwhile.
     pub(crate) ahead: [Ahead; 2],
 }
+
+/// What is done about the rounding of weights to pairs of bfloat16, one part in 512 each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Care {
+    /// Nothing: rows see so many keys that the errors of their weights cancel.
+    Rounded,
+    /// What rounding takes from large weights is multiplied too, where few of them hold most of a row ([`FEW_WEIGHTS`]).
+    Measured,
+    /// What rounding takes is multiplied too, always.
+    Whole,
+}
+
+/// Weights p of sum l are as few as `l² / Σp²` equal ones. Their rounding to bfloat16 moves an output of unit values by 8.3e-4 over the root of this
+/// number, one standard deviation: six of them are 1e-3 at 24. Half of that is left to tiles whose weights are all rounded, half to
+/// single weights beside larger ones.
+const FEW_WEIGHTS: f32 = 48.0;
+
+/// Key rows of a tile whose weights are multiplied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weighed {
+    /// Rows outside hold nothing but zeros.
+    pub(crate) live: KeyRange,
+    /// Rows whose weights lost something to rounding that counts; empty where nothing does.
+    pub(crate) whole: KeyRange,
+}
+
+/// Key rows from the first to one before the second.
+pub(crate) type KeyRange = (usize, usize);
 
 /// Tensor rows that will be packed next, fetched into the cache while the arithmetic runs: each tile fetches a share of the rows.
 #[derive(Clone, Copy)]
@@ -259,51 +290,87 @@ unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usi
 /// # Safety
 /// As [`scores`], which ran before on the same `t`.
 #[inline(always)]
-pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) {
+pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) -> Weighed {
+    let all = (t.key_begin, t.key_end);
     // SAFETY: in bounds by this function's contract.
     unsafe {
+        if S::PACKED == 1 || t.care == Care::Rounded {
+            weigh::<S, NR, false, true>(t);
+            return Weighed { live: all, whole: (0, 0) };
+        }
+        let measured = t.care == Care::Measured;
+        if measured {
+            weigh::<S, NR, true, false>(t);
+        } else {
+            weigh::<S, NR, false, false>(t);
+        }
+        let large = large_weights::<S, NR>(t);
+        let weighed =
+            if measured { find_weights::<S, NR>(t, &large) } else { Weighed { live: all, whole: all } };
+        let (ends, mut begin) = (packed_ends::<S>(t), t.key_begin);
+        for first in 0..NR {
+            pack_weights::<S, NR>(t, first, begin, ends[first], &large, weighed.whole);
+            begin = ends[first];
+        }
+        weighed
+    }
+}
+
+/// The exponential and what follows from it. Weights in pairs are rounded at once only with `ROUND`.
+#[inline(always)]
+unsafe fn weigh<S: Simd, const NR: usize, const SQUARES: bool, const ROUND: bool>(t: &TileStep) {
+    // SAFETY: in bounds by the contract of `softmax`.
+    unsafe {
         let mut shift = [S::splat(0.0); NR];
-        let mut sum = [S::splat(0.0); NR];
+        let mut sums = [[S::splat(0.0); 2]; NR];
         for v in 0..NR {
             // A row that has seen no key yet has maximum -inf; a finite shift keeps -inf - shift at -inf, not NaN.
             shift[v] = S::max(S::load(t.new_max.add(v * S::LANES)), S::splat(f32::MIN));
         }
         let end = packed_ends::<S>(t);
-        weigh_rows::<S, NR, 0>(t, t.key_begin, end[0], &shift, &mut sum);
+        weigh_rows::<S, NR, 0, SQUARES, ROUND>(t, t.key_begin, end[0], &shift, &mut sums);
         if NR > 1 {
-            weigh_rows::<S, NR, 1>(t, end[0], end[1], &shift, &mut sum);
+            weigh_rows::<S, NR, 1, SQUARES, ROUND>(t, end[0], end[1], &shift, &mut sums);
         }
         if NR > 2 {
-            weigh_rows::<S, NR, 2>(t, end[1], end[2], &shift, &mut sum);
+            weigh_rows::<S, NR, 2, SQUARES, ROUND>(t, end[1], end[2], &shift, &mut sums);
         }
         for v in 0..NR {
             let at = v * S::LANES;
             let rescale = S::exp2(S::sub(S::load(t.old_max.add(at)), shift[v]));
+            let [sum, squares] = sums[v];
             S::store(t.rescale.add(at), rescale);
-            S::store(t.sum.add(at), S::fma(S::load(t.sum.add(at)), rescale, sum[v]));
+            S::store(t.sum.add(at), S::fma(S::load(t.sum.add(at)), rescale, sum));
+            if SQUARES {
+                let before = S::mul(S::load(t.squares.add(at)), rescale);
+                S::store(t.squares.add(at), S::fma(before, rescale, squares));
+            }
             S::store(t.old_max.add(at), S::load(t.new_max.add(at)));
         }
     }
 }
 
-/// Key rows `begin..end` for the tile's vectors from `FIRST` on.
+/// Key rows `begin..end` for the tile's vectors from `FIRST` on: weights, their sums and those of their squares.
 #[inline(always)]
-unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize>(
+unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize, const SQUARES: bool, const ROUND: bool>(
     t: &TileStep,
     begin: usize,
     end: usize,
     shift: &[S::V; NR],
-    sum: &mut [S::V; NR],
+    sums: &mut [[S::V; 2]; NR],
 ) {
     let width = NR * S::LANES;
-    for row in (begin..end).step_by(S::PACKED) {
+    for row in (begin..end).step_by(if ROUND { S::PACKED } else { 1 }) {
         for v in FIRST..NR {
             // SAFETY: in bounds by the contract of `softmax`.
             unsafe {
                 let p = t.scores.add(row * width + v * S::LANES);
                 let weight = S::exp2(S::sub(S::load(p), shift[v]));
-                sum[v] = S::add(sum[v], weight);
-                if S::PACKED == 1 {
+                sums[v][0] = S::add(sums[v][0], weight);
+                if SQUARES {
+                    sums[v][1] = S::fma(weight, weight, sums[v][1]);
+                }
+                if S::PACKED == 1 || !ROUND {
                     S::store(p, weight);
                     continue;
                 }
@@ -311,11 +378,94 @@ unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize>(
                 let mut partner = S::splat(0.0);
                 if row + 1 < t.key_end {
                     partner = S::exp2(S::sub(S::load(p.add(width)), shift[v]));
-                    sum[v] = S::add(sum[v], partner);
+                    sums[v][0] = S::add(sums[v][0], partner);
                 }
-                let (pairs, rest) = S::pack_pair(weight, partner);
-                S::store(p, pairs);
-                S::store(p.add(width), rest);
+                S::store(p, S::round_pair(weight, partner));
+            }
+        }
+    }
+}
+
+/// Above which weights of each lane what rounding takes from them is multiplied too. A lane's answer does not depend on its neighbours.
+#[inline(always)]
+unsafe fn large_weights<S: Simd, const NR: usize>(t: &TileStep) -> [S::V; NR] {
+    // SAFETY: in bounds by the contract of `softmax`.
+    unsafe {
+        let mut large = [S::splat(-1.0); NR];
+        for v in 0..if t.care == Care::Measured { NR } else { 0 } {
+            let sum = S::load(t.sum.add(v * S::LANES));
+            let share = S::mul(sum, S::splat(1.0 / FEW_WEIGHTS));
+            let squares = S::load(t.squares.add(v * S::LANES));
+            large[v] = S::select_above(squares, S::mul(sum, share), share, S::splat(f32::INFINITY));
+        }
+        large
+    }
+}
+
+/// The key rows with weights above those of [`large_weights`], and those with weights at all.
+#[inline(always)]
+unsafe fn find_weights<S: Simd, const NR: usize>(t: &TileStep, large: &[S::V; NR]) -> Weighed {
+    let width = NR * S::LANES;
+    // SAFETY: in bounds by the contract of `softmax`.
+    unsafe {
+        let mut few = false;
+        for v in 0..NR {
+            few |= S::exceeds(S::splat(f32::MAX), large[v]);
+        }
+        if !few {
+            return Weighed { live: (t.key_begin, t.key_end), whole: (0, 0) };
+        }
+        let (mut live, mut whole) = ((t.key_end, t.key_begin), (t.key_end, t.key_begin));
+        let (ends, mut begin) = (packed_ends::<S>(t), t.key_begin);
+        for first in 0..NR {
+            for row in begin..ends[first] {
+                let (mut some, mut lost) = (false, false);
+                for v in first..NR {
+                    let weight = S::load(t.scores.add(row * width + v * S::LANES));
+                    some |= S::exceeds(weight, S::splat(0.0));
+                    lost |= S::exceeds(weight, large[v]);
+                }
+                for (rows, is) in [(&mut live, some), (&mut whole, lost)] {
+                    if is {
+                        *rows = (rows.0.min(row), row + 1);
+                    }
+                }
+            }
+            begin = ends[first];
+        }
+        let in_pairs = |(begin, end): KeyRange| {
+            if begin < end { (begin / 2 * 2, end.next_multiple_of(2).min(t.key_end)) } else { (0, 0) }
+        };
+        Weighed { live: in_pairs(live), whole: in_pairs(whole) }
+    }
+}
+
+/// Rounds the weights of key rows `begin..end` to pairs, for the tile's vectors from `first` on.
+#[inline(always)]
+unsafe fn pack_weights<S: Simd, const NR: usize>(
+    t: &TileStep,
+    first: usize,
+    begin: usize,
+    end: usize,
+    large: &[S::V; NR],
+    whole: KeyRange,
+) {
+    let width = NR * S::LANES;
+    for row in (begin..end).step_by(2) {
+        for v in first..NR {
+            // SAFETY: in bounds by the contract of `softmax`.
+            unsafe {
+                let zero = S::splat(0.0);
+                let p = t.scores.add(row * width + v * S::LANES);
+                let even = S::load(p);
+                // The last key may have no partner: its place then holds no weight.
+                let odd = if row + 1 < t.key_end { S::load(p.add(width)) } else { zero };
+                S::store(p, S::round_pair(even, odd));
+                if row >= whole.0 && row < whole.1 {
+                    let even = S::select_above(even, large[v], even, zero);
+                    let odd = S::select_above(odd, large[v], odd, zero);
+                    S::store(p.add(width), S::lost_pair(even, odd));
+                }
             }
         }
     }
@@ -406,10 +556,17 @@ unsafe fn add_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize
     unsafe {
         if EXACT {
             add_seen_rows::<S, MR, NR, FIRST>(t, column, begin, end, acc);
-        } else if S::PACKED == 2 && t.whole_weights {
-            add_all_rows::<S, MR, NR, FIRST, true>(t, column, begin, end, acc);
-        } else {
+        } else if S::PACKED == 1 {
             add_all_rows::<S, MR, NR, FIRST, false>(t, column, begin, end, acc);
+        } else {
+            let Weighed { live, whole } = t.weighed;
+            let begin = begin.max(live.0);
+            let end = end.min(live.1).max(begin);
+            let first = whole.0.clamp(begin, end);
+            let last = whole.1.clamp(first, end);
+            add_all_rows::<S, MR, NR, FIRST, false>(t, column, begin, first, acc);
+            add_all_rows::<S, MR, NR, FIRST, true>(t, column, first, last, acc);
+            add_all_rows::<S, MR, NR, FIRST, false>(t, column, last, end, acc);
         }
     }
 }
@@ -463,8 +620,9 @@ unsafe fn add_seen_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: 
     acc: &mut [[S::V; NR]; MR],
 ) {
     let width = NR * S::LANES;
-    let layers = if S::PACKED == 2 && t.whole_weights { 2 } else { 1 };
+    let whole = t.weighed.whole;
     for row in (begin..end).step_by(S::PACKED) {
+        let layers = if S::PACKED == 2 && row >= whole.0 && row < whole.1 { 2 } else { 1 };
         // SAFETY: in bounds by the contract of `values`.
         unsafe {
             let value = t.values.add(row / S::PACKED * t.value_stride + column);

@@ -386,6 +386,34 @@ fn sinks_of_every_size() {
     }
 }
 
+/// An e4m3 code that is no number spoils what it is multiplied into, and nothing else.
+#[test]
+fn codes_that_are_no_numbers_stay_where_they_are() {
+    for (shape, dim) in [("b1h4/2s1/90d136:kv=e4m3", 136), ("b1h2s20/90d64:kv=e4m3", 64)] {
+        let problem = problem(shape, DType::BF16);
+        let clean = Inputs::generate(&problem, Family::Normal, 6);
+        // One in the first columns, which are read several vectors at a time, and one in the last vector.
+        for (key, column) in [(7, 33), (89, dim - 1), (16, 0)] {
+            let poisoned = |tensor: &mut Tensor, code| tensor.bytes_mut()[key * dim + column] = code;
+            let (mut keys, mut values) = (clean.clone(), clean.clone());
+            poisoned(&mut keys.k, 0xFF);
+            poisoned(&mut values.v, 0x7F);
+            let Sizes { heads_q, heads_kv, seq_q, .. } = problem.sizes();
+            let rows = heads_q / heads_kv * seq_q;
+            for (kernel, options) in ways() {
+                let rows_of = |inputs| elements(&problem, &run(&problem, inputs, kernel, &options).0);
+                let [by_keys, by_values] = [rows_of(&keys), rows_of(&values)];
+                for at in 0..by_keys.len() {
+                    let spoilt = at / dim < rows;
+                    assert_eq!(by_keys[at].is_nan(), spoilt, "{shape} {kernel:?} {options:?} K {at}");
+                    let spoilt = spoilt && at % dim == column;
+                    assert_eq!(by_values[at].is_nan(), spoilt, "{shape} {kernel:?} {options:?} V {at}");
+                }
+            }
+        }
+    }
+}
+
 /// Side inputs that do not fit are refused before anything is written.
 #[test]
 fn what_comes_beside_the_tensors_is_checked() {
