@@ -18,7 +18,7 @@ __device__ __forceinline__ void run_scheduler(const SdpaParams& p, const Layout&
   Scheduler scheduler;
   RingPosition<WORK_SLOTS> work_at;
   for (bool more = true; more; work_at.advance()) {
-    if (OWN_LENGTHS && work_at.uses == 0) grid_wait();  // lengths may be another kernel's outputs
+    if ((OWN_LENGTHS || BLOCK_MASK) && work_at.uses == 0) grid_wait();  // lengths and block tables may be another kernel's outputs
     const Work work = scheduler.work(p);
     more = work.head >= 0;
     mbarrier_wait(layout.work_empty(work_at.slot()), work_at.parity() ^ 1);
