@@ -70,6 +70,14 @@ fn a_run_is_reported_in_every_format_with_the_numbers_it_holds() {
     for section in ["Environment", "Correctness", "Baseline", "Profile", "Variants", "Elites", "Next steps"] {
         assert!(markdown.contains(&format!("\n## {section}\n")), "{section}");
     }
+    for row in &rows {
+        let share = 100.0 * row["roofline"].as_f64().unwrap();
+        let start =
+            format!("| {} | {} | ", row["problem"].as_str().unwrap(), row["kernel"].as_str().unwrap());
+        let line = markdown.lines().find(|line| line.starts_with(&start)).unwrap();
+        assert!(line.contains(&format!(" | {share:.1} | 20 | ")), "{line}");
+        assert!(html.contains(&format!("<td class=\"n\">{share:.0}</td><td class=\"n\">20</td>")), "{share}");
+    }
     let csv = report(folder.path(), "csv");
     let p50 = rows[0]["p50_us"].to_string();
     let line = csv.lines().find(|line| line.contains(rows[0]["kernel"].as_str().unwrap())).unwrap();

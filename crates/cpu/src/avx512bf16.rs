@@ -13,12 +13,12 @@ use crate::kernels::Kernels;
 use crate::pack::Rows;
 use crate::simd::{MAX_LANES, Simd};
 use crate::tile::{self, TileStep, Weighed};
-use evosdpa_core::{DType, Float};
+use evosdpa_core::{DType, E4M3Code, Float};
 use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// Marker for AVX-512 with AVX512-BF16, for tensors of bfloat16.
+/// Marker for AVX-512 with AVX512-BF16, for queries of bfloat16, and keys and values that are too or are e4m3 codes.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16;
 
@@ -180,47 +180,20 @@ impl Kernels for Avx512Bf16 {
         }
     }
 
-    /// Rows of bfloat16 are rows of pairs; they are filled with zeros up to a whole vector.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn pack_rows(dtype: DType, a: &Rows) {
-        debug_assert_eq!(dtype, DType::BF16);
-        let filled = a.columns.next_multiple_of(2 * <Self as Simd>::LANES);
-        for row in 0..a.rows {
-            // SAFETY: a source row has `columns` elements; as many f32 rounded up to a vector hold `filled` of half the size.
-            unsafe {
-                let src = a.src.cast::<u16>().add(row * a.src_stride);
-                let dst = a.dst.add(row * a.dst_stride).cast::<u16>();
-                src.copy_to_nonoverlapping(dst, a.columns);
-                dst.add(a.columns).write_bytes(0, filled - a.columns);
-            }
-        }
+        // SAFETY: trait contract.
+        unsafe { if dtype == DType::BF16 { copy_rows(a) } else { round_rows::<E4M3Code>(a) } }
     }
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn pack_values(dtype: DType, checked: bool, a: &Rows) -> bool {
-        debug_assert_eq!(dtype, DType::BF16);
-        let tensor = a.src.cast::<bf16>();
-        // SAFETY: trait contract; the last of an odd number of rows is paired with zeros.
+        // SAFETY: trait contract.
         unsafe {
-            let zero = Self::splat(0.0);
-            let mut taint = zero;
-            for first in (0..a.rows).step_by(2) {
-                let dst = a.dst.add(first / 2 * a.dst_stride);
-                for column in (0..a.columns).step_by(<Self as Simd>::LANES) {
-                    let even = load_row(tensor.add(first * a.src_stride), column, a.columns);
-                    let odd = if first + 1 < a.rows {
-                        load_row(tensor.add((first + 1) * a.src_stride), column, a.columns)
-                    } else {
-                        zero
-                    };
-                    Self::store(dst.add(column), pair(even, odd));
-                    if checked {
-                        // 0·x is NaN exactly when x is not finite.
-                        taint = Self::fma(odd, zero, Self::fma(even, zero, taint));
-                    }
-                }
+            if dtype == DType::BF16 {
+                pair_rows::<bf16>(checked, a)
+            } else {
+                pair_rows::<E4M3Code>(checked, a)
             }
-            let mut lanes = [0.0f32; MAX_LANES];
-            Self::store(lanes.as_mut_ptr(), taint);
-            lanes.iter().all(|x| *x == 0.0)
         }
     }
     /// Pairs are only moved: the scale is left for the scores.
@@ -241,29 +214,13 @@ impl Kernels for Avx512Bf16 {
         }
     }
 
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn decode_scores(dtype: DType, rows: usize, a: &DecodeScores) {
-        debug_assert_eq!(dtype, DType::BF16);
-        // SAFETY: trait contract.
-        unsafe {
-            match rows {
-                1 => decode_bf16::scores::<1>(a),
-                2 => decode_bf16::scores::<2>(a),
-                _ => decode_bf16::scores::<4>(a),
-            }
-        }
+        // SAFETY: trait contract; codes come only where [`reads_codes`].
+        unsafe { if dtype == DType::BF16 { bf16_scores(rows, a) } else { e4m3_scores(rows, a) } }
     }
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn decode_values(dtype: DType, rows: usize, a: &DecodeValues) {
-        debug_assert_eq!(dtype, DType::BF16);
-        // SAFETY: trait contract.
-        unsafe {
-            match rows {
-                1 => decode_bf16::values::<1>(a),
-                2 => decode_bf16::values::<2>(a),
-                _ => decode_bf16::values::<4>(a),
-            }
-        }
+        // SAFETY: trait contract; codes come only where [`reads_codes`].
+        unsafe { if dtype == DType::BF16 { bf16_values(rows, a) } else { e4m3_values(rows, a) } }
     }
 
     kernels_of_avx512! {
@@ -289,19 +246,138 @@ impl Kernels for Avx512Bf16 {
     }
 }
 
+/// Whether keys and values of this machine can be e4m3 codes: their lookup needs VBMI.
+pub(crate) fn reads_codes() -> bool {
+    is_x86_feature_detected!("avx512vbmi")
+}
+
+/// The decode kernels for what keys and values are stored as, compiled with a lookup's instruction set where it needs one.
+macro_rules! decode_kernels {
+    ($features:literal, $element:ty, $scores:ident, $values:ident) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $scores(rows: usize, a: &DecodeScores) {
+            // SAFETY: contract of `Kernels`.
+            unsafe {
+                match rows {
+                    1 => decode_bf16::scores::<$element, 1>(a),
+                    2 => decode_bf16::scores::<$element, 2>(a),
+                    _ => decode_bf16::scores::<$element, 4>(a),
+                }
+            }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn $values(rows: usize, a: &DecodeValues) {
+            // SAFETY: contract of `Kernels`.
+            unsafe {
+                match rows {
+                    1 => decode_bf16::values::<$element, 1>(a),
+                    2 => decode_bf16::values::<$element, 2>(a),
+                    _ => decode_bf16::values::<$element, 4>(a),
+                }
+            }
+        }
+    };
+}
+
+decode_kernels!(
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16",
+    bf16,
+    bf16_scores,
+    bf16_values
+);
+decode_kernels!(
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi",
+    E4M3Code,
+    e4m3_scores,
+    e4m3_values
+);
+
+/// Rows of bfloat16 are rows of pairs; they are filled with zeros up to a whole vector.
+///
+/// # Safety
+/// As [`Kernels::pack_rows`].
+unsafe fn copy_rows(a: &Rows) {
+    let filled = a.columns.next_multiple_of(2 * <Avx512Bf16 as Simd>::LANES);
+    for row in 0..a.rows {
+        // SAFETY: a source row has `columns` elements; as many f32 rounded up to a vector hold `filled` of half the size.
+        unsafe {
+            let src = a.src.cast::<u16>().add(row * a.src_stride);
+            let dst = a.dst.add(row * a.dst_stride).cast::<u16>();
+            src.copy_to_nonoverlapping(dst, a.columns);
+            dst.add(a.columns).write_bytes(0, filled - a.columns);
+        }
+    }
+}
+
+/// The same for elements whose values bfloat16 holds exactly.
+///
+/// # Safety
+/// As [`Kernels::pack_rows`].
+#[inline(always)]
+unsafe fn round_rows<E: Element>(a: &Rows) {
+    let tensor = a.src.cast::<E>();
+    let lanes = <Avx512Bf16 as Simd>::LANES;
+    for row in 0..a.rows {
+        // SAFETY: as `copy_rows`.
+        unsafe {
+            let (src, dst) = (tensor.add(row * a.src_stride), a.dst.add(row * a.dst_stride));
+            for column in (0..a.columns).step_by(2 * lanes) {
+                let first = load_row(src, column, a.columns);
+                let second = load_row(src, column + lanes, a.columns);
+                let rounded = transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second, first));
+                Avx512Bf16::store(dst.add(column / 2), rounded);
+            }
+        }
+    }
+}
+
+/// Rows of neighbouring keys become rows of pairs. Says whether all are finite, when `checked`.
+///
+/// # Safety
+/// As [`Kernels::pack_values`].
+#[inline(always)]
+unsafe fn pair_rows<E: Element>(checked: bool, a: &Rows) -> bool {
+    let tensor = a.src.cast::<E>();
+    // SAFETY: by contract; the last of an odd number of rows is paired with zeros.
+    unsafe {
+        let zero = Avx512Bf16::splat(0.0);
+        let mut taint = zero;
+        for first in (0..a.rows).step_by(2) {
+            let dst = a.dst.add(first / 2 * a.dst_stride);
+            for column in (0..a.columns).step_by(<Avx512Bf16 as Simd>::LANES) {
+                let even = load_row(tensor.add(first * a.src_stride), column, a.columns);
+                let mut odd = zero;
+                if first + 1 < a.rows {
+                    odd = load_row(tensor.add((first + 1) * a.src_stride), column, a.columns);
+                }
+                Avx512Bf16::store(dst.add(column), pair(even, odd));
+                if checked {
+                    // 0·x is NaN exactly when x is not finite.
+                    taint = Avx512Bf16::fma(odd, zero, Avx512Bf16::fma(even, zero, taint));
+                }
+            }
+        }
+        let mut lanes = [0.0f32; MAX_LANES];
+        Avx512Bf16::store(lanes.as_mut_ptr(), taint);
+        lanes.iter().all(|x| *x == 0.0)
+    }
+}
+
 /// A vector of a row from `column` on, zero beyond its `columns`.
 ///
 /// # Safety
-/// AVX-512; the row has `columns` elements, and `column` is one of them.
+/// AVX-512; the row has `columns` elements.
 #[inline(always)]
-unsafe fn load_row(row: *const bf16, column: usize, columns: usize) -> __m512 {
-    let left = columns - column;
+unsafe fn load_row<E: Element>(row: *const E, column: usize, columns: usize) -> __m512 {
+    let left = columns.saturating_sub(column);
     // SAFETY: by contract.
     unsafe {
         if left >= <Avx512Bf16 as Simd>::LANES {
-            bf16::load::<Avx512Bf16>(row.add(column))
+            E::load::<Avx512Bf16>(row.add(column))
+        } else if left > 0 {
+            E::load_first::<Avx512Bf16>(row.add(column), left)
         } else {
-            bf16::load_first::<Avx512Bf16>(row.add(column), left)
+            Avx512Bf16::splat(0.0)
         }
     }
 }

@@ -1,9 +1,11 @@
-//! The decode kernels of AVX512-BF16: queries, keys and values are bfloat16 and multiplied as they lie in memory.
+//! The decode kernels of AVX512-BF16: queries are bfloat16, keys and values too or e4m3 codes, whose values bfloat16 holds exactly.
 //!
 //! Scores are sums of pairs, which multiply exactly. Weights stay f32: values are widened, the even and the odd columns of a vector apart, which
 //! costs one instruction each where columns in their order cost two.
 
 use crate::decode::{DECODE_BLOCK, DecodeScores, DecodeValues};
+use crate::portable::E4M3_OVER_256;
+use evosdpa_core::E4M3Code;
 use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -12,47 +14,137 @@ use std::mem::transmute;
 const ELEMENTS: usize = 32;
 const LANES: usize = 16;
 
+/// Most vectors that are read at once.
+const MAX_VECTORS: usize = 2;
+
+/// What keys and values are stored as.
+///
+/// # Safety
+/// The instruction sets that an element says; `p` is valid for what is read.
+pub(crate) trait Stored: Copy {
+    /// Vectors of 32 bfloat16 that are read at once.
+    const VECTORS: usize;
+    /// Elements that are read at once.
+    const ELEMENTS: usize = Self::VECTORS * ELEMENTS;
+
+    unsafe fn load(p: *const Self) -> [__m512i; MAX_VECTORS];
+    /// The first `count` elements, fewer than are read at once; the others are zero.
+    unsafe fn load_first(p: *const Self, count: usize) -> [__m512i; MAX_VECTORS];
+}
+
+/// AVX-512.
+impl Stored for bf16 {
+    const VECTORS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load(p: *const bf16) -> [__m512i; MAX_VECTORS] {
+        // SAFETY: trait contract.
+        unsafe { [_mm512_loadu_si512(p.cast()), _mm512_setzero_si512()] }
+    }
+    #[inline(always)]
+    unsafe fn load_first(p: *const bf16, count: usize) -> [__m512i; MAX_VECTORS] {
+        // SAFETY: trait contract.
+        unsafe { [_mm512_maskz_loadu_epi16((1 << count) - 1, p.cast()), _mm512_setzero_si512()] }
+    }
+}
+
+/// AVX-512 with VBMI.
+impl Stored for E4M3Code {
+    const VECTORS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(p: *const E4M3Code) -> [__m512i; MAX_VECTORS] {
+        // SAFETY: trait contract.
+        unsafe { widen_codes(_mm512_loadu_si512(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_first(p: *const E4M3Code, count: usize) -> [__m512i; MAX_VECTORS] {
+        // SAFETY: trait contract.
+        unsafe { widen_codes(_mm512_maskz_loadu_epi8((1 << count) - 1, p.cast())) }
+    }
+}
+
+/// The low and the high bytes of the bfloat16 that hold e4m3 codes' values over 256, by their magnitude.
+static E4M3_BYTES: [[u8; 128]; 2] = {
+    let mut bytes = [[0; 128]; 2];
+    let mut code = 0;
+    while code < 128 {
+        let [_, _, low, high] = E4M3_OVER_256[code].to_bits().to_le_bytes();
+        (bytes[0][code], bytes[1][code]) = (low, high);
+        code += 1;
+    }
+    bytes
+};
+
+/// Which eight codes come where, so that unpacking each 128-bit lane leaves them in their order.
+static BEFORE_UNPACKING: [u64; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// 64 e4m3 codes as bfloat16, their values over 256.
+///
+/// # Safety
+/// AVX-512 with VBMI.
+#[inline(always)]
+unsafe fn widen_codes(codes: __m512i) -> [__m512i; MAX_VECTORS] {
+    // SAFETY: by contract. A lookup takes the low seven bits of a code.
+    unsafe {
+        let codes = _mm512_permutexvar_epi64(_mm512_loadu_si512(BEFORE_UNPACKING.as_ptr().cast()), codes);
+        let table =
+            |byte: usize, half: usize| _mm512_loadu_si512(E4M3_BYTES[byte].as_ptr().add(64 * half).cast());
+        let low = _mm512_permutex2var_epi8(table(0, 0), codes, table(0, 1));
+        let size = _mm512_permutex2var_epi8(table(1, 0), codes, table(1, 1));
+        // size | codes & sign
+        let high = _mm512_ternarylogic_epi32::<0xf8>(size, codes, _mm512_set1_epi8(i8::MIN));
+        [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
+    }
+}
+
 /// Scores of `RB` query rows of pairs, 16 sums at a time; those past `keys` up to a whole vector become -inf.
 ///
 /// # Safety
-/// AVX512-BF16; all of `a` valid, its queries pairs that are zero up to whole vectors; `1 <= keys <= DECODE_BLOCK`; `RB` is 1, 2 or 4.
+/// AVX512-BF16 and what `E` asks for; all of `a` valid, its queries pairs that are zero up to whole vectors; `1 <= keys <= DECODE_BLOCK`; `RB` is 1, 2 or 4.
 #[inline(always)]
-pub(crate) unsafe fn scores<const RB: usize>(a: &DecodeScores) {
+pub(crate) unsafe fn scores<E: Stored, const RB: usize>(a: &DecodeScores) {
     let keys_at_once = LANES / RB;
-    let whole = a.dim / ELEMENTS;
-    let tail = a.dim % ELEMENTS;
+    let whole = a.dim / E::ELEMENTS;
+    let tail = a.dim % E::ELEMENTS;
     // SAFETY: in bounds by this function's contract.
     unsafe {
         let zero = _mm512_setzero_ps();
-        let tail_mask = (1u32 << tail) - 1;
         for base in (0..a.keys).step_by(keys_at_once) {
             a.ahead.fetch::<crate::avx512::Avx512>(base, keys_at_once);
-            let mut row = [std::ptr::null::<bf16>(); LANES];
+            let mut row = [std::ptr::null::<E>(); LANES];
             for j in 0..keys_at_once {
                 // Past the last key it is read again: its sums are not kept.
                 row[j] = a.key.row((base + j).min(a.keys - 1)).cast();
             }
             let mut sums = [zero; LANES];
             for step in 0..whole {
-                let mut query = [zero; RB];
+                let mut query = [[zero; MAX_VECTORS]; RB];
                 for r in 0..RB {
-                    query[r] = _mm512_loadu_ps(a.queries.add(r * a.query_stride + step * LANES));
+                    for i in 0..E::VECTORS {
+                        let pairs = r * a.query_stride + (step * E::VECTORS + i) * LANES;
+                        query[r][i] = _mm512_loadu_ps(a.queries.add(pairs));
+                    }
                 }
                 for j in 0..keys_at_once {
-                    let key = _mm512_loadu_ps(row[j].add(step * ELEMENTS).cast());
+                    let key = E::load(row[j].add(step * E::ELEMENTS));
                     for r in 0..RB {
-                        let i = r * keys_at_once + j;
-                        sums[i] = dot(query[r], key, sums[i]);
+                        for i in 0..E::VECTORS {
+                            let sum = &mut sums[r * keys_at_once + j];
+                            *sum = dot(query[r][i], key[i], *sum);
+                        }
                     }
                 }
             }
             if tail > 0 {
                 for j in 0..keys_at_once {
-                    let key = _mm512_maskz_loadu_epi16(tail_mask, row[j].add(whole * ELEMENTS).cast());
+                    let key = E::load_first(row[j].add(whole * E::ELEMENTS), tail);
                     for r in 0..RB {
-                        let query = _mm512_loadu_ps(a.queries.add(r * a.query_stride + whole * LANES));
-                        let i = r * keys_at_once + j;
-                        sums[i] = dot(query, _mm512_castsi512_ps(key), sums[i]);
+                        for i in 0..tail.div_ceil(ELEMENTS) {
+                            let pairs = r * a.query_stride + (whole * E::VECTORS + i) * LANES;
+                            let sum = &mut sums[r * keys_at_once + j];
+                            *sum = dot(_mm512_loadu_ps(a.queries.add(pairs)), key[i], *sum);
+                        }
                     }
                 }
             }
@@ -74,9 +166,9 @@ pub(crate) unsafe fn scores<const RB: usize>(a: &DecodeScores) {
 /// # Safety
 /// AVX512-BF16.
 #[inline(always)]
-unsafe fn dot(a: __m512, b: __m512, sum: __m512) -> __m512 {
+unsafe fn dot(a: __m512, b: __m512i, sum: __m512) -> __m512 {
     // SAFETY: by contract; lanes of pairs are bits, whatever their type says.
-    unsafe { _mm512_dpbf16_ps(sum, transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) }
+    unsafe { _mm512_dpbf16_ps(sum, transmute::<__m512, __m512bh>(a), transmute::<__m512i, __m512bh>(b)) }
 }
 
 /// The sum of each vector's lanes.
@@ -123,70 +215,107 @@ unsafe fn add_halves(a: __m512, b: __m512) -> __m512 {
 /// `O = O·rescale + P·V` for `RB` rows.
 ///
 /// # Safety
-/// AVX512-BF16; all of `a` valid, output rows up to whole vectors.
+/// AVX512-BF16 and what `E` asks for; all of `a` valid, output rows up to whole vectors.
 #[inline(always)]
-pub(crate) unsafe fn values<const RB: usize>(a: &DecodeValues) {
+pub(crate) unsafe fn values<E: Stored, const RB: usize>(a: &DecodeValues) {
     let mut column = 0;
     // SAFETY: in bounds by this function's contract.
     unsafe {
         while RB <= 2 && column + 4 * ELEMENTS <= a.dim {
-            value_columns::<RB, 4>(a, column);
+            value_columns::<E, RB, 4>(a, column);
             column += 4 * ELEMENTS;
         }
         while column + 2 * ELEMENTS <= a.dim {
-            value_columns::<RB, 2>(a, column);
+            value_columns::<E, RB, 2>(a, column);
             column += 2 * ELEMENTS;
         }
-        while column < a.dim {
-            value_columns::<RB, 1>(a, column);
+        while E::VECTORS == 1 && column + ELEMENTS <= a.dim {
+            value_columns::<E, RB, 1>(a, column);
             column += ELEMENTS;
+        }
+        if column < a.dim {
+            last_columns::<E, RB>(a, column);
         }
     }
 }
 
-/// `C` vectors of value columns from `column` on; of a single one, what lies in the row.
+/// `C` vectors of value columns from `column` on.
 #[inline(always)]
-unsafe fn value_columns<const RB: usize, const C: usize>(a: &DecodeValues, column: usize) {
-    let left = a.dim - column;
-    let mask = if left >= ELEMENTS { u32::MAX } else { (1 << left) - 1 };
+unsafe fn value_columns<E: Stored, const RB: usize, const C: usize>(a: &DecodeValues, column: usize) {
     // SAFETY: in bounds by the contract of `values`.
     unsafe {
-        let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
         let mut sums = [[[_mm512_setzero_ps(); 2]; C]; RB];
         for r in 0..RB {
             let rescale = _mm512_set1_ps(*a.rescale.add(r));
             for c in 0..C {
-                let [even, odd] = load_apart(a.output.add(r * a.output_stride + column + c * ELEMENTS), left);
-                sums[r][c] = [_mm512_mul_ps(even, rescale), _mm512_mul_ps(odd, rescale)];
+                sums[r][c] =
+                    load_apart(a.output.add(r * a.output_stride + column + c * ELEMENTS), ELEMENTS, rescale);
             }
         }
         for j in 0..a.keys {
             if column == 0 {
                 a.ahead.fetch::<crate::avx512::Avx512>(j, 1);
             }
-            let row = a.value.row(j).cast::<bf16>().add(column);
-            let mut weight = [_mm512_setzero_ps(); RB];
-            for r in 0..RB {
-                weight[r] = _mm512_set1_ps(*a.weights.add(r * DECODE_BLOCK + j));
-            }
-            for c in 0..C {
-                let p = row.add(c * ELEMENTS).cast();
-                let bits =
-                    if C == 1 { _mm512_maskz_loadu_epi16(mask, p) } else { _mm512_loadu_si512(p.cast()) };
-                let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits));
-                let odd = _mm512_castsi512_ps(_mm512_and_si512(bits, high));
-                for r in 0..RB {
-                    let [evens, odds] = sums[r][c];
-                    sums[r][c] =
-                        [_mm512_fmadd_ps(weight[r], even, evens), _mm512_fmadd_ps(weight[r], odd, odds)];
+            let row = a.value.row(j).cast::<E>().add(column);
+            for c in (0..C).step_by(E::VECTORS) {
+                let values = E::load(row.add(c * ELEMENTS));
+                for i in 0..E::VECTORS {
+                    for r in 0..RB {
+                        let weight = _mm512_set1_ps(*a.weights.add(r * DECODE_BLOCK + j));
+                        sums[r][c + i] = add_apart(weight, values[i], sums[r][c + i]);
+                    }
                 }
             }
         }
         for r in 0..RB {
             for c in 0..C {
-                store_together(a.output.add(r * a.output_stride + column + c * ELEMENTS), left, sums[r][c]);
+                store_together(
+                    a.output.add(r * a.output_stride + column + c * ELEMENTS),
+                    ELEMENTS,
+                    sums[r][c],
+                );
             }
         }
+    }
+}
+
+/// The last value columns, fewer than are read at once.
+#[inline(always)]
+unsafe fn last_columns<E: Stored, const RB: usize>(a: &DecodeValues, column: usize) {
+    let left = a.dim - column;
+    // SAFETY: in bounds by the contract of `values`.
+    unsafe {
+        for first in (0..left).step_by(ELEMENTS) {
+            let mut sums = [[_mm512_setzero_ps(); 2]; RB];
+            let output = |r: usize| a.output.add(r * a.output_stride + column + first);
+            for r in 0..RB {
+                sums[r] = load_apart(output(r), left - first, _mm512_set1_ps(*a.rescale.add(r)));
+            }
+            for j in 0..a.keys {
+                let values = E::load_first(a.value.row(j).cast::<E>().add(column), left);
+                for r in 0..RB {
+                    let weight = _mm512_set1_ps(*a.weights.add(r * DECODE_BLOCK + j));
+                    sums[r] = add_apart(weight, values[first / ELEMENTS], sums[r]);
+                }
+            }
+            for r in 0..RB {
+                store_together(output(r), left - first, sums[r]);
+            }
+        }
+    }
+}
+
+/// Adds a vector of values, weighted, its even and its odd columns apart.
+///
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+unsafe fn add_apart(weight: __m512, values: __m512i, [evens, odds]: [__m512; 2]) -> [__m512; 2] {
+    // SAFETY: by contract.
+    unsafe {
+        let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(values));
+        let odd = _mm512_castsi512_ps(_mm512_and_si512(values, _mm512_set1_epi32(0xffff_0000_u32 as i32)));
+        [_mm512_fmadd_ps(weight, even, evens), _mm512_fmadd_ps(weight, odd, odds)]
     }
 }
 
@@ -196,18 +325,18 @@ const ODD: [u32; LANES] = [1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29
 const FIRST: [u32; LANES] = [0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23];
 const SECOND: [u32; LANES] = [8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31];
 
-/// The even and the odd ones of 32 floats, of which `left` rounded up to a whole vector are there.
+/// The even and the odd ones of 32 floats, of which `left` rounded up to a whole vector are there, times a factor.
 ///
 /// # Safety
 /// AVX-512; `p` is valid for these.
 #[inline(always)]
-unsafe fn load_apart(p: *const f32, left: usize) -> [__m512; 2] {
+unsafe fn load_apart(p: *const f32, left: usize, factor: __m512) -> [__m512; 2] {
     // SAFETY: by contract.
     unsafe {
         let first = _mm512_loadu_ps(p);
         let second = if left > LANES { _mm512_loadu_ps(p.add(LANES)) } else { _mm512_setzero_ps() };
         let (even, odd) = (_mm512_loadu_si512(EVEN.as_ptr().cast()), _mm512_loadu_si512(ODD.as_ptr().cast()));
-        [_mm512_permutex2var_ps(first, even, second), _mm512_permutex2var_ps(first, odd, second)]
+        [even, odd].map(|order| _mm512_mul_ps(_mm512_permutex2var_ps(first, order, second), factor))
     }
 }
 
@@ -224,6 +353,51 @@ unsafe fn store_together(p: *mut f32, left: usize, [even, odd]: [__m512; 2]) {
         if left > LANES {
             let order = _mm512_loadu_si512(SECOND.as_ptr().cast());
             _mm512_storeu_ps(p.add(LANES), _mm512_permutex2var_ps(even, order, odd));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::avx512bf16::reads_codes;
+    use crate::isa::Isa;
+    use evosdpa_core::Element;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    fn widened(codes: &[E4M3Code], count: usize) -> [bf16; 64] {
+        let mut out = [bf16::ZERO; 64];
+        // SAFETY: the features are enabled here; there are so many codes, and room for two vectors.
+        unsafe {
+            let whole = count == codes.len();
+            let vectors = if whole {
+                E4M3Code::load(codes.as_ptr())
+            } else {
+                E4M3Code::load_first(codes.as_ptr(), count)
+            };
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), vectors[0]);
+            _mm512_storeu_si512(out.as_mut_ptr().add(ELEMENTS).cast(), vectors[1]);
+        }
+        out
+    }
+
+    #[test]
+    fn every_e4m3_code_is_widened_to_its_value() {
+        if !(Isa::Avx512Bf16.is_available() && reads_codes()) {
+            eprintln!("UNAVAILABLE: this machine has no AVX512-BF16 with VBMI");
+            return;
+        }
+        let codes: Vec<E4M3Code> = (0..=u8::MAX).map(E4M3Code).collect();
+        for count in [64, 33, 32, 1] {
+            for codes in codes.chunks_exact(64) {
+                // SAFETY: the instruction set is available.
+                let got = unsafe { widened(codes, count) };
+                for (i, got) in got.into_iter().enumerate() {
+                    let want = if i < count { (codes[i].to_f64() / 256.0) as f32 } else { 0.0 };
+                    let same = got.to_f32() == want && got.is_sign_negative() == want.is_sign_negative();
+                    assert!(same || got.is_nan() && want.is_nan(), "{:?}: {got}, not {want}", codes[i]);
+                }
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! From a job to the kernels of an instruction set.
 
+#[cfg(target_arch = "x86_64")]
+use crate::avx512bf16;
 use crate::error::Error;
 use crate::isa::Isa;
 use crate::job::{Job, Shape};
@@ -22,7 +24,9 @@ pub(crate) fn run_flash(job: &Job<'_>, options: &CpuOptions) -> Result<(), Error
     let threads = useful_threads(&job.shape, |sequence| job.span(sequence), options.thread_count()?);
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 if job.is_bf16() => run_with::<crate::avx512bf16::Avx512Bf16>(job, &tiles, threads),
+        Isa::Avx512Bf16 if job.is_bf16(avx512bf16::reads_codes()) => {
+            run_with::<avx512bf16::Avx512Bf16>(job, &tiles, threads)
+        }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Bf16 => run_with::<crate::avx512::Avx512>(job, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
@@ -94,7 +98,7 @@ pub(crate) fn flash_workspace_bytes(shape: &Shape, span: Span, options: &CpuOpti
     Ok(match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Bf16 => {
-            workspace_bytes::<crate::avx512bf16::Avx512Bf16>(shape, span, &tiles, threads)
+            workspace_bytes::<avx512bf16::Avx512Bf16>(shape, span, &tiles, threads)
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, span, &tiles, threads),

@@ -154,11 +154,6 @@ impl Keys {
         KeyRows { first: list[0], stride, list: if self.listed { list.as_ptr() } else { ptr::null() } }
     }
 
-    /// How many rows have to be fetched ahead: hardware does it for those that lie one behind the other.
-    fn listed_count(&self) -> usize {
-        if self.listed { self.count } else { 0 }
-    }
-
     /// The number of the `j`th key in its sequence.
     fn index(&self, j: usize) -> usize {
         if self.listed { self.index[j] } else { self.range.start + j }
@@ -284,7 +279,7 @@ impl Work<'_> {
                 keys: keys.count,
                 scores,
                 scale: job.score_scale(unit.sequence, unit.kv_head),
-                ahead: Ahead { rows: value, count: keys.listed_count(), row_bytes: value_bytes },
+                ahead: Ahead { rows: value, count: keys.count, row_bytes: value_bytes },
             };
             K::decode_scores(job.k.dtype, count, &dots);
             if job.k.row_scales(0, 0, 0).is_some() {
@@ -313,7 +308,7 @@ impl Work<'_> {
                 dim: job.shape.dim_v,
                 output: scratch.add(layout.output + at * layout.output_stride),
                 output_stride: layout.output_stride,
-                ahead: Ahead { rows: next_key, count: next.listed_count(), row_bytes: key_bytes },
+                ahead: Ahead { rows: next_key, count: next.count, row_bytes: key_bytes },
             };
             K::decode_values(job.v.dtype, count, &sums);
         }

@@ -15,7 +15,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// The same with AVX512-BF16, which multiplies pairs of bfloat16: for problems whose queries, keys and values are all bfloat16.
+    /// The same with AVX512-BF16, which multiplies pairs of bfloat16: for queries of bfloat16, and keys and values that are bfloat16 too or, with VBMI,
+    /// e4m3 without a scale for each row.
     Avx512Bf16,
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn exp2(x: f32) -> f32 {
 
 /// Every e4m3 code's value over 256. Shifted to where f32 has its exponent and mantissa, a code is 2^120 times too small, and
 /// 2^112 of that is undone: exactly, as subnormal numbers are multiplied like others.
-static E4M3_OVER_256: [f32; 256] = {
+pub(crate) const E4M3_OVER_256: [f32; 256] = {
     let mut table = [0.0; 256];
     let mut code = 0;
     while code < 256 {
@@ -42,6 +42,8 @@ static E4M3_OVER_256: [f32; 256] = {
     }
     table
 };
+
+static E4M3_TABLE: [f32; 256] = E4M3_OVER_256;
 
 impl Simd for Portable {
     type V = [f32; 4];
@@ -83,7 +85,7 @@ impl Simd for Portable {
     unsafe fn load_e4m3(p: *const u8) -> [f32; 4] {
         // SAFETY: trait contract.
         let codes = unsafe { p.cast::<[u8; 4]>().read_unaligned() };
-        codes.map(|code| E4M3_OVER_256[usize::from(code)])
+        codes.map(|code| E4M3_TABLE[usize::from(code)])
     }
     #[inline(always)]
     unsafe fn part_bf16(words: [f32; 4], part: usize) -> [f32; 4] {

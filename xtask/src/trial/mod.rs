@@ -111,7 +111,7 @@ pub(crate) fn trial(options: &[&str]) -> anyhow::Result<bool> {
             _ => rates::runs(&trial)?,
         };
         kept &= fine;
-        rows.push(json!({"part": part, "kept": fine, "figures": row}));
+        rows.push(json!({"part": part, "kept": fine, "load": load(), "figures": row}));
     }
     let text = format!("{:#}\n", json!({"schema": "evosdpa.trial/1", "machine": machine(), "rows": rows}));
     match out {
@@ -121,16 +121,21 @@ pub(crate) fn trial(options: &[&str]) -> anyhow::Result<bool> {
     Ok(kept)
 }
 
-/// The processor and how busy it is: figures mean little without.
+/// How busy the machine was in the last minute: figures mean little without.
+fn load() -> Option<String> {
+    let load = std::fs::read_to_string("/proc/loadavg").ok()?;
+    load.split(' ').next().map(str::to_owned)
+}
+
+/// The processor.
 fn machine() -> Value {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let cpu = read("/proc/cpuinfo");
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpu
         .lines()
         .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
         .map(|(_, name)| name.trim());
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    json!({"cpu": cpu, "cores": cores, "load": read("/proc/loadavg").split(' ').next()})
+    json!({"cpu": cpu, "cores": cores})
 }
 
 fn built() -> anyhow::Result<PathBuf> {

@@ -81,6 +81,9 @@ fn eight_bit_caches_in_pages_and_packed() {
         ("b3h2s50/90d64:varlen:scales=token", DType::E4M3),
         ("b2h2s50/90d64:causal:softcap=20:mask=bk:sinks:kv=e4m3:scales=tensor", DType::BF16),
         ("b2h4/1s3/90d64:alibi:bias=h:o=f32", DType::U8),
+        ("b2h4/2s1/300d40/100:kv=e4m3", DType::BF16),
+        ("b1h3s1/200d161/65:kv=e4m3", DType::BF16),
+        ("b1h2s70/600d72/33:causal-br:paged=7:kv=e4m3", DType::BF16),
     ]
     .into_iter()
     .enumerate()

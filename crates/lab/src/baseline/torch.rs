@@ -53,10 +53,11 @@ impl Mode {
     }
 }
 
-/// PyTorch on a CPU has one backend.
-const CPU_MODES: [Mode; 2] = [
+/// PyTorch on a CPU has one backend; another library is called with the same tensors.
+const CPU_MODES: [Mode; 3] = [
     Mode { name: "torch", backend: "default", graph: false },
     Mode { name: "torch looped", backend: "looped", graph: false },
+    Mode { name: "onnxruntime", backend: "onnxruntime", graph: false },
 ];
 
 /// On a GPU: each backend and library by graph replay (the device alone), and what a program that calls PyTorch sees.
@@ -243,7 +244,7 @@ mod tests {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let chosen = modes_called(DeviceId::Cuda(0), &names(&["cudnn", "flash"])).unwrap();
         assert_eq!(chosen.iter().map(|mode| mode.name).collect::<Vec<_>>(), ["torch flash", "torch cudnn"]);
-        assert_eq!(modes_called(DeviceId::Cpu, &names(&["torch", "looped"])).unwrap(), CPU_MODES);
+        assert_eq!(modes_called(DeviceId::Cpu, &names(&["torch", "looped"])).unwrap(), CPU_MODES[..2]);
         let error = modes_called(DeviceId::Cuda(0), &names(&["flash", "cudn"])).unwrap_err().to_string();
         assert!(error.contains("did you mean `cudnn`"), "{error}");
         assert!(

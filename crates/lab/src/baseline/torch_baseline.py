@@ -328,6 +328,40 @@ class Flex:
         return attention(*tensors, block_mask=block_mask, scale=sequences.problem.scale, enable_gqa=shared)
 
 
+class OnnxRuntime:
+    """The Attention operator of ONNX, on the processor: a session of one node."""
+
+    OPSET, IR_VERSION = 23, 11
+
+    def __init__(self):
+        self.torch, self.onnx, self.runtime = imported("torch"), imported("onnx"), imported("onnxruntime")
+
+    def prepare(self, problem, tensors):
+        if tensors[0].dtype == self.torch.bfloat16:
+            raise NotImplementedError("its Attention has no bf16 on a processor")
+        if not (problem.full or problem.causal):
+            raise NotImplementedError("of its masks only full and causal are asked for")
+        if problem.causal and problem.seq_q != problem.seq_kv:
+            raise NotImplementedError("its causal mask is counted from the first query and key; this one is not")
+        helper, types = self.onnx.helper, self.onnx.TensorProto
+        dtype = types.FLOAT if tensors[0].dtype == self.torch.float32 else types.FLOAT16
+        inputs = [helper.make_tensor_value_info(name, dtype, tensor.shape) for name, tensor in zip("qkv", tensors)]
+        outputs = [helper.make_tensor_value_info("o", dtype, None)]
+        node = helper.make_node("Attention", list("qkv"), ["o"], is_causal=int(problem.causal), scale=problem.scale)
+        graph = helper.make_graph([node], "attention", inputs, outputs)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.OPSET)], ir_version=self.IR_VERSION)
+        options = self.runtime.SessionOptions()
+        options.intra_op_num_threads = self.torch.get_num_threads()
+        # Idle workers must not take the cores of whoever is timed next.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        session = self.runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return session, {name: tensor.contiguous().numpy() for name, tensor in zip("qkv", tensors)}
+
+    def call(self, problem, prepared):
+        session, tensors = prepared
+        return self.torch.from_numpy(session.run(None, tensors)[0])
+
+
 # Those that are asked for problems whose sequences have lengths or pages of their own.
 SERVING = {"looped": Looped, "nested": Nested, "flex": Flex}
 
@@ -337,6 +371,7 @@ LIBRARIES = {
     "flash-attn-2": lambda: FlashAttention("flash_attn"),
     "flashinfer": FlashInfer,
     "xformers": Xformers,
+    "onnxruntime": OnnxRuntime,
     **SERVING,
 }
 

@@ -150,6 +150,7 @@ fn rows(document: &Document) -> Vec<Vec<String>> {
             us(row.p90_us),
             us(row.p99_us),
             number(row.gflops),
+            row.roofline.map_or("–".to_owned(), |share| format!("{:.0}", 100.0 * share)),
             row.samples_us.len().to_string(),
             against,
         ]

@@ -57,6 +57,43 @@ def memory_efficient_attention(query, key, value, attn_bias=None, scale=None):
     return attention(*flat, scale, -1, -1 if attn_bias is None else 0).transpose(1, 2).reshape(shape)
 """
 
+ONNX = """
+import json, types
+
+class TensorProto:
+    FLOAT, FLOAT16 = 1, 10
+
+class Model:
+    def __init__(self, text): self.text = text
+    def SerializeToString(self): return self.text
+
+helper = types.SimpleNamespace(
+    make_tensor_value_info=lambda name, dtype, shape: name,
+    make_node=lambda kind, inputs, outputs, **attributes: (kind, inputs, outputs, attributes),
+    make_graph=lambda nodes, name, inputs, outputs: nodes[0],
+    make_opsetid=lambda domain, version: (domain, version),
+    make_model=lambda graph, opset_imports, ir_version: Model(json.dumps([graph, opset_imports]).encode()))
+"""
+
+ONNXRUNTIME = """
+import json, torch
+from by_definition import attention
+
+class SessionOptions:
+    def add_session_config_entry(self, key, value):
+        assert (key, value) == ("session.intra_op.allow_spinning", "0")
+
+class InferenceSession:
+    def __init__(self, model, options, providers):
+        (kind, inputs, outputs, self.attributes), opsets = json.loads(model)
+        assert (kind, inputs, outputs, opsets) == ("Attention", ["q", "k", "v"], ["o"], [["", 23]])
+        assert options.intra_op_num_threads == 1 and providers == ["CPUExecutionProvider"]
+    def run(self, names, tensors):
+        query, key, value = (torch.from_numpy(tensors[name]) for name in "qkv")
+        right = 0 if self.attributes["is_causal"] else -1
+        return [attention(query, key, value, self.attributes["scale"], -1, right).numpy()]
+"""
+
 DEFINITION = """
 import torch
 
@@ -95,6 +132,8 @@ def folder(tmp_path_factory):
     (folder / "flash_attn_interface.py").write_text(FLASH.replace("RESULT", "out.transpose(1, 2), None"))
     (folder / "flash_attn.py").write_text(FLASH.replace("RESULT", "out.transpose(1, 2)"))
     (folder / "flashinfer.py").write_text(FLASHINFER)
+    (folder / "onnx.py").write_text(ONNX)
+    (folder / "onnxruntime.py").write_text(ONNXRUNTIME)
     (folder / "xformers").mkdir()
     (folder / "xformers" / "__init__.py").write_text("")
     (folder / "xformers" / "ops.py").write_text(XFORMERS)
@@ -157,6 +196,22 @@ def test_each_library_is_asked_the_same_question(child, folder, backend, shape, 
     torch.testing.assert_close(output(child, folder, backend, shape), expected(tensors, lo, hi), rtol=1e-5, atol=1e-5)
     timed = child.ask(op="time", backend=backend, set=0, graph=True, between=False)
     assert timed["time_us"] > 0
+
+
+@pytest.mark.parametrize("shape, causal", [((2, 4, 2, 5, 5, 8), False), ((2, 4, 2, 5, 5, 8), True), ((1, 6, 1, 1, 9, 16), False)])
+def test_onnxruntime_is_asked_the_same_question_where_it_counts_alike(child, folder, shape, causal):
+    lo, hi = -UNBOUNDED, 0 if causal else UNBOUNDED
+    tensors = load(child, folder, shape, lo, hi)
+    answer = output(child, folder, "onnxruntime", shape)
+    torch.testing.assert_close(answer, expected(tensors, lo, hi), rtol=1e-5, atol=1e-5)
+    assert child.ask(op="time", backend="onnxruntime", set=0, graph=False, between=False)["time_us"] > 0
+
+
+def test_onnxruntime_is_not_asked_for_masks_that_it_counts_otherwise(child, folder):
+    shape = (1, 2, 2, 3, 7, 8)
+    for lo, hi in [(-UNBOUNDED, 4), (-UNBOUNDED, 0), (-1, 1)]:
+        load(child, folder, shape, lo, hi)
+        assert "NotImplementedError" in output(child, folder, "onnxruntime", shape)
 
 
 def test_windows_count_from_the_last_query_and_key(child, folder):

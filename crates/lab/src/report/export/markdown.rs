@@ -88,9 +88,9 @@ fn baseline(out: &mut String, document: &Document) -> Result {
     }
     writeln!(
         out,
-        "| problem | kernel | p50 µs | p90 µs | p99 µs | GFLOP/s | n | against the fastest baseline |"
+        "| problem | kernel | p50 µs | p90 µs | p99 µs | GFLOP/s | % roof | n | against the fastest baseline |"
     )?;
-    writeln!(out, "|---|---|---|---|---|---|---|---|")?;
+    writeln!(out, "|---|---|---|---|---|---|---|---|---|")?;
     for row in document.rows.iter().filter(|row| row.p50_us.is_some()) {
         let number = |x: Option<f64>| x.map_or("–".to_owned(), |x| format!("{x:.1}"));
         let Row { problem, kernel, samples_us, .. } = row;
@@ -98,8 +98,12 @@ fn baseline(out: &mut String, document: &Document) -> Result {
             format!("{:.2}× ({:.2}–{:.2}) {} vs {name}", c.ratio, c.interval[0], c.interval[1], c.verdict)
         });
         let (p50, p90, p99) = (number(row.p50_us), number(row.p90_us), number(row.p99_us));
-        let (gflops, n) = (number(row.gflops), samples_us.len());
-        writeln!(out, "| {problem} | {kernel} | {p50} | {p90} | {p99} | {gflops} | {n} | {against} |")?;
+        let (gflops, roof, n) =
+            (number(row.gflops), number(row.roofline.map(|share| 100.0 * share)), samples_us.len());
+        writeln!(
+            out,
+            "| {problem} | {kernel} | {p50} | {p90} | {p99} | {gflops} | {roof} | {n} | {against} |"
+        )?;
     }
     Ok(())
 }
