@@ -83,14 +83,15 @@ fn planned(
     let [q_form, _, v_form] = forms;
     let ([batch, heads, rows, _], dim) = (q_form.shape, v_form.shape[3]);
     let shape = [batch, heads, rows, dim];
-    // The output lies in memory as the queries do: where it can, as torch's own attention makes it.
+    // The output lies in memory as torch's own attention makes it: as the queries do, and contiguous on a CPU where values are
+    // of another head dimension.
     let by_sequence = wanted.flash_layout || q_form.strides[1] < q_form.strides[2];
     let strides = if !wanted.flash_layout && shape == q_form.shape {
         match torch.strides_like(queries)? {
             Some(strides) => strides,
             None => return Ok(None),
         }
-    } else if by_sequence {
+    } else if by_sequence && (wanted.flash_layout || q.gpu.is_some()) {
         [rows * heads * dim, dim, heads * dim, 1]
     } else {
         [heads * rows * dim, rows * dim, dim, 1]

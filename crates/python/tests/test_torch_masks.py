@@ -82,9 +82,9 @@ def test_rows_of_every_kind(queries):
 
 
 def test_other_calls(monkeypatch):
-    q, k, v = drawn((2, 4, 5, 16), (2, 2, 7, 16), (2, 2, 7, 16))
-    seen, bias = torch.rand(2, 1, 5, 7) < 0.7, torch.randn(1, 4, 1, 7)
-    by_head, for_all = torch.randn(4, 5, 5), torch.rand(5, 5) < 0.7
+    q, k, v = drawn((2, 4, 20, 16), (2, 2, 28, 16), (2, 2, 28, 16))
+    seen, bias = torch.rand(2, 1, 20, 28) < 0.7, torch.randn(1, 4, 1, 28)
+    by_head, for_all = torch.randn(4, 20, 20), torch.rand(20, 20) < 0.7
     with counted(monkeypatch) as done:
         for mask in (seen, bias):
             alike(lambda: F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True))
@@ -92,7 +92,7 @@ def test_other_calls(monkeypatch):
             alike(lambda: F.scaled_dot_product_attention(q[0], q[1], q[1], mask))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             alike(lambda: F.scaled_dot_product_attention(q, q, q, by_head))
-        learned = torch.nn.Parameter(torch.randn(5, 5))
+        learned = torch.nn.Parameter(torch.randn(20, 20))
         with torch.no_grad():
             alike(lambda: F.scaled_dot_product_attention(q, q, q, learned))
         assert len(done) == 6

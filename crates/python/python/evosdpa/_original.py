@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -56,16 +57,27 @@ def stands() -> bool:
 def attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: Any = False, **rest: Any
 ) -> Any:
-    """torch computes. Who overrides torch's functions compares with the name in the module, or keeps what it found there: as
-    long as such a one may look, the name is torch's own."""
+    """torch computes."""
     # Only what was said: who overrides the function may know fewer arguments.
     said = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **rest}
-    said = {name: value for name, value in said.items() if not _is_default(name, value)}
-    if torch.compiler.is_compiling() or not _standing or not _may_be_overridden(query, key, value, attn_mask):
-        return _found(query, key, value, **said)
+    return as_called((query, key, value), {name: value for name, value in said.items() if not _is_default(name, value)})
+
+
+def as_called(given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """torch computes, and sees the arguments as they are. Who overrides torch's functions compares with the name in the module, or
+    keeps what it found there: as long as such a one may look, the name is torch's own."""
+    if torch.compiler.is_compiling():
+        # A compiler does not see the name change: torch's own subclass that compares with it is asked directly.
+        known: Any = sys.modules.get("torch.nn.attention.bias")
+        mask: Any = given[3] if len(given) > 3 else named.get("attn_mask")
+        if known is not None and type(mask) is known.CausalBias:
+            return known.CausalBias._dispatch(*given, **named)
+        return _found(*given, **named)
+    if not _standing or not _may_be_overridden(*given, *named.values()):
+        return _found(*given, **named)
     _suspend(1)
     try:
-        return _found(query, key, value, **said)
+        return _found(*given, **named)
     finally:
         _suspend(-1)
 
@@ -76,8 +88,12 @@ def _is_default(name: str, value: Any) -> bool:
     return value is (None if name in ("attn_mask", "scale") else False)
 
 
-def _may_be_overridden(*tensors: Any) -> bool:
-    return torch._C._len_torch_function_stack() > 0 or any(type(x) is not Tensor and x is not None for x in tensors)
+def _may_be_overridden(*arguments: Any) -> bool:
+    return torch._C._len_torch_function_stack() > 0 or any(type(x) not in _SILENT for x in arguments)
+
+
+#: Types that have no say in what a function does.
+_SILENT = (Tensor, float, int, bool, type(None))
 
 
 def _suspend(by: int) -> None:

@@ -15,7 +15,8 @@ class patch(contextlib.ContextDecorator):
 
     What evosdpa does not compute (dropout, gradients, tensors that are more than memory) goes to torch as
     before, so that a program's results and exceptions stay what they are; with ``fallback=False`` it raises instead, which
-    shows what a program asks for. Who chooses among torch's backends (``torch.nn.attention.sdpa_kernel``) gets them.
+    shows what a program asks for. Who chooses among torch's backends (``torch.nn.attention.sdpa_kernel``) gets them. Calls of float32
+    with fewer than 4,096 multiply-adds a GEMM stay torch's, bit for bit: there is no time to be gained.
 
     The change is seen by the whole process, in every thread, by all code that calls the function through its module; a
     name imported before (``from torch.nn.functional import scaled_dot_product_attention``) stays what it was, and one
@@ -52,6 +53,12 @@ class patch(contextlib.ContextDecorator):
         _original.leave(self._tokens.pop())
 
 
+#: Multiply-adds of QKᵀ from which on a call in float32 is ours. Below, torch is as fast; and scores of hundreds, which only tests have,
+#: make two correct float32 results differ by more than the 1e-5 at which programs compare.
+_WORTHWHILE = 4096
+#: Scales that are ours lie between zero and this. torch multiplies after it has hidden keys: of others it may make NaN.
+_SCALES_END = 1e9
+
 _functions: dict[bool, Callable[..., Any]] = {}
 
 
@@ -65,41 +72,68 @@ def _made(fallback: bool) -> Callable[..., Any]:
 
     from . import _original, _torch, _window
 
-    compiling, tensor = _torch.compiling, torch.Tensor
+    compiling, tensor, float32, strict = _torch.compiling, torch.Tensor, torch.float32, not fallback
+    numbers = frozenset((float, int))
+    overridden, watched = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+    plain = frozenset((torch.Tensor, torch.nn.Parameter))
     flash, efficient, math, cudnn = (
         getattr(torch._C, f"_get_{name}_sdp_enabled", lambda: True) for name in ("flash", "mem_efficient", "math", "cudnn")
     )
 
-    def scaled_dot_product_attention(
-        query: Any,
-        key: Any,
-        value: Any,
+    def scaled_dot_product_attention(*given: Any, **named: Any) -> Any:
+        return ours(given, named, *given, **named)
+
+    def ours(
+        _given: tuple[Any, ...],
+        _named: dict[str, Any],
+        /,
+        query: Any = None,
+        key: Any = None,
+        value: Any = None,
         attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        dropout_p: Any = 0.0,
+        is_causal: Any = False,
+        *more: Any,
+        scale: Any = None,
+        enable_gqa: Any = False,
+        **unknown: Any,
     ) -> Any:
-        if not (
-            _original.stands()
-            and isinstance(query, tensor)
-            and isinstance(key, tensor)
-            and isinstance(value, tensor)
-            and (is_causal is False or is_causal is True)
-            and (enable_gqa is False or enable_gqa is True)
-            and flash()
-            and efficient()
-            and math()
-            and cudnn()
+        if (
+            not _original.stands()
+            # Who derives from tensors would see every attribute that is asked for.
+            or not (type(query) in plain or (strict and isinstance(query, tensor)))
+            or not (type(key) in plain or (strict and isinstance(key, tensor)))
+            or not (type(value) in plain or (strict and isinstance(value, tensor)))
+            or not (attn_mask is None or strict or _torch.is_known_mask(attn_mask))
+            or not (scale is None or strict or (type(scale) in numbers and 0.0 < scale < _SCALES_END))
+            or not (is_causal is False or is_causal is True)
+            or not (enable_gqa is False or enable_gqa is True)
+            or more
+            or unknown
+            or not (flash() and efficient() and math() and cudnn())
         ):
-            return _original.attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if attn_mask is None and type(dropout_p) is float and dropout_p == 0.0 and not compiling():
-            window = _window.CAUSAL if is_causal else _window.FULL
-            done = _torch.straight(query, key, value, scale, window, enable_gqa, False, False, False)
-            if done is not None:
-                return done[0]
+            return _original.as_called(_given, _named)
+        if not compiling():
+            if fallback and (
+                overridden() > 0 or watched() > 0 or (query.dtype is float32 and _is_small(query, key))
+            ):
+                return _original.as_called(_given, _named)
+            if attn_mask is None and type(dropout_p) is float and dropout_p == 0.0:
+                window = _window.CAUSAL if is_causal else _window.FULL
+                done = _torch.straight(query, key, value, scale, window, enable_gqa, False, False, False)
+                if done is not None:
+                    return done[0]
         return _torch.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, False, fallback)
 
-    scaled_dot_product_attention.__qualname__ = "scaled_dot_product_attention"
+    ours.__name__ = "scaled_dot_product_attention"  # in what Python says of wrong arguments
+    scaled_dot_product_attention.__qualname__ = ours.__qualname__ = "scaled_dot_product_attention"
+    # Where pickle finds it: who unpickles gets what stands there then.
+    scaled_dot_product_attention.__module__ = "torch.nn.functional"
+    scaled_dot_product_attention.__doc__ = torch.nn.functional.scaled_dot_product_attention.__doc__
     return scaled_dot_product_attention
+
+
+def _is_small(query: Any, key: Any) -> bool:
+    if query.numel() >= _WORTHWHILE or key.is_nested or key.dim() < 2:
+        return False
+    return bool(query.numel() * key.size(-2) < _WORTHWHILE)

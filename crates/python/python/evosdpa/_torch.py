@@ -120,7 +120,20 @@ def sdpa(
         if not fallback or side is None:
             raise
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
+    if not compiling() and _traced() is None and q.device.type == "cpu":
+        out = _laid_out(out, q)
     return out.squeeze(0) if three else out
+
+
+def _laid_out(out: Tensor, q: Tensor) -> Tensor:
+    """In memory as torch's own attention leaves it on a CPU: the dimensions in the order of the queries', and contiguous where values
+    are of another head dimension. That differs for queries of uncommon strides alone."""
+    if type(q) not in _PLAIN or type(out) is not Tensor:
+        return out
+    wanted = torch.empty_like(q).stride() if out.shape == q.shape else torch.empty(out.shape, dtype=out.dtype).stride()
+    if out.stride() == wanted:
+        return out
+    return torch.empty_strided(out.shape, wanted, dtype=out.dtype).copy_(out)
 
 
 def flash_attention(
@@ -263,6 +276,14 @@ def _window_of(attn_mask: Any, q: Tensor, k: Tensor) -> _window.Window | None:
     if (queries, keys) != (q.size(-2), k.size(-2)) or queries > keys:
         return None  # torch says what is wrong, or gives NaN to queries that see no key
     return (-1, 0, attn_mask.variant == known.CausalVariant.LOWER_RIGHT)
+
+
+def is_known_mask(attn_mask: Any) -> bool:
+    """Whether a mask is memory, or one of torch's that :func:`_window_of` reads."""
+    if type(attn_mask) in _PLAIN or compiling():
+        return type(attn_mask) in _PLAIN
+    known = sys.modules.get("torch.nn.attention.bias")
+    return known is not None and type(attn_mask) is known.CausalBias
 
 
 def _number(scale: Any) -> float | None:

@@ -74,7 +74,7 @@ class _Steady:
         first = next(iter(buffers.values()))
         self.batch, self.device = first.numel() - 1, first.device
         pages = [buffer.numel() for name, buffer in buffers.items() if "indices" in name]
-        self.columns = max(pages[0], 1) if pages else None
+        self.columns: int = max(pages[0], 1) if pages else 0
         self.held: _side.Side = {}
 
     def take(self, side: _side.Side) -> _side.Side:
