@@ -36,6 +36,8 @@ pub enum Feature {
     Bias,
     /// `:mask`
     BooleanMask,
+    /// `:blocks=128`
+    BlockMask,
     /// `:chunk=8192`
     Chunks,
     /// `:sinks`
@@ -48,7 +50,7 @@ pub enum Feature {
 
 impl Feature {
     /// Every feature.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::PackedQueries,
         Self::PackedKeys,
         Self::UsedLengths,
@@ -64,6 +66,7 @@ impl Feature {
         Self::Alibi,
         Self::Bias,
         Self::BooleanMask,
+        Self::BlockMask,
         Self::Chunks,
         Self::Sinks,
         Self::HighPrecision,
@@ -88,6 +91,7 @@ impl Feature {
             Self::Alibi => "ALiBi",
             Self::Bias => "a bias",
             Self::BooleanMask => "a boolean mask",
+            Self::BlockMask => "a block mask",
             Self::Chunks => "attention chunks",
             Self::Sinks => "sinks",
             Self::HighPrecision => "high precision",

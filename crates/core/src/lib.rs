@@ -31,7 +31,7 @@ pub use layout::Layout;
 pub use lengths::{Lengths, MAX_PAGE, PageSize};
 pub use mask::{Alignment, Band, Mask};
 pub use problem::Problem;
-pub use scores::{Broadcast, Chunk, Scores, Softcap};
+pub use scores::{Blocks, Broadcast, Chunk, Scores, Softcap};
 pub use sequences::{KeyPlace, Sequences, check_cumulative};
 pub use shape::{HEAD_DIMS, Kinds, MAX_HEAD_DIM, MAX_SEQUENCE, Shape, Sizes};
 pub use side::{PageTable, ScaleViews, SideInputs};

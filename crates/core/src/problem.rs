@@ -299,7 +299,12 @@ impl Problem {
             + (sizes.batch * self.pages_per_sequence()) as u64
             + count(scores.alibi, sizes.heads_q)
             + count(scores.sinks, sizes.heads_q);
-        4 * words + dense(scores.bias, self.compute_float().dtype().bytes() as u64) + dense(scores.mask, 1)
+        let table = scores.blocks.map_or([0; 4], |blocks| blocks.shape(sizes));
+        let table = table.iter().map(|&n| n as u64).product::<u64>();
+        4 * words
+            + dense(scores.bias, self.compute_float().dtype().bytes() as u64)
+            + dense(scores.mask, 1)
+            + table
     }
 
     /// Checks that four tensors and an LSE buffer are what this problem asks for.
@@ -368,7 +373,9 @@ impl Problem {
             let elements =
                 tensors.into_iter().try_fold(0u64, |sum, shape| sum.checked_add(elements_of(shape)?))?;
             let scores = self.scores();
+            let table = scores.blocks.map(|blocks| blocks.shape(self.sizes()));
             let dense = [scores.bias, scores.mask].into_iter().flatten().map(|b| b.shape(self.sizes()));
+            let dense = dense.chain(table);
             let elements =
                 dense.into_iter().try_fold(elements, |sum, shape| sum.checked_add(elements_of(shape)?))?;
             elements.checked_mul(16).filter(|&bytes| bytes <= i64::MAX as u64)

@@ -4,7 +4,7 @@
 
 use std::num::NonZeroUsize;
 
-use crate::{Error, shape::MAX_SEQUENCE};
+use crate::{Error, TensorView, shape::MAX_SEQUENCE};
 
 /// The modifiers of a problem's scores. The default: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -17,6 +17,8 @@ pub struct Scores {
     pub bias: Option<Broadcast>,
     /// A dense tensor of booleans says which keys may be seen, besides the mask.
     pub mask: Option<Broadcast>,
+    /// A table says which blocks of queries may see which blocks of keys, besides the mask.
+    pub blocks: Option<Blocks>,
     /// A query sees keys of its own chunk only: positions that agree when divided by so many.
     pub chunk: Option<Chunk>,
     /// Each head has a logit in the denominator that belongs to no key.
@@ -71,6 +73,63 @@ impl Chunk {
     /// How many keys a chunk has.
     pub fn keys(self) -> usize {
         self.0.get()
+    }
+}
+
+/// A block mask: queries and keys are cut into blocks, and a table has a byte for each pair of blocks, of which 0 hides all keys of the
+/// one from all queries of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Blocks {
+    queries: NonZeroUsize,
+    keys: NonZeroUsize,
+    /// Each sequence has a table of its own.
+    pub batch: bool,
+    /// Each query head has a table of its own.
+    pub heads: bool,
+}
+
+impl Blocks {
+    /// Sizes of blocks are multiples of this: no kernel has smaller tiles.
+    pub const STEP: usize = 64;
+
+    /// Checks the sizes of the blocks.
+    pub fn new(queries: usize, keys: usize, batch: bool, heads: bool) -> Result<Self, Error> {
+        let size = |what, value: usize| match NonZeroUsize::new(value) {
+            Some(size) if value.is_multiple_of(Self::STEP) && value < MAX_SEQUENCE => Ok(size),
+            _ => Err(Error::Size { what, value, allowed: "a multiple of 64 below 2^30" }),
+        };
+        Ok(Self { queries: size("query block", queries)?, keys: size("key block", keys)?, batch, heads })
+    }
+
+    /// Queries of a block.
+    pub fn queries(self) -> usize {
+        self.queries.get()
+    }
+
+    /// Keys of a block.
+    pub fn keys(self) -> usize {
+        self.keys.get()
+    }
+
+    /// The shape of the table for these sizes: `[batch or 1, query heads or 1, blocks of queries, blocks of keys]`.
+    pub fn shape(self, sizes: crate::Sizes) -> [usize; 4] {
+        let size = |own: bool, n: usize| if own { n } else { 1 };
+        [
+            size(self.batch, sizes.batch),
+            size(self.heads, sizes.heads_q),
+            sizes.seq_q.div_ceil(self.queries()),
+            sizes.seq_kv.div_ceil(self.keys()),
+        ]
+    }
+
+    /// A query's row of a table that was checked, one byte for each block of keys. Queries count in their sequence.
+    pub fn row<'a>(self, table: &TensorView<'a>, sequence: usize, head: usize, query: usize) -> &'a [u8] {
+        let at = |own: bool, i: usize| if own { i } else { 0 };
+        let [batch_stride, head_stride, row_stride, _] = table.strides();
+        let row = query / self.queries();
+        let first =
+            at(self.batch, sequence) * batch_stride + at(self.heads, head) * head_stride + row * row_stride;
+        &table.bytes()[first..][..table.shape()[3]]
     }
 }
 

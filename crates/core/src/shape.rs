@@ -64,6 +64,7 @@ impl Kinds {
             .with(Feature::Alibi, scores.alibi)
             .with(Feature::Bias, scores.bias.is_some())
             .with(Feature::BooleanMask, scores.mask.is_some())
+            .with(Feature::BlockMask, scores.blocks.is_some())
             .with(Feature::Chunks, scores.chunk.is_some())
             .with(Feature::Sinks, scores.sinks)
             .with(Feature::HighPrecision, *precision == Precision::High)

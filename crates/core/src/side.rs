@@ -25,6 +25,9 @@ pub struct SideInputs<'a> {
     pub bias: Option<TensorView<'a>>,
     /// Which keys may be seen: bytes (dtype u8) of the same form, 0 hides a key.
     pub mask: Option<TensorView<'a>>,
+    /// Which blocks of keys each block of queries may see: bytes (dtype u8), 0 hides, `[batch or 1, query heads or 1, blocks of queries,
+    /// blocks of keys]`.
+    pub blocks: Option<TensorView<'a>>,
     /// The sink logit of each query head.
     pub sinks: Option<&'a [f32]>,
     /// Scales of 8-bit tensors.
@@ -121,17 +124,19 @@ impl Problem {
         let heads = self.sizes().heads_q;
         check_slice("ALiBi slopes", side.alibi_slopes.map(<[f32]>::len), scores.alibi, heads)?;
         check_slice("sinks", side.sinks.map(<[f32]>::len), scores.sinks, heads)?;
-        for (what, tensor, broadcast) in [("bias", side.bias, scores.bias), ("mask", side.mask, scores.mask)]
-        {
-            check_wanted(what, tensor.is_some(), broadcast.is_some())?;
-            let (Some(tensor), Some(broadcast)) = (tensor, broadcast) else { continue };
-            let expected = broadcast.shape(self.sizes());
+        for (what, tensor, expected) in [
+            ("bias", side.bias, scores.bias.map(|bias| bias.shape(self.sizes()))),
+            ("mask", side.mask, scores.mask.map(|mask| mask.shape(self.sizes()))),
+            ("block table", side.blocks, scores.blocks.map(|blocks| blocks.shape(self.sizes()))),
+        ] {
+            check_wanted(what, tensor.is_some(), expected.is_some())?;
+            let (Some(tensor), Some(expected)) = (tensor, expected) else { continue };
             if tensor.shape() != expected {
                 return Err(Error::SideShape { what, got: tensor.shape(), expected });
             }
-            let (dtype, bytes) = (tensor.dtype(), what == "mask");
+            let (dtype, bytes) = (tensor.dtype(), what != "bias");
             if dtype.is_eight_bit() != bytes || dtype == DType::E4M3 {
-                let allowed = if bytes { "bytes (u8), 0 to hide a key" } else { "f32, f16 or bf16" };
+                let allowed = if bytes { "bytes (u8), 0 to hide" } else { "f32, f16 or bf16" };
                 return Err(Error::SideType { what, got: dtype, allowed });
             }
         }

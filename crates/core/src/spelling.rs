@@ -5,8 +5,8 @@
 use std::{fmt, str::FromStr};
 
 use crate::{
-    Alignment, Broadcast, Chunk, DType, Error, Granularity, Kinds, Mask, PageSize, Precision, Shape, Sizes,
-    Softcap,
+    Alignment, Blocks, Broadcast, Chunk, DType, Error, Granularity, Kinds, Mask, PageSize, Precision, Shape,
+    Sizes, Softcap,
     error::nearest,
     shape::{MAX_SEQUENCE, NAMED},
 };
@@ -80,6 +80,14 @@ fn write_kinds(f: &mut fmt::Formatter<'_>, kinds: Kinds) -> fmt::Result {
             Some(Broadcast::SHARED) => write!(f, ":{suffix}")?,
             Some(broadcast) => write!(f, ":{suffix}={}", broadcast.letters())?,
             None => {}
+        }
+    }
+    if let Some(blocks) = scores.blocks {
+        let letter = |own: bool, letter: &'static str| if own { letter } else { "" };
+        let (b, h) = (letter(blocks.batch, "b"), letter(blocks.heads, "h"));
+        write!(f, ":blocks={b}{h}{}", blocks.queries())?;
+        if blocks.keys() != blocks.queries() {
+            write!(f, "/{}", blocks.keys())?;
         }
     }
     if let Some(chunk) = scores.chunk {
@@ -193,7 +201,7 @@ struct Suffixes<'a> {
 }
 
 /// Every suffix, with an example of its value: what errors suggest from.
-const SUFFIXES: [&str; 22] = [
+const SUFFIXES: [&str; 23] = [
     "causal",
     "causal-br",
     "window=255/0",
@@ -209,6 +217,7 @@ const SUFFIXES: [&str; 22] = [
     "alibi",
     "bias=h",
     "mask=b",
+    "blocks=128",
     "chunk=8192",
     "sinks",
     "kv=e4m3",
@@ -262,6 +271,7 @@ impl<'a> Suffixes<'a> {
             ("alibi", None) => scores.alibi = true,
             ("bias", value) => scores.bias = Some(broadcast(name, value)?),
             ("mask", value) => scores.mask = Some(broadcast(name, value)?),
+            ("blocks", Some(value)) => scores.blocks = Some(blocks(name, value)?),
             ("chunk", Some(keys)) => {
                 scores.chunk = Some(Chunk::new(number(name, keys)?).map_err(|e| e.to_string())?);
             }
@@ -312,6 +322,14 @@ fn broadcast(name: &str, letters: Option<&str>) -> Result<Broadcast, String> {
              queries share a row; found `{letters}`"
         )
     })
+}
+
+/// Reads `128`, `h128/64`.
+fn blocks(name: &str, value: &str) -> Result<Blocks, String> {
+    let (batch, rest) = value.strip_prefix('b').map_or((false, value), |rest| (true, rest));
+    let (heads, rest) = rest.strip_prefix('h').map_or((false, rest), |rest| (true, rest));
+    let (queries, keys) = rest.split_once('/').unwrap_or((rest, rest));
+    Blocks::new(number(name, queries)?, number(name, keys)?, batch, heads).map_err(|e| e.to_string())
 }
 
 /// Reads `255/0`.

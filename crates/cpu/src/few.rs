@@ -4,7 +4,6 @@ use crate::decode::{Ahead, DECODE_BLOCK, DecodeScores, DecodeValues, KeyRows};
 use crate::hook::RowHook;
 use crate::job::{Job, Shape};
 use crate::kernels::Kernels;
-use crate::modifiers::Dense;
 use crate::pack::{Rows, packed_stride};
 use crate::partial::{Partials, factor, log_sum_exp};
 use crate::plan::Unit;
@@ -88,7 +87,7 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
 ) {
     let span = job.span(unit.sequence);
     let work = Work { job, layout, unit, span, scratch };
-    let per_head = job.modifiers.mask.as_ref().is_some_and(Dense::per_head);
+    let per_head = job.modifiers.hide_per_head();
     let mut keys = [Keys::new(), Keys::new()];
     // SAFETY: scratch offsets are those of the layout; tensors are valid by contract.
     unsafe {
@@ -210,14 +209,17 @@ impl Work<'_> {
         }
     }
 
-    /// The keys of a range that a boolean mask leaves to a query, all of them where there is none. They need a list where they
+    /// The keys of a range that a boolean mask and a block table leave to a query, all of them where there is neither. They need a list where they
     /// do not lie one behind the other.
     unsafe fn find_keys(&self, keys: &mut Keys, head: usize, query: usize, range: Range<usize>) {
         let Work { job, unit, .. } = *self;
         let Unit { sequence, kv_head, .. } = *unit;
         let mask = job.modifiers.mask.as_ref().map(|mask| mask.row(sequence, self.query_head(head), query));
         keys.range = range.clone();
-        keys.listed = mask.is_some() || job.page.is_some();
+        let blocks = job.modifiers.blocks.as_ref();
+        let blocks = blocks.map(|table| (table.keys(), table.row(sequence, self.query_head(head), query)));
+        let is_hidden = |key: usize| blocks.is_some_and(|(size, row)| row[key / size] == 0);
+        keys.listed = job.modifiers.hide() || job.page.is_some();
         keys.count = 0;
         let mut first = range.start;
         while first < range.end {
@@ -232,7 +234,7 @@ impl Work<'_> {
                     (keys.key[0], keys.value[0]) = (key, value);
                 }
                 for i in 0..if keys.listed || scales[0].or(scales[1]).is_some() { run } else { 0 } {
-                    if mask.is_some_and(|mask| *mask.add(first + i) == 0) {
+                    if is_hidden(first + i) || mask.is_some_and(|mask| *mask.add(first + i) == 0) {
                         continue;
                     }
                     let at = keys.count;

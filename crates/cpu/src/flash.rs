@@ -34,10 +34,14 @@ pub(crate) struct Scratch {
     together: usize,
     /// Running maximum, its successor, sum, rescale, sum of squares: five vectors' worth per tile.
     state: usize,
-    /// Per tile and lane: ALiBi's slope, and the addresses of its rows of bias and mask.
+    /// Per tile and lane: ALiBi's slope, and the addresses of its rows of bias, mask and block table.
     slopes: usize,
     bias_rows: usize,
     mask_rows: usize,
+    block_rows: usize,
+    /// Of one tile: what a block table and a boolean mask show, written out, and the addresses of its rows.
+    written: usize,
+    written_rows: usize,
     pub(crate) floats: usize,
 }
 
@@ -71,6 +75,9 @@ impl Scratch {
             hidden: carver.take((tiles.block_kv + 1) * width),
             bias_rows: carver.take(count * width * POINTER),
             mask_rows: carver.take(count * width * POINTER),
+            block_rows: carver.take(count * width * POINTER),
+            written: carver.take((width * tiles.block_kv).div_ceil(size_of::<f32>())),
+            written_rows: carver.take(width * POINTER),
             floats: carver.floats(),
         }
     }
@@ -217,6 +224,13 @@ impl Work<'_> {
                     *rows.add(lane) = dense.row(unit.sequence, head, query);
                 }
             }
+            if let Some(table) = &modifiers.blocks {
+                let rows = self.scratch.add(layout.block_rows).cast::<*const u8>().add(first);
+                for lane in 0..tile.vectors * K::LANES {
+                    let (head, query) = self.head_and_query(tile.row(lane));
+                    *rows.add(lane) = table.row(unit.sequence, head, query).as_ptr();
+                }
+            }
         }
     }
 
@@ -235,12 +249,19 @@ impl Work<'_> {
         begin: usize,
         end: usize,
     ) -> Look {
-        let look = tile.look::<K>(&self.span, block, begin, end);
-        if self.job.modifiers.mask.is_none() || look.begin >= look.end {
-            return look;
+        let Work { layout, job, .. } = *self;
+        let mut look = tile.look::<K>(&self.span, block, begin, end);
+        // SAFETY: masks have an element for every key, block tables one for every block of keys.
+        unsafe {
+            if let Some(table) = job.modifiers.blocks.as_ref().filter(|_| look.begin < look.end) {
+                let rows = self.lane_rows::<K>(layout.block_rows, index);
+                look = tile.unhide_blocks::<K>(look, block, table.keys(), rows);
+            }
+            if job.modifiers.mask.is_some() && look.begin < look.end {
+                look = tile.unhide::<K>(look, block, self.lane_rows::<K>(layout.mask_rows, index));
+            }
         }
-        // SAFETY: masks have an element for every key.
-        unsafe { tile.unhide::<K>(look, block, self.lane_rows::<K>(self.layout.mask_rows, index)) }
+        look
     }
 
     /// Packs one block of keys and values and runs every tile of the unit against it.
@@ -257,7 +278,7 @@ impl Work<'_> {
             for (index, tile) in cut.iter_mut().enumerate() {
                 tile.look = self.look::<K>(index, tile, block, begin, end);
             }
-            if job.modifiers.mask.is_some() {
+            if job.modifiers.hide() {
                 let none = Look { begin: end, end: begin, hides: false };
                 let wanted = cut.iter().map(|tile| tile.look).filter(|look| look.begin < look.end);
                 let wanted = wanted.fold(none, |all, look| Look {
@@ -394,14 +415,29 @@ impl Work<'_> {
         }
     }
 
-    /// A tile's rows of the boolean mask; null where it hides nothing.
+    /// A tile's rows of the boolean mask, with what a block table hides; null where they hide nothing.
     unsafe fn mask_rows<K: Kernels>(&self, index: usize, tile: &QueryTile, block: usize) -> DenseRows {
-        let mut rows = ptr::null();
-        if tile.look.hides {
-            // SAFETY: the layout has room for every tile.
-            rows = unsafe { self.lane_rows::<K>(self.layout.mask_rows, index) };
+        let Work { job, layout, scratch, tiles, .. } = *self;
+        if !tile.look.hides {
+            return DenseRows { rows: ptr::null(), first: block };
         }
-        DenseRows { rows, first: block }
+        // SAFETY: the layout has room for every tile, and for the bytes of one.
+        unsafe {
+            let rows = self.lane_rows::<K>(layout.mask_rows, index);
+            let Some(table) = &job.modifiers.blocks else { return DenseRows { rows, first: block } };
+            let written = scratch.add(layout.written_rows).cast::<*const u8>();
+            let blocks = self.lane_rows::<K>(layout.block_rows, index);
+            for lane in 0..tile.vectors * K::LANES {
+                let row = scratch.add(layout.written).cast::<u8>().add(lane * tiles.block_kv);
+                *written.add(lane) = row;
+                for key in tile.look.begin..tile.look.end {
+                    let shown = *(*blocks.add(lane)).add((block + key) / table.keys());
+                    let masked = job.modifiers.mask.is_some() && *(*rows.add(lane)).add(block + key) == 0;
+                    *row.add(key) = if masked { 0 } else { shown };
+                }
+            }
+            DenseRows { rows: written, first: 0 }
+        }
     }
 
     /// Packs the keys of rows `begin..end` of a block, page by page where there are pages.

@@ -1,6 +1,6 @@
 //! A problem's score modifiers with their data, as the drivers hand them to the kernels in `hook`.
 
-use evosdpa_core::{Broadcast, DType, Problem, SideInputs, TensorView};
+use evosdpa_core::{Blocks, Broadcast, DType, Problem, SideInputs, TensorView};
 use std::f32::consts::LOG2_E;
 
 /// What happens to the scores of a problem.
@@ -10,6 +10,7 @@ pub(crate) struct Modifiers<'a> {
     slopes: Option<&'a [f32]>,
     pub(crate) bias: Option<Dense<'a>>,
     pub(crate) mask: Option<Dense<'a>>,
+    pub(crate) blocks: Option<BlockTable<'a>>,
     sinks: Option<&'a [f32]>,
 }
 
@@ -23,6 +24,7 @@ impl<'a> Modifiers<'a> {
             slopes: side.alibi_slopes,
             bias: scores.bias.zip(side.bias).map(dense),
             mask: scores.mask.zip(side.mask).map(dense),
+            blocks: scores.blocks.zip(side.blocks).map(|(blocks, view)| BlockTable { blocks, view }),
             sinks: side.sinks,
         }
     }
@@ -34,7 +36,18 @@ impl<'a> Modifiers<'a> {
 
     /// Whether few of the keys that a band leaves to a row may hold most of its weight.
     pub(crate) fn choose_keys(&self) -> bool {
-        self.mask.is_some() || self.bias.is_some() || self.slopes.is_some()
+        self.hide() || self.bias.is_some() || self.slopes.is_some()
+    }
+
+    /// Whether keys are hidden by data: one by one, or block by block.
+    pub(crate) fn hide(&self) -> bool {
+        self.mask.is_some() || self.blocks.is_some()
+    }
+
+    /// Whether different keys may be hidden from the heads that share them.
+    pub(crate) fn hide_per_head(&self) -> bool {
+        self.mask.as_ref().is_some_and(|mask| mask.broadcast.heads)
+            || self.blocks.as_ref().is_some_and(|table| table.blocks.heads)
     }
 
     /// Whether distances between queries and keys count.
@@ -65,11 +78,6 @@ impl Dense<'_> {
         self.view.dtype()
     }
 
-    /// Whether each query head has its own.
-    pub(crate) fn per_head(&self) -> bool {
-        self.broadcast.heads
-    }
-
     /// The element of a query's first key.
     pub(crate) fn row(&self, sequence: usize, head: usize, query: usize) -> *const u8 {
         let [b, h, s, _] = self.broadcast.index([sequence, head, query, 0]);
@@ -77,5 +85,23 @@ impl Dense<'_> {
         let elements = b * batch_stride + h * head_stride + s * row_stride;
         // The indices are within the tensor, which was checked.
         self.view.bytes().as_ptr().wrapping_add(elements * self.view.dtype().bytes())
+    }
+}
+
+/// Which blocks of keys each block of queries sees.
+pub(crate) struct BlockTable<'a> {
+    blocks: Blocks,
+    view: TensorView<'a>,
+}
+
+impl<'a> BlockTable<'a> {
+    /// Keys of a block.
+    pub(crate) fn keys(&self) -> usize {
+        self.blocks.keys()
+    }
+
+    /// A byte for each block of keys, 0 where it is hidden from a query.
+    pub(crate) fn row(&self, sequence: usize, head: usize, query: usize) -> &'a [u8] {
+        self.blocks.row(&self.view, sequence, head, query)
     }
 }

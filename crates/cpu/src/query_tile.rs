@@ -31,7 +31,7 @@ pub(crate) struct Look {
     /// A multiple of the kernels' step; nothing to do where it is not below the end.
     pub(crate) begin: usize,
     pub(crate) end: usize,
-    /// Whether a boolean mask hides some of them from some query.
+    /// Whether a boolean mask or a block table hides some of them from some query.
     pub(crate) hides: bool,
 }
 
@@ -80,7 +80,38 @@ impl QueryTile {
         // SAFETY: by contract.
         let shown = unsafe { K::scan(rows, self.rows.len(), block + look.begin, look.end - look.begin) };
         let begin = (look.begin + shown.begin) / K::STEP * K::STEP;
-        Look { begin, end: look.begin + shown.end, hides: shown.hides }
+        Look { begin, end: look.begin + shown.end, hides: shown.hides || look.hides }
+    }
+
+    /// The same less what a block table hides at both ends; `rows` is each lane's row of the table, whose blocks have so many keys.
+    ///
+    /// # Safety
+    /// The instruction set of `K`; the rows are valid for the blocks of the keys up to `look.end`, of which there is one.
+    pub(crate) unsafe fn unhide_blocks<K: Kernels>(
+        &self,
+        look: Look,
+        block: usize,
+        size: usize,
+        rows: *const *const u8,
+    ) -> Look {
+        let mut shown = Look { begin: look.end, end: look.begin, hides: false };
+        // Whether blocks behind the last that anyone sees are hidden.
+        let mut hidden_since = false;
+        for number in (block + look.begin) / size..(block + look.end).div_ceil(size) {
+            // SAFETY: by contract.
+            let sees = |lane: usize| unsafe { *(*rows.add(lane)).add(number) != 0 };
+            let count = (0..self.rows.len()).filter(|&lane| sees(lane)).count();
+            if count == 0 {
+                hidden_since = true;
+                continue;
+            }
+            shown.hides |= count < self.rows.len() || (hidden_since && shown.end > shown.begin);
+            shown.begin = shown.begin.min((number * size).max(block + look.begin) - block);
+            shown.end = ((number + 1) * size - block).min(look.end);
+            hidden_since = false;
+        }
+        let begin = shown.begin / K::STEP * K::STEP;
+        Look { begin, hides: shown.hides || begin < shown.begin, ..shown }
     }
 
     /// The band's mask over a block.

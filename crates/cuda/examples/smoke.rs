@@ -105,6 +105,8 @@ fn facts() -> ProblemFacts {
         band_hi: None,
         lse: false,
         page_size: 0,
+        block_q: 0,
+        block_kv: 0,
         features: evosdpa_core::Features::NONE,
     }
 }

@@ -57,8 +57,8 @@ pub mod tuned;
 pub use attention::{Attention, Device, Options};
 pub use error::Error;
 pub use evosdpa_core::{
-    Alignment, Broadcast, Chunk, DType, Element, Feature, Features, Granularity, Kinds, Layout, Lengths,
-    Mask, NewTokens, PageSize, PageTable, Placement, Precision, Problem, ScaleViews, Scores, Shape,
+    Alignment, Blocks, Broadcast, Chunk, DType, Element, Feature, Features, Granularity, Kinds, Layout,
+    Lengths, Mask, NewTokens, PageSize, PageTable, Placement, Precision, Problem, ScaleViews, Scores, Shape,
     SideInputs, Sizes, Softcap, Tensor, TensorView, TensorViewMut, Types,
 };
 #[cfg(feature = "cpu")]

@@ -24,6 +24,8 @@ fn problem(kernel: &Kernel, dtype: DType, target: &Target) -> Option<ProblemFact
         band_hi: None,
         lse: kernel.manifest.lse,
         page_size: 0,
+        block_q: 0,
+        block_kv: 0,
         features: evosdpa_core::Features::NONE,
     });
     facts.into_iter().find(|facts| kernel.supports(facts, target).is_ok())
@@ -75,6 +77,8 @@ fn defaults_of_every_kind_keep_their_limits() {
         band_hi: causal.then_some(0),
         lse: true,
         page_size: 0,
+        block_q: 0,
+        block_kv: 0,
         features: evosdpa_core::Features::NONE,
     };
     let cases = [
@@ -125,6 +129,8 @@ fn defaults_of_every_kind_keep_their_limits() {
     use Feature::*;
     let asking = |facts: ProblemFacts, features: &[Feature]| ProblemFacts {
         page_size: if features.contains(&PagedCache) { 16 } else { 0 },
+        block_q: if features.contains(&BlockMask) { 128 } else { 0 },
+        block_kv: if features.contains(&BlockMask) { 128 } else { 0 },
         features: features.iter().copied().collect(),
         ..facts
     };
@@ -147,6 +153,10 @@ fn defaults_of_every_kind_keep_their_limits() {
         ("ampere_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &everything)),
         ("ampere_fwd", asking(problem([4, 32, 8, 2048, 2048, 512], true), &everything)),
         ("ampere_f32", asking(single([4, 32, 8, 2048, 2048, 256]), &everything)),
+        ("ampere_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &[BlockMask, Softcap])),
+        ("ampere_f32", asking(single([4, 32, 8, 2048, 2048, 128]), &[BlockMask])),
+        ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], false), &[BlockMask])),
+        ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 256], true), &[BlockMask, BooleanMask])),
         ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 128], true), &[PackedQueries, PackedKeys])),
         ("hopper_fwd", asking(problem([4, 32, 8, 2048, 2048, 256], true), &everything)),
         ("hopper_fwd", asking(problem([16, 32, 8, 1, 8192, 128], false), &[UsedLengths, PagedCache])),

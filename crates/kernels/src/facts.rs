@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use evosdpa_core::{Band, DType, Feature, Features, PageSize, Problem};
+use evosdpa_core::{Band, Blocks, DType, Feature, Features, PageSize, Problem};
 
 use crate::{Error, MaskKind};
 
@@ -35,13 +35,17 @@ pub struct ProblemFacts {
     pub lse: bool,
     /// Tokens in a page of the cache; 0 where it has none.
     pub page_size: u32,
+    /// Queries and keys in a block of a block mask; 0 where there is none.
+    pub block_q: u32,
+    /// See `block_q`.
+    pub block_kv: u32,
     /// What is asked for beyond equal lengths, one dtype and a mask.
     pub features: Features,
 }
 
 impl ProblemFacts {
     /// The names an expression may use for these facts and the target's.
-    pub const NAMES: [&'static str; 36] = [
+    pub const NAMES: [&'static str; 39] = [
         "batch",
         "heads_q",
         "heads_kv",
@@ -54,6 +58,8 @@ impl ProblemFacts {
         "masked",
         "lse",
         "page_size",
+        "block_q",
+        "block_kv",
         "dtype_bytes",
         "kv_e4m3",
         "kv_u8",
@@ -71,6 +77,7 @@ impl ProblemFacts {
         "alibi",
         "bias",
         "boolean_mask",
+        "block_mask",
         "chunks",
         "sinks",
         "high_precision",
@@ -95,6 +102,7 @@ impl ProblemFacts {
             Feature::Alibi => "alibi",
             Feature::Bias => "bias",
             Feature::BooleanMask => "boolean_mask",
+            Feature::BlockMask => "block_mask",
             Feature::Chunks => "chunks",
             Feature::Sinks => "sinks",
             Feature::HighPrecision => "high_precision",
@@ -133,6 +141,8 @@ impl ProblemFacts {
             "masked" => i64::from(mask != MaskKind::Full),
             "lse" => i64::from(self.lse),
             "page_size" => self.page_size.into(),
+            "block_q" => self.block_q.into(),
+            "block_kv" => self.block_kv.into(),
             "dtype_bytes" => self.dtype.bytes() as i64,
             "kv_e4m3" => i64::from(self.kv_dtype == DType::E4M3),
             "kv_u8" => i64::from(self.kv_dtype == DType::U8),
@@ -179,6 +189,8 @@ impl TryFrom<&Problem> for ProblemFacts {
             band_hi: bound(band.hi, Band::FULL.hi),
             lse: problem.lse(),
             page_size: size("page_size", problem.lengths().page.map_or(0, PageSize::tokens))?,
+            block_q: size("block_q", problem.scores().blocks.map_or(0, Blocks::queries))?,
+            block_kv: size("block_kv", problem.scores().blocks.map_or(0, Blocks::keys))?,
             features: problem.features(),
         })
     }
@@ -221,6 +233,8 @@ mod tests {
             band_hi,
             lse: true,
             page_size: 0,
+            block_q: 0,
+            block_kv: 0,
             features: Features::NONE,
         }
     }

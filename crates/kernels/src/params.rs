@@ -118,6 +118,17 @@ pub struct SdpaParams {
     /// Device address of memory between the CTAs of a launch ([`LaunchGeometry::workspace_bytes`](crate::LaunchGeometry)); 0:
     /// there is none, and the kernel does without.
     pub workspace: u64,
+    /// Device address of a block mask: a byte for each block of `block_q` queries and of `block_kv` keys, of which 0 hides one from the
+    /// other. Tables of `[ceil(seq_q / block_q)][ceil(seq_kv / block_kv)]` lie one behind the other.
+    pub blocks: u64,
+    /// Queries of a block.
+    pub block_q: i32,
+    /// Keys of a block.
+    pub block_kv: i32,
+    /// Tables from one sequence to the next; 0 where they share them.
+    pub block_batch_tables: i32,
+    /// Tables from one query head to the next; 0 where they share one.
+    pub block_head_tables: i32,
 }
 
 /// A bias of single precision.
@@ -128,7 +139,7 @@ pub const BIAS_F16: i32 = 1;
 pub const BIAS_BF16: i32 = 2;
 
 const _: () = {
-    assert!(size_of::<SdpaParams>() == 424);
+    assert!(size_of::<SdpaParams>() == 448);
     assert!(offset_of!(SdpaParams, q) == 0);
     assert!(offset_of!(SdpaParams, k) == 8);
     assert!(offset_of!(SdpaParams, v) == 16);
@@ -179,4 +190,9 @@ const _: () = {
     assert!(offset_of!(SdpaParams, cache_batch_idx) == 400);
     assert!(offset_of!(SdpaParams, cache_rows) == 408);
     assert!(offset_of!(SdpaParams, workspace) == 416);
+    assert!(offset_of!(SdpaParams, blocks) == 424);
+    assert!(offset_of!(SdpaParams, block_q) == 432);
+    assert!(offset_of!(SdpaParams, block_kv) == 436);
+    assert!(offset_of!(SdpaParams, block_batch_tables) == 440);
+    assert!(offset_of!(SdpaParams, block_head_tables) == 444);
 };

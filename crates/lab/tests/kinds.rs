@@ -38,6 +38,63 @@ fn ampere_fwd_changes_scores() {
     ]);
 }
 
+/// Block masks of every reach, with other masks and lengths; more KV tiles than lanes; Q tiles that see nothing.
+#[test]
+fn ampere_kernels_walk_block_tables() {
+    const NARROW: &str = "ampere_fwd[BLOCK_M=16 BLOCK_N=32 WARPS_M=1 WARPS_N=2 STAGES=2]";
+    run_all(&[
+        trial("ampere_fwd", "b1h2s200/400d16:blocks=h64", F16),
+        trial("ampere_fwd[SPLIT_MASKED_LOOP=1 STAGES=2]", "b2h2/1s70/300d16:causal-br:blocks=b128/64", BF16),
+        trial(NARROW, "b1h1s9/2300d16:blocks=64", F16),
+        trial(NARROW, "b2h2s20/700d16:window=300/0:blocks=bh64:sinks", BF16),
+        trial("ampere_fwd", "b3h2s70/300d16:varlen:blocks=b64:mask=b", BF16),
+        trial("ampere_f32[BLOCK_N=64]", "b1h2s70/200d16:blocks=h64", F32),
+        Trial { family: Family::HiddenKeys, ..trial("ampere_fwd", "b1h2s70/400d16:blocks=h64", F16) },
+    ]);
+}
+
+/// The same on TMA and wgmma: one warpgroup and two, tiles that are whole and tiles that end with the keys, scores that are changed.
+#[test]
+fn hopper_fwd_walks_block_tables() {
+    run_all(&[
+        trial("hopper_fwd", "b1h2s200/400d64:blocks=h128/64", F16),
+        trial("hopper_fwd[CONSUMERS=1 PERSISTENT=2]", "b2h2/1s70/300d40:causal-br:blocks=b64", BF16),
+        trial("hopper_fwd[BLOCK_N=128]", "b1h1s130/700d64:window=300/0:blocks=128:softcap=20:sinks", BF16),
+        trial("hopper_fwd", "b2h1s20/512d64:blocks=b128:mask=k", F16),
+        trial("hopper_fwd[STORE_DIRECT=1 Q_STAGES=1]", "b1h1s130/512d128:chunk=200:blocks=128", BF16),
+        Trial { family: Family::HiddenKeys, ..trial("hopper_fwd", "b1h2s20/512d64:blocks=h128", BF16) },
+    ]);
+}
+
+/// Zero times NaN is NaN: whoever computes a hidden tile shows it.
+#[test]
+fn hidden_tiles_are_not_computed() {
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+    for (kernel, shape, dtype) in SKIPPED {
+        let (spec, case) = case_of(&trial(kernel, shape, dtype));
+        let mut inputs = case.inputs.clone();
+        let ([_, _, _, dim], [_, _, stride, _]) = (inputs.v.view().shape(), inputs.v.view().strides());
+        // The block of keys that every drawn table hides.
+        for key in 3 * 64..4 * 64 {
+            inputs.v.bytes_mut()[key * stride * dtype.bytes()..][..dim * dtype.bytes()].fill(0xFF);
+        }
+        let simulation = sim.simulation(kernel, &spec.problem).unwrap();
+        let (output, outcome) = simulation.run(&inputs, &Options::default()).unwrap();
+        let judgement = case.judge(&output.o.view(), output.lse.as_deref());
+        assert!(
+            judgement.passed() && outcome.findings.is_empty(),
+            "{kernel} {shape}: {}",
+            judgement.summary()
+        );
+    }
+}
+
+const SKIPPED: [(&str, &str, DType); 3] = [
+    ("hopper_fwd", "b1h1s128/400d64:blocks=128/64", BF16),
+    ("ampere_fwd", "b1h1s64/400d16:blocks=64", BF16),
+    ("ampere_f32", "b1h1s64/400d16:blocks=64", F32),
+];
+
 /// Lengths that are data: skewed, empty, single tokens, equal; every alignment of the mask.
 #[test]
 fn ampere_fwd_reads_lengths_on_the_device() {
@@ -316,9 +373,11 @@ fn every_claimed_feature_is_tried() {
         Sinks,
         HighPrecision,
     ];
-    assert_eq!(takes("ampere_fwd"), all);
-    assert_eq!(takes("ampere_f32"), all);
-    assert_eq!(takes("hopper_fwd"), all);
+    let and_blocks: Vec<Feature> =
+        Feature::ALL.into_iter().filter(|feature| all.contains(feature) || *feature == BlockMask).collect();
+    assert_eq!(takes("ampere_fwd"), and_blocks);
+    assert_eq!(takes("ampere_f32"), and_blocks);
+    assert_eq!(takes("hopper_fwd"), and_blocks);
     // Their own tests are in decode.rs.
     let codes = [KvType, TensorScales, TokenScales, BatchInvariant];
     let more: Vec<Feature> =

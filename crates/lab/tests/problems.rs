@@ -21,7 +21,7 @@ const HALF: &[DType] = &[DType::F16, DType::BF16];
 const CODES: &[DType] = &DType::EIGHT_BIT;
 
 /// Every field by itself or in the company that its users give it.
-const FIELDS: [Field; 29] = [
+const FIELDS: [Field; 31] = [
     ("b3h4/2s9/33d16:varlen", ANY, Feature::PackedQueries),
     ("b3h4/2s9/33d16:causal-br:varlen=q", ANY, Feature::PackedQueries),
     ("b3h4/2s9/33d16:causal:varlen=kv", ANY, Feature::PackedKeys),
@@ -42,6 +42,8 @@ const FIELDS: [Field; 29] = [
     ("b2h4/2s9/33d16:bias=bh", ANY, Feature::Bias),
     ("b2h4/2s9/33d16:mask=bk", ANY, Feature::BooleanMask),
     ("b2h4/2s20/33d16:causal-br:mask=h", ANY, Feature::BooleanMask),
+    ("b2h4/2s70/200d16:blocks=h64", ANY, Feature::BlockMask),
+    ("b2h2/1s9/400d16:causal-br:blocks=b128/64", ANY, Feature::BlockMask),
     ("b2h4/2s20/33d16:causal-br:chunk=8", ANY, Feature::Chunks),
     ("b2h4/2s20/33d16:causal-br:sinks", ANY, Feature::Sinks),
     ("b2h4/2s9/33d16:kv=e4m3", HALF, Feature::KvType),

@@ -42,6 +42,10 @@ pub enum Control {
     NoBias,
     /// The boolean mask was left out.
     NoMask,
+    /// The block table was left out.
+    NoBlocks,
+    /// Each block of queries was given the next one's row of the block table; the only one, a row moved by one block of keys.
+    ShiftedBlocks,
     /// Chunks were left out.
     NoChunks,
     /// The sinks were left out.
@@ -52,7 +56,7 @@ pub enum Control {
 
 impl Control {
     /// Every control.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::Zeros,
         Self::CopyOfV,
         Self::MeanOfV,
@@ -70,6 +74,8 @@ impl Control {
         Self::NoAlibi,
         Self::NoBias,
         Self::NoMask,
+        Self::NoBlocks,
+        Self::ShiftedBlocks,
         Self::NoChunks,
         Self::NoSinks,
         Self::NoScales,
@@ -96,6 +102,7 @@ impl Control {
             Self::NoAlibi => scores.alibi,
             Self::NoBias => scores.bias.is_some(),
             Self::NoMask => scores.mask.is_some(),
+            Self::NoBlocks | Self::ShiftedBlocks => scores.blocks.is_some(),
             Self::NoChunks => scores.chunk.is_some(),
             Self::NoSinks => scores.sinks,
             Self::NoScales => problem.has_codes(),
@@ -135,6 +142,8 @@ impl Control {
             Self::NoAlibi => "no-alibi",
             Self::NoBias => "no-bias",
             Self::NoMask => "no-mask",
+            Self::NoBlocks => "no-blocks",
+            Self::ShiftedBlocks => "shifted-blocks",
             Self::NoChunks => "no-chunks",
             Self::NoSinks => "no-sinks",
             Self::NoScales => "no-scales",

@@ -207,12 +207,22 @@ fn alter(problem: &Problem, side: &mut Side, control: Control) -> Problem {
         Control::NoAlibi => (scores.alibi, side.alibi_slopes) = (false, None),
         Control::NoBias => (scores.bias, side.bias) = (None, None),
         Control::NoMask => (scores.mask, side.mask) = (None, None),
+        Control::NoBlocks => (scores.blocks, side.blocks) = (None, None),
+        Control::ShiftedBlocks => shift_blocks(side),
         Control::NoChunks => scores.chunk = None,
         Control::NoSinks => (scores.sinks, side.sinks) = (false, None),
         // The others do not change what is asked.
         _ => {}
     }
     with_scores(problem, scores)
+}
+
+fn shift_blocks(side: &mut Side) {
+    let Some(table) = &mut side.blocks else { return };
+    let [_, _, rows, columns] = table.view().shape();
+    for table in table.bytes_mut().chunks_mut(rows * columns) {
+        table.rotate_left(if rows > 1 { columns } else { 1 });
+    }
 }
 
 fn with_scores(problem: &Problem, scores: Scores) -> Problem {

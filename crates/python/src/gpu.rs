@@ -96,6 +96,18 @@ impl Side {
                 return Err(evosdpa::Error::from(wrong).into());
             }
         }
+        let blocks = match (self.blocks, problem.scores().blocks) {
+            (Some(table), Some(blocks)) => {
+                let (got, expected) =
+                    (call::sizes("block table", table.shape)?, blocks.shape(problem.sizes()));
+                if got != expected {
+                    let wrong = evosdpa_core::Error::SideShape { what: "block table", got, expected };
+                    return Err(evosdpa::Error::from(wrong).into());
+                }
+                Some(table.address as u64)
+            }
+            _ => None,
+        };
         Ok(DeviceSide {
             queries: lengths(self.cu_seqlens_q, q[2]),
             keys: lengths(self.cu_seqlens_kv, k[2]),
@@ -117,6 +129,7 @@ impl Side {
                 Some((code, bias)) => Some(dense("bias", call::dtype(code)?, bias)?),
             },
             mask: self.mask.map(|mask| dense("mask", DType::U8, mask)).transpose()?,
+            blocks,
             sinks: address(self.sinks),
         })
     }

@@ -209,6 +209,9 @@ fn beside(named: &Bound<'_, PyDict>) -> PyResult<Side> {
                 side.bias = Some((code, operand(bias)));
             }
             "mask" => side.mask = Some(operand(value.extract()?)),
+            "blocks" => side.blocks = Some(operand(value.extract()?)),
+            "block_q" => side.block_q = value.extract()?,
+            "block_k" => side.block_kv = value.extract()?,
             "alibi_slopes" => side.alibi_slopes = list()?,
             "sinks" => side.sinks = list()?,
             "q_scales" => side.scales[0] = list()?,

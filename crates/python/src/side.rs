@@ -1,8 +1,8 @@
 //! What a call says and reads beside Q, K and V, as Python describes it.
 
 use evosdpa::{
-    Broadcast, Chunk, DType, Granularity, Kinds, Lengths, PageSize, PageTable, Problem, ScaleViews, Scores,
-    SideInputs, Softcap, Types,
+    Blocks, Broadcast, Chunk, DType, Granularity, Kinds, Lengths, PageSize, PageTable, Problem, ScaleViews,
+    Scores, SideInputs, Softcap, Types,
 };
 
 use evosdpa_core::Float;
@@ -34,6 +34,12 @@ pub struct Side {
     pub bias: Option<(u8, Operand)>,
     /// Bytes, of which 0 hides a key.
     pub mask: Option<Operand>,
+    /// Bytes of a block mask, contiguous, of which 0 hides a block of keys from a block of queries.
+    pub blocks: Option<Operand>,
+    /// Queries of a block.
+    pub block_q: i64,
+    /// Keys of a block.
+    pub block_kv: i64,
     /// ALiBi's slopes: f32.
     pub alibi_slopes: Option<List>,
     /// Sink logits: f32.
@@ -95,6 +101,7 @@ impl Side {
             alibi: self.alibi_slopes.is_some(),
             bias: self.bias.map(|(_, bias)| broadcast(&bias)),
             mask: self.mask.map(|mask| broadcast(&mask)),
+            blocks: self.blocks.map(|table| self.block_sizes(&table)).transpose()?,
             chunk: match self.chunk {
                 None => None,
                 Some(keys) => Some(Chunk::new(size("attention chunk", keys)?).map_err(library)?),
@@ -109,6 +116,11 @@ impl Side {
             scales: self.granularity,
         };
         Ok(Kinds { lengths, scores, types, precision: call.precision, ..Kinds::default() })
+    }
+
+    fn block_sizes(&self, table: &Operand) -> Result<Blocks, Error> {
+        let (queries, keys) = (size("query block", self.block_q)?, size("key block", self.block_kv)?);
+        Blocks::new(queries, keys, table.shape[0] != 1, table.shape[1] != 1).map_err(library)
     }
 
     /// Sequences, the longest queries and the longest keys, where they are not in the tensors' shapes.
@@ -147,6 +159,7 @@ impl Side {
                     Some((code, bias)) => Some(bias.view("bias", call::dtype(code)?)?),
                 },
                 mask: self.mask.map(|mask| mask.view("mask", DType::U8)).transpose()?,
+                blocks: self.blocks.map(|table| table.view("block table", DType::U8)).transpose()?,
                 sinks: floats("sinks", self.sinks)?,
                 scales: ScaleViews {
                     q: floats("scales of Q", self.scales[0])?,

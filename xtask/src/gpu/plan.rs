@@ -33,6 +33,8 @@ pub(super) enum Program {
 const FAST: &str = "ampere_fwd,hopper_small,hopper_fwd";
 /// All that it may take, the one for few queries against a cache included.
 const ALL: &str = "ampere_fwd,hopper_small,hopper_fwd,flash_decode";
+/// Those with the one that reads f32.
+const SANITIZED: &str = "ampere_fwd,hopper_small,hopper_fwd,flash_decode,ampere_f32";
 const LINE: &str = "sdpa_v1,sdpa_v2b,sdpa_v2c,fa_s512_v3,sdpa_fp8_stage_c";
 const NAMED: &str = "mission,mission:causal,small,small:causal,long,long:causal,long128,long128:causal";
 /// One query or few, a long cache, grouped heads.
@@ -45,7 +47,10 @@ const PATHS: &str = "b1h8s640d64,b1h8s640d64:causal,b1h8/2s700d128:causal-br,b2h
 const KINDS: &str = "b3h8/2s130d128:causal-br:varlen,b2h4s257d64:causal:varlen,b5h4/2s90d96:varlen=q:used,b4h8/2s1/1000d128:used:paged=16,\
                      b3h4/1s17/700d64:used:paged=1,b2h8/2s64/900d128:causal-br:used:paged=256,b3h4s700d128:causal-br:varlen:softcap=50,\
                      b2h4s300d64:softcap=30,b2h4s300d128:causal-br:alibi,b2h4s300d64:bias=h,b2h4s130d256:causal:bias=bh,b2h4s300d128:mask=b,\
-                     b2h4s333d64:mask=bhk,b2h4s300d64:causal:chunk=100,b2h8/2s300d64:window=127/0:sinks,b2h4s200d128:causal:softcap=20:sinks";
+                     b2h4s333d64:mask=bhk,b2h4s500d64:blocks=h64,b1h4s700d128:causal:blocks=128,b2h4s300d64:causal:chunk=100,b2h8/2s300d64:window=127/0:sinks,b2h4s200d128:causal:softcap=20:sinks";
+/// f32: each tile, masks, lengths, pages and modifiers.
+const F32: &str = "b1h4/2s300/513d64:causal-br,b2h2s257d128,b1h2s130d256:causal,b1h2s77/900d100,b3h2s200d64:causal-br:varlen,\
+                   b2h2s99/400d96:used:paged=16:softcap=30,b2h4s300d64:bias=h,b2h4s300d128:mask=b:sinks,b2h4s300d64:blocks=h64";
 /// What a server asks for: prompts, pages of two sizes, e4m3 codes with scales of every reach.
 const SERVING: &str = "b16h32/8s1024d128:causal-br:varlen,b16h32/8s1/8192d128:used:paged=16,b16h32/8s1/8192d128:used:paged=1,\
                        b16h32/8s1/8192d128:used:kv=e4m3,b16h32/8s1/8192d128:used:paged=16:kv=e4m3:scales=token,\
@@ -98,6 +103,24 @@ pub(super) fn steps() -> Vec<Step> {
                 KINDS,
                 "--dtype",
                 "bf16,f16",
+                "--seeds",
+                "1",
+            ],
+        ),
+        evosdpa(
+            "check-f32",
+            "is the kernel right that reads f32?",
+            15,
+            &[
+                "check",
+                "--device",
+                "cuda",
+                "--kernels",
+                "ampere_f32",
+                "--shapes",
+                F32,
+                "--dtype",
+                "f32",
                 "--seeds",
                 "1",
             ],
@@ -210,7 +233,7 @@ pub(super) fn steps() -> Vec<Step> {
             "sanitize-fast",
             "memcheck, racecheck, initcheck, synccheck of the library's kernels",
             40,
-            &["sanitize", "--kernels", ALL],
+            &["sanitize", "--kernels", SANITIZED],
         ),
         evosdpa(
             "check-line",

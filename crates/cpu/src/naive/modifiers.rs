@@ -1,6 +1,7 @@
-//! What happens to scaled scores before the softmax, in this order: softcap, ALiBi and bias, boolean mask; and the sinks.
+//! What happens to scaled scores before the softmax, in this order: softcap, ALiBi and bias, boolean mask and block
+//! table; and the sinks.
 
-use evosdpa_core::{Broadcast, Problem, SideInputs, TensorView, U8Code};
+use evosdpa_core::{Blocks, Broadcast, Problem, SideInputs, TensorView, U8Code};
 
 /// A problem's modifiers with their data.
 pub(super) struct Modifiers<'a> {
@@ -8,6 +9,7 @@ pub(super) struct Modifiers<'a> {
     slopes: Option<&'a [f32]>,
     bias: Option<(Broadcast, TensorView<'a>)>,
     mask: Option<(Broadcast, TensorView<'a>)>,
+    blocks: Option<(Blocks, TensorView<'a>)>,
     sinks: Option<&'a [f32]>,
 }
 
@@ -29,6 +31,7 @@ impl<'a> Modifiers<'a> {
             slopes: side.alibi_slopes,
             bias: scores.bias.zip(side.bias),
             mask: scores.mask.zip(side.mask),
+            blocks: scores.blocks.zip(side.blocks),
             sinks: side.sinks,
         }
     }
@@ -40,7 +43,7 @@ impl<'a> Modifiers<'a> {
 
     /// Whether keys are hidden one by one.
     pub(super) fn hide(&self) -> bool {
-        self.mask.is_some()
+        self.mask.is_some() || self.blocks.is_some()
     }
 
     pub(super) fn sink(&self, head: usize) -> Option<f32> {
@@ -66,8 +69,16 @@ impl<'a> Modifiers<'a> {
         }
     }
 
-    /// Hides the keys `first ..` that the boolean mask hides, and marks them.
+    /// Hides the keys `first ..` that the block table or the boolean mask hides, and marks them.
     pub(super) fn mask(&self, row: Row, first: usize, scores: &mut [f32], hidden: &mut [bool]) {
+        if let Some((blocks, table)) = &self.blocks {
+            let line = blocks.row(table, row.sequence, row.head, row.query);
+            for (i, (score, hidden)) in scores.iter_mut().zip(&mut *hidden).enumerate() {
+                if line[(first + i) / blocks.keys()] == 0 {
+                    (*score, *hidden) = (f32::NEG_INFINITY, true);
+                }
+            }
+        }
         let Some((broadcast, mask)) = &self.mask else { return };
         let [b, h, s, _] = broadcast.index([row.sequence, row.head, row.query, 0]);
         let [sb, sh, ss, _] = mask.strides();

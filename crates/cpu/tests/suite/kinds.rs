@@ -7,7 +7,7 @@ use evosdpa_core::{
     Alignment, DType, Granularity, Kinds, Layout, Lengths, Mask, PageSize, PageTable, Problem, Scores, Shape,
     SideInputs, Sizes, Softcap, Tensor, TensorView, Types,
 };
-use evosdpa_core::{Broadcast, Chunk, Float};
+use evosdpa_core::{Blocks, Broadcast, Chunk, Float};
 use evosdpa_cpu::{CpuKernel, CpuOptions, Error, FlashTiles, Isa, attention};
 use evosdpa_oracle::Case;
 use evosdpa_oracle::inputs::{Family, Inputs};
@@ -46,6 +46,11 @@ fn kinds_one_by_one_and_together() {
         "b2h2s120/170d40:causal-br:mask=h",
         "b2h4/2s1/300d64:mask=bk",
         "b2h4/2s3/300d64:mask=bh",
+        "b2h4/2s150/300d40:blocks=64",
+        "b2h2s200/700d64:causal-br:blocks=bh128/64",
+        "b1h4/2s130/300d330:blocks=h64",
+        "b2h8/2s1/700d64:used:blocks=bh64",
+        "b2h4/2s70/300d64:varlen:blocks=b64/128:mask=bk:softcap=20",
         "b1h2s150/200d64:causal-br:chunk=37",
         "b1h2s150d64:chunk=16",
         "b2h4/2s1/300d64:chunk=100",
@@ -109,10 +114,12 @@ prop_compose! {
     fn scores()(
         softcap in prop_oneof![2 => Just(None), 1 => (0.5f32..60.0).prop_map(Some)], alibi: bool,
         bias in broadcasts(), mask in broadcasts(),
+        blocks in prop_oneof![2 => Just(None), 1 => (1usize..3, 1usize..3, any::<bool>(), any::<bool>()).prop_map(Some)],
         chunk in prop_oneof![2 => Just(None), 1 => (1usize..90).prop_map(Some)], sinks: bool,
     ) -> Scores {
+        let blocks = blocks.map(|(q, kv, batch, heads)| Blocks::new(64 * q, 64 * kv, batch, heads).unwrap());
         let (softcap, chunk) = (softcap.map(|cap| Softcap::new(cap).unwrap()), chunk.map(|keys| Chunk::new(keys).unwrap()));
-        Scores { softcap, alibi, bias, mask, chunk, sinks }
+        Scores { softcap, alibi, bias, mask, blocks, chunk, sinks }
     }
 }
 

@@ -15,11 +15,15 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
         let larger: &[Tile] = if look.widest() > 128 {
             &[(128, 32, 8, 1)]
         } else if look.narrow() && look.q_tiles(128) > look.sms() {
-            &[(128, 32, 4, 1)]
+            &[(128, 32, 4, 1), (64, 64, 4, 1)]
         } else {
             &[(64, 64, 4, 1), (64, 32, 4, 1)]
         };
-        let tile = larger.iter().copied().find(|tile| fits(look, tile)).unwrap_or(SMALLEST);
+        let tile = larger
+            .iter()
+            .copied()
+            .find(|tile| fits(look, tile) && look.in_blocks(tile.0, tile.1))
+            .unwrap_or(SMALLEST);
         (tile, "the largest Q tile whose queries, keys and values of f32 fit shared memory")
     };
     let (rows, keys, warps_m, warps_n) = tile;

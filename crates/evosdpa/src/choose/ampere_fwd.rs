@@ -1,5 +1,7 @@
 //! Tiles of `ampere_fwd`. The numbers were measured on an H200 (docs/log/hopper.md).
 
+use evosdpa_core::Feature;
+
 use super::{look::Look, settings::Settings};
 
 /// O of a wider head is divided among two CTAs: the manifest's VALUE_PARTS.
@@ -44,10 +46,13 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
 
 fn tile(look: &Look<'_>, few: bool, fewest: bool, settings: &mut Settings) {
     let (rows, keys, warps_m, warps_n, why) = if is_wide(look) {
-        let fitting = WIDE_TILES.into_iter().find(|tile| fits(look, tile));
+        let fitting = WIDE_TILES.into_iter().find(|tile| fits(look, tile) && look.in_blocks(tile.0, tile.1));
         let (rows, keys, warps_m, warps_n) = fitting.unwrap_or(SMALLEST_WIDE_TILE);
         let why = "heads of more than 256 columns: the largest tile whose queries, keys and values fit shared memory";
         (rows, keys, warps_m, warps_n, why)
+    } else if look.asks_for(&[Feature::BlockMask]) {
+        let (rows, warps_m, warps_n) = if few { (32, 2, 2) } else { (64, 4, 1) };
+        (rows, 64, warps_m, warps_n, "a tile that lies within one block of any block mask")
     } else if fewest {
         (32, 256, 2, 4, "Q tiles of 32 rows leave SMs idle: four warps share the keys of a KV tile")
     } else if few {

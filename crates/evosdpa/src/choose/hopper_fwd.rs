@@ -21,6 +21,9 @@ pub(super) enum Tile {
 
 impl Tile {
     fn of(look: &Look<'_>) -> Self {
+        if look.asks_for(&[Feature::BlockMask]) {
+            return if look.in_blocks(128, 64) { Self::Two } else { Self::TwoSmall };
+        }
         // Wider heads leave registers for two warpgroups only; lengths and pages take those of the producer, modifiers those
         // of the loop.
         if look.widest() > 128 || !look.is_plain() {
@@ -85,6 +88,13 @@ impl Tile {
     pub(super) fn block_n(self, look: &Look<'_>) -> u32 {
         match look.widest() {
             _ if matches!(self, Self::ThreeSmall | Self::TwoSmall | Self::Four) => 64,
+            _ if look.asks_for(&[Feature::BlockMask]) => {
+                if look.widest() <= 128 && look.in_blocks(128, 128) {
+                    128
+                } else {
+                    64
+                }
+            }
             ..=128 => 128,
             // 96 keys beside O of 192 columns fill the registers, 80 beside 256; few keys divide better by 64.
             129..=192 => 96,
@@ -168,6 +178,10 @@ impl Order {
         if look.asks_for(&[Feature::PackedQueries]) {
             let why = "packed sequences: the device counts their Q tiles and hands them out by an atomic counter, longest first";
             return Self { persistent: 2, longest_first: true, section_mib: 32, why, ..plain };
+        }
+        if look.asks_for(&[Feature::BlockMask]) {
+            let why = "Q tiles see as many blocks as only the device knows: an atomic counter hands them out";
+            return Self { persistent: 2, longest_first: look.causal(), pack_heads: 1, why, ..plain };
         }
         if !look.causal() && !dynamic {
             return plain;
@@ -331,7 +345,9 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
     // CTAs that share an SM have one code, and so has any other length where decoding takes up most of the kinds.
     let small = value("CTAS_PER_SM") > 1;
     // KV tiles of 80 keys are whole by accident.
-    let whole = !few_keys && keys % tile == 0 && tile != 80 && !small;
+    // What a block mask leaves is whole where all there is is whole.
+    let uncut = if look.asks_for(&[Feature::BlockMask]) { look.sees_all_shown() } else { !few_keys };
+    let whole = uncut && keys % tile == 0 && tile != 80 && !small;
     let any_length = small || tile != 80 && (look.grouped() || look.widest() > 192);
     let why = match (whole, look.masked()) {
         (true, _) => "whole KV tiles: no masks",

@@ -89,9 +89,21 @@ impl<'a> Look<'a> {
         self.asks_for(&[Feature::Softcap, Feature::Alibi, Feature::Bias, Feature::BooleanMask])
     }
 
+    /// Whether tiles of these sizes lie within the blocks of the problem's block mask, where it has one.
+    pub(super) fn in_blocks(&self, rows: i64, keys: i64) -> bool {
+        i64::from(self.facts.block_q) % rows == 0 && i64::from(self.facts.block_kv) % keys == 0
+    }
+
     /// Whether the code is that of problems that ask for nothing beyond sizes and a mask, but for its last instructions.
     pub(super) fn is_plain(&self) -> bool {
-        !self.own_lengths() && !self.modified() && !self.asks_for(&[Feature::PagedCache, Feature::Chunks])
+        !self.own_lengths()
+            && !self.modified()
+            && !self.asks_for(&[Feature::PagedCache, Feature::Chunks, Feature::BlockMask])
+    }
+
+    /// Whether all that hides keys is a block mask.
+    pub(super) fn sees_all_shown(&self) -> bool {
+        !self.masked() && !self.own_lengths() && !self.asks_for(&[Feature::Chunks])
     }
 
     /// Whether some row sees so few keys that its P must be kept precise.
@@ -99,7 +111,7 @@ impl<'a> Look<'a> {
         self.masked()
             || self.facts.seq_kv < PRECISE_KEYS
             || self.own_lengths()
-            || self.asks_for(&[Feature::Chunks])
+            || self.asks_for(&[Feature::Chunks, Feature::BlockMask])
     }
 
     /// Whether every row is asked to be kept precise. f16 keeps P to 11 bits, which is enough.

@@ -22,7 +22,9 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
     if facts.dtype == DType::F32 {
         return vec![("ampere_f32", "the one kernel that reads f32")];
     }
-    let hopper = target.arch == Arch::Sm90a;
+    // Blocks of 64 queries take tiles of one warpgroup, two to an SM: those of wider heads do not fit.
+    let narrow_blocks = facts.block_q % 128 != 0 && facts.head_dim.max(facts.value_dim) > 128;
+    let hopper = target.arch == Arch::Sm90a && !narrow_blocks;
     // Other caches of equal lengths are split over clusters there.
     let split_evenly = !hopper || reads_cache(facts) || modifies_scores(facts);
     let decodes = facts.seq_q <= DECODE_QUERIES_MAX && split_evenly;
@@ -60,5 +62,7 @@ fn reads_cache(facts: &ProblemFacts) -> bool {
 /// Whether scores are changed, which `hopper_small` does not.
 fn modifies_scores(facts: &ProblemFacts) -> bool {
     use Feature::*;
-    [Softcap, Alibi, Bias, BooleanMask, Chunks, Sinks].into_iter().any(|kind| facts.features.contains(kind))
+    [Softcap, Alibi, Bias, BooleanMask, BlockMask, Chunks, Sinks]
+        .into_iter()
+        .any(|kind| facts.features.contains(kind))
 }

@@ -1,6 +1,6 @@
 //! What a call reads besides Q, K and V: lengths, pages and what modifies scores, in device memory.
 
-use evosdpa_core::{Alignment, Broadcast, DType, Error as Asked, Mask, Problem};
+use evosdpa_core::{Alignment, Blocks, Broadcast, DType, Error as Asked, Mask, Problem};
 use evosdpa_kernels::{SdpaParams, params};
 
 use super::tensors::{check_address, check_strides};
@@ -69,6 +69,8 @@ pub struct DeviceSide {
     pub bias: Option<DeviceDense>,
     /// Which keys may be seen: bytes, 0 hides one.
     pub mask: Option<DeviceDense>,
+    /// The device address of a block table: bytes, `[batch or 1, query heads or 1, blocks of queries, blocks of keys]`, contiguous.
+    pub blocks: Option<u64>,
     /// The device address of the sink logits: one `f32` a query head.
     pub sinks: Option<u64>,
 }
@@ -99,6 +101,7 @@ impl DeviceSide {
             alibi_slopes: scores.alibi.then_some(address),
             bias: dense(scores.bias, problem.compute_float().dtype()),
             mask: dense(scores.mask, DType::U8),
+            blocks: scores.blocks.map(|_| address),
             sinks: scores.sinks.then_some(address),
         }
     }
@@ -135,6 +138,12 @@ impl DeviceSide {
         for (what, tokens) in [("packed queries", self.queries), ("packed keys", self.keys)] {
             tokens.map_or(Ok(()), |tokens| check_count(what, tokens.tokens))?;
         }
+        if check_wanted("block table", self.blocks.is_some(), scores.blocks.is_some())? {
+            check_address("block table", self.blocks.unwrap_or(0), 1)?;
+        }
+        if let Some(blocks) = scores.blocks {
+            check_count("block table", blocks.shape(problem.sizes())[..3].iter().product())?;
+        }
         self.check_dense(problem, "bias", self.bias, scores.bias)?;
         self.check_dense(problem, "mask", self.mask, scores.mask)
     }
@@ -150,7 +159,7 @@ impl DeviceSide {
         let (Some(given), Some(asked)) = (given, asked) else { return Ok(()) };
         let bytes = what == "mask";
         if given.dtype.is_eight_bit() != bytes || given.dtype == DType::E4M3 {
-            let allowed = if bytes { "bytes (u8), 0 to hide a key" } else { "f32, f16 or bf16" };
+            let allowed = if bytes { "bytes (u8), 0 to hide" } else { "f32, f16 or bf16" };
             return Err(Asked::SideType { what, got: given.dtype, allowed }.into());
         }
         check_address(what, given.address, given.dtype.bytes() as u64)?;
@@ -205,7 +214,21 @@ impl DeviceSide {
         if let (Some(mask), Some(asked)) = (self.mask, scores.mask) {
             (params.mask, params.mask_stride) = (mask.address, strides(mask, asked));
         }
+        if let (Some(address), Some(asked)) = (self.blocks, scores.blocks) {
+            fill_blocks(address, asked, problem.sizes().heads_q, params);
+        }
     }
+}
+
+fn fill_blocks(address: u64, asked: Blocks, heads: usize, params: &mut SdpaParams) {
+    params.blocks = address;
+    (params.block_q, params.block_kv) = (asked.queries() as i32, asked.keys() as i32);
+    params.block_head_tables = i32::from(asked.heads);
+    params.block_batch_tables = match (asked.batch, asked.heads) {
+        (false, _) => 0,
+        (true, false) => 1,
+        (true, true) => heads as i32,
+    };
 }
 
 /// Where a mask's diagonal lies; without one positions count as if it ended at the last key.
@@ -250,14 +273,14 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_not_asked_for_is_refused_by_name() {
-        let everything = "b3h4/2s9/33d16:varlen=q:used:used-q:leftpad:indexed:paged=16:softcap=30:alibi:bias=h:mask=b:chunk=8:sinks";
+        let everything = "b3h4/2s9/33d16:varlen=q:used:used-q:leftpad:indexed:paged=16:softcap=30:alibi:bias=h:mask=b:blocks=h64:chunk=8:sinks";
         let good = assumed_tensors(&problem(everything));
         let refusal = |tensors: &DeviceTensors, text: &str| {
             tensors.check(&problem(text)).err().map(|error| error.to_string()).unwrap_or_default()
         };
         assert_eq!(refusal(&good, everything), "");
         type Change = fn(&mut DeviceSide);
-        let cases: [(Change, &str); 16] = [
+        let cases: [(Change, &str); 18] = [
             (|s| s.queries = None, "cumulative query lengths"),
             (|s| s.keys = s.queries, "cumulative key lengths"),
             (|s| s.seqused_kv = None, "used key lengths"),
@@ -270,6 +293,8 @@ mod tests {
             (|s| s.pages.as_mut().unwrap().row_stride = 2, "page table: rows of 2 entries"),
             (|s| s.pages.as_mut().unwrap().pages = 0, "pages of the cache"),
             (|s| s.alibi_slopes = Some(0), "ALiBi slopes has no memory"),
+            (|s| s.blocks = None, "block table"),
+            (|s| s.blocks = Some(0), "block table has no memory"),
             (|s| s.sinks = None, "sinks"),
             (|s| s.bias.as_mut().unwrap().dtype = DType::U8, "bias"),
             (|s| s.bias.as_mut().unwrap().strides[1] = -1, "bias: the stride -1"),
@@ -307,5 +332,11 @@ mod tests {
         let params = assumed_tensors(&problem(text)).params(&problem(text));
         assert_eq!(params.bias_stride, [0, 9 * 33, 33]);
         assert_eq!((params.mask_stride, params.bias_type), ([33, 0, 0], params::BIAS_BF16));
+        for (own, batch, head) in [("", 0, 0), ("b", 1, 0), ("h", 0, 1), ("bh", 4, 1)] {
+            let text = format!("b2h4s9/33d16:blocks={own}128/64");
+            let params = assumed_tensors(&problem(&text)).params(&problem(&text));
+            assert_eq!((params.block_batch_tables, params.block_head_tables), (batch, head), "{text}");
+            assert_eq!((params.block_q, params.block_kv), (128, 64));
+        }
     }
 }

@@ -58,6 +58,7 @@ struct Loader {
   const Work& work;
   const Source q;
   const CacheSource k, v;
+  TileWalk<(BLOCK_MASK > 0)> walk;
 
   __device__ __forceinline__ Loader(const SdpaParams& params, u32 shared, const Work& w)
       : p(params),
@@ -66,14 +67,15 @@ struct Loader {
         q(rows_of(p.q, p.q_stride, w.batch, w.head, first_query(w.bounds(p)), p.dim_qk)),
         k(cache_of<CacheSource>(p, p.k, p.k_stride, w, p.dim_qk)),
         v(cache_of<CacheSource>(p, static_cast<const Scalar*>(p.v) + w.value_first, p.v_stride, w,
-                                VALUE_PARTS > 1 ? min(p.dim_v - w.value_first, VALUE_DIM) : p.dim_v)) {}
+                                VALUE_PARTS > 1 ? min(p.dim_v - w.value_first, VALUE_DIM) : p.dim_v)),
+        walk(w) {}
 
   __device__ __forceinline__ void load_q() const { load_tile<QTile, BLOCK_M>(smem, q, work.m0, work.bounds(p).seq_q); }
-  __device__ __forceinline__ void issue(int h) const {
+  __device__ __forceinline__ void issue(int h) {
     const int tile = h / 2;
     if (tile < work.tiles) {
       const int slot = tile % STAGES;
-      const int n0 = (work.tile_first + tile) * BLOCK_N;
+      const int n0 = walk.tile(p, work, tile) * BLOCK_N;
       if (h % 2 == 0)
         load_tile<KTile, BLOCK_N>(smem + K_OFFSET + slot * KTile::BYTES, k, n0, work.bounds(p).seq_kv);
       else

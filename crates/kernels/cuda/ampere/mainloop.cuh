@@ -54,7 +54,8 @@ __device__ __forceinline__ void softmax_tile(const SdpaParams& p, float (&s)[M_T
 
 __device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work& work, float (&o)[M_TILES][O_TILES][4],
                                        RowPair (&state)[M_TILES]) {
-  const Loader loader(p, smem, work);
+  Loader loader(p, smem, work);
+  TileWalk<(BLOCK_MASK > 0)> walk(work);
   const auto& bounds = work.bounds(p);
   const int lane = threadIdx.x % 32;
   const int warp_m = threadIdx.x / 32 % WARPS_M;
@@ -75,7 +76,7 @@ __device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work
   auto visit_keys = [&](int tile_begin, int tile_end, bool may_need_mask, bool precise_rows)
                         __attribute__((always_inline)) {
   for (int tile = tile_begin; tile < tile_end; ++tile) {
-    const int n0 = (work.tile_first + tile) * BLOCK_N;
+    const int n0 = walk.tile(p, work, tile) * BLOCK_N;
     const int slot = tile % STAGES;
     const u32 q_here = REGISTERS_ARE_FULL ? opaque(q_lane) : q_lane;
     const u32 k_here = REGISTERS_ARE_FULL ? opaque(k_lane + slot * KTile::BYTES) : k_lane + slot * KTile::BYTES;
@@ -104,9 +105,9 @@ __device__ __forceinline__ void attend(const SdpaParams& p, u32 smem, const Work
       accumulate_pv<false>(o, s, v_here);
   }
   };
-  // Tiles before the band's right edge need no mask, unless the band has a left one.
+  // Tiles before the band's right edge need no mask, unless the band has a left one or tiles are left out.
   const int before_edge = (min(band_last(bounds, work.m0), bounds.seq_kv - 1) + 1) / BLOCK_N - work.tile_first;
-  const int unmasked = has_left_edge(bounds) ? 0 : min(max(before_edge, 0), work.tiles);
+  const int unmasked = BLOCK_MASK || has_left_edge(bounds) ? 0 : min(max(before_edge, 0), work.tiles);
   if (SPLIT_PRECISE_LOOP && PRECISE_KEYS > 0 && work.precise) {
     visit_keys(0, work.tiles, true, true);
   } else {

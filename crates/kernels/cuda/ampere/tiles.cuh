@@ -1,5 +1,6 @@
 // ampere_fwd, ampere_f32: which Q tiles a CTA works on, and which KV tiles each of them needs.
 #pragma once
+#include "blocks.cuh"
 #include "layout.cuh"
 #include "packed.cuh"
 
@@ -47,7 +48,7 @@ struct TileQueue {
 };
 
 // A Q tile's rows and the KV tiles that they see: those without a visible key are never touched.
-struct Work {
+struct Work : BlockWork<(BLOCK_MASK > 0)> {
   int head, batch, head_kv, m0, m_last;
   int value_first;  // of the columns of V and O
   int tile_first, tiles;
@@ -76,6 +77,51 @@ struct Work {
     tile_first = key_first / BLOCK_N;
     tiles = key_last >= key_first && (!OWN_LENGTHS || m_last >= m0) ? key_last / BLOCK_N - tile_first + 1 : 0;
     precise = PRECISE_KEYS > 0 && any_row_sees_fewer(b, m0, m_last, PRECISE_KEYS);
+    if constexpr (BLOCK_MASK) leave_hidden_out(p, b);
+  }
+
+  // Counts the tiles that the block table shows. Rows see at least those of them that need no other mask.
+  template <typename Bounds>
+  __device__ __forceinline__ void leave_hidden_out(const SdpaParams& p, const Bounds& b) {
+    set_blocks(tiles > 0 ? block_row(p, batch, head, m0) : nullptr, tile_first + tiles);
+    int clear = 0;
+    tiles = 0;
+    for (int first = tile_first; first < tile_end; first += 32) {
+      const int tile = first + threadIdx.x % 32;
+      const u32 seen = seen_tiles<BLOCK_N>(p, table_row, tile, tile_end);
+      tiles += __popc(seen);
+      clear += __popc(seen & __ballot_sync(~0u, !tile_needs_mask(b, m0, m_last, tile * BLOCK_N, BLOCK_N)));
+    }
+    precise = clear < (PRECISE_KEYS + BLOCK_N - 1) / BLOCK_N;
+  }
+};
+
+// From a number among the KV tiles of a Q tile, asked for in order, to the tile.
+template <bool MASKED>
+struct TileWalk {
+  __device__ __forceinline__ explicit TileWalk(const Work&) {}
+  __device__ __forceinline__ int tile(const SdpaParams&, const Work& work, int number) { return work.tile_first + number; }
+};
+
+// Those that the block table shows: 32 are looked at together.
+template <>
+struct TileWalk<true> {
+  int taken = -1, first, current = 0;
+  u32 rest = 0;  // of the 32 tiles from `first` on, those that come after the current one
+
+  __device__ __forceinline__ explicit TileWalk(const Work& work) : first(work.tile_first - 32) {}
+
+  // For whole warps.
+  __device__ __forceinline__ int tile(const SdpaParams& p, const Work& work, int number) {
+    if (number == taken) return current;
+    while (rest == 0 && first + 32 < work.tile_end) {
+      first += 32;
+      rest = seen_tiles<BLOCK_N>(p, work.table_row, first + threadIdx.x % 32, work.tile_end);
+    }
+    current = first + __ffs(rest) - 1;
+    rest &= rest - 1;
+    taken = number;
+    return current;
   }
 };
 

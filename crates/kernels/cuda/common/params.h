@@ -87,6 +87,15 @@ struct SdpaParams {
   // Memory between a launch's CTAs, of the size that the manifest says. Its first words are 0 before the launch and left at 0 by the
   // kernel; null: the kernel does without.
   void* workspace;
+
+  // A block mask: a byte for each block of block_q queries and of block_kv keys, 0 hides one from the other. Tables of
+  // [ceil(seq_q / block_q)][ceil(seq_kv / block_kv)] bytes lie one behind the other; from one sequence to the next, and from one query head to
+  // the next, there are so many of them, 0 where they are shared.
+  const unsigned char* blocks;
+  int block_q;
+  int block_kv;
+  int block_batch_tables;
+  int block_head_tables;
 };
 
 #define SDPA_BIAS_F32 0
@@ -151,6 +160,11 @@ SDPA_OFFSET_IS(leftpad_kv, 392);
 SDPA_OFFSET_IS(cache_batch_idx, 400);
 SDPA_OFFSET_IS(cache_rows, 408);
 SDPA_OFFSET_IS(workspace, 416);
-static_assert(sizeof(SdpaParams) == 424, "SdpaParams changed size: change the Rust mirror too");
+SDPA_OFFSET_IS(blocks, 424);
+SDPA_OFFSET_IS(block_q, 432);
+SDPA_OFFSET_IS(block_kv, 436);
+SDPA_OFFSET_IS(block_batch_tables, 440);
+SDPA_OFFSET_IS(block_head_tables, 444);
+static_assert(sizeof(SdpaParams) == 448, "SdpaParams changed size: change the Rust mirror too");
 #undef SDPA_OFFSET_IS
 #undef SDPA_OFFSET_OF

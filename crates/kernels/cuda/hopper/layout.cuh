@@ -1,6 +1,6 @@
 // Shared memory of hopper_fwd: what lies where, and the barriers that guard it.
 //
-//   | Q (later O) × Q_STAGES | K × STAGES | V × STAGES | mbarriers | work |, in 128-byte-swizzled panels of 64 columns
+//   | Q (later O) × Q_STAGES | K × STAGES | V × STAGES | mbarriers | work | numbers of KV tiles under a block mask |, in 128-byte-swizzled panels of 64 columns
 #pragma once
 #include "scheduler.cuh"
 #include "tma.cuh"
@@ -23,7 +23,8 @@ constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * V_BYTES;
 // K empty, V full, V empty per stage
 constexpr int WORK_SLOTS = 2;
 constexpr int WORK_OFFSET = BARRIER_OFFSET + 16 * Q_STAGES + 16 * WORK_SLOTS + 16 + 32 * STAGES;
-constexpr int LAYOUT_BYTES = WORK_OFFSET + WORK_SLOTS * WORK_BYTES;
+constexpr int NUMBER_OFFSET = WORK_OFFSET + WORK_SLOTS * WORK_BYTES;
+constexpr int LAYOUT_BYTES = NUMBER_OFFSET + (BLOCK_MASK ? 4 * STAGES : 0);
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_N <= 256, "tile shapes");
 static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 
@@ -61,6 +62,8 @@ struct Layout {
   __device__ __forceinline__ u32 k(int slot) const { return smem + K_OFFSET + slot * K_BYTES; }
   __device__ __forceinline__ u32 v(int slot) const { return smem + V_OFFSET + slot * V_BYTES; }
   __device__ __forceinline__ u32 work_slot(int slot) const { return smem + WORK_OFFSET + slot * WORK_BYTES; }
+  // Which KV tile lies in a slot of K, where a block mask leaves some out.
+  __device__ __forceinline__ u32 tile_number(int slot) const { return smem + NUMBER_OFFSET + 4 * slot; }
   __device__ __forceinline__ u32 q_full(int slot) const { return barriers + slot * 16; }
   __device__ __forceinline__ u32 q_empty(int slot) const { return barriers + slot * 16 + 8; }
   __device__ __forceinline__ u32 work_full(int slot) const { return work_barriers + slot * 16; }

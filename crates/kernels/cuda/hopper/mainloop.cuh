@@ -22,7 +22,7 @@ constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int ENTRY_REGS = 65536 / (CTAS_PER_SM * THREADS) / 8 * 8;
 // Pairs and packed heads take more to work out, lengths still more, pages most; packed sequences as little as leaves the consumers 232.
 constexpr bool ONLY_PACKED = PACKED_QUERIES && !(USED_LENGTHS || PAGED_CACHE || MODIFIED);
-constexpr int PRODUCER_REGS = ONLY_PACKED ? 40 : PAGED_CACHE ? 72 : OWN_LENGTHS ? 56 : CONSUMERS >= 3 || PAIRED || PACK_HEADS > 1 || CHUNKED ? 32 : 24;
+constexpr int PRODUCER_REGS = ONLY_PACKED ? 40 : PAGED_CACHE ? 72 : OWN_LENGTHS ? 56 : BLOCK_MASK ? 40 : CONSUMERS >= 3 || PAIRED || PACK_HEADS > 1 || CHUNKED ? 32 : 24;
 constexpr int CONSUMER_SHARE = (ENTRY_REGS * (CONSUMERS + 1) - PRODUCER_REGS) / CONSUMERS / 8 * 8;
 constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 // Whether what rounding leaves of P has room beside everything else while MMAs and softmax overlap.
@@ -77,6 +77,12 @@ struct Consumer {
   // PROBE_AHEAD: asked early, so that nobody has to wait for the answer where the tile is there already, as it mostly is.
   __device__ bool probe_k() const { return PROBE_AHEAD && mbarrier_test(layout.k_full(k_at.slot()), k_at.parity()); }
   __device__ bool probe_v() const { return PROBE_AHEAD && mbarrier_test(layout.v_full(v_at(1).slot()), v_at(1).parity()); }
+  // The KV tile of number n. Under a block mask it is known as long as its keys are there.
+  __device__ int tile_of(int n) const {
+    if (BLOCK_MASK && (ScoreHook::ACTIVE || !WHOLE_TILES))
+      asm volatile("ld.shared.s32 %0, [%1];" : "=r"(n) : "r"(layout.tile_number(k_at.slot())) : "memory");
+    return n;
+  }
   // Queries in registers are needed no more in shared memory, others by whoever has read its last keys of a Q tile.
   __device__ void release_k(const QTile& t, int n) {
     release(layout.k_empty(k_at.slot()));
@@ -168,8 +174,9 @@ struct Consumer {
       multiply_qk(q);
       wgmma_wait<0>();
       pin_registers(s);
+      const int tile = tile_of(n);
       release_k(t, n);
-      mask_and_softmax(t, n);
+      mask_and_softmax(t, tile);
       pack_probabilities<BLOCK_N>(s, packed);
       rescale_output();
       await_v();
@@ -217,8 +224,9 @@ struct Consumer {
     finish_store();
     wgmma_wait<0>();
     pin_registers(s);
+    const int tile = tile_of(n);
     release_k(t, n);
-    mask_and_softmax(t, n);
+    mask_and_softmax(t, tile);
     pack();
     bool k_ready = probe_k();
     auto step = [&](auto maybe_masked, bool masked) {
@@ -236,10 +244,11 @@ struct Consumer {
       if (TAKES_TURNS) pass_turn();
       wgmma_wait<WITH_RESIDUAL ? 2 : 1>();
       pin_registers(s);
+      const int tile = tile_of(n);
       release_k(t, n);
       k_ready = probe_k();
-      change_scores(t, n);
-      if (masked) mask_tile(t, n);
+      change_scores(t, tile);
+      if (BLOCK_MASK ? needs_mask(t, tile) : masked) mask_tile(t, tile);
       softmax<decltype(maybe_masked)::value>([&] { return await_pv(); });
       pack();
       if (SCALE_LATE) rescale_output();
@@ -247,8 +256,8 @@ struct Consumer {
     --n;
     if constexpr (WHOLE_TILES) {
       for (; n >= t.first; --n) step(Constant<false>(), false);
-    } else if constexpr (WITH_RESIDUAL) {  // few tiles: one loop is enough
-      for (; n >= t.first; --n) step(Constant<true>(), needs_mask(t, n));
+    } else if constexpr (WITH_RESIDUAL || BLOCK_MASK) {  // few tiles, or any in any order: one loop is enough
+      for (; n >= t.first; --n) step(Constant<true>(), !BLOCK_MASK && needs_mask(t, n));
     } else {
       // Loops of their own for tiles that the right edge cuts, whole ones, and tiles that the left edge cuts.
       const auto& b = bounds();
@@ -269,7 +278,7 @@ struct Consumer {
 
   // All KV tiles of one Q tile. O and the rows' state are complete, but for their division and the sum over the lanes.
   __device__ void attend(const QTile& t) {
-    int n = PACK_HEADS > 1 ? t.last() : last_seen(bounds(), t, t.m0 + warpgroup * 64 + 63);
+    int n = PACK_HEADS > 1 || BLOCK_MASK ? t.last() : last_seen(bounds(), t, t.m0 + warpgroup * 64 + 63);
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
     row_pair_reset(state);

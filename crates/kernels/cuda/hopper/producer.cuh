@@ -18,7 +18,7 @@ __device__ __forceinline__ void run_scheduler(const SdpaParams& p, const Layout&
   Scheduler scheduler;
   RingPosition<WORK_SLOTS> work_at;
   for (bool more = true; more; work_at.advance()) {
-    if (OWN_LENGTHS && work_at.uses == 0) grid_wait();  // lengths may be another kernel's outputs
+    if ((OWN_LENGTHS || BLOCK_MASK) && work_at.uses == 0) grid_wait();  // lengths and block tables may be another kernel's outputs
     const Work work = scheduler.work(p);
     more = work.head >= 0;
     mbarrier_wait(layout.work_empty(work_at.slot()), work_at.parity() ^ 1);
@@ -44,7 +44,7 @@ struct Producer {
   const int feeder;  // which one this warp is
   Gathered gathered;
   Tail tail;
-  int latest, before;  // table entries of this lane's boxes of the last two K tiles: V is at most one behind
+  int latest, before;  // of the last two K tiles, of which V is at most one behind: this lane's page, or under a block mask the tile
 
   __device__ __forceinline__ Producer(const SdpaParams& params, const TensorMap& q, const TensorMap& k, const TensorMap& v,
                                       const Layout& where, int number)
@@ -60,10 +60,20 @@ struct Producer {
     tail.publish(layout.tail_there);
   }
 
+  // The KV tile of number n, which are asked for from the last on. A block mask leaves some out.
+  __device__ __forceinline__ int take_tile(const QTile& t, int n) {
+    const unsigned char* const row = block_row(p, t.batch, t.head, t.m0);
+    int tile = n == t.last() ? t.rightmost : latest - 1;
+    while (tile > 0 && !row[tile * BLOCK_N / p.block_kv]) --tile;
+    before = latest;
+    return latest = tile;
+  }
+
   // The page table answers while the slot is awaited.
   __device__ __forceinline__ void load_k(const QTile& t, int n) {
     const bool gather = PAGED_CACHE && needs_gather(t);
     int entry = 0;
+    if (BLOCK_MASK) n = take_tile(t, n);
     if (BOXED) before = latest;
     if (Gathered::IN_BLOCKS)
       entry = Gathered::first_entry(p, t, n, feeder);
@@ -80,6 +90,7 @@ struct Producer {
   }
 
   __device__ __forceinline__ void tma_k(const QTile& t, int n) {
+    if (BLOCK_MASK) asm volatile("st.shared.s32 [%0], %1;" ::"r"(layout.tile_number(k_at.slot())), "r"(n) : "memory");
     mbarrier_expect_bytes(layout.k_full(k_at.slot()), K_BYTES);
     const TileAt at = place_of_tile(p, t, n);
 #pragma unroll
@@ -89,6 +100,7 @@ struct Producer {
   }
 
   __device__ __forceinline__ void load_v(const QTile& t, int n) {
+    if (BLOCK_MASK) n = k_at.uses == v_at.uses + 1 ? latest : before;
     const bool gather = PAGED_CACHE && needs_gather(t);
     int entry = 0;
     if (Gathered::IN_BLOCKS) entry = Gathered::first_entry(p, t, n, feeder);

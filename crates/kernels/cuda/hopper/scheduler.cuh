@@ -1,6 +1,7 @@
 // The tile scheduler of hopper_fwd: which Q tiles a CTA works on, in which order, and which KV tiles each of them needs. One thread of
 // the CTA walks the list and publishes it to the producer and the consumers (producer.cuh).
 #pragma once
+#include "blocks.cuh"
 #include "packed.cuh"
 
 namespace {
@@ -147,7 +148,8 @@ struct OwnTokens<true> {
 // POSITIONS rows of one head, or of each of PACK_HEADS heads, and the KV tiles that they see.
 struct QTile : OwnTokens<OWN_LENGTHS> {
   int m0, m_last, head, head_kv, batch;
-  int first, count;  // KV tiles [first, first + count)
+  int first, count;  // KV tiles [first, first + count); under a block mask the numbers of those that it shows
+  int rightmost;     // under a block mask, the last KV tile that may be one of them
   bool precise;
   __device__ __forceinline__ int last() const { return first + count - 1; }
 };
@@ -191,6 +193,25 @@ __device__ __forceinline__ decltype(auto) bounds_of(u32 smem, const SdpaParams& 
   }
 }
 
+// The same under a block mask: how many KV tiles it shows, where the last may be, and whether those that need no other mask are few.
+template <typename Bounds>
+__device__ __forceinline__ void publish_shown_keys(u32 smem, const SdpaParams& p, const Bounds& b, int batch, int head, int m0) {
+  const int m_last = last_row_of(b, m0);
+  const int key_first = max(0, band_first(b, m0)), key_last = min(b.seq_kv - 1, band_last(b, m_last));
+  int count = 0, clear = 0;
+  if (key_last >= key_first) {
+    const unsigned char* const row = block_row(p, batch, head, m0);
+#pragma unroll 4
+    for (int tile = key_first / BLOCK_N; tile <= key_last / BLOCK_N; ++tile) {
+      const bool shown = row[tile * BLOCK_N / p.block_kv];
+      count += shown;
+      clear += shown && !tile_needs_mask(b, m0, m_last, tile * BLOCK_N, BLOCK_N);
+    }
+  }
+  const int precise = clear < (PRECISE_KEYS + BLOCK_N - 1) / BLOCK_N;
+  store_four(smem + 16, 0, count, precise | (key_last / BLOCK_N) << 1, 1);
+}
+
 // What rows see, of a Q tile whose place is published already.
 template <typename Bounds>
 __device__ __forceinline__ void publish_keys(u32 smem, const Bounds& b, int m0) {
@@ -218,6 +239,7 @@ __device__ __forceinline__ void publish_own_work(u32 smem, const SdpaParams& p, 
     store_four(smem + 32, s.seq_q, s.seq_kv, s.band_lo, s.band_hi);
     store_four(smem + 48, s.position, s.q_first, s.kv_first, s.block);
   }
+  if (BLOCK_MASK) return publish_shown_keys(smem, p, s, batch, head, m0);
   publish_keys(smem, s, m0);
 }
 
@@ -231,6 +253,7 @@ __device__ __forceinline__ void publish_work(u32 smem, const SdpaParams& p, cons
     const int m0 = work.m_block * POSITIONS, batch = work.head / heads;
     const int head = (work.head - batch * heads) * PACK_HEADS;
     store_four(smem, m0, head, batch, head / (p.heads_q / p.heads_kv));
+    if (BLOCK_MASK) return publish_shown_keys(smem, p, p, batch, head, m0);
     const int m_last = last_row_of(p, m0);
     const int key_first = max(0, m0 + p.band_lo), key_last = min(p.seq_kv - 1, m_last + p.band_hi);
     first = key_first / BLOCK_N;
@@ -263,7 +286,8 @@ __device__ __forceinline__ bool read_work(u32 smem, const SdpaParams& p, QTile& 
   const auto& b = bounds_of<OWN_LENGTHS>(smem, p);
   t.m_last = last_row_of(b, t.m0);
   set_tokens(t, b);
-  t.precise = precise;
+  t.precise = BLOCK_MASK ? precise & 1 : precise;
+  t.rightmost = precise >> 1;
   return more;
 }
 
@@ -283,7 +307,7 @@ struct WarpWork {
   __device__ __forceinline__ QTile tile(const SdpaParams& p, u32 smem) const {
     QTile t;
     t.m0 = m0(), t.head = head(), t.batch = batch(), t.head_kv = word(3);
-    t.first = word(4), t.count = word(5), t.precise = PRECISE_KEYS > 0 && word(6);
+    t.first = word(4), t.count = word(5), t.precise = PRECISE_KEYS > 0 && (BLOCK_MASK ? word(6) & 1 : word(6));
     t.m_last = last_row_of(bounds_of(smem, p), t.m0);
     return t;
   }

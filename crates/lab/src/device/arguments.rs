@@ -31,6 +31,7 @@ pub(super) fn buffers(inputs: &Inputs) -> Vec<(&'static str, &[u8])> {
         ("the sinks", bytes(side.sinks)),
         ("the bias", inputs.side.bias.as_ref().map(|bias| bias.bytes())),
         ("the mask", inputs.side.mask.as_ref().map(|mask| mask.bytes())),
+        ("the block table", inputs.side.blocks.as_ref().map(|blocks| blocks.bytes())),
     ];
     named.into_iter().filter_map(|(name, bytes)| Some((name, bytes?))).collect()
 }
@@ -85,6 +86,7 @@ pub(super) fn tensors(
             alibi_slopes: place("the ALiBi slopes"),
             bias: dense(given.bias, "the bias"),
             mask: dense(given.mask, "the mask"),
+            blocks: place("the block table"),
             sinks: place("the sinks"),
         },
     }

@@ -307,8 +307,10 @@ impl Drawn {
     }
 
     fn is_hidden(&self, place: usize, key: usize) -> bool {
-        let by_mask = || self.source.problem.scores().mask.is_some() && side::is_hidden_by_mask(key);
-        !self.unseen.is_empty() && (self.unseen[place] || by_mask())
+        let scores = self.source.problem.scores();
+        let by_mask = || scores.mask.is_some() && side::is_hidden_by_mask(key);
+        let by_table = || scores.blocks.is_some_and(|blocks| side::is_hidden_by_table(key / blocks.keys()));
+        !self.unseen.is_empty() && (self.unseen[place] || by_mask() || by_table())
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Side {
     pub bias: Option<Tensor>,
     /// The boolean mask.
     pub mask: Option<Tensor>,
+    /// The block table.
+    pub blocks: Option<Tensor>,
     /// The sink logits.
     pub sinks: Option<Vec<f32>>,
 }
@@ -38,6 +40,9 @@ pub struct Side {
 const HIDDEN_KEYS: usize = 13;
 /// Every so many queries, one that it hides everything from.
 const BLIND_QUERIES: usize = 17;
+/// The same of the blocks of keys and of queries that a block table has.
+const HIDDEN_BLOCKS: usize = 5;
+const BLIND_BLOCKS: usize = 4;
 
 impl Side {
     pub(super) fn draw(problem: &Problem, source: &Source, places: &Places) -> Self {
@@ -63,6 +68,20 @@ impl Side {
             }
             mask
         });
+        let blocks = scores.blocks.map(|blocks| {
+            let mut table = Tensor::zeros(blocks.shape(sizes), DType::U8, Layout::Bhsd);
+            let [_, heads, rows, columns] = table.view().shape();
+            let mut coins = vec![0.0; columns];
+            for (row, bytes) in table.bytes_mut().chunks_mut(columns).enumerate() {
+                let at = [row / (heads * rows), row / rows % heads, row % rows];
+                noise::uniforms(source.hash_of(BLOCKS, at), &mut coins);
+                let blind = at[2] % BLIND_BLOCKS == 2;
+                for (column, (byte, coin)) in bytes.iter_mut().zip(&coins).enumerate() {
+                    *byte = u8::from(*coin < 0.6 && !blind && !is_hidden_by_table(column));
+                }
+            }
+            table
+        });
         // Of the size of a row's sum of exponentials, so that a sink takes about half of the weight.
         let sink = |h: usize| {
             let mut normal = [0.0];
@@ -84,6 +103,7 @@ impl Side {
             }),
             bias,
             mask,
+            blocks,
             sinks: scores.sinks.then(|| (0..heads).map(|h| sink(h) as f32).collect()),
         }
     }
@@ -105,6 +125,7 @@ impl Side {
             alibi_slopes: self.alibi_slopes.as_deref(),
             bias: self.bias.as_ref().map(Tensor::view),
             mask: self.mask.as_ref().map(Tensor::view),
+            blocks: self.blocks.as_ref().map(Tensor::view),
             sinks: self.sinks.as_deref(),
             scales: scales.map_or(ScaleViews::default(), |scales| ScaleViews {
                 q: of_codes(&scales.q),
@@ -120,7 +141,13 @@ pub(super) fn is_hidden_by_mask(key: usize) -> bool {
     key % HIDDEN_KEYS == 4
 }
 
+/// Whether every drawn block table hides this block of keys from every query.
+pub(super) fn is_hidden_by_table(block: usize) -> bool {
+    block % HIDDEN_BLOCKS == 3
+}
+
 /// Streams of random numbers beside those of Q, K and V.
 const BIAS: u64 = 4;
 const MASK: u64 = 5;
 const SINKS: u64 = 6;
+const BLOCKS: u64 = 7;

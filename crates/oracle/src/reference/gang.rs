@@ -48,7 +48,7 @@ struct Group<R> {
 pub(super) struct Scratch<R> {
     /// Scores, then weights: `[row][key]`.
     scores: Vec<R>,
-    /// Which of them a boolean mask hides; empty where there is none.
+    /// Which of them a boolean mask or a block table hides; empty where there is neither.
     hidden: Vec<bool>,
     /// `[row][column]`.
     sums: Vec<R>,
@@ -153,15 +153,18 @@ impl<R: Real> Line<'_, R> {
         let scores = &mut scores[seen.clone()];
         scores.iter_mut().for_each(|score| *score = *score * scale);
         rounding.inside(scores);
-        let mut added = 0.0;
+        let (mut added, mut keys) = (0.0, seen.len());
         if modifiers.any() {
-            let (queries, keys) = (sequences.queries(sequence).len(), sequences.keys(sequence));
-            let position = problem.position(self.query, queries, keys);
+            let (queries, all) = (sequences.queries(sequence).len(), sequences.keys(sequence));
+            let position = problem.position(self.query, queries, all);
             let at = Row { sequence, head: self.head, query: self.query, position };
             added = modifiers.apply(at, seen.start, scores);
             rounding.inside(scores);
             if modifiers.hides() {
                 modifiers.hide(at, seen.start, scores, &mut hidden[seen.clone()]);
+            }
+            if modifiers.has_blocks() {
+                keys -= hidden[seen.clone()].iter().filter(|hidden| **hidden).count();
             }
         }
         let stats = softmax(scores, modifiers.sink(self.head).map(R::from_f64), rounding);
@@ -170,7 +173,7 @@ impl<R: Real> Line<'_, R> {
             absolute: norm * panels.largest_key_norm() * (problem.scale() as f64).abs(),
             added,
             range: stats.range.to_f64(),
-            keys: seen.len(),
+            keys,
             faint: stats.faint as f64 * panels.largest_value(),
         };
     }

@@ -1,6 +1,7 @@
-//! What happens to scaled scores before the softmax: softcap, then bias and ALiBi, then the boolean mask; and the sinks.
+//! What happens to scaled scores before the softmax: softcap, then bias and ALiBi, then the boolean mask
+//! and the block table; and the sinks.
 
-use evosdpa_core::{Broadcast, Problem, SideInputs, TensorView, U8Code};
+use evosdpa_core::{Blocks, Broadcast, Problem, SideInputs, TensorView, U8Code};
 
 use super::gemm::Real;
 
@@ -11,6 +12,7 @@ pub(super) struct Modifiers<'a> {
     slopes: Option<&'a [f32]>,
     bias: Option<(Broadcast, TensorView<'a>)>,
     mask: Option<(Broadcast, TensorView<'a>)>,
+    blocks: Option<(Blocks, TensorView<'a>)>,
     sinks: Option<&'a [f32]>,
 }
 
@@ -32,18 +34,24 @@ impl<'a> Modifiers<'a> {
             slopes: side.alibi_slopes,
             bias: scores.bias.zip(side.bias),
             mask: scores.mask.zip(side.mask),
+            blocks: scores.blocks.zip(side.blocks),
             sinks: side.sinks,
         }
     }
 
     /// Whether scores are changed at all.
     pub(super) fn any(&self) -> bool {
-        self.softcap.is_some() || self.slopes.is_some() || self.bias.is_some() || self.mask.is_some()
+        self.softcap.is_some() || self.slopes.is_some() || self.bias.is_some() || self.hides()
     }
 
     /// Whether keys are hidden one by one.
     pub(super) fn hides(&self) -> bool {
-        self.mask.is_some()
+        self.mask.is_some() || self.blocks.is_some()
+    }
+
+    /// Whether keys are hidden block by block.
+    pub(super) fn has_blocks(&self) -> bool {
+        self.blocks.is_some()
     }
 
     pub(super) fn sink(&self, head: usize) -> Option<f64> {
@@ -79,6 +87,14 @@ impl<'a> Modifiers<'a> {
 
     /// Gives hidden keys the score −∞, whatever they had, and marks them.
     pub(super) fn hide<R: Real>(&self, row: Row, first: usize, scores: &mut [R], hidden: &mut [bool]) {
+        if let Some((blocks, table)) = &self.blocks {
+            let line = blocks.row(table, row.sequence, row.head, row.query);
+            for (i, (score, hidden)) in scores.iter_mut().zip(&mut *hidden).enumerate() {
+                if line[(first + i) / blocks.keys()] == 0 {
+                    (*score, *hidden) = (-R::INFINITY, true);
+                }
+            }
+        }
         let Some((broadcast, mask)) = &self.mask else { return };
         let [b, h, s, _] = broadcast.index([row.sequence, row.head, row.query, 0]);
         let [sb, sh, ss, _] = mask.strides();

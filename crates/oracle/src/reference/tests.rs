@@ -58,6 +58,16 @@ fn by_formula(problem: &Problem, inputs: &Inputs) -> Vec<(usize, Vec<f64>, f64)>
                     if scores.mask.is_some_and(|m| element(side.mask.unwrap(), at(m)) == lowest) {
                         continue;
                     }
+                    let hides = |blocks: evosdpa_core::Blocks| {
+                        let own = |own: bool, i: usize| if own { i } else { 0 };
+                        let mut row = Vec::new();
+                        let (b, h) = (own(blocks.batch, b), own(blocks.heads, h));
+                        side.blocks.unwrap().row_f64(b, h, i / blocks.queries(), &mut row);
+                        row[j / blocks.keys()] == lowest
+                    };
+                    if scores.blocks.is_some_and(hides) {
+                        continue;
+                    }
                     let (block, row) = match side.page_table {
                         Some(PageTable { entries, row_stride }) => {
                             let page = problem.lengths().page.unwrap().tokens();
@@ -133,6 +143,8 @@ fn every_kind_agrees_with_the_formula() {
         "b2h3s19/30d8:mask=bh",
         "b2h3s19/30d8:mask=k:sinks",
         "b2h3s19/30d8:mask",
+        "b2h2/1s150/300d8:blocks=h64/128",
+        "b2h2s19/130d8:causal-br:used:blocks=b64:mask=k:sinks",
         "b2h2s19/30d8:chunk=8",
         "b2h2s30/19d8:causal-br:chunk=8:sinks",
         "b2h2s19d8:causal:chunk=4",

@@ -50,7 +50,8 @@ def sdpa(
 
     ``is_causal`` masks from the top left, as PyTorch does: query ``i`` sees keys ``0 … i``. ``attn_mask`` may have any shape
     that spreads to ``[batch, heads, queries, keys]`` and any strides: booleans, of which False hides a key, or float32 or numbers
-    of the type of ``q`` that are added to the scores. A query that sees no key gives zeros. ``enable_gqa`` lets several query
+    of the type of ``q`` that are added to the scores. A ``BlockMask`` of ``torch.nn.attention.flex_attention`` is taken as well,
+    with ``is_causal`` or without: blocks that it hides are not computed. A query that sees no key gives zeros. ``enable_gqa`` lets several query
     heads share a key/value head.
 
     ``precision="high"`` keeps every element of a float16 or bfloat16 result within 1e-3 and the rounding of its type, for any

@@ -11,6 +11,8 @@ A :data:`Side` holds tensors or arrays and numbers; what is ``None`` is not ther
 ``page_table``                 pages of each sequence, int32 ``[batch, pages]``
 ``bias``                       added to scores: float ``[batch or 1, heads or 1, queries or 1, keys]``
 ``mask``                       bool or uint8 of the same form; False hides a key
+``blocks``                     uint8 ``[batch or 1, heads or 1, blocks of queries, blocks of keys]``, contiguous; 0 hides a block
+``block_q``, ``block_k``       queries and keys of a block, numbers
 ``alibi_slopes``, ``sinks``    float32, one a query head
 ``q_scales``, ``k_…``, ``v_…``  float32 scales of 8-bit tensors; how far one reaches is ``scales_per``: tensor, head or token
 ``softcap``, ``chunk``         numbers
@@ -47,7 +49,7 @@ _LISTS = {
 #: What says where sequences are.
 INTEGERS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "cache_batch_idx", "page_table")
 _FLOATS = ("float32", "float16", "bfloat16")
-_NUMBERS = ("max_seqlen_q", "max_seqlen_k", "scales_per", "softcap", "chunk", "fast")
+_NUMBERS = ("max_seqlen_q", "max_seqlen_k", "scales_per", "softcap", "chunk", "block_q", "block_k", "fast")
 
 
 class Described(NamedTuple):
@@ -87,6 +89,12 @@ def described(side: Side, describe: Callable[[Any], Described], device: str) -> 
             native[name] = (fact.address, fact.shape, fact.strides[0])
         elif name == "mask":
             _check(name, fact, ("bool", "uint8"), 4)
+            native[name] = (fact.address, fact.shape, fact.strides)
+        elif name == "blocks":
+            _check(name, fact, ("uint8",), 4)
+            rows, columns = fact.shape[2:]
+            if fact.strides != (fact.shape[1] * rows * columns, rows * columns, columns, 1):
+                raise ValueError(f"{name} has strides {list(fact.strides)}, but must be contiguous; copy it first")
             native[name] = (fact.address, fact.shape, fact.strides)
         elif name == "bias":
             _check(name, fact, _FLOATS, 4)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad as _forward_ad
 
-from . import _mask, _native, _original, _side, _window, _words
+from . import _blocks, _mask, _native, _original, _side, _window, _words
 from ._operator import CODES, check, compute, shard_on_demand
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -64,7 +64,7 @@ def sdpa(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    attn_mask: Tensor | None,
+    attn_mask: Any,
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
@@ -73,6 +73,11 @@ def sdpa(
     fallback: bool,
 ) -> Tensor:
     given = (q, k, v, attn_mask, dropout_p, is_causal)
+    blocks = None
+    if attn_mask is not None and _blocks.is_block_mask(attn_mask):
+        if fallback:  # torch says that it does not take it
+            return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
+        blocks, attn_mask = attn_mask, None
     if attn_mask is not None and is_causal and not fallback:
         raise ValueError(_words.mask_twice())
     window, mask = _meaning(attn_mask, is_causal, q, k)
@@ -106,6 +111,8 @@ def sdpa(
     # The output lies in memory as the queries do, so that a model's next view of it is free.
     by_sequence = q.stride(1) < q.stride(2)
     side = None if mask is None else _mask.beside(mask, k.size(2))
+    if blocks is not None:
+        side = _blocks.beside(blocks, q, k)
     try:
         out, _ = attend(q, k, v, _number(scale), window, by_sequence, False, high, side)
     except NotImplementedError:

@@ -39,6 +39,8 @@ fn facts(dims: (u32, u32), dtype: DType, mask: &str, sizes: [u32; 5]) -> Problem
         band_hi,
         lse: false,
         page_size: 0,
+        block_q: 0,
+        block_kv: 0,
         features: evosdpa_core::Features::NONE,
     }
 }

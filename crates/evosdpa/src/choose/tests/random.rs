@@ -13,8 +13,9 @@ fn any_facts() -> impl Strategy<Value = ProblemFacts> {
     let heads = (1..=16_u32, prop_oneof![Just(1), Just(2), Just(4), Just(8), 1..=12_u32]);
     let seq = (prop_oneof![1..=20_u32, length()], length());
     let band = (prop::option::of(-3000..3000_i32), prop::option::of(-3000..3000_i32));
-    let any = (1..=64_u32, heads, seq, (dim(), dim()), any::<bool>(), (0..4_u8, band));
-    any.prop_map(|(batch, (heads_kv, group), (seq_q, seq_kv), dims, bf16, (mask, band))| {
+    let blocks = prop_oneof![3 => Just((0, 0)), 1 => (1..4_u32, 1..4_u32)];
+    let any = (1..=64_u32, heads, seq, (dim(), dim()), any::<bool>(), (0..4_u8, band, blocks));
+    any.prop_map(|(batch, (heads_kv, group), (seq_q, seq_kv), dims, bf16, (mask, band, blocks))| {
         let (band_lo, band_hi) = match mask {
             0 => (None, None),
             1 => (None, Some(0)),
@@ -36,7 +37,9 @@ fn any_facts() -> impl Strategy<Value = ProblemFacts> {
             band_hi,
             lse: false,
             page_size: 0,
-            features: evosdpa_core::Features::NONE,
+            block_q: 64 * blocks.0,
+            block_kv: 64 * blocks.1,
+            features: evosdpa_core::Features::NONE.with(evosdpa_core::Feature::BlockMask, blocks.0 > 0),
         }
     })
 }
@@ -56,6 +59,9 @@ proptest! {
             let kernel = registry.kernel(name).unwrap();
             let dtype = if name == "ampere_f32" { DType::F32 } else { facts.dtype };
             let facts = ProblemFacts { dtype, kv_dtype: dtype, ..facts };
+            if !facts.features.without(kernel.features()).is_empty() {
+                continue;
+            }
             let target = Target { sm_count, ..Target::nominal(arch) };
             let settings = settings(kernel, &facts, &target, &Assignment::default()).unwrap();
             // Not `choose::variant`, which would look for other values.
