@@ -23,7 +23,7 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
         return vec![("ampere_f32", "the one kernel that reads f32")];
     }
     // Blocks of 64 queries take tiles of one warpgroup, two to an SM: those of wider heads do not fit.
-    let narrow_blocks = facts.block_q % 128 != 0 && facts.head_dim.max(facts.value_dim) > 128;
+    let narrow_blocks = !facts.block_q.is_multiple_of(128) && facts.head_dim.max(facts.value_dim) > 128;
     let hopper = target.arch == Arch::Sm90a && !narrow_blocks;
     // Other caches of equal lengths are split over clusters there.
     let split_evenly = !hopper || reads_cache(facts) || modifies_scores(facts);
