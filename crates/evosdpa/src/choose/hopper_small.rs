@@ -221,14 +221,9 @@ impl Kept {
         Self {
             two_each: own || decoding && parts == 8 && !look.group().is_multiple_of(8),
             // Of narrow heads, rows that would take so long to read are mostly hopper_fwd's.
-            whole: own && cluster == 1 && !look.narrow()
-                || decoding && !(parts == 8 || short_wide(look, parts)),
+            // Large caches of other splits are flash_decode's.
+            whole: own && cluster == 1 && !look.narrow() || decoding && parts == 16,
             short: own && (cluster > 1 || look.narrow() && look.masked()),
         }
     }
-}
-
-/// Groups of eight on more than half of the SMs and less than three quarters: a range so narrow that it has one code.
-fn short_wide(look: &Look<'_>, parts: i64) -> bool {
-    look.group().is_multiple_of(8) && parts == 4
 }
