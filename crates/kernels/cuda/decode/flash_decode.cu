@@ -13,20 +13,38 @@ using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
 #include "merge.cuh"
 #include "unowned.cuh"
 
+// The inputs may be another kernel's outputs, lengths among them, and the workspace is its too.
+__device__ __forceinline__ void await_inputs() {
+#if __CUDA_ARCH__ >= 900
+  grid_wait();
+#endif
+}
+
+__device__ __forceinline__ u32 cta_number() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
+
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(const __grid_constant__ SdpaParams p) {
   extern __shared__ __align__(128) unsigned char smem[];
 #if __CUDA_ARCH__ >= 900
   grid_launch_dependents();  // the next kernel's CTAs come as these go
-  grid_wait();               // the inputs may be another kernel's outputs, and the workspace is its too
 #endif
+  if (OWN_LENGTHS || PAGED_CACHE) await_inputs();
   const Division division(p);
   Cursor now(p, division);
-  Loader loader(p, smem, division, now);
-  loader.fill();
   if (CLUSTERED && now.valid()) Exchange(shared_address(smem)).open();
+  Loader loader(p, smem, division, now);
+  if (!OWN_LENGTHS && !PAGED_CACHE) await_inputs();
+  loader.fill();
   if (PACKED_QUERIES || USED_QUERIES)  // while the loads travel
-    clear_unowned_rows(p, blockIdx.x * (THREADS / 32) + threadIdx.x / 32, gridDim.x * (THREADS / 32));
+    clear_unowned_rows(p, cta_number() * (THREADS / 32) + threadIdx.x / 32, gridDim.x * gridDim.y * gridDim.z * (THREADS / 32));
   Queries queries(p, now);
+  if constexpr (CLUSTERED) {
+    // A cluster has one Q tile.
+    if (!now.valid()) return;
+    Part part(p, smem, queries);
+    const int stage = part.run(loader, now);
+    finish_segment(p, smem, division, now, part, stage);
+    return;
+  }
   const ParkedCursor parked(shared_address(smem), 1);
   while (now.valid()) {
     Part part(p, smem, queries);

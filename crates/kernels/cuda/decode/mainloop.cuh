@@ -46,16 +46,16 @@ struct Queries {
       k_scale = p.k_scale[index];
       v_scale = p.v_scale[index];
     }
-    const int group = p.heads_q / p.heads_kv;
+    const int first_head = at.head_kv * at.asked.group;
     const int warp_row = at.m_block * ROWS + int(threadIdx.x) / 32 % WARPS_M * 16;
+    const u16* first = reinterpret_cast<const u16*>(head_of(static_cast<const element*>(p.q), p.q_stride, PACKED_QUERIES ? 0 : at.batch, first_head) +
+                                                    at.asked.bounds.q_first * p.q_stride[2]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int packed = warp_row + 8 * r + int(threadIdx.x) % 32 / 4;
-      rows[r] = packed < group ? 0 : packed / group;  // mostly there is one query
-      heads[r] = at.head_kv * group + packed - rows[r] * group;
-      const long long position = at.asked.bounds.q_first + rows[r];
-      const element* head = head_of(static_cast<const element*>(p.q), p.q_stride, PACKED_QUERIES ? 0 : at.batch, heads[r]);
-      const u16* row = reinterpret_cast<const u16*>(head + position * p.q_stride[2]);
+      const PackedRow packed(p, at.asked, warp_row + 8 * r + int(threadIdx.x) % 32 / 4);
+      rows[r] = packed.query;
+      heads[r] = first_head + packed.head;
+      const u16* row = first + packed.head * p.q_stride[1] + packed.query * p.q_stride[2];
       if (rows[r] >= at.asked.bounds.seq_q) {
         each_pair(r, [](int) { return 0u; });
       } else if ((reinterpret_cast<u64>(row) & 3) == 0 && p.dim_qk == HEAD_DIM) {
