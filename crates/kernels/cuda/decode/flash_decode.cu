@@ -31,12 +31,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(
   const Division division(p);
   Cursor now(p, division);
   if (CLUSTERED && now.valid()) Exchange(shared_address(smem)).open();
+  Queries queries(p, now);
   Loader loader(p, smem, division, now);
   if (!OWN_LENGTHS && !PAGED_CACHE) await_inputs();
+  if (now.valid()) queries.fetch(p, now);
   loader.fill();
   if (PACKED_QUERIES || USED_QUERIES)  // while the loads travel
     clear_unowned_rows(p, cta_number() * (THREADS / 32) + threadIdx.x / 32, gridDim.x * gridDim.y * gridDim.z * (THREADS / 32));
-  Queries queries(p, now);
   if constexpr (CLUSTERED) {
     // A cluster has one Q tile.
     if (!now.valid()) return;

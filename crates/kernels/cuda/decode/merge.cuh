@@ -18,12 +18,12 @@ struct Destination {
 
   __device__ __forceinline__ Destination(const SdpaParams& params, const Cursor& cursor) : p(params), at(cursor) {}
 
-  __device__ __forceinline__ int rows() const { return min(ROWS, at.asked.bounds.seq_q * at.asked.group - at.m_block * ROWS); }
+  __device__ __forceinline__ int rows() const { return min(ROWS, at.asked.bounds.seq_q * group_of(p) - at.m_block * ROWS); }
 
   // Four columns of a finished row, relative to its maximum; the thread of the first ones writes the log-sum-exp.
   __device__ __forceinline__ void store(int row, int column, float4 o, float max, float sum) const {
-    const PackedRow packed(p, at.asked, at.m_block * ROWS + row);
-    const int head = at.head_kv * at.asked.group + packed.head;
+    const PackedRow packed(p, at.m_block * ROWS + row);
+    const int head = at.head_kv * group_of(p) + packed.head;
     const int position = at.asked.bounds.q_first + packed.query;
     const int batch = PACKED_QUERIES ? 0 : at.batch;
     const float inverse = ScoreHook::inverse(p, head, max, sum);
@@ -50,7 +50,7 @@ struct Parts {
   __device__ __forceinline__ Parts() {}
   __device__ __forceinline__ Parts(const SdpaParams& p, const Division& division, const Cursor& at) {
     const int units = division.units_of_tile(at.asked);
-    const int packed = p.seq_q * at.asked.group;
+    const int packed = p.seq_q * group_of(p);
     rows = min(ROWS, packed + packed % 2);  // columns lie at multiples of 16 bytes
     if (SPLIT_TILES > 0) {
       const int m_blocks = (packed + ROWS - 1) / ROWS;
@@ -141,7 +141,7 @@ struct Meeting {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (warp_row + g + 8 * r >= rows) continue;
+      if (WARPS_M == 1 && g + 8 * r >= rows) continue;  // others are mostly full
 #pragma unroll
       for (int j = 0; j < COLUMNS / 16; ++j) {
         if (first + 16 * j >= VALUE_DIM) break;

@@ -22,18 +22,19 @@ __device__ __forceinline__ int cluster_ctas_log2() { return 31 - __clz(cluster_s
 // Whether sequences have numbers of queries of their own.
 __device__ __forceinline__ bool own_queries(const SdpaParams& p) { return PACKED_QUERIES || USED_LENGTHS && p.seqused_q; }
 
+// Query heads of a key head. Computed where it is needed: registers are for O.
+__device__ __forceinline__ int group_of(const SdpaParams& p) { return u32(p.heads_q) / u32(p.heads_kv); }
+
 // One sequence: its Q tiles, and the keys that its queries see.
 struct Asked {
   Sequence bounds;
-  int group;               // query heads of a key head
   int m_blocks;            // Q tiles of a key head
   int key_first, key_end;  // what some row sees
   int tiles;               // of those keys; one where there is none, since somebody must write the rows
 
   __device__ __forceinline__ Asked() {}
   __device__ __forceinline__ Asked(const SdpaParams& p, int batch) : bounds(sequence_of<OWN_LENGTHS>(p, batch)) {
-    group = u32(p.heads_q) / u32(p.heads_kv);
-    m_blocks = (bounds.seq_q * group + ROWS - 1) / ROWS;
+    m_blocks = (bounds.seq_q * group_of(p) + ROWS - 1) / ROWS;
     key_first = max(0, band_first(bounds, 0));
     key_end = min(bounds.seq_kv, band_last(bounds, bounds.seq_q - 1) + 1);
     tiles = max(1, (key_end - key_first + BLOCK_N - 1) / BLOCK_N);
@@ -43,9 +44,10 @@ struct Asked {
 // Which query, and which of a key head's query heads, a row of all Q tiles is. Mostly there is one query: rows past it are past the last as well.
 struct PackedRow {
   int query, head;
-  __device__ __forceinline__ PackedRow(const SdpaParams& p, const Asked& asked, int row) {
-    query = p.seq_q == 1 ? row >= asked.group : row / u32(asked.group);
-    head = row - query * asked.group;
+  __device__ __forceinline__ PackedRow(const SdpaParams& p, int row) {
+    const int group = group_of(p);
+    query = WARPS_M == 1 && p.seq_q == 1 ? row >= group : row / u32(group);
+    head = row - query * group;
   }
 };
 
@@ -54,10 +56,8 @@ struct Division {
   bool in_parts;      // without a workspace nothing can be merged: whole Q tiles
   int units;          // of all sequences
   int ctas;           // that get some
-  // Q tiles of one length: a CTA gets this many whole ones, or this many CTAs share each. Otherwise both are 0, and shares are equal but for
-  // one unit, wherever Q tiles begin and end.
-  int tiles_each, parts;
-  int length;  // units of each Q tile then
+  int parts;          // CTAs that share a Q tile of `share` units, where all are of one length; 0: no such number
+  int share;          // otherwise units of every CTA but the last; 0: evenly, one more or less, wherever Q tiles begin and end
 
   // KV tiles of a unit where splits are fixed.
   __device__ __forceinline__ int split_of(const Asked& asked) const {
@@ -75,25 +75,28 @@ struct Division {
   __device__ __forceinline__ int units_of(const SdpaParams& p, const Asked& asked) const {
     return units_of_tile(asked) * asked.m_blocks * p.heads_kv;
   }
-  // The first unit of a CTA, and the CTA of a unit.
+  // The first unit of a CTA.
   __device__ __forceinline__ int first_unit(int cta) const {
-    if (tiles_each) return min(cta * tiles_each * length, units);
-    if (!parts) return int((long long)units * cta / ctas);
-    const int tile = cta / u32(parts), part = cta - tile * parts;
-    return tile * length + length * part / u32(parts);
+    if (parts) {
+      const int tile = cta / u32(parts), part = cta - tile * parts;
+      const int each = share / u32(parts);
+      return tile * share + part * each + min(part, share - each * parts);
+    }
+    return share ? min(cta * share, units) : int((long long)units * cta / ctas);
   }
-  // The first and the last CTA that have units of a Q tile.
-  __device__ __forceinline__ int first_cta(int unit) const {
-    return parts ? unit / u32(length) * parts : int(((long long)(unit + 1) * ctas - 1) / units);
+  // The first and the last CTA that have units of a Q tile which several have.
+  __device__ __forceinline__ int first_cta(int first_unit) const {
+    return parts ? first_unit / u32(share) * parts : cta_of(first_unit);
   }
   __device__ __forceinline__ int last_cta(int first_cta, int last_unit) const {
-    return parts ? first_cta + parts - 1 : int(((long long)(last_unit + 1) * ctas - 1) / units);
+    return parts ? first_cta + parts - 1 : cta_of(last_unit);
   }
+  __device__ __forceinline__ int cta_of(int unit) const { return int(((long long)(unit + 1) * ctas - 1) / units); }
 
   __device__ __forceinline__ explicit Division(const SdpaParams& p) {
     if (CLUSTERED) return;
     in_parts = p.workspace != nullptr;
-    int fewest;
+    int fewest, length;  // units of a Q tile, at least and at most
     if (!OWN_LENGTHS) {
       const Asked all(p, 0);
       units = units_of(p, all) * p.batch;
@@ -115,20 +118,21 @@ struct Division {
       }
     }
     ctas = min(int(gridDim.x), units);
-    tiles_each = parts = 0;
+    share = parts = 0;
     if (SPLIT_TILES > 0 || units == 0 || fewest != length) return;
     const int q_tiles = units / u32(length);
     if (q_tiles >= ctas) {
       // As many for nearly every CTA: then nothing has to be merged.
       const int each = (q_tiles + ctas - 1) / u32(ctas);
       if (16ll * q_tiles < 15ll * each * ctas) return;
-      tiles_each = each;
+      share = each * length;
       ctas = (q_tiles + each - 1) / u32(each);
-    } else {
+    } else if (VALUE_DIM <= 128) {  // O of wider ones leaves no register for it
       // As many CTAs for each: then none has parts of two.
       const int each = min(length, ctas / u32(q_tiles));
       if (each < length && 16 * q_tiles * each < 15 * ctas) return;
       parts = each;
+      share = length;
       ctas = q_tiles * each;
     }
   }
