@@ -15,7 +15,7 @@ fn the_table_that_is_built_in_chooses_what_was_fastest() {
     let planner = Planner::new(Registry::embedded().unwrap()).and_table(TunedTable::embedded().unwrap());
     let target = Target::nominal(Arch::Sm90a);
     let mut problems = 0;
-    for file in ["hopper-named.json", "bench-named-shapes.json", "planner-boundary.json"] {
+    for file in ["hopper-named.json", "bench-named-shapes.json", "planner-boundary.json", "decode.json"] {
         let path = format!("{}/../../results/h200/{file}", env!("CARGO_MANIFEST_DIR"));
         let document: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -23,7 +23,10 @@ fn the_table_that_is_built_in_chooses_what_was_fastest() {
         for row in document["rows"].as_array().unwrap().iter().filter(|row| row["peer"] == false) {
             let text = |key: &str| row[key].as_str().unwrap().to_owned();
             let Some(p50_us) = row["p50_us"].as_f64() else { continue };
-            measured.entry(text("problem")).or_default().insert(text("kernel"), p50_us);
+            // What the library ran is known by its kernel.
+            let kernel = if row["kernel"] == "auto" { text("variant") } else { text("kernel") };
+            let kernel = kernel.split('[').next().unwrap_or_default().to_owned();
+            measured.entry(text("problem")).or_default().insert(kernel, p50_us);
         }
         for (problem, times_us) in measured {
             let (shape, dtype) = problem.split_once(' ').unwrap();
@@ -33,7 +36,15 @@ fn the_table_that_is_built_in_chooses_what_was_fastest() {
             let question = Question { problem: &asked, tensors: &tensors, target: &target, device };
             let choice = planner.choose(&question).unwrap();
             let best_us = times_us.values().copied().fold(f64::INFINITY, f64::min);
-            let chosen_us = times_us[&choice.variant.id.kernel];
+            // flash_decode is younger than two of the documents. The last one has it.
+            let Some(&chosen_us) = times_us.get(&choice.variant.id.kernel) else {
+                assert!(
+                    choice.variant.id.kernel == "flash_decode" && file != "decode.json",
+                    "{problem}: {}",
+                    choice.origin
+                );
+                continue;
+            };
             assert!(
                 chosen_us <= 1.03 * best_us,
                 "{problem}: {} takes {chosen_us} of {times_us:?}",

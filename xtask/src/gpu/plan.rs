@@ -307,6 +307,51 @@ pub(super) fn steps() -> Vec<Step> {
             )
         },
         evosdpa(
+            "import-matmuls",
+            "is an answer to a KernelBench task judged?",
+            15,
+            &[
+                "import",
+                "kernelbench",
+                "examples/submissions/matmuls.py",
+                "--device",
+                "cuda",
+                "--shape",
+                "mission:causal",
+            ],
+        ),
+        evosdpa(
+            "import-triton",
+            "and one to a GPU MODE task, in Triton?",
+            15,
+            &[
+                "import",
+                "gpumode",
+                "examples/submissions/flash_triton.py",
+                "--device",
+                "cuda",
+                "--shape",
+                "b2h8s1024d64",
+            ],
+        ),
+        Step {
+            expected: 1,
+            ..evosdpa(
+                "import-cached",
+                "and is one turned away that computes once only?",
+                15,
+                &[
+                    "import",
+                    "gpumode",
+                    "examples/submissions/cached.py",
+                    "--device",
+                    "cuda",
+                    "--shape",
+                    "mission",
+                ],
+            )
+        },
+        evosdpa(
             "keeps-l2",
             "does asking L2 to keep the inputs gain nothing once it is flushed?",
             15,
