@@ -6,12 +6,16 @@
 // arithmetic alone (loader.cuh). Teams share nothing while tiles go by (mainloop.cuh). At the end of a Q tile, or of a CTA's share
 // of it, their parts meet in shared memory; parts of several CTAs meet in the workspace, where the last CTA to arrive adds them up
 // in their order, or in the shared memory of a cluster (merge.cuh). Loads of the next Q tile are under way meanwhile.
+// Of the few microseconds that short caches take, half are not the memory's: what needs no input is done before the inputs are awaited.
 #include "score.cuh"
 
 using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
 
 #include "merge.cuh"
 #include "unowned.cuh"
+
+// Lengths and pages are read before it is known where keys and queries lie.
+constexpr bool COUNTS_FIRST = OWN_LENGTHS || PAGED_CACHE;
 
 // The inputs may be another kernel's outputs, lengths among them, and the workspace is its too.
 __device__ __forceinline__ void await_inputs() {
@@ -27,15 +31,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(
 #if __CUDA_ARCH__ >= 900
   grid_launch_dependents();  // the next kernel's CTAs come as these go
 #endif
-  if (OWN_LENGTHS || PAGED_CACHE) await_inputs();
+  if (COUNTS_FIRST) await_inputs();
   const Division division(p);
   Cursor now(p, division);
   if (CLUSTERED && now.valid()) Exchange(shared_address(smem)).open();
-  Queries queries(p, now);
+  Queries queries;
+  if (!COUNTS_FIRST && now.valid()) queries.find(p, now);
   Loader loader(p, smem, division, now);
-  if (!OWN_LENGTHS && !PAGED_CACHE) await_inputs();
-  if (now.valid()) queries.fetch(p, now);
+  if (!COUNTS_FIRST) {
+    await_inputs();
+    if (now.valid()) queries.fetch(p, now);
+  }
   loader.fill();
+  if (COUNTS_FIRST && now.valid()) queries.load(p, now);
   if (PACKED_QUERIES || USED_QUERIES)  // while the loads travel
     clear_unowned_rows(p, cta_number() * (THREADS / 32) + threadIdx.x / 32, gridDim.x * gridDim.y * gridDim.z * (THREADS / 32));
   if constexpr (CLUSTERED) {

@@ -37,10 +37,6 @@ struct Queries {
   u32 fragments[K_STEPS][4];
   const u16* first[2];  // where the rows begin
 
-  __device__ __forceinline__ Queries(const SdpaParams& p, const Cursor& at) {
-    if (at.valid()) find(p, at);
-  }
-
   // Which rows they are, and where: no memory is read.
   __device__ __forceinline__ void find(const SdpaParams& p, const Cursor& at) {
     const int first_head = at.head_kv * group_of(p);
