@@ -46,6 +46,11 @@ __device__ __forceinline__ void cluster_store_async(u32 address, float2 v, u32 b
                : "memory");
 }
 
+// One arrival at a barrier of any CTA of the cluster, by its address there.
+__device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // mbarrier_wait for what other CTAs of the cluster have written. SPIN: the thread polls instead of being suspended, and does not have
 // to be woken up.
 template <bool SPIN = false>
@@ -72,6 +77,16 @@ __device__ __forceinline__ void mbarrier_wait_cluster(u32 barrier, u32 parity) {
 
 __device__ __forceinline__ void shared_store(u32 address, float4 v) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+__device__ __forceinline__ void shared_store(u32 address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+__device__ __forceinline__ void shared_store(u32 address, u32 x, u32 y, u32 z, u32 w) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+__device__ __forceinline__ void shared_load(u32 address, u32& x, u32& y, u32& z, u32& w) {
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "r"(address) : "memory");
 }
 
 __device__ __forceinline__ float2 shared_load_pair(u32 address) {

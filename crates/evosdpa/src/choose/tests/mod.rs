@@ -317,12 +317,9 @@ fn decoding_from_a_cache_takes_the_kernel_that_splits_it() {
         choose_with(&planner, shape, DType::BF16, (arch, None), |_| {}).unwrap().variant.id.kernel
     };
     // Dense caches of fewer keys, for more rows, without groups, or with a mask.
-    for shape in [
-        "b1h32/8s1/1023d128",
-        "b4h32s1/4096d128",
-        "b16h32/8s8/8192d128",
-        "b16h32/8s1/8192d128:window=1000/0",
-    ] {
+    for shape in
+        ["b1h32/8s1/1023d128", "b4h32s1/4096d128", "b16h32/8s8/8192d128", "b16h32/8s1/8192d128:window=1000/0"]
+    {
         assert_eq!(kernel(shape, Arch::Sm90a), "hopper_small", "{shape}");
     }
     // Prompts against a cache, too long for decoding; codes are read by nothing else.
