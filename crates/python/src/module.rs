@@ -12,7 +12,7 @@ use pyo3::{
 };
 
 use crate::{
-    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible,
+    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible, arrays,
     exit::{detached, ending},
     known::Wanted,
     serving,
@@ -27,8 +27,8 @@ type Four = (i64, i64, i64, i64);
 mod _native {
     #[pymodule_export]
     use super::{
-        append, check_append, check_lists, check_rotate, ending, forward, rotate, run, set_batch_invariant,
-        straight, straight_cache, suggest_packages, use_torch,
+        append, check_append, check_lists, check_rotate, described, ending, forward, rotate, run,
+        set_batch_invariant, straight, straight_cache, suggest_packages, use_torch,
     };
     #[pymodule_export]
     use crate::sanitizer::sanitize;
@@ -47,6 +47,12 @@ mod _native {
 #[pyfunction]
 fn set_batch_invariant(on: bool) -> bool {
     crate::set_batch_invariant(on)
+}
+
+/// Address, shape, and strides in elements, rounded down, of a NumPy array.
+#[pyfunction]
+fn described<'py>(array: &Bound<'py, PyAny>) -> PyResult<arrays::Described<'py>> {
+    arrays::described(array)
 }
 
 /// Attention of tensors given as address, shape and strides in elements. On the CPU (`ordinal` -1) on `queue` threads; on

@@ -219,10 +219,10 @@ impl Kept {
         // Decoding reads memory as fast as it comes, and lengths are seldom whole: of wide heads only the splits of long caches.
         let decoding = look.facts.seq_q <= 16 && look.grouped() && (65..=128).contains(&look.widest());
         Self {
-            two_each: own || decoding && parts == 8 && !look.group().is_multiple_of(8),
-            // Of narrow heads, rows that would take so long to read are mostly hopper_fwd's.
-            // Large caches of other splits are flash_decode's.
-            whole: own && cluster == 1 && !look.narrow() || decoding && parts == 16,
+            two_each: own,
+            // Of narrow heads, rows that would take so long to read are mostly hopper_fwd's. Decoding is for more rows than flash_decode's 16.
+            whole: own && cluster == 1 && !look.narrow()
+                || decoding && (parts == 16 || parts == 2 && !look.group().is_multiple_of(8)),
             short: own && (cluster > 1 || look.narrow() && look.masked()),
         }
     }

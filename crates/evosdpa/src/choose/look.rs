@@ -119,17 +119,12 @@ impl<'a> Look<'a> {
         self.facts.dtype == DType::BF16 && self.asks_for(&[Feature::HighPrecision])
     }
 
-    /// Whether few queries read a dense cache that is so large that equal shares of it for all SMs are the faster way, however they are
-    /// merged: measured for groups of four and eight heads, and 65 to 128 columns.
-    pub(super) fn reads_much(&self) -> bool {
-        const MUCH_BYTES: u64 = 64 << 20;
+    /// Whether few queries read a dense cache for which `flash_decode` was measured to be the faster: groups of four and eight heads, 65 to
+    /// 128 columns, from 1,024 keys on.
+    pub(super) fn reads_dense_cache(&self) -> bool {
         let rows = self.facts.seq_q.saturating_mul(self.group());
-        let columns = u64::from(self.facts.head_dim) + u64::from(self.facts.value_dim);
-        let bytes = 2 * columns * self.kv_heads() * u64::from(self.facts.seq_kv);
-        // A cluster for each of few heads is little behind, and merges sooner.
-        let much = if self.kv_heads() < 32 { 2 * MUCH_BYTES } else { MUCH_BYTES };
         let measured = self.grouped() && !self.masked() && (65..=128).contains(&self.widest());
-        rows <= 16 && measured && bytes >= much
+        rows <= 16 && measured && self.facts.seq_kv >= 1024
     }
 
     /// Decides on the kind PRECISE_KEYS, where the code knows rows with few keys or not.

@@ -25,9 +25,11 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
     // Blocks of 64 queries take tiles of one warpgroup, two to an SM: those of wider heads do not fit.
     let narrow_blocks = !facts.block_q.is_multiple_of(128) && facts.head_dim.max(facts.value_dim) > 128;
     let hopper = target.arch == Arch::Sm90a && !narrow_blocks;
-    // Other caches of equal lengths are split over clusters there, unless they are large.
-    let split_evenly =
-        !hopper || reads_cache(facts) || modifies_scores(facts) || Look::new(facts, target).reads_much();
+    // Other caches of equal lengths are hopper_small's there, but for those that were measured.
+    let split_evenly = !hopper
+        || reads_cache(facts)
+        || modifies_scores(facts)
+        || Look::new(facts, target).reads_dense_cache();
     let decodes = facts.seq_q <= DECODE_QUERIES_MAX && split_evenly;
     let mut candidates = Vec::new();
     candidates.extend(decodes.then_some(decode));

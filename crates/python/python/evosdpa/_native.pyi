@@ -12,6 +12,7 @@ GPU_HEAD_DIM_MAX: int
 GPU_HEAD_DIM_MAX_F32: int
 
 def set_batch_invariant(on: bool) -> bool: ...
+def described(array: Any) -> _Operand: ...
 def forward(
     dtype: int,
     q: _Operand,

@@ -57,7 +57,12 @@ fn code(registry: &Registry, facts: &ProblemFacts, target: &Target) -> Code {
     let kernel = registry.kernel(name).unwrap();
     let settings = settings(kernel, facts, target, &Assignment::default()).unwrap();
     let values = settings.reasons().flat_map(|(_, values)| values.iter().copied());
-    (name, values.filter(|(name, _)| kernel.reads.contains(*name)).collect())
+    // What flash_decode reads of a cluster is whether there is one.
+    let read = values.filter_map(|(name, value)| match name {
+        "CLUSTER" if kernel.reads.contains("CLUSTERED") => Some(("CLUSTERED", i64::from(value > 1))),
+        _ => kernel.reads.contains(name).then_some((name, value)),
+    });
+    (name, read.collect())
 }
 
 /// Lengths from 1 to 16,384: short ones, those next to a multiple of a tile or a boundary of a rule, and odd ones between.

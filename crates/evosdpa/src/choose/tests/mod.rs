@@ -47,7 +47,7 @@ fn kernel(text: &str, dtype: DType, arch: Arch) -> String {
 fn every_architecture_has_its_kernels() {
     assert_eq!(kernel("mission", DType::BF16, Arch::Sm90a), "hopper_small");
     assert_eq!(kernel("long:causal", DType::F16, Arch::Sm90a), "hopper_fwd");
-    assert_eq!(kernel("b1h32/8s1/4096d128", DType::BF16, Arch::Sm90a), "hopper_small");
+    assert_eq!(kernel("b4h32/8s1/512d128", DType::BF16, Arch::Sm90a), "hopper_small");
     assert_eq!(kernel("b4h32/8s1/4096d128", DType::BF16, Arch::Sm90a), "flash_decode");
     for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89] {
         assert_eq!(kernel("long:causal", DType::F16, arch), "ampere_fwd");
@@ -263,7 +263,7 @@ fn high_precision_is_a_second_pv_for_every_row() {
     for (text, arch, kernel) in [
         ("mission", Arch::Sm90a, "hopper_small"),
         ("mission:causal", Arch::Sm90a, "hopper_small"),
-        ("b1h32/8s1/4096d128", Arch::Sm90a, "hopper_small"),
+        ("b4h32/8s1/512d128", Arch::Sm90a, "hopper_small"),
         ("b4h32/8s1/4096d128", Arch::Sm90a, "flash_decode"),
         ("long:causal", Arch::Sm90a, "hopper_fwd"),
         ("long128", Arch::Sm90a, "hopper_fwd"),
@@ -310,6 +310,8 @@ fn decoding_from_a_cache_takes_the_kernel_that_splits_it() {
         "b16h32/8s1/8192d128",
         "b128h64/8s1/1024d128",
         "b1h32/8s1/131072d128",
+        "b1h32/8s1/1024d128",
+        "b1h64/8s2/8192d128",
     ] {
         for (arch, device) in [(Arch::Sm90a, Some("NVIDIA H200")), (Arch::Sm90a, None), (Arch::Sm80, None)] {
             let choice = choose_with(&planner, shape, DType::BF16, (arch, device), |_| {}).unwrap();
@@ -319,13 +321,10 @@ fn decoding_from_a_cache_takes_the_kernel_that_splits_it() {
     let kernel = |shape, arch| {
         choose_with(&planner, shape, DType::BF16, (arch, None), |_| {}).unwrap().variant.id.kernel
     };
-    // Dense caches of less, for more rows, or with a mask.
-    for shape in [
-        "b1h32/8s1/8192d128",
-        "b4h32/8s1/4032d128",
-        "b16h32/8s8/8192d128",
-        "b16h32/8s1/8192d128:window=1000/0",
-    ] {
+    // Dense caches of fewer keys, for more rows, without groups, or with a mask.
+    for shape in
+        ["b1h32/8s1/1023d128", "b4h32s1/4096d128", "b16h32/8s8/8192d128", "b16h32/8s1/8192d128:window=1000/0"]
+    {
         assert_eq!(kernel(shape, Arch::Sm90a), "hopper_small", "{shape}");
     }
     // Prompts against a cache, too long for decoding; codes are read by nothing else.
