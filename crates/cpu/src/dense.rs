@@ -86,6 +86,8 @@ unsafe fn each_key<S: Simd, E>(
                 let row = (*rows.add(lane)).cast::<E>().add(first + base);
                 // The block of keys that comes next.
                 S::prefetch(row.wrapping_add(AT_ONCE).cast());
+                // Rows that lie 4 KB apart share a set of the first-level cache: no more than the next vector is brought there.
+                S::prefetch_near(row.wrapping_add(S::LANES * per_word).cast());
                 words[lane] = row.cast();
             }
             S::transpose_rows(&words, turned, S::LANES);

@@ -58,12 +58,12 @@ def straight(
     k: Any,
     v: Any,
     scale: float | None,
-    window: tuple[int, int, bool],
+    window: tuple[int, int, bool] | bool,
     enable_gqa: bool,
     flash_layout: bool,
     with_lse: bool,
     high: bool,
-) -> tuple[Any, Any] | None: ...
+) -> Any: ...
 def straight_cache(
     tensors: tuple[Any, Any, Any],
     new: tuple[Any, Any] | None,
@@ -76,7 +76,8 @@ def straight_cache(
     interleaved: bool,
     with_lse: bool,
     high: bool,
-) -> tuple[Any, Any] | None: ...
+    one_query: bool = False,
+) -> Any: ...
 def use_torch(exchange: Any, parts: dict[str, Any]) -> bool: ...
 def suggest_packages(folder: str) -> None: ...
 def run(python: str, arguments: Sequence[str]) -> int: ...
