@@ -129,7 +129,6 @@ fn defaults_of_every_kind_keep_their_limits() {
         ("hopper_wide", problem([4, 8, 8, 2048, 2048, 512], true)),
         ("hopper_wide", problem([4, 8, 8, 1000, 1000, 448], false)),
         ("hopper_wide", problem([4, 8, 8, 2048, 2048, 320], true)),
-        ("hopper_wide", problem([4, 8, 8, 64, 2048, 512], false)), // no cluster
     ];
     use Feature::*;
     let asking = |facts: ProblemFacts, features: &[Feature]| ProblemFacts {

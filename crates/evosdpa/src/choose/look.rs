@@ -33,6 +33,17 @@ impl<'a> Look<'a> {
         self.mask == MaskKind::Causal
     }
 
+    /// Keys that a row sees at most under a window, that is, a mask which is neither full nor causal.
+    pub(super) fn window(&self) -> Option<u32> {
+        let keys = i64::from(self.facts.seq_kv);
+        let edge = |edge: Option<i32>| edge.map(i64::from);
+        let width = match (edge(self.facts.band_lo), edge(self.facts.band_hi)) {
+            (Some(low), Some(high)) => high - low + 1,
+            _ => keys,
+        };
+        (self.mask == MaskKind::Window).then_some(width.clamp(0, keys) as u32)
+    }
+
     /// The larger head dimension.
     pub(super) fn widest(&self) -> u32 {
         self.facts.head_dim.max(self.facts.value_dim)

@@ -3,7 +3,7 @@
 use evosdpa_core::{DType, Feature};
 use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
-use super::{cost, look::Look};
+use super::{cost, hopper_wide, look::Look};
 
 /// Problems with more queries than this are no decoding.
 const DECODE_QUERIES_MAX: u32 = 16;
@@ -35,6 +35,9 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
     candidates.extend(decodes.then_some(decode));
     if hopper {
         candidates.extend(if splits_keys(facts, target) { [small, large] } else { [large, small] });
+    }
+    if hopper && Look::new(facts, target).widest() > hopper_wide::COLUMNS_MAX_OF_OTHERS {
+        candidates.push(("hopper_wide", "heads of more than 256 columns, whose output fills two warpgroups"));
     }
     candidates.extend([
         ("ampere_fwd", "the fastest kernel that runs everywhere and reads any alignment"),

@@ -58,7 +58,7 @@ pub fn settings(
         Family::FlashDecode => flash_decode::tunables(&look, &mut settings),
         Family::HopperFwd => hopper_fwd::tunables(&look, &mut settings),
         Family::HopperSmall => hopper_small::tunables(&look, &mut settings),
-        Family::HopperWide => hopper_wide::tunables(&look, &mut settings),
+        Family::HopperWide => {}
     }
     settings.overridden_by(set);
     let tunables = settings.clone();

@@ -46,11 +46,6 @@ __device__ __forceinline__ void cluster_store_async(u32 address, float2 v, u32 b
                : "memory");
 }
 
-// One arrival at a barrier of any CTA of the cluster, by its address there.
-__device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 // mbarrier_wait for what other CTAs of the cluster have written. SPIN: the thread polls instead of being suspended, and does not have
 // to be woken up.
 template <bool SPIN = false>

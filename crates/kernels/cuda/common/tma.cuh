@@ -34,16 +34,6 @@ __device__ __forceinline__ void tma_load(u32 smem, const TensorMap* map, u32 bar
       : "memory");
 }
 
-// To the same place in the shared memory of every CTA of the cluster whose rank is a bit of `ranks`, counted on the same barrier of each.
-__device__ __forceinline__ void tma_load_multicast(u32 smem, const TensorMap* map, u32 barrier, int d, int s, int h, int b, u16 ranks,
-                                                   u64 l2_hint) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
-      " [%0], [%1, {%3,%4,%5,%6}], [%2], %7, %8;" ::"r"(smem),
-      "l"(map), "r"(barrier), "r"(d), "r"(s), "r"(h), "r"(b), "h"(ranks), "l"(l2_hint)
-      : "memory");
-}
-
 __device__ __forceinline__ void tma_store(const TensorMap* map, u32 smem, int d, int s, int h, int b) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2,%3,%4,%5}], [%1];" ::"l"(map), "r"(smem),
                "r"(d), "r"(s), "r"(h), "r"(b)

@@ -19,10 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     layout.init_barriers();
     grid_launch_dependents();
   }
-  if (CLUSTER > 1)
-    cluster_sync();
-  else
-    __syncthreads();
+  __syncthreads();
 
   const QTile tile(p);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -31,7 +28,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     grid_wait();  // the inputs may be another kernel's outputs
     if (warp == 0 && elect_lane()) load_keys(layout, q_map, k_map, tile);
     if (warp == 1 && elect_lane()) load_values(layout, v_map, tile);
-    __syncwarp();
   } else if (warp < 8) {
     registers_claim<SCORE_REGS>();
     Scores{p, layout, tile}.run();
@@ -39,5 +35,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     registers_claim<OUTPUT_REGS>();
     Output{p, layout, tile, warp / 4 - 2}.run();
   }
-  if (CLUSTER > 1) cluster_sync();  // nobody leaves while others may still write to its shared memory
 }

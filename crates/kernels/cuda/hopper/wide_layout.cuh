@@ -6,8 +6,6 @@
 //   message:    what a thread of the scores tells the thread of its number in both output warpgroups: factors of its two rows, P, and
 //               where rows see few keys what rounding left of P
 //   smem:       | Q | K × K_SLOTS | V × V_SLOTS × 2 | messages × MESSAGES | mbarriers |, in 128-byte-swizzled panels of 64 columns
-//
-// The CTAs of a cluster have neighbouring Q tiles of a head and the same keys: what one of them fetches, TMA writes to all.
 #pragma once
 #include "cluster.cuh"
 #include "mask.cuh"
@@ -70,45 +68,40 @@ struct Layout {
   static __device__ __forceinline__ u32 empty(u32 full) { return full + 8; }
 
   // By one thread, before any other thread may use them. Full: one arrival, and bytes where TMA brings them; empty: one arrival per
-  // warp that reads, of all CTAs where TMA writes to all.
+  // warp that reads.
   __device__ __forceinline__ void init_barriers() const {
     const auto pair = [](u32 full, int readers) {
       mbarrier_init(full, 1);
       mbarrier_init(empty(full), readers);
     };
     mbarrier_init(q_full(), 1);
-    for (int slot = 0; slot < K_SLOTS; ++slot) pair(k_full(slot), 4 * CLUSTER);
-    for (int slot = 0; slot < 2 * V_SLOTS; ++slot) pair(v_full(0, slot), 4 * CLUSTER);
+    for (int slot = 0; slot < K_SLOTS; ++slot) pair(k_full(slot), 4);
+    for (int slot = 0; slot < 2 * V_SLOTS; ++slot) pair(v_full(0, slot), 4);
     for (int slot = 0; slot < 4 * MESSAGES; ++slot) pair(message_full(0, slot), 2);
     mbarrier_init_fence();
   }
 };
 
-// A Q tile, the KV tiles that come to all of the cluster, from the last to the first, and those among them that its rows see.
+// A Q tile, and the KV tiles that its rows see, which are worked on from the last to the first.
 struct QTile {
   int m0, m_last, head, head_kv, batch;
-  KeyRange tiles, own;
+  KeyRange tiles;
   bool precise;
 
   // Those that see most keys come first, so that CTAs end together.
   __device__ __forceinline__ explicit QTile(const SdpaParams& p) {
-    const int cluster_m0 = (gridDim.x - CLUSTER - blockIdx.x / CLUSTER * CLUSTER) * ROWS;
-    m0 = cluster_m0 + blockIdx.x % CLUSTER * ROWS;
+    m0 = (gridDim.x - 1 - blockIdx.x) * ROWS;
     m_last = min(m0 + ROWS, p.seq_q) - 1;
     head = blockIdx.y, batch = blockIdx.z;
     head_kv = head / (p.heads_q / p.heads_kv);
-    tiles = visible_tiles(p, cluster_m0, min(cluster_m0 + CLUSTER * ROWS, p.seq_q) - 1, BLOCK_N);
-    const KeyRange seen = m0 <= m_last ? visible_tiles(p, m0, m_last, BLOCK_N) : KeyRange{0, 0};
-    own = CLUSTER == 1 || seen.begin < seen.end ? seen : KeyRange{tiles.end, tiles.end};
+    tiles = visible_tiles(p, m0, m_last, BLOCK_N);
     precise = PRECISE_KEYS > 0 && any_row_sees_fewer(p, m0, m_last, PRECISE_KEYS);
   }
 };
 
-// This warp has read a slot that TMA writes in all CTAs of the cluster.
-__device__ __forceinline__ void release_slot(u32 empty) {
-  const int lane = threadIdx.x % 32;
-  if (CLUSTER == 1 && lane == 0) mbarrier_arrive(empty);
-  if (CLUSTER > 1 && lane < CLUSTER) mbarrier_arrive_cluster(cluster_address(empty, lane));
+// This warp has read a slot.
+__device__ __forceinline__ void release_slot(u32 full) {
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(Layout::empty(full));
 }
 
 }  // namespace

@@ -44,17 +44,8 @@ struct Output {
     return wgmma_descriptor(layout.v(half, ahead.slot), V_PANEL_BYTES) + step % V_STEPS * (2048 >> 4);
   }
   __device__ void release_v() {
-    release_slot(Layout::empty(layout.v_full(half, done.slot)));
+    release_slot(layout.v_full(half, done.slot));
     done.advance();
-  }
-
-  // Tiles that only the other CTAs of the cluster see.
-  __device__ void skip(int tiles) {
-    if (CLUSTER > 1)
-      for (int slot = 0; slot < tiles * (BLOCK_N / VALUE_KEYS); ++slot, ahead.advance()) {
-        mbarrier_wait(layout.v_full(half, ahead.slot), ahead.parity);
-        release_v();
-      }
   }
 
   // O += P · V of 16 keys.
@@ -139,14 +130,12 @@ struct Output {
   __device__ void run() {
     for (float& x : left) x = 0.f;
     for (float& x : right) x = 0.f;
-    skip(tile.tiles.end - tile.own.end);
     if (PRECISE_KEYS > 0 && tile.precise)
 #pragma unroll 1
-      for (int n = tile.own.begin; n < tile.own.end; ++n) step_precisely();
+      for (int n = tile.tiles.begin; n < tile.tiles.end; ++n) step_precisely();
     else
 #pragma unroll 1
-      for (int n = tile.own.begin; n < tile.own.end; ++n) step();
-    skip(tile.own.begin - tile.tiles.begin);
+      for (int n = tile.tiles.begin; n < tile.tiles.end; ++n) step();
     store();
   }
 

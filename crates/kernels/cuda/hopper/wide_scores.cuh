@@ -9,7 +9,7 @@ namespace {
 
 // Panels of the next tile that the tensor cores work on under a softmax.
 constexpr int AHEAD = PANELS_AHEAD < QK_PANELS ? PANELS_AHEAD : QK_PANELS;
-static_assert(K_SLOTS > AHEAD || AHEAD == QK_PANELS, "panels that wait for each other have slots");
+static_assert(K_SLOTS >= AHEAD, "panels that are not given back before others are awaited have slots of their own");
 
 struct Scores {
   const SdpaParams& p;
@@ -54,19 +54,10 @@ struct Scores {
   __device__ void await_panels() {
     if constexpr (FROM > TO) {
       wgmma_wait<FROM - 1>();
-      release_slot(Layout::empty(layout.k_full(done.slot)));
+      release_slot(layout.k_full(done.slot));
       done.advance();
       await_panels<FROM - 1, TO>();
     }
-  }
-
-  // Tiles that only the other CTAs of the cluster see.
-  __device__ void skip(int tiles) {
-    if (CLUSTER > 1)
-      for (int panel = 0; panel < tiles * QK_PANELS; ++panel, ahead.advance(), done.advance()) {
-        mbarrier_wait(layout.k_full(ahead.slot), ahead.parity);
-        release_slot(Layout::empty(layout.k_full(ahead.slot)));
-      }
   }
 
   // Factors of this thread's rows and, WITH_P, the weights to both output warpgroups.
@@ -117,9 +108,8 @@ struct Scores {
     float even[BLOCK_N / 2], odd[BLOCK_N / 2];
     row_pair_reset(state);
     mbarrier_wait(layout.q_full(), 0);
-    skip(tile.tiles.end - tile.own.end);
-    const int first = tile.own.begin;
-    int n = tile.own.end - 1;
+    const int first = tile.tiles.begin;
+    int n = tile.tiles.end - 1;
     if (n >= first) {
       begin_qk(even);
       finish_qk(even);
@@ -135,7 +125,6 @@ struct Scores {
         softmax(first, even);
       }
     }
-    skip(tile.own.begin - tile.tiles.begin);
     finish(even);
   }
 

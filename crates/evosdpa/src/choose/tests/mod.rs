@@ -89,8 +89,13 @@ fn a_problem_nobody_takes_names_who_comes_closest() {
 fn wide_heads_and_f32_have_a_kernel_everywhere() {
     for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90a] {
         let limit = Target::nominal(arch).smem_limit_bytes;
+        let wide = if arch == Arch::Sm90a { "hopper_wide" } else { "ampere_fwd" };
         for (shape, dtype, name) in [
-            ("b4h8s4096d512:causal", DType::BF16, "ampere_fwd"),
+            ("b4h8s4096d512:causal", DType::BF16, wide),
+            ("b4h8/2s4096d320/64:window=500/0", DType::F16, wide),
+            ("b4h8s4096d64/272:precise", DType::BF16, wide),
+            ("b4h8s4096d512:softcap=30", DType::BF16, "ampere_fwd"),
+            // rows that TMA cannot describe
             ("b4h8s4096d257", DType::F16, "ampere_fwd"),
             ("b1h8s1/9000d512:used:paged=16", DType::BF16, "ampere_fwd"),
             ("b4h8s1000d64/512:varlen:alibi:sinks", DType::F16, "ampere_fwd"),
