@@ -76,6 +76,58 @@ fn bench_json_is_one_document_with_every_field() {
 }
 
 #[test]
+fn bench_times_lengths_of_a_family() {
+    let folder = tempfile::tempdir().unwrap();
+    let rated = |shape: &str, lengths: &str| {
+        let output = evosdpa(
+            folder.path(),
+            &[
+                "bench",
+                "--shapes",
+                shape,
+                "--lengths",
+                lengths,
+                "--iters",
+                "4",
+                "--warmup",
+                "1",
+                "--device",
+                "cpu",
+                "--no-baselines",
+                "--json",
+            ],
+        );
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let row = json(&output)["rows"][0].clone();
+        assert!(row["gates"].as_array().unwrap().iter().all(|gate| gate["verdict"] == "PASS"), "{row}");
+        let number = |name: &str| row[name].as_f64().unwrap();
+        // Operations in thousands: what rates are counted by.
+        let work = (number("gflops") * number("p50_us")).round();
+        (row["problem"].as_str().unwrap().to_owned(), work)
+    };
+    // 64 tokens each, or 64, 32, 16 and 8: pairs of queries and keys, two heads, and 128 operations a pair.
+    let packed = "b4h2s64d32:varlen";
+    assert_eq!(
+        rated(packed, "equal"),
+        (format!("{packed} f32"), (4.0 * 4096.0 * 2.0 * 128.0 / 1e3_f64).round())
+    );
+    let skewed = (4096.0 + 1024.0 + 256.0 + 64.0) * 2.0 * 128.0 / 1e3_f64;
+    assert_eq!(rated(packed, "skewed"), (format!("{packed} f32, skewed lengths"), skewed.round()));
+    // Of a cache with room for 64 keys one, and all 64 of the last.
+    let used = "b4h2s1/64d32:used";
+    let one = (3.0 + 64.0) * 2.0 * 128.0 / 1e3_f64;
+    assert_eq!(rated(used, "one-token"), (format!("{used} f32, one-token lengths"), one.round()));
+    assert!(rated("b6h2s16d32:varlen", "zeros").0.ends_with("zeros lengths"));
+
+    for (shape, lengths, words) in
+        [("tiny", "skewed", "has no lengths of its own"), (packed, "skewd", "skewed")]
+    {
+        let output = evosdpa(folder.path(), &["bench", "--shapes", shape, "--lengths", lengths]);
+        assert!(!output.status.success() && text(&output.stderr).contains(words), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn bench_times_what_the_library_would_run_unless_told_otherwise() {
     let folder = tempfile::tempdir().unwrap();
     let tiny =

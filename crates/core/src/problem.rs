@@ -246,11 +246,25 @@ impl Problem {
     /// Floating-point operations that the mask leaves to be done: two GEMMs, QKᵀ and PV, of two operations a pair and element.
     pub fn flops(&self) -> f64 {
         let s = self.sizes();
+        s.batch as f64 * self.flops_of(s.seq_q, s.seq_kv)
+    }
+
+    /// The same of one sequence with so many queries and keys.
+    pub fn flops_of(&self, queries: usize, keys: usize) -> f64 {
+        let s = self.sizes();
         let pairs = match self.scores().chunk {
-            None => self.band().visible_pairs(s.seq_q, s.seq_kv),
-            Some(_) => (0..s.seq_q).map(|i| self.visible(i, s.seq_q, s.seq_kv).len() as u64).sum(),
+            None => self.mask().band(queries, keys).visible_pairs(queries, keys),
+            Some(_) => (0..queries).map(|i| self.visible(i, queries, keys).len() as u64).sum(),
         } as f64;
-        2.0 * (s.batch * s.heads_q) as f64 * pairs * (s.dim_qk + s.dim_v) as f64
+        2.0 * s.heads_q as f64 * pairs * (s.dim_qk + s.dim_v) as f64
+    }
+
+    /// Bytes of one sequence's queries, keys, values and output, each moved once.
+    pub fn bytes_of(&self, queries: usize, keys: usize) -> u64 {
+        let s = self.sizes();
+        let row = s.dim_qk * self.dtype.bytes() + s.dim_v * self.output_dtype().bytes();
+        let key = (s.dim_qk + s.dim_v) * self.kv_dtype().bytes();
+        (queries * s.heads_q * row + keys * s.heads_kv * key) as u64
     }
 
     /// The fewest bytes that must move, for sequences of the longest: each input read once (8-bit ones with their scales,

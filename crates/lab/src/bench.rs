@@ -8,7 +8,7 @@ use std::{
 use evosdpa_core::Problem;
 use evosdpa_oracle::{
     Case,
-    inputs::{Family, Inputs},
+    inputs::{Inputs, LengthFamily},
 };
 
 use crate::{
@@ -25,6 +25,7 @@ use crate::{
         floor::{Floor, unless_the_machine_failed},
         interleave::{Contestant, Plan, SETTLE, Times, interleave},
         samples::median,
+        work::Work,
     },
     record::Row,
 };
@@ -43,6 +44,8 @@ pub struct Request {
     pub warmup: usize,
     /// Seed of the inputs.
     pub seed: u64,
+    /// How long sequences are, where their lengths are data.
+    pub lengths: LengthFamily,
     /// Time for one problem.
     pub budget: Option<Duration>,
     /// How calls are timed.
@@ -51,6 +54,16 @@ pub struct Request {
     pub margin: f64,
     /// What the moments of samples are counted from: when the run began.
     pub epoch: Instant,
+}
+
+impl Request {
+    /// What rows call a problem: its lengths are named where they are not all the longest.
+    fn named(&self, problem: &Problem) -> String {
+        match self.lengths {
+            LengthFamily::Equal => problem.to_string(),
+            lengths => format!("{problem}, {lengths} lengths"),
+        }
+    }
 }
 
 /// What a problem gave.
@@ -105,15 +118,15 @@ pub fn measure(
     let mut interrupted = !proceed(Step::Solving);
     // The second is for the audits, and nobody knows it beforehand.
     let audit_seed = Rng::entropy();
-    let cases =
-        [request.seed, audit_seed].map(|seed| Case::in_bounded_time(*problem, Family::Normal, seed, None));
+    let cases = [request.seed, audit_seed].map(|seed| Case::timed(*problem, seed, request.lengths));
+    let work = Work::with_lengths(problem, request.lengths);
     let hard = Case::adversarial(*problem, request.seed);
     let inputs: Vec<Inputs> = (0..sets).map(|set| cases[set % cases.len()].inputs.clone()).collect();
 
     let mut entries = Vec::new();
     for kernel in &request.kernels {
         interrupted = interrupted || !proceed(Step::Checking(kernel));
-        let mut row = Row::new(kernel, false, device.id(), &problem.to_string());
+        let mut row = Row::new(kernel, false, device.id(), &request.named(problem));
         row.timing = request.timing.to_string();
         row.gates.push(correctness_gate(device, kernel, &cases[0])?);
         if let (Verdict::Pass, Some(hard)) = (&row.gates[0].verdict, &hard) {
@@ -167,7 +180,7 @@ pub fn measure(
         })
     };
     let floor = Floor::look(device, problem)?;
-    take_in(&mut entries, times, problem, (device, &floor))?;
+    take_in(&mut entries, times, (problem, work), (device, &floor))?;
     let overhead_us = unless_the_machine_failed(device.clock_overhead_us())?;
     for entry in entries.iter_mut().filter(|entry| !entry.row.baseline) {
         entry.row.clock_overhead_us = overhead_us;
@@ -296,7 +309,7 @@ fn baselines<'a>(
     };
     let loaded = torch.map_err(str::to_owned).and_then(load);
     let entry = |mode: &torch::Mode| {
-        let mut row = Row::new(mode.name, true, id, &case.problem.to_string());
+        let mut row = Row::new(mode.name, true, id, &request.named(&case.problem));
         let gate = match &loaded {
             Ok(torch) => baseline_gate(&mut torch.borrow_mut(), *mode, case),
             Err(why) => GateResult::unavailable(AVAILABLE, why.as_str()),
@@ -388,7 +401,7 @@ fn time_between(entries: &mut [Entry<'_>], plan: &Plan, mut proceed: impl FnMut(
 fn take_in(
     entries: &mut [Entry<'_>],
     times: Vec<Result<Times, Error>>,
-    problem: &Problem,
+    (problem, work): (&Problem, Work),
     (device, floor): (&dyn TimedDevice, &Floor),
 ) -> Result<(), Error> {
     let mut times = times.into_iter();
@@ -401,11 +414,11 @@ fn take_in(
         };
         match times.next() {
             Some(Ok(times)) => {
-                row.measured(&times, problem, roof.as_ref());
+                row.measured(&times, work, roof.as_ref());
                 if let Some(audits) = audits.filter(|_| !row.samples_us.is_empty()) {
                     let detail = format!("{audits} audits between timed calls found nothing");
                     row.gates.push(GateResult::pass(AUDIT, detail));
-                    let gate = floor_gate(row, problem, device, floor)?;
+                    let gate = floor_gate(row, (problem, work), device, floor)?;
                     row.gates.extend(gate);
                 }
             }
@@ -429,13 +442,13 @@ fn take_in(
 /// No sample may be shorter than what bytes and operations take at the device's best.
 fn floor_gate(
     row: &mut Row,
-    problem: &Problem,
+    (problem, work): (&Problem, Work),
     device: &dyn TimedDevice,
     floor: &Floor,
 ) -> Result<Option<GateResult>, Error> {
     let least_us = row.samples_us.iter().copied().fold(f64::INFINITY, f64::min);
-    let finding = floor.refuses(device, problem, least_us)?;
-    row.floor_us = floor.time_us(problem);
+    let finding = floor.refuses(device, problem, work, least_us)?;
+    row.floor_us = floor.time_us(work);
     let (Some(floor_us), source) = (row.floor_us, floor.source()) else { return Ok(None) };
     Ok(Some(match finding {
         None => GateResult::pass(

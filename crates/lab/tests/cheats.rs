@@ -23,7 +23,7 @@ use evosdpa_lab::{
 };
 use evosdpa_oracle::{
     Case,
-    inputs::{Family, Inputs},
+    inputs::{Family, Inputs, LengthFamily},
 };
 
 /// The right answer, computed by a kernel that does not cheat.
@@ -237,6 +237,7 @@ fn bench(kernels: &[&str], ceilings: Option<Ceilings>) -> Vec<Row> {
         iters: 30,
         warmup: WARMUP,
         seed: 0,
+        lengths: LengthFamily::Equal,
         budget: None,
         timing: Timing::Graph,
         margin: 0.01,
@@ -310,6 +311,7 @@ fn an_honest_kernel_passes_in_every_way_of_timing() {
             iters: 10,
             warmup: 1,
             seed: 1,
+            lengths: LengthFamily::Equal,
             budget: None,
             timing,
             margin: 0.01,

@@ -6,7 +6,7 @@ use evosdpa_core::{Float, Precision, Problem, SideInputs, Tensor, TensorView};
 
 use crate::{
     Control, control_output,
-    inputs::{Arrangement, Family, Inputs},
+    inputs::{Arrangement, Family, Inputs, LengthFamily},
     reference::{self, Question, Sample},
     tolerance::{self, Judgement, Standard, Truth},
 };
@@ -41,9 +41,19 @@ impl Case {
     /// the oracle busy for long is solved for a sample of its rows, drawn with the seed. 8-bit problems are solved whole: their
     /// rules are about all of an output.
     pub fn in_bounded_time(problem: Problem, family: Family, seed: u64, row_gap: Option<usize>) -> Self {
+        Self::bounded(problem, (family, seed, Arrangement::FULL), row_gap)
+    }
+
+    /// As [`Case::in_bounded_time`], of ordinary numbers, with lengths of a family.
+    pub fn timed(problem: Problem, seed: u64, lengths: LengthFamily) -> Self {
+        Self::bounded(problem, (Family::Normal, seed, Arrangement::timed(lengths)), None)
+    }
+
+    fn bounded(problem: Problem, drawn: (Family, u64, Arrangement), row_gap: Option<usize>) -> Self {
+        let (_, seed, _) = drawn;
         let sample =
             if problem.has_codes() { Sample::whole() } else { Sample::of_at_most(&problem, MOST_WORK, seed) };
-        Self::judged_by(problem, (family, seed, Arrangement::FULL), row_gap, sample)
+        Self::judged_by(problem, drawn, row_gap, sample)
     }
 
     /// One adversarial case of a problem, the family by the seed, for a sample of rows that takes the oracle little time.

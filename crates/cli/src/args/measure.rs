@@ -9,6 +9,7 @@ use evosdpa_lab::{
     device::{DeviceId, Timing},
     report::Format,
 };
+use evosdpa_oracle::inputs::LengthFamily;
 
 use super::{
     Common,
@@ -22,6 +23,7 @@ use super::{
   evosdpa bench --shapes b1h32/8s1/8192d128 --json > decode.json
   evosdpa bench --shapes mission --timing cold --no-baselines
   evosdpa bench --shapes tiny --baselines torch
+  evosdpa bench --shapes b16h32/8s1024d128:causal-br:varlen --lengths skewed
   evosdpa bench --shapes mission --repeat 5
   evosdpa bench --shapes tiny --kernels cpu_flash --self-test 200")]
 pub(crate) struct Bench {
@@ -65,6 +67,10 @@ pub(crate) struct Bench {
     /// Make the run, or those of --repeat, part of this set: so two programs can be measured in turns
     #[arg(long, value_name = "NAME", conflicts_with = "self_test")]
     pub(crate) set: Option<String>,
+    /// How long sequences are, where lengths are data (:varlen, :used, :used-q): equal (all the longest), skewed (each half as long
+    /// as the one before it), zeros (some without keys or queries), one-token (all but the last)
+    #[arg(long, default_value = "equal", value_name = "FAMILY", conflicts_with = "self_test")]
+    pub(crate) lengths: LengthFamily,
     /// Seed of the inputs
     #[arg(long, default_value_t = 0, value_name = "SEED", allow_negative_numbers = true)]
     pub(crate) seed: u64,

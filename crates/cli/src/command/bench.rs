@@ -20,6 +20,7 @@ use evosdpa_lab::{
     record::{Row, Run, RunStatus},
     self_test::{self, SelfTest},
 };
+use evosdpa_oracle::inputs::LengthFamily;
 
 use crate::{
     Status,
@@ -65,6 +66,14 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
     };
     let problems = problems(&args.shapes, &dtypes)?;
     for problem in problems.iter().flatten() {
+        let own = problem.lengths();
+        let has_lengths = own.packed_queries || own.packed_keys || own.used || own.used_queries;
+        if args.lengths != LengthFamily::Equal && !has_lengths {
+            anyhow::bail!(
+                "--lengths {}: {problem} has no lengths of its own: add :varlen or :used",
+                args.lengths
+            );
+        }
         evosdpa_lab::machine::refuse_what_does_not_fit(problem, 2)?;
     }
     interrupt::listen();
@@ -98,6 +107,7 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
         iters: args.iters.unwrap_or(DEFAULT_ITERS) as usize,
         warmup: args.warmup as usize,
         seed: args.seed,
+        lengths: args.lengths,
         budget,
         timing: args.timing,
         margin: args.margin,

@@ -322,7 +322,9 @@ impl<'a> Judge<'a> {
         let is_the_default = |kernel: &str| kernel != label;
         let finding = match outcome {
             Ok(Some(duel)) => {
-                if let Some(finding) = floor.refuses(self.device, problem, duel.candidate_p50_us())? {
+                if let Some(finding) =
+                    floor.refuses(self.device, problem, problem.into(), duel.candidate_p50_us())?
+                {
                     gates.push(GateResult::fail(FLOOR, finding.to_string()));
                     return Ok(None);
                 }

@@ -6,7 +6,7 @@ use evosdpa_core::Problem;
 use evosdpa_kernels::Arch;
 use serde::{Deserialize, Serialize};
 
-use super::{audit::Finding, roof::tensor_flops_per_sm_cycle};
+use super::{audit::Finding, roof::tensor_flops_per_sm_cycle, work::Work};
 use crate::{Error, ErrorKind, device::TimedDevice};
 
 /// The most a device can do.
@@ -63,9 +63,10 @@ impl Ceilings {
     }
 
     /// No call on the problem can be shorter.
-    pub fn floor_us(&self, problem: &Problem) -> f64 {
+    pub fn floor_us(&self, work: impl Into<Work>) -> f64 {
+        let Work { flops, bytes } = work.into();
         let of = |amount: f64, rate: Option<f64>| rate.map_or(0.0, |rate| amount / rate / 1e3);
-        of(problem.flops(), self.gflops).max(of(problem.bytes() as f64, self.gbps))
+        of(flops, self.gflops).max(of(bytes, self.gbps))
     }
 }
 
@@ -85,8 +86,8 @@ impl Floor {
     }
 
     /// No call can be shorter, as far as it is known.
-    pub fn time_us(&self, problem: &Problem) -> Option<f64> {
-        self.best.borrow().as_ref().map(|best| best.floor_us(problem))
+    pub fn time_us(&self, work: impl Into<Work>) -> Option<f64> {
+        self.best.borrow().as_ref().map(|best| best.floor_us(work))
     }
 
     /// Where the numbers come from.
@@ -100,10 +101,11 @@ impl Floor {
         &self,
         device: &dyn TimedDevice,
         problem: &Problem,
+        work: Work,
         time_us: f64,
     ) -> Result<Option<Finding>, Error> {
         for _ in 0..DOUBTS {
-            if self.time_us(problem).is_none_or(|floor_us| time_us >= floor_us) {
+            if self.time_us(work).is_none_or(|floor_us| time_us >= floor_us) {
                 return Ok(None);
             }
             if let Some(again) = unless_the_machine_failed(device.ceilings(problem))? {
@@ -112,7 +114,7 @@ impl Floor {
             }
         }
         let ns = |us: f64| (us * 1e3).round() as u64;
-        let floor_us = self.time_us(problem).unwrap_or(0.0);
+        let floor_us = self.time_us(work).unwrap_or(0.0);
         let finding = Finding::TooFast { time_ns: ns(time_us), floor_ns: ns(floor_us) };
         Ok((time_us < floor_us).then_some(finding))
     }

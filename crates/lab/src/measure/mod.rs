@@ -12,6 +12,7 @@ pub mod roof;
 pub mod runs;
 pub mod samples;
 pub mod sequence;
+pub mod work;
 
 use evosdpa_oracle::rng::Rng;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,9 @@
 //! The roofline: how much of what a device could do with a problem's operations and bytes a time is.
 
-use evosdpa_core::{DType, Problem};
+use evosdpa_core::DType;
 use evosdpa_kernels::Arch;
+
+use super::work::Work;
 
 /// The roof over a problem on a device. Unlike the floor, which no honest time can be below, it is what people compare with: the
 /// rate of the units that the problem's type runs on, and the memory's.
@@ -27,10 +29,11 @@ impl Roof {
     }
 
     /// The share of the roof that a call of this length reaches.
-    pub fn share(&self, problem: &Problem, time_us: f64) -> f64 {
+    pub fn share(&self, work: impl Into<Work>, time_us: f64) -> f64 {
+        let Work { flops, bytes } = work.into();
         let at_best = |amount: f64, rate: f64| amount / rate / 1e3;
-        let operations_us = at_best(problem.flops(), self.gflops);
-        let bytes_us = self.gbps.map_or(0.0, |gbps| at_best(problem.bytes() as f64, gbps));
+        let operations_us = at_best(flops, self.gflops);
+        let bytes_us = self.gbps.map_or(0.0, |gbps| at_best(bytes, gbps));
         operations_us.max(bytes_us) / time_us
     }
 }
@@ -48,6 +51,8 @@ pub(crate) fn tensor_flops_per_sm_cycle(arch: Arch) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use evosdpa_core::Problem;
+
     use super::*;
 
     fn problem(text: &str) -> Problem {

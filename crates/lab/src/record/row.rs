@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use evosdpa_core::Problem;
 use evosdpa_kernels::VariantId;
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +9,7 @@ use crate::{
     baseline::torch,
     device::{AUTO, DeviceId},
     gate::GateResult,
-    measure::{compare::Comparison, interleave::Times, roof::Roof, samples::Summary},
+    measure::{compare::Comparison, interleave::Times, roof::Roof, samples::Summary, work::Work},
 };
 
 /// What was seen of one kernel or baseline on one problem. Times are there only if every gate that ran passed.
@@ -141,7 +140,8 @@ impl Row {
     }
 
     /// Takes in the samples.
-    pub fn measured(&mut self, times: &Times, problem: &Problem, roof: Option<&Roof>) {
+    pub fn measured(&mut self, times: &Times, work: impl Into<Work>, roof: Option<&Roof>) {
+        let work = work.into();
         self.samples_us = times.all();
         self.samples_per_round = times.rounds.iter().map(Vec::len).collect();
         self.samples_began_ns.clone_from(&times.began_ns);
@@ -151,13 +151,13 @@ impl Row {
         self.p99_us = Some(summary.p99_us);
         self.p50_interval_us = Some(summary.p50_interval_us);
         self.outliers = summary.outliers;
-        let gflops = problem.flops() / summary.p50_us / 1e3;
+        let gflops = work.flops / summary.p50_us / 1e3;
         self.gflops = Some(gflops);
-        self.gbps = Some(problem.bytes() as f64 / summary.p50_us / 1e3);
+        self.gbps = Some(work.bytes / summary.p50_us / 1e3);
         // A GPU's peak is a data sheet's: only its roofline is said.
         let measured_peak = roof.filter(|_| self.device == DeviceId::Cpu);
         self.percent_of_peak = measured_peak.map(|roof| 100.0 * gflops / roof.gflops);
-        self.roofline = roof.map(|roof| roof.share(problem, summary.p50_us));
+        self.roofline = roof.map(|roof| roof.share(work, summary.p50_us));
     }
 
     /// Takes in samples from between foreign kernels.

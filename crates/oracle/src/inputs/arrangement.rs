@@ -1,8 +1,8 @@
 //! How long the sequences of a drawn problem are, and in which order its pages lie.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
-use evosdpa_core::Problem;
+use evosdpa_core::{Error, Problem, error::nearest};
 
 use super::Family;
 use crate::rng::mix;
@@ -24,6 +24,16 @@ impl LengthFamily {
     /// Every family.
     pub const ALL: [Self; 4] = [Self::Equal, Self::Skewed, Self::WithZeros, Self::OneToken];
 
+    /// What options call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Equal => "equal",
+            Self::Skewed => "skewed",
+            Self::WithZeros => "zeros",
+            Self::OneToken => "one-token",
+        }
+    }
+
     /// The number of queries or keys of a sequence.
     fn length(self, sequence: usize, batch: usize, longest: usize, keys: bool) -> usize {
         match (self, sequence % 3) {
@@ -35,6 +45,25 @@ impl LengthFamily {
             (Self::OneToken, _) if sequence + 1 == batch => longest,
             (Self::OneToken, _) => 1,
         }
+    }
+}
+
+impl fmt::Display for LengthFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for LengthFamily {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|family| family.name() == text).ok_or_else(|| Error::UnknownName {
+            kind: "lengths",
+            name: text.to_owned(),
+            nearest: nearest(text, Self::ALL.iter().map(|family| family.name())),
+            allowed: Self::ALL.map(Self::name).join(", "),
+        })
     }
 }
 
@@ -67,7 +96,17 @@ pub struct Arrangement {
 
 impl Arrangement {
     /// Every sequence as long as its problem says, its pages anywhere: what is timed, so that work and time are of one problem.
-    pub const FULL: Self = Self { lengths: LengthFamily::Equal, pages: PageOrder::Random };
+    pub const FULL: Self = Self::timed(LengthFamily::Equal);
+
+    /// Lengths of a family, pages anywhere.
+    pub const fn timed(lengths: LengthFamily) -> Self {
+        Self { lengths, pages: PageOrder::Random }
+    }
+
+    /// Queries and keys of each sequence of a problem that is arranged so, padding not among them.
+    pub fn lengths_of(self, problem: &Problem) -> Vec<(usize, usize)> {
+        Places::new(problem, self, 0).lengths
+    }
 
     /// One that differs from family to family and seed to seed, so that cases between them see every combination.
     pub fn of(family: Family, seed: u64) -> Self {
