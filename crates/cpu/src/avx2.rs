@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: 8 lanes, 16 registers.
 
-use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, ROUNDING_MAGIC, Simd};
+use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, MAX_LANES, ROUNDING_MAGIC, Simd};
 use std::arch::x86_64::*;
 
 /// Marker for AVX2 + FMA + F16C.
@@ -142,6 +142,11 @@ impl Simd for Avx2 {
         unsafe { _mm256_max_ps(a, b) }
     }
     #[inline(always)]
+    unsafe fn min(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: trait contract.
+        unsafe { _mm256_min_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn exp2(x: __m256) -> __m256 {
         // SAFETY: trait contract.
         unsafe {
@@ -198,12 +203,12 @@ impl Simd for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
-    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
+    unsafe fn transpose_rows(rows: &[*const f32; MAX_LANES], dst: *mut f32, dst_stride: usize) {
         // SAFETY: trait contract.
         unsafe {
             let mut a = [_mm256_setzero_ps(); 8];
             for i in 0..8 {
-                a[i] = _mm256_loadu_ps(src.add(i * src_stride));
+                a[i] = _mm256_loadu_ps(rows[i]);
             }
             // 4×4 transposes within 128-bit lanes, then the lanes are exchanged.
             let mut b = a;

@@ -1,6 +1,6 @@
 //! AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers.
 
-use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, Simd};
+use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, MAX_LANES, Simd};
 use std::arch::x86_64::*;
 
 /// Marker for AVX-512.
@@ -137,6 +137,11 @@ impl Simd for Avx512 {
         unsafe { _mm512_max_ps(a, b) }
     }
     #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn exp2(x: __m512) -> __m512 {
         // SAFETY: trait contract.
         unsafe {
@@ -190,12 +195,12 @@ impl Simd for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
-    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
+    unsafe fn transpose_rows(rows: &[*const f32; MAX_LANES], dst: *mut f32, dst_stride: usize) {
         // SAFETY: trait contract.
         unsafe {
             let mut a = [_mm512_setzero_ps(); 16];
             for i in 0..16 {
-                a[i] = _mm512_loadu_ps(src.add(i * src_stride));
+                a[i] = _mm512_loadu_ps(rows[i]);
             }
             // Within 128-bit lanes: 4×4 transposes of each group of four rows.
             let mut b = a;

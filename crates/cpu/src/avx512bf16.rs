@@ -59,6 +59,7 @@ impl Simd for Avx512Bf16 {
         div(a: __m512, b: __m512) -> __m512;
         fma(a: __m512, b: __m512, c: __m512) -> __m512;
         max(a: __m512, b: __m512) -> __m512;
+        min(a: __m512, b: __m512) -> __m512;
         exp2(x: __m512) -> __m512;
         abs(x: __m512) -> __m512;
         exceeds(x: __m512, limit: __m512) -> bool;
@@ -66,7 +67,7 @@ impl Simd for Avx512Bf16 {
         select_between(index: __m512, lo: f32, hi: f32, inside: __m512, outside: __m512) -> __m512;
         prefetch(p: *const u8);
         prefetch_near(p: *const u8);
-        transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
+        transpose_rows(rows: &[*const f32; MAX_LANES], dst: *mut f32, dst_stride: usize);
     }
 
     #[inline(always)]
@@ -225,6 +226,9 @@ impl Kernels for Avx512Bf16 {
 
     kernels_of_avx512! {
         modify(vectors: usize, t: &TileStep, hook: &TileHook);
+        start_alibi(vectors: usize, t: &TileStep, hook: &TileHook);
+        start_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
+        start_limits(vectors: usize, t: &TileStep, a: &DenseRows);
         add_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
         hide(vectors: usize, t: &TileStep, a: &DenseRows);
         mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, mask: &DenseRows);

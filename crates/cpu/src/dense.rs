@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use std::f32::consts::LOG2_E;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ptr;
 
 /// A tile's rows of a dense tensor.
 pub(crate) struct DenseRows {
@@ -50,7 +51,7 @@ impl Turned for f16 {
     }
 }
 
-/// Keys that rows are read for at once; a multiple of the bytes of every vector's words.
+/// Keys that a mask is looked through at once, and how far ahead rows are fetched.
 const AT_ONCE: usize = 64;
 
 /// What is done with each key. Not a closure: only functions that are always inlined are compiled for the instruction set.
@@ -74,51 +75,44 @@ unsafe fn each_key<S: Simd, E>(
     f: &mut impl AtKey<S>,
 ) {
     let per_word = size_of::<u32>() / size_of::<E>();
-    let mut staged = MaybeUninit::<[u32; MAX_LANES * AT_ONCE]>::uninit();
-    let mut turned = [0.0f32; MAX_LANES * MAX_LANES];
-    let staged = staged.as_mut_ptr().cast::<E>();
-    for base in (begin..end).step_by(AT_ONCE) {
-        let count = (end - base).min(AT_ONCE);
-        // SAFETY: `staged` has room for AT_ONCE elements a lane and is written before it is read; rows are valid by contract.
-        unsafe {
-            if count < AT_ONCE {
-                staged.write_bytes(0, S::LANES * AT_ONCE);
-            }
-            // Row by row: rows may lie a power of two apart, where few of them fit into the cache together.
+    let mut turned = MaybeUninit::<[f32; MAX_LANES * MAX_LANES]>::uninit();
+    let turned = turned.as_mut_ptr().cast::<f32>();
+    let mut words = [ptr::null(); MAX_LANES];
+    let mut base = begin;
+    // SAFETY: `turned` is written before it is read; rows are valid by contract.
+    unsafe {
+        while base + S::LANES * per_word <= end {
             for lane in 0..S::LANES {
                 let row = (*rows.add(lane)).cast::<E>().add(first + base);
-                fetch_next::<S>(row.cast(), size_of::<E>());
-                let dst = staged.add(lane * AT_ONCE);
-                if count == AT_ONCE {
-                    // A length that is known becomes vectors.
-                    row.copy_to_nonoverlapping(dst, AT_ONCE);
-                } else {
-                    row.copy_to_nonoverlapping(dst, count);
+                // The block of keys that comes next.
+                S::prefetch(row.wrapping_add(AT_ONCE).cast());
+                // Rows that lie 4 KB apart share a set of the first-level cache: no more than the next vector is brought there.
+                S::prefetch_near(row.wrapping_add(S::LANES * per_word).cast());
+                words[lane] = row.cast();
+            }
+            S::transpose_rows(&words, turned, S::LANES);
+            for word in 0..S::LANES {
+                let words = S::load(turned.add(word * S::LANES));
+                for part in 0..per_word {
+                    f.at(base + word * per_word + part, words, part);
                 }
             }
-            for group in (0..count).step_by(S::LANES * per_word) {
-                let words = staged.add(group).cast::<f32>();
-                S::transpose(words, AT_ONCE / per_word, turned.as_mut_ptr(), S::LANES);
-                for word in 0..S::LANES.min((count - group).div_ceil(per_word)) {
-                    let words = S::load(turned.as_ptr().add(word * S::LANES));
-                    for part in 0..per_word {
-                        let key = group + word * per_word + part;
-                        if key < count {
-                            f.at(base + key, words, part);
-                        }
-                    }
-                }
+            base += S::LANES * per_word;
+        }
+        if base < end {
+            // The last keys, fewer than a vector's words: what lies behind them may not be read.
+            let mut staged = [0u32; MAX_LANES * MAX_LANES];
+            for lane in 0..S::LANES {
+                let row = (*rows.add(lane)).cast::<E>().add(first + base);
+                let dst = staged.as_mut_ptr().add(lane * S::LANES);
+                row.copy_to_nonoverlapping(dst.cast(), end - base);
+            }
+            S::transpose(staged.as_ptr().cast(), S::LANES, turned, S::LANES);
+            for key in 0..end - base {
+                let words = S::load(turned.add(key / per_word * S::LANES));
+                f.at(base + key, words, key % per_word);
             }
         }
-    }
-}
-
-/// Fetches what lies [`AT_ONCE`] elements behind `p`: the next block of keys.
-#[inline(always)]
-unsafe fn fetch_next<S: Simd>(p: *const u8, element_bytes: usize) {
-    for line in (0..AT_ONCE * element_bytes).step_by(64) {
-        // SAFETY: the instruction set of `S`; a prefetch reads nothing.
-        unsafe { S::prefetch(p.wrapping_add(AT_ONCE * element_bytes + line)) };
     }
 }
 
@@ -128,6 +122,8 @@ unsafe fn fetch_next<S: Simd>(p: *const u8, element_bytes: usize) {
 /// The instruction set of `S`.
 trait Change {
     type Element;
+    /// What the score kernel is to find in the score tile.
+    unsafe fn start<S: Simd>(words: S::V, part: usize) -> S::V;
     unsafe fn change<S: Simd>(score: S::V, words: S::V, part: usize) -> S::V;
 }
 
@@ -136,6 +132,11 @@ struct Bias<E>(PhantomData<E>);
 
 impl<E: Turned> Change for Bias<E> {
     type Element = E;
+    #[inline(always)]
+    unsafe fn start<S: Simd>(words: S::V, part: usize) -> S::V {
+        // SAFETY: trait contract.
+        unsafe { S::mul(near::<S>(E::part::<S>(words, part)), S::splat(LOG2_E)) }
+    }
     #[inline(always)]
     unsafe fn change<S: Simd>(score: S::V, words: S::V, part: usize) -> S::V {
         // SAFETY: trait contract.
@@ -149,10 +150,65 @@ struct Hide;
 impl Change for Hide {
     type Element = u8;
     #[inline(always)]
+    unsafe fn start<S: Simd>(words: S::V, part: usize) -> S::V {
+        // SAFETY: trait contract.
+        unsafe { S::select_byte(words, part, S::splat(f32::INFINITY), S::splat(f32::NEG_INFINITY)) }
+    }
+    #[inline(always)]
     unsafe fn change<S: Simd>(score: S::V, words: S::V, part: usize) -> S::V {
         // SAFETY: trait contract.
         unsafe { S::select_byte(words, part, score, S::splat(f32::NEG_INFINITY)) }
     }
+}
+
+/// Writes what the scores of one vector's lanes start with.
+struct Starting<C> {
+    /// The vector's first score, and floats from key to key.
+    scores: *mut f32,
+    width: usize,
+    change: PhantomData<C>,
+}
+
+impl<S: Simd, C: Change> AtKey<S> for Starting<C> {
+    #[inline(always)]
+    unsafe fn at(&mut self, row: usize, words: S::V, part: usize) {
+        // SAFETY: trait contract.
+        unsafe { S::store(self.scores.add(row * self.width), C::start::<S>(words, part)) }
+    }
+}
+
+#[inline(always)]
+unsafe fn start<S: Simd, C: Change>(vectors: usize, t: &TileStep, a: &DenseRows) {
+    let width = vectors * S::LANES;
+    for v in 0..vectors {
+        let at = v * S::LANES;
+        // SAFETY: in bounds by the callers' contract.
+        unsafe {
+            let mut starting = Starting::<C> { scores: t.scores.add(at), width, change: PhantomData };
+            let (rows, end) = (a.rows.add(at), t.vector_end[v]);
+            each_key::<S, C::Element>(rows, a.first, t.key_begin, end, &mut starting);
+        }
+    }
+}
+
+/// Fills a tile with a bias: [`crate::tile::Start::Added`].
+///
+/// # Safety
+/// As [`crate::tile::scores`] for tiles of so many vectors; rows valid for the tile's keys.
+#[inline(always)]
+pub(crate) unsafe fn start_bias<S: Simd, E: Turned>(vectors: usize, t: &TileStep, a: &DenseRows) {
+    // SAFETY: same contract.
+    unsafe { start::<S, Bias<E>>(vectors, t, a) }
+}
+
+/// Fills a tile with what a boolean mask says: [`crate::tile::Start::Limits`].
+///
+/// # Safety
+/// As [`crate::tile::scores`] for tiles of so many vectors; rows valid for the tile's keys.
+#[inline(always)]
+pub(crate) unsafe fn start_limits<S: Simd>(vectors: usize, t: &TileStep, a: &DenseRows) {
+    // SAFETY: same contract.
+    unsafe { start::<S, Hide>(vectors, t, a) }
 }
 
 /// Changes the scores of one vector's lanes, hides again what the band hides, and keeps the maximum.
@@ -281,18 +337,24 @@ pub(crate) unsafe fn mark_hidden<S: Simd, const NR: usize>(t: &TileStep, hidden:
 /// Beyond this a bias is infinite in units of log2.
 const BIAS_END: f32 = f32::MAX / 1.5;
 
-/// A score with its bias. A finite bias stays finite: rows that a model fills with the lowest number are means, not nothing.
+/// A score with its bias.
 #[inline(always)]
 pub(crate) unsafe fn biased<S: Simd>(score: S::V, bias: S::V) -> S::V {
     // SAFETY: the instruction set of `S`.
+    unsafe { S::fma(near::<S>(bias), S::splat(LOG2_E), score) }
+}
+
+/// A bias that is finite in units of log2 if it is as given: rows that a model fills with the lowest number are means, not nothing.
+#[inline(always)]
+unsafe fn near<S: Simd>(bias: S::V) -> S::V {
+    // SAFETY: the instruction set of `S`.
     unsafe {
-        let mut near = bias;
-        if S::exceeds(S::abs(bias), S::splat(BIAS_END)) {
-            let end = S::splat(-BIAS_END);
-            near = S::select_between(bias, f32::MIN, -BIAS_END, end, bias);
-            near = S::select_between(near, BIAS_END, f32::MAX, S::sub(S::splat(0.0), end), near);
+        if !S::exceeds(S::abs(bias), S::splat(BIAS_END)) {
+            return bias;
         }
-        S::fma(near, S::splat(LOG2_E), score)
+        let end = S::splat(-BIAS_END);
+        let near = S::select_between(bias, f32::MIN, -BIAS_END, end, bias);
+        S::select_between(near, BIAS_END, f32::MAX, S::sub(S::splat(0.0), end), near)
     }
 }
 

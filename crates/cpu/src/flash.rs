@@ -11,7 +11,7 @@ use crate::plan::{Unit, query_span};
 use crate::query_tile::{Look, QueryTile};
 use crate::simd::MAX_LANES;
 use crate::span::Span;
-use crate::tile::{Ahead, Care, TileStep, Weighed};
+use crate::tile::{Ahead, Care, Start, TileStep, Weighed};
 use crate::workspace::Carver;
 use std::ptr;
 
@@ -26,6 +26,7 @@ pub(crate) struct Scratch {
     values: usize,
     value_stride: usize,
     scores: usize,
+    heavy_rows: usize,
     /// What is hidden from whom, as the scores lie.
     hidden: usize,
     rows: usize,
@@ -66,6 +67,7 @@ impl Scratch {
             values: carver.take(tiles.block_kv * value_stride),
             value_stride,
             scores: carver.take(tiles.block_kv * width),
+            heavy_rows: carver.take(if K::PACKED > 1 { tiles.block_kv } else { 0 }),
             rows: carver.take(MAX_LANES * row_stride),
             row_stride,
             together: carver.take(if K::PACKED > 1 { tiles.block_kv * shape.dim_v.div_ceil(2) } else { 0 }),
@@ -336,8 +338,10 @@ impl Work<'_> {
                 output: scratch.add(layout.output + index * layout.output_per_tile),
                 dim_v: job.shape.dim_v,
                 scores: scratch.add(layout.scores),
+                start: Start::Nothing,
                 care: self.care::<K>(tile),
-                weighed: Weighed { live: (0, 0), whole: (0, 0) },
+                weighed: Weighed { live: (0, 0), heavy: 0 },
+                heavy_rows: scratch.add(layout.heavy_rows).cast(),
                 key_begin: look.begin,
                 key_end: look.end,
                 vector_end: tile.vector_end::<K>(&self.span, block),
@@ -351,18 +355,20 @@ impl Work<'_> {
                 ahead,
             };
             let masked = look.begin < step.mask.clear_begin || look.end > step.mask.clear_end;
+            if job.modifiers.change() || look.hides {
+                step.start = self.start_scores::<K>(index, tile, block, &step);
+            }
             K::scores(tile.vectors, &step);
             if job.modifiers.change() || look.hides {
                 self.modify_scores::<K>(index, tile, block, &step);
             }
             step.weighed = K::softmax(tile.vectors, &step);
-            let whole = step.weighed.whole.0 < step.weighed.whole.1;
             if !finite {
                 // A weight of zero is multiplied too.
                 step.weighed.live = (look.begin, look.end);
             }
             // A pair of values may reach behind what the tile sees.
-            let exact = !finite && (masked || look.hides || look.end < end || whole);
+            let exact = !finite && (masked || look.hides || look.end < end || step.weighed.heavy > 0);
             if exact {
                 let mask = self.mask_rows::<K>(index, tile, block);
                 K::mark_hidden(tile.vectors, &step, hidden, &mask);
@@ -385,7 +391,47 @@ impl Work<'_> {
         }
     }
 
-    /// Everything that happens to a tile's scores besides the band.
+    /// Writes into a tile's scores what can be known of them beforehand: of bias, ALiBi and mask the first that there is. A softcap comes before all of these.
+    unsafe fn start_scores<K: Kernels>(
+        &self,
+        index: usize,
+        tile: &QueryTile,
+        block: usize,
+        step: &TileStep,
+    ) -> Start {
+        let Work { job, layout, .. } = *self;
+        let modifiers = &job.modifiers;
+        if modifiers.cap > 0.0 {
+            return Start::Nothing;
+        }
+        // SAFETY: as `run_unit`.
+        unsafe {
+            if let Some(bias) = &modifiers.bias {
+                let rows = self.lane_rows::<K>(layout.bias_rows, index);
+                K::start_bias(bias.dtype(), tile.vectors, step, &DenseRows { rows, first: block });
+                Start::Added
+            } else if modifiers.alibi() {
+                K::start_alibi(tile.vectors, step, &self.tile_hook::<K>(index, tile, block));
+                Start::Added
+            } else {
+                K::start_limits(tile.vectors, step, &self.mask_rows::<K>(index, tile, block));
+                Start::Limits
+            }
+        }
+    }
+
+    /// Softcap and ALiBi of a tile.
+    unsafe fn tile_hook<K: Kernels>(&self, index: usize, tile: &QueryTile, block: usize) -> TileHook {
+        let Work { job, layout, scratch, .. } = *self;
+        let mut slopes = ptr::null();
+        if job.modifiers.alibi() {
+            // SAFETY: the layout has room for every tile.
+            slopes = unsafe { scratch.add(layout.slopes + index * K::VECTORS * K::LANES).cast_const() };
+        }
+        TileHook { cap: job.modifiers.cap, slopes, position: tile.position(&self.span, block) }
+    }
+
+    /// Everything that happens to a tile's scores besides the band and what they were started with.
     unsafe fn modify_scores<K: Kernels>(
         &self,
         index: usize,
@@ -393,23 +439,19 @@ impl Work<'_> {
         block: usize,
         step: &TileStep,
     ) {
-        let Work { job, layout, scratch, .. } = *self;
+        let Work { job, layout, .. } = *self;
         let modifiers = &job.modifiers;
+        let (added, limited) = (step.start == Start::Added, step.start == Start::Limits);
         // SAFETY: as `run_unit`.
         unsafe {
-            if modifiers.cap > 0.0 || modifiers.alibi() {
-                let mut slopes = ptr::null();
-                if modifiers.alibi() {
-                    slopes = scratch.add(layout.slopes + index * K::VECTORS * K::LANES).cast_const();
-                }
-                let position = tile.position(&self.span, block);
-                K::modify(tile.vectors, step, &TileHook { cap: modifiers.cap, slopes, position });
+            if modifiers.cap > 0.0 || modifiers.alibi() && (!added || modifiers.bias.is_some()) {
+                K::modify(tile.vectors, step, &self.tile_hook::<K>(index, tile, block));
             }
-            if let Some(bias) = &modifiers.bias {
+            if let Some(bias) = modifiers.bias.as_ref().filter(|_| !added) {
                 let rows = self.lane_rows::<K>(layout.bias_rows, index);
                 K::add_bias(bias.dtype(), tile.vectors, step, &DenseRows { rows, first: block });
             }
-            if tile.look.hides {
+            if tile.look.hides && !limited {
                 K::hide(tile.vectors, step, &self.mask_rows::<K>(index, tile, block));
             }
         }

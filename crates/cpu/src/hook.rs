@@ -17,47 +17,98 @@ pub(crate) struct TileHook {
     pub(crate) position: i64,
 }
 
-/// Changes a tile's scores and brings the running maximum up to date.
+/// Fills a tile with ALiBi: [`crate::tile::Start::Added`].
+///
+/// # Safety
+/// As [`crate::tile::scores`]; the slopes are valid for `t`'s lanes.
+#[inline(always)]
+pub(crate) unsafe fn start_alibi<S: Simd, const NR: usize>(t: &TileStep, hook: &TileHook) {
+    // SAFETY: in bounds by this function's contract.
+    unsafe {
+        let zero = S::splat(0.0);
+        let (mut position, mut slope) = ([zero; NR], [zero; NR]);
+        for v in 0..NR {
+            let lane = S::load(t.mask.lane_query.add(v * S::LANES));
+            position[v] = S::add(lane, S::splat(hook.position as f32));
+            slope[v] = S::load(hook.slopes.add(v * S::LANES));
+        }
+        for row in t.key_begin..t.key_end {
+            let key = S::splat(row as f32);
+            for v in 0..NR {
+                let bias = S::mul(slope[v], S::abs(S::sub(position[v], key)));
+                S::store(t.scores.add((row * NR + v) * S::LANES), bias);
+            }
+        }
+    }
+}
+
+/// Changes a tile's scores and brings the running maximum up to date. What they were started with is not changed again.
 ///
 /// # Safety
 /// As [`crate::tile::scores`], which ran before on the same `t`; the slopes are null or valid for `t`'s lanes.
 #[inline(always)]
 pub(crate) unsafe fn modify<S: Simd, const NR: usize>(t: &TileStep, hook: &TileHook) {
-    let width = NR * S::LANES;
     // SAFETY: in bounds by this function's contract.
     unsafe {
         let mut maximum = [S::splat(0.0); NR];
         for v in 0..NR {
             maximum[v] = S::load(t.old_max.add(v * S::LANES));
         }
-        let hidden_score = S::splat(f32::NEG_INFINITY);
-        for row in t.key_begin..t.key_end {
-            let distance = S::splat((hook.position - row as i64) as f32);
-            let banded = row < t.mask.clear_begin || row >= t.mask.clear_end;
-            let (lo, hi) = if banded { t.mask.bounds(row) } else { (0.0, 0.0) };
-            for v in 0..NR {
-                if row >= t.vector_end[v] {
-                    continue;
-                }
-                let at = row * width + v * S::LANES;
-                let mut score = S::load(t.scores.add(at));
-                if hook.cap > 0.0 {
-                    score = softcap::<S>(score, hook.cap);
-                }
-                if !hook.slopes.is_null() {
-                    let away = S::add(S::load(t.mask.lane_query.add(v * S::LANES)), distance);
-                    score = S::fma(S::load(hook.slopes.add(v * S::LANES)), S::abs(away), score);
-                }
-                if banded {
-                    let query = S::load(t.mask.lane_query.add(v * S::LANES));
-                    score = S::select_between(query, lo, hi, score, hidden_score);
-                }
-                S::store(t.scores.add(at), score);
-                maximum[v] = S::max(score, maximum[v]);
-            }
+        // Rows that every query sees need no mask.
+        let clear_end = t.mask.clear_end.clamp(t.key_begin, t.key_end);
+        let clear_begin = t.mask.clear_begin.clamp(t.key_begin, clear_end);
+        if hook.slopes.is_null() {
+            modify_rows::<S, NR, false, false>(t, hook, t.key_begin, clear_begin, &mut maximum);
+            modify_rows::<S, NR, false, true>(t, hook, clear_begin, clear_end, &mut maximum);
+            modify_rows::<S, NR, false, false>(t, hook, clear_end, t.key_end, &mut maximum);
+        } else {
+            modify_rows::<S, NR, true, false>(t, hook, t.key_begin, t.key_end, &mut maximum);
         }
         for v in 0..NR {
             S::store(t.new_max.add(v * S::LANES), maximum[v]);
+        }
+    }
+}
+
+/// Key rows `begin..end`, with `CLEAR` such that every query sees them.
+#[inline(always)]
+unsafe fn modify_rows<S: Simd, const NR: usize, const ALIBI: bool, const CLEAR: bool>(
+    t: &TileStep,
+    hook: &TileHook,
+    begin: usize,
+    end: usize,
+    maximum: &mut [S::V; NR],
+) {
+    for row in begin..end {
+        // SAFETY: in bounds by the contract of `modify`.
+        unsafe {
+            let at = t.scores.add(row * NR * S::LANES);
+            let mut score = [S::splat(0.0); NR];
+            for v in 0..NR {
+                score[v] = S::load(at.add(v * S::LANES));
+            }
+            if hook.cap > 0.0 {
+                score = softcaps::<S, NR>(score, hook.cap);
+            }
+            let distance = S::splat((hook.position - row as i64) as f32);
+            let (lo, hi) = if CLEAR { (0.0, 0.0) } else { t.mask.bounds(row) };
+            for v in 0..NR {
+                if !CLEAR && row >= t.vector_end[v] {
+                    continue;
+                }
+                if ALIBI || !CLEAR {
+                    let query = S::load(t.mask.lane_query.add(v * S::LANES));
+                    if ALIBI {
+                        let slope = S::load(hook.slopes.add(v * S::LANES));
+                        score[v] = S::fma(slope, S::abs(S::add(query, distance)), score[v]);
+                    }
+                    if !CLEAR && (row < t.mask.clear_begin || row >= t.mask.clear_end) {
+                        score[v] = S::select_between(query, lo, hi, score[v], S::splat(f32::NEG_INFINITY));
+                    }
+                }
+                S::store(at.add(v * S::LANES), score[v]);
+                maximum[v] = S::max(score[v], maximum[v]);
+            }
         }
     }
 }
@@ -85,7 +136,7 @@ pub(crate) unsafe fn modify_row<S: Simd>(scores: *mut f32, keys: usize, hook: &R
         for at in (0..keys).step_by(S::LANES) {
             let mut score = S::load(scores.add(at));
             if hook.cap > 0.0 {
-                score = softcap::<S>(score, hook.cap);
+                [score] = softcaps::<S, 1>([score], hook.cap);
             }
             if !hook.distance.is_null() {
                 score = S::fma(S::splat(hook.slope), S::load(hook.distance.add(at)), score);
@@ -103,19 +154,30 @@ pub(crate) unsafe fn modify_row<S: Simd>(scores: *mut f32, keys: usize, hook: &R
 
 /// `cap · tanh(x / cap)`; NaN stays NaN.
 #[inline(always)]
-unsafe fn softcap<S: Simd>(x: S::V, cap: f32) -> S::V {
+unsafe fn softcaps<S: Simd, const N: usize>(x: [S::V; N], cap: f32) -> [S::V; N] {
     // SAFETY: the instruction set of `S`.
     unsafe {
-        let small = S::mul(x, S::splat(1.0 / cap));
-        if S::exceeds(S::abs(small), S::splat(TANH_NEAR)) {
-            return S::mul(tanh::<S>(small), S::splat(cap));
+        let zero = S::splat(0.0);
+        let (mut small, mut square, mut y, mut far) = ([zero; N], [zero; N], [zero; N], zero);
+        for v in 0..N {
+            small[v] = S::mul(x[v], S::splat(1.0 / cap));
+            square[v] = S::mul(small[v], small[v]);
+            // One look at all of them: a sum of squares keeps infinity and NaN.
+            far = S::add(far, square[v]);
         }
-        let u = S::mul(small, small);
-        let mut p = S::splat(TANH_NEAR_P[4]);
-        for degree in (0..4).rev() {
-            p = S::fma(p, u, S::splat(TANH_NEAR_P[degree]));
+        let near = !S::exceeds(far, S::splat(TANH_NEAR * TANH_NEAR));
+        for v in 0..N {
+            if near {
+                let mut p = S::splat(TANH_NEAR_P[4]);
+                for degree in (0..4).rev() {
+                    p = S::fma(p, square[v], S::splat(TANH_NEAR_P[degree]));
+                }
+                y[v] = S::mul(x[v], p);
+            } else {
+                y[v] = S::mul(tanh::<S>(small[v]), S::splat(cap));
+            }
         }
-        S::mul(x, p)
+        y
     }
 }
 

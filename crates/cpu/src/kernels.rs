@@ -37,6 +37,10 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
 
     unsafe fn scores(vectors: usize, t: &TileStep);
     unsafe fn modify(vectors: usize, t: &TileStep, hook: &TileHook);
+    unsafe fn start_alibi(vectors: usize, t: &TileStep, hook: &TileHook);
+    /// Of a bias in one of the float types.
+    unsafe fn start_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
+    unsafe fn start_limits(vectors: usize, t: &TileStep, a: &DenseRows);
     /// Of a bias in one of the float types.
     unsafe fn add_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
     unsafe fn hide(vectors: usize, t: &TileStep, a: &DenseRows);
@@ -123,6 +127,33 @@ macro_rules! compile_kernels {
                         _ => hook::modify::<$isa, $vectors>(t, hook),
                     }
                 }
+            }
+            $(#[$feature])?
+            unsafe fn start_alibi(vectors: usize, t: &TileStep, hook: &TileHook) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match vectors {
+                        1 => hook::start_alibi::<$isa, 1>(t, hook),
+                        2 => hook::start_alibi::<$isa, 2>(t, hook),
+                        _ => hook::start_alibi::<$isa, $vectors>(t, hook),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn start_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match dtype {
+                        DType::F16 => dense::start_bias::<$isa, f16>(vectors, t, a),
+                        DType::BF16 => dense::start_bias::<$isa, bf16>(vectors, t, a),
+                        _ => dense::start_bias::<$isa, f32>(vectors, t, a),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn start_limits(vectors: usize, t: &TileStep, a: &DenseRows) {
+                // SAFETY: trait contract.
+                unsafe { dense::start_limits::<$isa>(vectors, t, a) }
             }
             $(#[$feature])?
             unsafe fn add_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows) {

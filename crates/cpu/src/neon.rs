@@ -1,6 +1,6 @@
 //! NEON (ARMv8): 4 lanes, 32 registers.
 
-use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, ROUNDING_MAGIC, Simd};
+use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, MAX_LANES, ROUNDING_MAGIC, Simd};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -129,6 +129,11 @@ impl Simd for Neon {
         unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) }
     }
     #[inline(always)]
+    unsafe fn min(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: trait contract. Not `fmin`: with NaN in `a`, `b` is wanted.
+        unsafe { vbslq_f32(vcltq_f32(a, b), a, b) }
+    }
+    #[inline(always)]
     unsafe fn exp2(x: float32x4_t) -> float32x4_t {
         // SAFETY: trait contract.
         unsafe {
@@ -193,10 +198,10 @@ impl Simd for Neon {
         unsafe { asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags)) }
     }
     #[inline(always)]
-    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
+    unsafe fn transpose_rows(rows: &[*const f32; MAX_LANES], dst: *mut f32, dst_stride: usize) {
         // SAFETY: trait contract.
         unsafe {
-            let row = |i: usize| vld1q_f32(src.add(i * src_stride));
+            let row = |i: usize| vld1q_f32(rows[i]);
             let (r0, r1, r2, r3) = (row(0), row(1), row(2), row(3));
             // Pairs of rows interleaved, then pairs of pairs.
             let wide = |v: float32x4_t| vreinterpretq_f64_f32(v);

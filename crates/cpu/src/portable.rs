@@ -1,6 +1,6 @@
 //! Plain Rust vectors of four lanes: what any compiler turns into its target's baseline SIMD.
 
-use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, ROUNDING_MAGIC, Simd};
+use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, MAX_LANES, ROUNDING_MAGIC, Simd};
 use half::{bf16, f16};
 
 /// Marker for the portable path.
@@ -136,6 +136,10 @@ impl Simd for Portable {
         std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
+    unsafe fn min(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
     unsafe fn exp2(x: [f32; 4]) -> [f32; 4] {
         x.map(exp2)
     }
@@ -162,11 +166,11 @@ impl Simd for Portable {
         std::array::from_fn(|i| if index[i] >= lo && index[i] <= hi { inside[i] } else { outside[i] })
     }
     #[inline(always)]
-    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
+    unsafe fn transpose_rows(rows: &[*const f32; MAX_LANES], dst: *mut f32, dst_stride: usize) {
         for row in 0..4 {
             for column in 0..4 {
-                // SAFETY: trait contract: both are 4×4 blocks.
-                unsafe { *dst.add(column * dst_stride + row) = *src.add(row * src_stride + column) };
+                // SAFETY: trait contract: both are 4×4 blocks, anywhere.
+                unsafe { *dst.add(column * dst_stride + row) = rows[row].add(column).read_unaligned() };
             }
         }
     }

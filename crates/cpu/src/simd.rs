@@ -86,6 +86,8 @@ pub(crate) trait Simd: Copy + 'static {
     }
     /// The larger of two; `b` where either is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller of two; `b` where either is NaN.
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
     /// 2^x to within an ulp; 0 below 2^-126 (so for -inf), NaN for NaN. Not for x above 127.
     unsafe fn exp2(x: Self::V) -> Self::V;
     unsafe fn abs(x: Self::V) -> Self::V;
@@ -104,7 +106,17 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn prefetch_near(_p: *const u8) {}
 
     /// Transposes a `LANES`×`LANES` block; strides in elements.
-    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
+    #[inline(always)]
+    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
+        let mut rows = [src; MAX_LANES];
+        for (i, row) in rows.iter_mut().enumerate().take(Self::LANES) {
+            *row = src.wrapping_add(i * src_stride);
+        }
+        // SAFETY: same contract.
+        unsafe { Self::transpose_rows(&rows, dst, dst_stride) }
+    }
+    /// The same of rows anywhere, the first `LANES` of those named.
+    unsafe fn transpose_rows(rows: &[*const f32; MAX_LANES], dst: *mut f32, dst_stride: usize);
 }
 
 /// The widest vector of any instruction set here.

@@ -73,9 +73,13 @@ pub(crate) struct TileStep {
     pub(crate) dim_v: usize,
     /// Score tile, `[key][NR·LANES]`. Weights in pairs lie in the even rows, and what rounding took from them in the odd ones.
     pub(crate) scores: *mut f32,
+    /// What the score tile holds before the scores.
+    pub(crate) start: Start,
     pub(crate) care: Care,
     /// What the softmax said of the weights.
     pub(crate) weighed: Weighed,
+    /// The first rows of pairs whose weights lost something to rounding that counts, [`Weighed::heavy`] of them, rising.
+    pub(crate) heavy_rows: *mut u32,
     /// Key rows of the block to process. `key_begin` is a multiple of `TAIL`; rows up to `key_end` rounded up to `TAIL` are readable.
     pub(crate) key_begin: usize,
     pub(crate) key_end: usize,
@@ -94,6 +98,17 @@ pub(crate) struct TileStep {
     pub(crate) hidden: *const f32,
     /// Rows of the next block to bring nearer meanwhile.
     pub(crate) ahead: [Ahead; 2],
+}
+
+/// What a score tile holds before QKᵀ: what can be known of scores without them is written first, and costs the kernel one instruction a vector.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// Nothing that counts.
+    Nothing,
+    /// What is added to the scores: a bias or ALiBi.
+    Added,
+    /// What scores are at most: -inf hides a key, +inf leaves it.
+    Limits,
 }
 
 /// What is done about the rounding of weights to pairs of bfloat16, one part in 512 each.
@@ -117,8 +132,8 @@ const FEW_WEIGHTS: f32 = 48.0;
 pub(crate) struct Weighed {
     /// Rows outside hold nothing but zeros.
     pub(crate) live: KeyRange,
-    /// Rows whose weights lost something to rounding that counts; empty where nothing does.
-    pub(crate) whole: KeyRange,
+    /// How many pairs of rows have weights that lost something to rounding that counts.
+    pub(crate) heavy: usize,
 }
 
 /// Key rows from the first to one before the second.
@@ -256,6 +271,20 @@ unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usi
             }
         }
         let out = t.scores.add(row * width);
+        if t.start == Start::Added {
+            for r in 0..MR {
+                for v in FIRST..NR {
+                    acc[r][v] = S::add(acc[r][v], S::load(out.add(r * width + v * S::LANES)));
+                }
+            }
+        } else if t.start == Start::Limits {
+            for r in 0..MR {
+                for v in FIRST..NR {
+                    // A hidden score may be NaN; where one that is seen is NaN, its limit of infinity makes the row NaN as well.
+                    acc[r][v] = S::min(acc[r][v], S::load(out.add(r * width + v * S::LANES)));
+                }
+            }
+        }
         for r in 0..MR {
             for v in FIRST..NR {
                 S::store(out.add(r * width + v * S::LANES), acc[r][v]);
@@ -296,23 +325,40 @@ pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) -> Weighed 
     unsafe {
         if S::PACKED == 1 || t.care == Care::Rounded {
             weigh::<S, NR, false, true>(t);
-            return Weighed { live: all, whole: (0, 0) };
+            return Weighed { live: all, heavy: 0 };
         }
-        let measured = t.care == Care::Measured;
-        if measured {
-            weigh::<S, NR, true, false>(t);
-        } else {
+        if t.care == Care::Whole {
             weigh::<S, NR, false, false>(t);
+            return pack_weights::<S, NR>(t, &[S::splat(-1.0); NR]);
         }
-        let large = large_weights::<S, NR>(t);
-        let weighed =
-            if measured { find_weights::<S, NR>(t, &large) } else { Weighed { live: all, whole: all } };
-        let (ends, mut begin) = (packed_ends::<S>(t), t.key_begin);
-        for first in 0..NR {
-            pack_weights::<S, NR>(t, first, begin, ends[first], &large, weighed.whole);
-            begin = ends[first];
+        if stay_many::<S, NR>(t) {
+            weigh::<S, NR, true, true>(t);
+            return Weighed { live: all, heavy: 0 };
         }
-        weighed
+        weigh::<S, NR, true, false>(t);
+        pack_weights::<S, NR>(t, &large_weights::<S, NR>(t))
+    }
+}
+
+/// Whether every lane's weights are so many before this block that they are whatever it brings. With sum `l` and sum of squares `q`, both relative to the
+/// new maximum, a block whose weights (1 at most) add up to `a` leaves `(l + a)²` and at most `q + a`: [`FEW_WEIGHTS`] hold between
+/// them for every `a` where they hold for 0 and `2l` is at least as many. A margin for rounding keeps the answer that [`large_weights`] would give.
+#[inline(always)]
+unsafe fn stay_many<S: Simd, const NR: usize>(t: &TileStep) -> bool {
+    const MANY: f32 = FEW_WEIGHTS * 1.01;
+    // SAFETY: in bounds by the contract of `softmax`.
+    unsafe {
+        let mut many = true;
+        for v in 0..NR {
+            let at = v * S::LANES;
+            let shift = S::max(S::load(t.new_max.add(at)), S::splat(f32::MIN));
+            let rescale = S::exp2(S::sub(S::load(t.old_max.add(at)), shift));
+            let sum = S::mul(S::load(t.sum.add(at)), rescale);
+            let squares = S::mul(S::mul(S::load(t.squares.add(at)), rescale), rescale);
+            many &= !S::exceeds(S::splat(0.5 * MANY), sum);
+            many &= !S::exceeds(S::mul(squares, S::splat(MANY)), S::mul(sum, sum));
+        }
+        many
     }
 }
 
@@ -379,6 +425,9 @@ unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize, const SQUARES
                 if row + 1 < t.key_end {
                     partner = S::exp2(S::sub(S::load(p.add(width)), shift[v]));
                     sums[v][0] = S::add(sums[v][0], partner);
+                    if SQUARES {
+                        sums[v][1] = S::fma(partner, partner, sums[v][1]);
+                    }
                 }
                 S::store(p, S::round_pair(weight, partner));
             }
@@ -391,8 +440,8 @@ unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize, const SQUARES
 unsafe fn large_weights<S: Simd, const NR: usize>(t: &TileStep) -> [S::V; NR] {
     // SAFETY: in bounds by the contract of `softmax`.
     unsafe {
-        let mut large = [S::splat(-1.0); NR];
-        for v in 0..if t.care == Care::Measured { NR } else { 0 } {
+        let mut large = [S::splat(0.0); NR];
+        for v in 0..NR {
             let sum = S::load(t.sum.add(v * S::LANES));
             let share = S::mul(sum, S::splat(1.0 / FEW_WEIGHTS));
             let squares = S::load(t.squares.add(v * S::LANES));
@@ -402,70 +451,65 @@ unsafe fn large_weights<S: Simd, const NR: usize>(t: &TileStep) -> [S::V; NR] {
     }
 }
 
-/// The key rows with weights above those of [`large_weights`], and those with weights at all.
+/// Rounds the weights to pairs. Where one is above its lane's in `large`, what rounding takes from such weights is kept as well.
 #[inline(always)]
-unsafe fn find_weights<S: Simd, const NR: usize>(t: &TileStep, large: &[S::V; NR]) -> Weighed {
-    let width = NR * S::LANES;
+unsafe fn pack_weights<S: Simd, const NR: usize>(t: &TileStep, large: &[S::V; NR]) -> Weighed {
+    let mut weighed = Weighed { live: (t.key_end, t.key_begin), heavy: 0 };
     // SAFETY: in bounds by the contract of `softmax`.
     unsafe {
-        let mut few = false;
-        for v in 0..NR {
-            few |= S::exceeds(S::splat(f32::MAX), large[v]);
+        let end = packed_ends::<S>(t);
+        pack_rows_of_weights::<S, NR, 0>(t, t.key_begin, end[0], large, &mut weighed);
+        if NR > 1 {
+            pack_rows_of_weights::<S, NR, 1>(t, end[0], end[1], large, &mut weighed);
         }
-        if !few {
-            return Weighed { live: (t.key_begin, t.key_end), whole: (0, 0) };
+        if NR > 2 {
+            pack_rows_of_weights::<S, NR, 2>(t, end[1], end[2], large, &mut weighed);
         }
-        let (mut live, mut whole) = ((t.key_end, t.key_begin), (t.key_end, t.key_begin));
-        let (ends, mut begin) = (packed_ends::<S>(t), t.key_begin);
-        for first in 0..NR {
-            for row in begin..ends[first] {
-                let (mut some, mut lost) = (false, false);
-                for v in first..NR {
-                    let weight = S::load(t.scores.add(row * width + v * S::LANES));
-                    some |= S::exceeds(weight, S::splat(0.0));
-                    lost |= S::exceeds(weight, large[v]);
-                }
-                for (rows, is) in [(&mut live, some), (&mut whole, lost)] {
-                    if is {
-                        *rows = (rows.0.min(row), row + 1);
-                    }
-                }
-            }
-            begin = ends[first];
-        }
-        let in_pairs = |(begin, end): KeyRange| {
-            if begin < end { (begin / 2 * 2, end.next_multiple_of(2).min(t.key_end)) } else { (0, 0) }
-        };
-        Weighed { live: in_pairs(live), whole: in_pairs(whole) }
     }
+    weighed
 }
 
-/// Rounds the weights of key rows `begin..end` to pairs, for the tile's vectors from `first` on.
+/// [`pack_weights`] of key rows `begin..end` for the tile's vectors from `FIRST` on.
 #[inline(always)]
-unsafe fn pack_weights<S: Simd, const NR: usize>(
+unsafe fn pack_rows_of_weights<S: Simd, const NR: usize, const FIRST: usize>(
     t: &TileStep,
-    first: usize,
     begin: usize,
     end: usize,
     large: &[S::V; NR],
-    whole: KeyRange,
+    weighed: &mut Weighed,
 ) {
     let width = NR * S::LANES;
     for row in (begin..end).step_by(2) {
-        for v in first..NR {
-            // SAFETY: in bounds by the contract of `softmax`.
-            unsafe {
-                let zero = S::splat(0.0);
-                let p = t.scores.add(row * width + v * S::LANES);
+        // SAFETY: in bounds by the contract of `softmax`; a block has fewer pairs than rows.
+        unsafe {
+            let zero = S::splat(0.0);
+            let at = t.scores.add(row * width);
+            let (mut all, mut heavy) = (zero, false);
+            let mut weights = [[zero; 2]; NR];
+            for v in FIRST..NR {
+                let p = at.add(v * S::LANES);
                 let even = S::load(p);
                 // The last key may have no partner: its place then holds no weight.
                 let odd = if row + 1 < t.key_end { S::load(p.add(width)) } else { zero };
+                weights[v] = [even, odd];
+                // NaN must count as a weight, which a sum keeps.
+                all = S::add(all, S::add(even, odd));
+                heavy |= S::exceeds(S::max(even, odd), large[v]);
                 S::store(p, S::round_pair(even, odd));
-                if row >= whole.0 && row < whole.1 {
-                    let even = S::select_above(even, large[v], even, zero);
-                    let odd = S::select_above(odd, large[v], odd, zero);
-                    S::store(p.add(width), S::lost_pair(even, odd));
-                }
+            }
+            if S::exceeds(all, zero) {
+                weighed.live = (weighed.live.0.min(row), (row + 2).min(t.key_end));
+            }
+            if !heavy {
+                continue;
+            }
+            *t.heavy_rows.add(weighed.heavy) = row as u32;
+            weighed.heavy += 1;
+            for v in FIRST..NR {
+                let [even, odd] = weights[v];
+                let even = S::select_above(even, large[v], even, zero);
+                let odd = S::select_above(odd, large[v], odd, zero);
+                S::store(at.add(width + v * S::LANES), S::lost_pair(even, odd));
             }
         }
     }
@@ -527,13 +571,13 @@ unsafe fn value_columns<S: Simd, const MR: usize, const NR: usize, const EXACT: 
                 acc[r][v] = S::mul(S::load(out.add(r * width + v * S::LANES)), rescale);
             }
         }
-        let end = packed_ends::<S>(t);
-        add_rows::<S, MR, NR, 0, EXACT>(t, column, t.key_begin, end[0], &mut acc);
+        let (end, mut heavy) = (packed_ends::<S>(t), 0);
+        add_rows::<S, MR, NR, 0, EXACT>(t, column, t.key_begin, end[0], &mut heavy, &mut acc);
         if NR > 1 {
-            add_rows::<S, MR, NR, 1, EXACT>(t, column, end[0], end[1], &mut acc);
+            add_rows::<S, MR, NR, 1, EXACT>(t, column, end[0], end[1], &mut heavy, &mut acc);
         }
         if NR > 2 {
-            add_rows::<S, MR, NR, 2, EXACT>(t, column, end[1], end[2], &mut acc);
+            add_rows::<S, MR, NR, 2, EXACT>(t, column, end[1], end[2], &mut heavy, &mut acc);
         }
         for r in 0..MR {
             for v in 0..NR {
@@ -543,102 +587,96 @@ unsafe fn value_columns<S: Simd, const MR: usize, const NR: usize, const EXACT: 
     }
 }
 
-/// Adds key rows `begin..end`, weighted, for `MR` value columns and the tile's vectors from `FIRST` on.
+/// Adds key rows `begin..end`, weighted, for `MR` value columns and the tile's vectors from `FIRST` on, and then what rounding took from the heavy ones
+/// among them, which begin at `heavy` in their list.
 #[inline(always)]
 unsafe fn add_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const EXACT: bool>(
     t: &TileStep,
     column: usize,
     begin: usize,
     end: usize,
+    heavy: &mut usize,
     acc: &mut [[S::V; NR]; MR],
 ) {
     // SAFETY: in bounds by the contract of `values`.
     unsafe {
-        if EXACT {
-            add_seen_rows::<S, MR, NR, FIRST>(t, column, begin, end, acc);
-        } else if S::PACKED == 1 {
-            add_all_rows::<S, MR, NR, FIRST, false>(t, column, begin, end, acc);
-        } else {
-            let Weighed { live, whole } = t.weighed;
-            let begin = begin.max(live.0);
-            let end = end.min(live.1).max(begin);
-            let first = whole.0.clamp(begin, end);
-            let last = whole.1.clamp(first, end);
-            add_all_rows::<S, MR, NR, FIRST, false>(t, column, begin, first, acc);
-            add_all_rows::<S, MR, NR, FIRST, true>(t, column, first, last, acc);
-            add_all_rows::<S, MR, NR, FIRST, false>(t, column, last, end, acc);
+        let live = t.weighed.live;
+        let (first, last) = if S::PACKED == 1 { (begin, end) } else { (begin.max(live.0), end.min(live.1)) };
+        let mut row = first;
+        while row < last {
+            if EXACT {
+                add_seen_row::<S, MR, NR, FIRST, false>(t, column, row, acc);
+            } else {
+                add_row::<S, MR, NR, FIRST, false>(t, column, row, acc);
+            }
+            row += S::PACKED;
+        }
+        while S::PACKED == 2 && *heavy < t.weighed.heavy {
+            let row = *t.heavy_rows.add(*heavy) as usize;
+            if row >= end {
+                break;
+            }
+            *heavy += 1;
+            if EXACT {
+                add_seen_row::<S, MR, NR, FIRST, true>(t, column, row, acc);
+            } else {
+                add_row::<S, MR, NR, FIRST, true>(t, column, row, acc);
+            }
         }
     }
 }
 
-/// [`add_rows`] where no value is NaN or infinite, or every query sees every key. With `WHOLE`, what rounding took from weights in pairs is added too.
+/// Adds one key row, or pair of rows, where no value is NaN or infinite, or every query sees every key. With `LOST`, what rounding took from its weights.
 #[inline(always)]
-unsafe fn add_all_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const WHOLE: bool>(
+unsafe fn add_row<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const LOST: bool>(
     t: &TileStep,
     column: usize,
-    begin: usize,
-    end: usize,
+    row: usize,
     acc: &mut [[S::V; NR]; MR],
 ) {
     let width = NR * S::LANES;
-    for row in (begin..end).step_by(S::PACKED) {
-        // SAFETY: in bounds by the contract of `values`.
-        unsafe {
-            let weight = t.scores.add(row * width);
-            let value = t.values.add(row / S::PACKED * t.value_stride + column);
-            // The next columns of this row: K and V of a block together are larger than the first-level cache.
-            S::prefetch_near(value.wrapping_add(VALUES_AHEAD).cast());
-            let mut p = [S::splat(0.0); NR];
-            let mut rest = [S::splat(0.0); NR];
+    // SAFETY: in bounds by the contract of `values`.
+    unsafe {
+        let weight = t.scores.add((row + usize::from(LOST)) * width);
+        let value = t.values.add(row / S::PACKED * t.value_stride + column);
+        // The next columns of this row: K and V of a block together are larger than the first-level cache.
+        S::prefetch_near(value.wrapping_add(VALUES_AHEAD).cast());
+        let mut p = [S::splat(0.0); NR];
+        for v in FIRST..NR {
+            p[v] = S::load(weight.add(v * S::LANES));
+        }
+        for r in 0..MR {
+            let x = S::splat(*value.add(r));
             for v in FIRST..NR {
-                p[v] = S::load(weight.add(v * S::LANES));
-                if WHOLE {
-                    rest[v] = S::load(weight.add(width + v * S::LANES));
-                }
-            }
-            for r in 0..MR {
-                let x = S::splat(*value.add(r));
-                for v in FIRST..NR {
-                    acc[r][v] = S::dot(x, p[v], acc[r][v]);
-                    if WHOLE {
-                        acc[r][v] = S::dot(x, rest[v], acc[r][v]);
-                    }
-                }
+                acc[r][v] = S::dot(x, p[v], acc[r][v]);
             }
         }
     }
 }
 
-/// [`add_rows`] that leaves out what a query does not see. Sums are in the order of [`add_all_rows`], whose pairs have their second element
+/// [`add_row`] that leaves out what a query does not see. Sums are in the order of [`add_row`], whose pairs have their second element
 /// added first: what is left out changes nothing else.
 #[inline(always)]
-unsafe fn add_seen_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize>(
+unsafe fn add_seen_row<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const LOST: bool>(
     t: &TileStep,
     column: usize,
-    begin: usize,
-    end: usize,
+    row: usize,
     acc: &mut [[S::V; NR]; MR],
 ) {
     let width = NR * S::LANES;
-    let whole = t.weighed.whole;
-    for row in (begin..end).step_by(S::PACKED) {
-        let layers = if S::PACKED == 2 && row >= whole.0 && row < whole.1 { 2 } else { 1 };
-        // SAFETY: in bounds by the contract of `values`.
-        unsafe {
-            let value = t.values.add(row / S::PACKED * t.value_stride + column);
-            for r in 0..MR {
-                let x = *value.add(r);
-                let values = [S::halves(S::splat(x)), S::halves(S::splat(finite_pair(x)))];
-                for v in FIRST..NR {
-                    for layer in 0..layers {
-                        let x = &values[layer];
-                        let p = S::halves(S::load(t.scores.add((row + layer) * width + v * S::LANES)));
-                        for part in (0..S::PACKED).rev() {
-                            let hidden = S::load(t.hidden.add((row + part) * width + v * S::LANES));
-                            let next = S::dot(x[part], p[part], acc[r][v]);
-                            acc[r][v] = S::select_between(hidden, 0.0, 0.0, next, acc[r][v]);
-                        }
-                    }
+    // SAFETY: in bounds by the contract of `values`.
+    unsafe {
+        let weight = t.scores.add((row + usize::from(LOST)) * width);
+        let value = t.values.add(row / S::PACKED * t.value_stride + column);
+        for r in 0..MR {
+            let x = *value.add(r);
+            let x = S::halves(S::splat(if LOST { finite_pair(x) } else { x }));
+            for v in FIRST..NR {
+                let p = S::halves(S::load(weight.add(v * S::LANES)));
+                for part in (0..S::PACKED).rev() {
+                    let hidden = S::load(t.hidden.add((row + part) * width + v * S::LANES));
+                    let next = S::dot(x[part], p[part], acc[r][v]);
+                    acc[r][v] = S::select_between(hidden, 0.0, 0.0, next, acc[r][v]);
                 }
             }
         }

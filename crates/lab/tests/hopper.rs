@@ -130,3 +130,26 @@ fn hopper_small_is_right_and_clean() {
         Trial { family: Family::HiddenKeys, ..trial("hopper_small", "b1h1s40/70d64:causal", F16) },
     ]);
 }
+
+#[test]
+fn hopper_wide_is_right_and_clean() {
+    const F16: DType = DType::F16;
+    const BF16: DType = DType::BF16;
+    run_all(&[
+        // fewer rows than a tile has, several tiles, and rows that see no key
+        trial("hopper_wide", "b1h1s60/200d512", F16),
+        trial("hopper_wide", "b1h2/1s130/150d320:causal-br", BF16),
+        trial("hopper_wide", "b1h1s128/300d64:causal", BF16),
+        trial("hopper_wide", "b1h1s140/200d80:window=20/5", F16),
+        trial("hopper_wide", "b1h1s70/20d64:causal-br", F16),
+        // other rings
+        trial("hopper_wide[PANELS_AHEAD=4]", "b1h1s70/300d272", BF16),
+        trial("hopper_wide[BLOCK_N=80 PANELS_AHEAD=2]", "b1h1s70/200d448/304", BF16),
+        trial("hopper_wide[BLOCK_N=32 VALUE_KEYS=32 MESSAGES=2]", "b1h1s70/200d384", F16),
+        trial("hopper_wide", "b1h1s65/256d512", BF16),
+        // every row precise
+        trial("hopper_wide", "b1h1s20/300d264:precise", BF16),
+        // hidden keys that are infinite
+        Trial { family: Family::HiddenKeys, ..trial("hopper_wide", "b1h1s40/70d64:causal", F16) },
+    ]);
+}

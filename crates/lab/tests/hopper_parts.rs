@@ -60,6 +60,7 @@ impl Order {
             ("USED_LENGTHS", 0),
             ("USED_QUERIES", 0),
             ("CHUNKED", 0),
+            ("BLOCK_MASK", 0),
         ];
         Variant {
             source: WALK.into(),

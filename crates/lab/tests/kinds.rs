@@ -417,6 +417,7 @@ fn a_scale_of_zero_is_a_mean() {
         ("hopper_fwd", "b2h2s40/100d64:causal-br:varlen", BF16),
         ("hopper_small", "b1h1s40/200d64:causal", F16),
         ("hopper_small", "b1h4/1s1/300d64", BF16),
+        ("hopper_wide", "b1h1s70/100d64:causal", BF16),
         ("flash_decode", "b2h4/2s2/170d64:causal-br:used:paged=16", BF16),
         ("flash_decode", "b2h4/2s1/90d64:kv=e4m3", F16),
         ("sdpa_v1", "b1h1s20/33d64:causal", F16),

@@ -111,11 +111,13 @@ pub(crate) struct Looked {
     pub(crate) strides: [i64; 4],
 }
 
-/// A tensor with four dimensions of the library whose interface was taken; `None` if no kernel takes such a tensor.
-pub(crate) fn describe(tensor: &Bound<'_, PyAny>) -> Option<Described> {
-    let Looked { kind, gpu, address, dimensions, shape, strides } = look(tensor)?;
-    let dtype = kind.float().filter(|_| dimensions == 4)?;
-    Some(Described { dtype, gpu, operand: Operand { address, shape, strides } })
+impl Looked {
+    /// A tensor with four dimensions; `None` if no kernel takes such a tensor.
+    pub(crate) fn described(&self) -> Option<Described> {
+        let Self { kind, gpu, address, dimensions, shape, strides } = *self;
+        let dtype = kind.float().filter(|_| dimensions == 4)?;
+        Some(Described { dtype, gpu, operand: Operand { address, shape, strides } })
+    }
 }
 
 /// A tensor of the library whose interface was taken; `None` if nothing here reads such a tensor.

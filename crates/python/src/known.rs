@@ -32,6 +32,8 @@ pub(crate) struct Wanted {
     pub(crate) enable_gqa: bool,
     /// `[batch, sequence, heads, head dimension]` instead of `[batch, heads, sequence, head dimension]`.
     pub(crate) flash_layout: bool,
+    /// Queries and output without a sequence, which is of one.
+    pub(crate) one_query: bool,
     pub(crate) with_lse: bool,
     pub(crate) precision: Precision,
 }
@@ -254,11 +256,13 @@ impl Eq for Key {}
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         for (shape, strides) in &self.forms {
-            for number in shape.iter().chain(strides) {
-                state.write_i64(*number);
-            }
+            // The hasher waits for each of its numbers before the next, so one number for each form: sizes and strides of tensors
+            // that lie in the same memory differ in more than what falls together here.
+            let folded =
+                shape.iter().chain(strides).fold(0, |folded: i64, number| folded.rotate_left(13) ^ number);
+            state.write_i64(folded);
         }
-        let Wanted { scale, visible, enable_gqa, flash_layout, with_lse, precision } = self.wanted;
+        let Wanted { scale, visible, enable_gqa, flash_layout, one_query, with_lse, precision } = self.wanted;
         state.write_u64(scale.map_or(0, f64::to_bits));
         state.write_i64(visible.left);
         state.write_i64(visible.right);
@@ -266,6 +270,7 @@ impl Hash for Key {
             visible.bottom_right,
             enable_gqa,
             flash_layout,
+            one_query,
             with_lse,
             precision == Precision::High,
             self.batch_invariant,

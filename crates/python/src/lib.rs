@@ -4,6 +4,8 @@
 //! to the library. The Python module around it is compiled with the feature `extension-module` only, which maturin
 //! turns on: without it this crate needs no Python.
 
+#[cfg(feature = "extension-module")]
+mod arrays;
 mod cache;
 mod cache_gpu;
 mod call;

@@ -8,15 +8,14 @@ use evosdpa_cpu::Error as Cpu;
 use pyo3::{
     exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError},
     prelude::*,
-    types::{PyDict, PyFloat},
+    types::{PyBool, PyDict, PyFloat},
 };
 
 use crate::{
-    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible,
+    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible, arrays,
     exit::{detached, ending},
     known::Wanted,
     serving,
-    straight::Outputs,
     torch::Torch,
 };
 
@@ -27,8 +26,8 @@ type Four = (i64, i64, i64, i64);
 mod _native {
     #[pymodule_export]
     use super::{
-        append, check_append, check_lists, check_rotate, ending, forward, rotate, run, set_batch_invariant,
-        straight, straight_cache, suggest_packages, use_torch,
+        append, check_append, check_lists, check_rotate, described, ending, forward, rotate, run,
+        set_batch_invariant, straight, straight_cache, suggest_packages, use_torch,
     };
     #[pymodule_export]
     use crate::sanitizer::sanitize;
@@ -47,6 +46,12 @@ mod _native {
 #[pyfunction]
 fn set_batch_invariant(on: bool) -> bool {
     crate::set_batch_invariant(on)
+}
+
+/// Address, shape, and strides in elements, rounded down, of a NumPy array.
+#[pyfunction]
+fn described<'py>(array: &Bound<'py, PyAny>) -> PyResult<arrays::Described<'py>> {
+    arrays::described(array)
 }
 
 /// Attention of tensors given as address, shape and strides in elements. On the CPU (`ordinal` -1) on `queue` threads; on
@@ -85,7 +90,7 @@ fn use_torch(exchange: &Bound<'_, PyAny>, parts: &Bound<'_, PyDict>) -> PyResult
     Torch::bind(exchange, parts)
 }
 
-/// Attention of plain torch tensors that nobody differentiates or traces: `(out, lse)`, or `None` when something about
+/// Attention of plain torch tensors that nobody differentiates or traces: the output, or `(out, lse)`, or `None` when something about
 /// them, or about what torch is doing, is out of the ordinary.
 #[pyfunction]
 fn straight<'py>(
@@ -98,16 +103,17 @@ fn straight<'py>(
     flash_layout: bool,
     with_lse: &Bound<'py, PyAny>,
     high: bool,
-) -> PyResult<Option<Outputs<'py>>> {
+) -> PyResult<Option<Bound<'py, PyAny>>> {
     let (Some(scale), Some(visible)) = (number(scale), visible(window)) else { return Ok(None) };
     let (enable_gqa, with_lse, precision) = (enable_gqa.is_truthy()?, with_lse.is_truthy()?, precision(high));
-    let wanted = Wanted { scale, visible, enable_gqa, flash_layout, with_lse, precision };
+    let wanted = Wanted { scale, visible, enable_gqa, flash_layout, one_query: false, with_lse, precision };
     crate::straight::attention([q, k, v], &wanted)
 }
 
-/// Attention of plain torch tensors over packed sequences or a cache, new tokens written to it first: `(out, lse)`, or `None`
-/// when something about them is out of the ordinary.
+/// Attention of plain torch tensors over packed sequences or a cache, new tokens written to it first: the output, or `(out, lse)`, or
+/// `None` when something about them is out of the ordinary. With `one_query` queries are `[sequences, heads, dim]`.
 #[pyfunction]
+#[pyo3(signature = (tensors, new, angles, lists, scales, longest, scale, window, interleaved, with_lse, high, one_query=false))]
 fn straight_cache<'py>(
     py: Python<'py>,
     tensors: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
@@ -121,7 +127,8 @@ fn straight_cache<'py>(
     interleaved: &Bound<'py, PyAny>,
     with_lse: &Bound<'py, PyAny>,
     high: bool,
-) -> PyResult<Option<Outputs<'py>>> {
+    one_query: bool,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
     let (Some(scale), Some(visible), Some(torch)) = (number(scale), visible(window), Torch::bound(py)) else {
         return Ok(None);
     };
@@ -143,6 +150,7 @@ fn straight_cache<'py>(
         interleaved,
         with_lse,
         precision,
+        one_query,
     };
     serving::attention(py, &served)
 }
@@ -352,8 +360,11 @@ fn angles(value: &Bound<'_, PyAny>) -> PyResult<Angles> {
     Ok(Angles { cos: (cos_type, operand(cos)), sin: (sin_type, operand(sin)), interleaved })
 }
 
-/// `(left, right, bottom_right)`; what is no such thing is for the long way to say.
+/// `(left, right, bottom_right)`, or whether to mask from the top left, as PyTorch does; what is no such thing is for the long way to say.
 fn visible(window: &Bound<'_, PyAny>) -> Option<Visible> {
+    if let Ok(causal) = window.cast_exact::<PyBool>() {
+        return Some(Visible { left: -1, right: if causal.is_true() { 0 } else { -1 }, bottom_right: false });
+    }
     let (left, right, bottom_right) = window.extract().ok()?;
     Some(Visible { left, right, bottom_right })
 }

@@ -16,7 +16,7 @@ use crate::{
     exit::detached,
     known::{Key, Known, OutputForms, Wanted},
     module::raised,
-    straight::{Outputs, head_dim_max, takes_scale},
+    straight::{given as outputs, head_dim_max, takes_scale},
     torch::{Form, Torch},
 };
 
@@ -35,6 +35,12 @@ pub(crate) type Lists<'py> = (
     Given<'py>, // rotary_seqlens
     Given<'py>, // page_table
 );
+
+/// Of new lengths.
+const WORD_BYTES: usize = 4;
+
+/// What kernels like queries to be aligned to.
+const ALIGNED_BYTES: usize = 16;
 
 /// The code of the type of 8-bit caches, as in [`crate::Call`].
 const E4M3: u8 = 3;
@@ -58,6 +64,8 @@ pub(crate) struct Served<'py> {
     pub(crate) interleaved: bool,
     pub(crate) with_lse: bool,
     pub(crate) precision: Precision,
+    /// Queries are `[sequences, heads, dim]`, one each.
+    pub(crate) one_query: bool,
 }
 
 /// The same as plain numbers, all of it ordinary.
@@ -75,13 +83,21 @@ struct Plain {
 }
 
 /// Attention, or `None` when something is out of the ordinary, for the long way to look into.
-pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<Option<Outputs<'py>>> {
+pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let torch = served.torch;
-    let new = served.new.iter().flatten();
-    if !torch.are_memory(py, served.tensors.iter().chain(new))? || !torch.is_quiet(py)? {
+    let ([q, k, v], new) = (&served.tensors, served.new.as_ref());
+    let tensors = [q, k, v, new.map_or(q, |[k, _]| k), new.map_or(q, |[_, v]| v)];
+    let tensors = &tensors[..if new.is_some() { 5 } else { 3 }];
+    let Some(first) = served.look(q) else { return Ok(None) };
+    let mut looked = [first; 5];
+    for (place, tensor) in looked.iter_mut().zip(tensors).skip(1) {
+        let Some(found) = served.look(tensor) else { return Ok(None) };
+        *place = found;
+    }
+    let Some(mut plain) = served.plain(&looked) else { return Ok(None) };
+    if !torch.is_plain(tensors, &looked[..tensors.len()])? {
         return Ok(None);
     }
-    let Some(mut plain) = served.plain() else { return Ok(None) };
     let place = match plain.gpu {
         None => Place::Cpu { threads: torch.threads(py)? },
         Some(ordinal) => {
@@ -93,25 +109,30 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
             Place::Cuda { ordinal, stream }
         }
     };
-    let packed = plain.side.cu_seqlens_q.is_some();
     let make = |form: &Form| torch.make(form, &served.tensors[0], plain.gpu);
-    // Kept until the work is queued.
-    let (mut filled, mut turned) = (None, None);
-    let given = plain.side;
+    let (given, q) = (plain.side, plain.q);
+    // Turned queries and new lengths, in one piece of memory that is kept until the work is queued.
+    let mut scratch = None;
     if let (Some(_), Some(held)) = (&plain.new, given.seqused_kv) {
-        let Some(made) = make(&*torch.contiguous(py, &[held.len as i64], Kind::Int32 as u8)?)? else {
+        let (turned, strides) = match plain.angles {
+            None => (0, q.strides),
+            Some(_) => {
+                let [_, heads, rows, dim] = q.shape;
+                // Sizes of a tensor that there is.
+                let bytes = q.shape.iter().product::<i64>() as usize * if plain.dtype == 0 { 4 } else { 2 };
+                (bytes.next_multiple_of(ALIGNED_BYTES), [rows * heads * dim, dim, heads * dim, 1])
+            }
+        };
+        let words = turned / WORD_BYTES + held.len;
+        let Some(made) = make(&*torch.contiguous(py, &[words as i64], Kind::Int32 as u8)?)? else {
             return Ok(None);
         };
-        plain.side.seqused_kv = Some(List { address: made.1.address, len: held.len });
-        filled = Some(made);
-    }
-    let q = plain.q;
-    if plain.angles.is_some() {
-        let made = make(&*torch.contiguous(py, &order(q.shape)[usize::from(packed)..], plain.dtype)?)?;
-        let Some((made, operand)) = made.and_then(|(made, found)| Some((made, four(&found, packed)?))) else {
-            return Ok(None);
-        };
-        (plain.q, turned) = (operand, Some(made));
+        let address = made.1.address;
+        if turned > 0 {
+            plain.q = Operand { address, shape: q.shape, strides };
+        }
+        plain.side.seqused_kv = Some(List { address: address + turned, len: held.len });
+        scratch = Some(made);
     }
     let known = served.known(py, &plain, place)?;
     let Some((out, o)) = make(&known.out)? else { return Ok(None) };
@@ -136,8 +157,8 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
         unsafe { known.run(operands, Some(&plain.side), [o.address, lse_address], stream) }
     };
     detached(py, || caught(work)).map_err(raised)?;
-    drop((filled, turned));
-    Ok(Some((out, lse)))
+    drop(scratch);
+    outputs(out, lse).map(Some)
 }
 
 /// `[batch, tokens, heads, …]` as `[batch, heads, tokens, …]`, and back.
@@ -154,6 +175,14 @@ fn four(found: &Looked, packed: bool) -> Option<Operand> {
         _ => return None,
     };
     let usable = strides[3] == 1 && found.address != 0 && !shape.contains(&0);
+    usable.then_some(Operand { address: found.address, shape, strides })
+}
+
+/// Queries `[sequences, heads, dim]`, one for each sequence.
+fn one_query(found: &Looked) -> Option<Operand> {
+    let ([batch, heads, dim, _], [step, head, inner, _]) = (found.shape, found.strides);
+    let usable = found.dimensions == 3 && inner == 1 && found.address != 0 && !found.shape[..3].contains(&0);
+    let (shape, strides) = ([batch, heads, 1, dim], [step, head, heads.checked_mul(head)?, 1]);
     usable.then_some(Operand { address: found.address, shape, strides })
 }
 
@@ -215,8 +244,9 @@ impl Plain {
 impl<'py> Served<'py> {
     /// What such a call needs.
     fn known(&self, py: Python<'py>, plain: &Plain, place: Place) -> PyResult<Arc<Known>> {
-        let Served { scale, visible, with_lse, precision, .. } = *self;
-        let wanted = Wanted { scale, visible, enable_gqa: true, flash_layout: true, with_lse, precision };
+        let Served { scale, visible, with_lse, precision, one_query, .. } = *self;
+        let wanted =
+            Wanted { scale, visible, enable_gqa: true, flash_layout: true, one_query, with_lse, precision };
         let threads = if let Place::Cpu { threads } = place { threads } else { 0 };
         let (side, tensors) = (Some(&plain.side), [&plain.q, &plain.k, &plain.v]);
         let key = Key::new(tensors, plain.dtype, plain.gpu, threads, wanted, side);
@@ -228,22 +258,20 @@ impl<'py> Served<'py> {
         let from = usize::from(plain.side.cu_seqlens_q.is_some());
         let strides = [rows * heads * dim, dim, heads * dim, 1];
         let shape = [batch, heads, rows, dim];
-        let out = self.torch.form(py, &order(shape)[from..], &order(strides)[from..], plain.dtype)?;
-        let lse_strides = [heads * rows, rows, 1];
-        let lse =
-            with_lse.then(|| self.torch.form(py, &shape[from..3], &lse_strides[from..], 0)).transpose()?;
+        let form = |sizes: &[i64], strides: &[i64], dtype| self.torch.form(py, sizes, strides, dtype);
+        let out = match one_query {
+            false => form(&order(shape)[from..], &order(strides)[from..], plain.dtype)?,
+            true => form(&[batch, heads, dim], &[heads * dim, dim, 1], plain.dtype)?,
+        };
+        // One query's is that of its row.
+        let (until, lse_strides) = (if one_query { 2 } else { 3 }, [heads * rows, rows, 1]);
+        let lse = with_lse.then(|| form(&shape[from..until], &lse_strides[from..until], 0)).transpose()?;
         key.plan(py, tensors.map(|tensor| *tensor), side, OutputForms { out, lse, shape, strides })
     }
 
     /// A plain tensor of the class, and nothing derived from it.
     fn look(&self, tensor: &Bound<'py, PyAny>) -> Option<Looked> {
         self.torch.is_tensor(tensor).then(|| exchange::look(tensor))?
-    }
-
-    /// A cache of 8-bit codes.
-    fn coded(&self, tensor: &Bound<'py, PyAny>, packed: bool, gpu: Option<usize>) -> Option<Operand> {
-        let found = exchange::look(tensor)?;
-        (found.kind == Kind::E4m3 && found.gpu == gpu).then(|| four(&found, packed))?
     }
 
     /// The scales of keys (0) or values (1), `[batch, heads]`; a list of ones is for the long way to make.
@@ -298,30 +326,32 @@ impl<'py> Served<'py> {
         fits.then_some((found.kind.float()?, operand))
     }
 
-    /// One type, one device, contiguous rows, nothing empty, nothing to be said about any size.
-    fn plain(&self) -> Option<Plain> {
+    /// One type, one device, contiguous rows, nothing empty, nothing to be said about any size; of queries, keys, values, new keys and new
+    /// values, as far as there are any.
+    fn plain(&self, looked: &[Looked; 5]) -> Option<Plain> {
         let (cu_q, cu_k, cu_new, used_q, used_k, leftpad, index, first, _) = &self.lists;
         let (packed_q, packed_k) = (cu_q.is_some(), cu_k.is_some());
-        let found = exchange::look(&self.tensors[0])?;
-        let q = four(&found, packed_q)?;
-        let (gpu, dtype) = (found.gpu, found.kind.float()?);
-        let float = |tensor, packed| {
-            let other = exchange::look(tensor)?;
-            (other.kind == found.kind && other.gpu == gpu).then(|| four(&other, packed))?
+        let [found, k, v, new_k, new_v] = looked;
+        let q = match self.one_query {
+            false => four(found, packed_q)?,
+            true => one_query(found).filter(|_| !packed_q)?,
         };
-        let codes = exchange::look(&self.tensors[1])?.kind == Kind::E4m3;
-        let [k, v] = [&self.tensors[1], &self.tensors[2]].map(|tensor| match codes {
-            false => float(tensor, packed_k),
-            true => self.coded(tensor, packed_k, gpu),
-        });
-        let (k, v) = (k?, v?);
+        let (gpu, dtype) = (found.gpu, found.kind.float()?);
+        let of = |kind: Kind, other: &Looked, packed| {
+            (other.kind == kind && other.gpu == gpu).then(|| four(other, packed))?
+        };
+        let codes = k.kind == Kind::E4m3;
+        let kind = if codes { Kind::E4m3 } else { found.kind };
+        let (k, v) = (of(kind, k, packed_k)?, of(kind, v, packed_k)?);
         let batch = match cu_q {
             None => q.shape[0],
             Some(cu) => self.look(cu)?.shape[0] - 1,
         };
         let new = match &self.new {
             None => None,
-            Some([k, v]) => Some([float(k, cu_new.is_some())?, float(v, cu_new.is_some())?]),
+            Some(_) => {
+                Some([of(found.kind, new_k, cu_new.is_some())?, of(found.kind, new_v, cu_new.is_some())?])
+            }
         };
         let angles = match &self.angles {
             None => None,

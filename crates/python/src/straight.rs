@@ -16,21 +16,20 @@ use crate::{
     torch::Torch,
 };
 
-/// The output and the log-sum-exp.
-pub(crate) type Outputs<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
-
-/// Attention, or `None` when something is out of the ordinary, for the long way to look into.
+/// Attention (see [`given`]), or `None` when something is out of the ordinary, for the long way to look into.
 pub(crate) fn attention<'py>(
     tensors: [&Bound<'py, PyAny>; 3],
     wanted: &Wanted,
-) -> PyResult<Option<Outputs<'py>>> {
+) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = tensors[0].py();
     let Some(torch) = Torch::bound(py) else { return Ok(None) };
-    if !torch.are_memory(py, tensors.into_iter())? || !torch.is_quiet(py)? {
+    if !tensors.into_iter().all(|tensor| torch.is_tensor(tensor)) {
         return Ok(None);
     }
-    let [Some(q), Some(k), Some(v)] = tensors.map(exchange::describe) else { return Ok(None) };
-    if !are_addresses(&q, &k, &v) {
+    let [Some(q), Some(k), Some(v)] = tensors.map(exchange::look) else { return Ok(None) };
+    let looked = [q, k, v];
+    let [Some(q), Some(k), Some(v)] = looked.map(|found| found.described()) else { return Ok(None) };
+    if !are_addresses(&q, &k, &v) || !torch.is_plain(&tensors, &looked)? {
         return Ok(None);
     }
     let threads = if q.gpu.is_some() { 0 } else { torch.threads(py)? };
@@ -63,7 +62,18 @@ pub(crate) fn attention<'py>(
         caught(|| unsafe { known.run(operands, None, [o.address, lse_address], stream) })
     })
     .map_err(raised)?;
-    Ok(Some((out, lse)))
+    given(out, lse).map(Some)
+}
+
+/// The output, in a pair with the log-sum-exp where there is one.
+pub(crate) fn given<'py>(
+    out: Bound<'py, PyAny>,
+    lse: Option<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    match lse {
+        None => Ok(out),
+        Some(lse) => Ok((&out, lse).into_pyobject(out.py())?.into_any()),
+    }
 }
 
 /// What a call with such tensors needs; `None` when something about them is out of the ordinary.

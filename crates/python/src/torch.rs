@@ -22,20 +22,42 @@ use crate::{
 pub(crate) struct Torch {
     /// Of plain tensors.
     class: Py<PyType>,
-    /// Each says something true while somebody watches, overrides, transforms, traces or profiles what torch does.
+    /// Each says something true while somebody overrides or profiles what torch does: nothing that its dispatcher knows of.
+    overriders: Vec<Py<PyAny>>,
+    /// Each says something true while somebody watches, transforms, traces or casts what torch does.
     watchers: Vec<Py<PyAny>>,
     is_grad_enabled: Py<PyAny>,
-    /// The module that counts levels of forward differentiation.
-    forward_ad: Py<PyAny>,
+    /// What the module that counts levels of forward differentiation holds, and the object that it counts from.
+    forward_ad: Py<PyDict>,
+    no_level: Py<PyAny>,
     threads: Py<PyAny>,
     empty_like: Py<PyAny>,
     /// Take sizes, strides and a type, and make a tensor on the CPU, or on the current GPU; `None` in versions without.
     makers: Option<[Py<PyAny>; 2]>,
     /// As [`exchange::Kind`] numbers them.
     dtypes: [Py<PyAny>; 4],
+    /// Makes a guard for tensors, or `None` in versions without.
+    guard: Py<PyAny>,
+    guards: Mutex<HashMap<Kindred, Guard, BuildHasherDefault<Mix>>>,
     /// Of contiguous tensors that were made before.
     forms: Mutex<HashMap<Contiguous, Arc<Form>, BuildHasherDefault<Mix>>>,
 }
+
+/// Says of tensors whether torch's dispatcher would do with them what it would have done with those it was made for: whether they are
+/// plain memory that nobody differentiates, and nobody watches, transforms, traces or casts. One call, for ten that look at each.
+struct Guard {
+    check: Option<Py<PyAny>>,
+    made: u32,
+}
+
+/// A guard is made anew when torch's state has changed for good (`inference_mode` for `no_grad`), but not for ever in turns.
+const GUARDS_MADE_MAX: u32 = 64;
+
+/// What guards are kept by: the type and dimensions of each tensor, 0 behind the last, and the GPU.
+type Kindred = ([u8; TENSORS_MAX], Option<usize>);
+
+/// The most tensors of a call: queries, keys and values, and new keys and values.
+const TENSORS_MAX: usize = 5;
 
 /// Sizes, with 0 behind the last dimension, and a type.
 type Contiguous = ([i64; 4], u8);
@@ -58,13 +80,17 @@ impl Torch {
         let part = |name: &str| parts.as_any().get_item(name);
         let torch = Self {
             class: part("class")?.extract()?,
+            overriders: part("overriders")?.extract()?,
             watchers: part("watchers")?.extract()?,
             is_grad_enabled: part("is_grad_enabled")?.unbind(),
-            forward_ad: part("forward_ad")?.unbind(),
+            forward_ad: part("forward_ad")?.extract()?,
+            no_level: part("no_level")?.unbind(),
             threads: part("threads")?.unbind(),
             empty_like: part("empty_like")?.unbind(),
             makers: part("makers")?.extract()?,
             dtypes: part("dtypes")?.extract()?,
+            guard: part("guard")?.unbind(),
+            guards: Mutex::default(),
             forms: Mutex::default(),
         };
         // A second one would be the same.
@@ -82,25 +108,56 @@ impl Torch {
         object.get_type().is(&self.class)
     }
 
-    /// Whether nobody watches, overrides, transforms, traces or profiles.
-    pub(crate) fn is_quiet(&self, py: Python<'_>) -> PyResult<bool> {
+    /// Whether tensors, of which there is no other kind among them, are memory that nobody differentiates and that is to be read as it is, and
+    /// nobody watches, overrides, transforms, traces or profiles what is done with them.
+    pub(crate) fn is_plain(&self, tensors: &[&Bound<'_, PyAny>], looked: &[Looked]) -> PyResult<bool> {
+        let py = tensors[0].py();
+        for overrider in &self.overriders {
+            if overrider.bind(py).call0()?.is_truthy()? {
+                return Ok(false);
+            }
+        }
+        // -1 outside of all levels.
+        let level = self.forward_ad.bind(py).get_item(intern!(py, "_current_level"))?;
+        if !level.is_some_and(|level| level.is(&self.no_level)) {
+            return Ok(false);
+        }
+        let mut kindred = ([0; TENSORS_MAX], looked[0].gpu);
+        for (place, found) in kindred.0.iter_mut().zip(looked) {
+            // Up to four dimensions.
+            *place = (found.kind as u8) << 3 | found.dimensions as u8;
+        }
+        let known = self.guards.lock().unwrap_or_else(PoisonError::into_inner).get(&kindred).map(|guard| {
+            let check = guard.check.as_ref().map(|check| check.clone_ref(py));
+            (check, guard.made)
+        });
+        if let Some((Some(check), _)) = &known
+            && check.bind(py).call1(PyTuple::new(py, tensors)?)?.is_truthy()?
+        {
+            return Ok(true);
+        }
+        if !self.look_at(tensors)? {
+            return Ok(false);
+        }
+        let (known, made) = known.unwrap_or((None, 0));
+        if made < GUARDS_MADE_MAX {
+            let check: Option<Py<PyAny>> =
+                self.guard.bind(py).call1(PyTuple::new(py, tensors)?)?.extract()?;
+            // There is none for one tensor twice, for instance: the one before is still good for others.
+            let guard = Guard { check: check.or(known), made: made + 1 };
+            self.guards.lock().unwrap_or_else(PoisonError::into_inner).insert(kindred, guard);
+        }
+        Ok(true)
+    }
+
+    /// The part of [`Torch::is_plain`] that guards stand for.
+    #[cold]
+    fn look_at(&self, tensors: &[&Bound<'_, PyAny>]) -> PyResult<bool> {
+        let py = tensors[0].py();
         for watcher in &self.watchers {
             if watcher.bind(py).call0()?.is_truthy()? {
                 return Ok(false);
             }
-        }
-        let level = self.forward_ad.bind(py).getattr(intern!(py, "_current_level"))?;
-        Ok(level.extract::<i64>()? < 0)
-    }
-
-    /// Whether tensors are memory that nobody differentiates and that is to be read as it is.
-    pub(crate) fn are_memory<'a, 'py: 'a>(
-        &self,
-        py: Python<'py>,
-        tensors: impl Iterator<Item = &'a Bound<'py, PyAny>> + Clone,
-    ) -> PyResult<bool> {
-        if !tensors.clone().all(|tensor| self.is_tensor(tensor)) {
-            return Ok(false);
         }
         let differentiating = self.is_grad_enabled.bind(py).call0()?.is_truthy()?;
         for tensor in tensors {

@@ -203,3 +203,55 @@ def test_numpy_is_left_to_torch_where_asked():
     x = numpy.random.default_rng(0).standard_normal((1, 2, 4, 8))
     out = evosdpa.sdpa(x, x, x, fallback=True)
     assert isinstance(out, numpy.ndarray) and out.dtype == numpy.float64
+
+
+def test_what_is_known_of_plain_tensors_holds_for_plain_tensors_alone():
+    """Torch is asked by one call whether all is as at the first call of such tensors: each thing that it is asked for must still be seen."""
+    import torch.autograd.forward_ad as forward_ad
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    seen = []
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    wanted = F.scaled_dot_product_attention(q, k, v)
+    straight = lambda *tensors: evosdpa._torch.straight(*tensors, None, False, False, False, False, False)
+    for _ in range(3):
+        torch.testing.assert_close(straight(q, k, v), wanted)
+    # Not memory as it is, or differentiated; wherever it stands.
+    for at in range(3):
+        for change in (torch._neg_view, lambda x: x.clone().requires_grad_(), lambda x: x.to(torch.complex64).conj().imag):
+            tensors = [q, k, v]
+            tensors[at] = change(tensors[at])
+            assert straight(*tensors) is None
+    torch.testing.assert_close(evosdpa.sdpa(torch._neg_view(q), k, v), F.scaled_dot_product_attention(-q, k, v))
+    learned = [x.clone().requires_grad_() for x in (q, k, v)]
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(straight(*learned), wanted)
+    assert straight(*learned) is None
+    with pytest.raises(NotImplementedError):
+        evosdpa.sdpa(*learned)
+    # Watched, cast, transformed, dual.
+    with Watching():
+        assert straight(q, k, v) is None
+        evosdpa.sdpa(q, k, v)
+    assert any("evosdpa" in name for name in seen), seen
+    with torch.autocast("cpu", torch.bfloat16):
+        assert straight(q, k, v) is None
+        assert evosdpa.sdpa(q, k, v).dtype == torch.bfloat16
+    with forward_ad.dual_level():
+        assert straight(q, k, v) is None
+    assert torch.func.vmap(lambda x: x if straight(q, k, v) is None else 0 * x)(torch.ones(2)).tolist() == [1, 1]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert straight(q, k, v) is None
+    # One tensor twice, other states of torch in turns, and plain again.
+    torch.testing.assert_close(straight(q, q, q), F.scaled_dot_product_attention(q, q, q))
+    for _ in range(70):
+        with torch.inference_mode():
+            assert straight(q, k, v) is not None
+        assert straight(q, k, v) is not None
+    torch.testing.assert_close(straight(q, k, v), wanted)

@@ -1,6 +1,7 @@
 """`evosdpa import`: answers to exported tasks, honest and not, through the lab's gates."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+EXAMPLES = pathlib.Path(__file__).parents[3] / "examples" / "submissions"
 HONEST = """
 import torch
 class ModelNew(torch.nn.Module):
@@ -42,12 +44,12 @@ def task(tmp_path_factory):
     return folder
 
 
-def imported(folder, tool, path):
-    options = ("--device", "cpu", "--threads", "1", "--python", sys.executable, "--iters", "20", "--json")
+def imported(folder, tool, path, *said):
+    options = (*said, "--device", "cpu", "--threads", "1", "--python", sys.executable, "--iters", "20", "--json")
     done = evosdpa(folder, "import", tool, str(path), *options)
     assert done.returncode in (0, 1), done.stderr
     row = next(row for row in json.loads(done.stdout)["rows"] if row["kernel"] == "submission")
-    assert row["problem"].startswith("b1h2s96d32:causal f32")
+    assert row["problem"].startswith("b1h2s96d32"), row["problem"]
     return done.returncode, row
 
 
@@ -74,3 +76,12 @@ def test_what_is_wrong_is_turned_away(task, body, gate, words):
     failed = [known for known in row["gates"] if known["verdict"] == "FAIL"]
     assert status == 1 and row["p50_us"] is None, row["gates"]
     assert failed[0]["gate"] == gate and words in failed[0]["detail"], failed
+
+
+def test_the_examples_are_what_they_say(tmp_path):
+    said = ("--shape", "b1h2s96d32", "--dtype", "f32")
+    status, row = imported(tmp_path, "kernelbench", EXAMPLES / "matmuls.py", *said)
+    assert status == 0, row["gates"]
+    status, row = imported(tmp_path, "gpumode", EXAMPLES / "cached.py", *said)
+    failed = [gate["gate"] for gate in row["gates"] if gate["verdict"] == "FAIL"]
+    assert status == 1 and failed[0] in ("correctness", "audit"), row["gates"]

@@ -32,9 +32,9 @@ pub(super) enum Program {
 /// What the library chooses from. `bench` times its choice beside them.
 const FAST: &str = "ampere_fwd,hopper_small,hopper_fwd";
 /// All that it may take, the one for few queries against a cache included.
-const ALL: &str = "ampere_fwd,hopper_small,hopper_fwd,flash_decode";
+const ALL: &str = "ampere_fwd,hopper_small,hopper_fwd,hopper_wide,flash_decode";
 /// Those with the one that reads f32.
-const SANITIZED: &str = "ampere_fwd,hopper_small,hopper_fwd,flash_decode,ampere_f32";
+const SANITIZED: &str = "ampere_fwd,hopper_small,hopper_fwd,hopper_wide,flash_decode,ampere_f32";
 const LINE: &str = "sdpa_v1,sdpa_v2b,sdpa_v2c,fa_s512_v3,sdpa_fp8_stage_c";
 const NAMED: &str = "mission,mission:causal,small,small:causal,long,long:causal,long128,long128:causal";
 /// One query or few, a long cache, grouped heads.
@@ -42,7 +42,7 @@ const DECODE: &str = "b1h32/8s1/1024d128,b1h32/8s1/8192d128,b4h32/8s1/4096d128,b
                       b64h32/8s1/2048d128,b128h64/8s1/1024d128,b16h32/8s16/4096d128";
 /// Grouped heads and every path of the Hopper kernels: few and many keys, whole and ragged tiles, both alignments, windows.
 const PATHS: &str = "b1h8s640d64,b1h8s640d64:causal,b1h8/2s700d128:causal-br,b2h4s1024d128:causal,b1h4s2048d64:window=300/0,\
-                     b1h4/1s513/1100d256,b1h32/8s1/8192d128,b1h4s511d96:causal";
+                     b1h4/1s513/1100d256,b1h32/8s1/8192d128,b1h4s511d96:causal,b1h4/1s513/1100d512:causal-br,b1h2s640d320";
 /// Packed sequences, filled parts of caches, pages of every size, and each modifier of scores.
 const KINDS: &str = "b3h8/2s130d128:causal-br:varlen,b2h4s257d64:causal:varlen,b5h4/2s90d96:varlen=q:used,b4h8/2s1/1000d128:used:paged=16,\
                      b3h4/1s17/700d64:used:paged=1,b2h8/2s64/900d128:causal-br:used:paged=256,b3h4s700d128:causal-br:varlen:softcap=50,\
@@ -303,6 +303,51 @@ pub(super) fn steps() -> Vec<Step> {
                     "--shapes",
                     "b1h2s512d64",
                     "--no-baselines",
+                ],
+            )
+        },
+        evosdpa(
+            "import-matmuls",
+            "is an answer to a KernelBench task judged?",
+            15,
+            &[
+                "import",
+                "kernelbench",
+                "examples/submissions/matmuls.py",
+                "--device",
+                "cuda",
+                "--shape",
+                "mission:causal",
+            ],
+        ),
+        evosdpa(
+            "import-triton",
+            "and one to a GPU MODE task, in Triton?",
+            15,
+            &[
+                "import",
+                "gpumode",
+                "examples/submissions/flash_triton.py",
+                "--device",
+                "cuda",
+                "--shape",
+                "b2h8s1024d64",
+            ],
+        ),
+        Step {
+            expected: 1,
+            ..evosdpa(
+                "import-cached",
+                "and is one turned away that computes once only?",
+                15,
+                &[
+                    "import",
+                    "gpumode",
+                    "examples/submissions/cached.py",
+                    "--device",
+                    "cuda",
+                    "--shape",
+                    "mission",
                 ],
             )
         },

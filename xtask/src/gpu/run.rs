@@ -99,10 +99,10 @@ fn command(step: &Step, place: &Place<'_>, said: &Path) -> Result<Command, Strin
             command.args(arguments).arg("--json");
             // Records of the runs are not wanted beside the documents.
             let name = arguments.first().map_or("", String::as_str);
-            if ["bench", "profile"].contains(&name) {
+            if ["bench", "profile", "import"].contains(&name) {
                 command.arg("--out").arg(std::env::temp_dir().join("evosdpa-runs"));
             }
-            if name == "bench" {
+            if ["bench", "import"].contains(&name) {
                 command.args(["--python", place.python]);
             }
             Ok(command)

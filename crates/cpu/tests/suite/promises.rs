@@ -7,6 +7,7 @@ use evosdpa_oracle::{
     elements,
     inputs::{Family, Inputs},
 };
+use std::time::{Duration, Instant};
 
 fn problem(shape: &str, dtype: DType) -> Problem {
     Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap()
@@ -256,4 +257,37 @@ fn workspace_stays_small() {
     assert!(bytes("b1h8s16384d64") < long.bytes() as usize / 10);
     assert!(bytes("b1h8s16384d64") < bytes("b1h8s4096d64") + 64 * 1024);
     assert!(bytes("b1h1s1/65536d128") < 1 << 20);
+}
+
+/// The latency of a small call, as the fastest of many: a call is far shorter than a scheduler's slice, so that a busy machine leaves some of them alone.
+#[test]
+fn a_tiny_call_takes_at_most_8_microseconds() {
+    if Isa::best() < Isa::Avx2 {
+        eprintln!("UNAVAILABLE: the promise is for AVX2 and better; here {} is the best", Isa::best());
+        return;
+    }
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let problem = problem("tiny", dtype);
+        let Inputs { q, k, v, .. } = &Inputs::generate(&problem, Family::Normal, 1);
+        let mut o = Tensor::zeros(problem.o_shape(), dtype, Layout::Bhsd);
+        let mut fastest = Duration::MAX;
+        for _ in 0..20_000 {
+            let begin = Instant::now();
+            attention(
+                CpuKernel::Flash,
+                &problem,
+                q.view(),
+                k.view(),
+                v.view(),
+                &SideInputs::default(),
+                o.view_mut(),
+                None,
+                &CpuOptions::default(),
+            )
+            .unwrap();
+            fastest = fastest.min(begin.elapsed());
+        }
+        eprintln!("tiny {dtype}: {fastest:?}");
+        assert!(fastest <= Duration::from_micros(8), "{dtype}: {fastest:?}");
+    }
 }

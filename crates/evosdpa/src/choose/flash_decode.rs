@@ -136,16 +136,21 @@ fn q_tiles(look: &Look<'_>) -> u64 {
     look.kv_heads() * u64::from(look.facts.seq_q.saturating_mul(look.group()).div_ceil(16))
 }
 
-/// Whether one CTA has an SM on Hopper. Where there is a Q tile for each, it needs no merge then, and short caches have fewer parts to merge. From
-/// pages, which may be small, eight warps of one CTA read faster than those of two.
+/// Whether one CTA has an SM on Hopper. Eight warps have fewer parts to merge than twice four, and read small pages faster. Twice four read whole
+/// pages of 16 and more at least as fast, and more Q tiles of codes than there are SMs, whose merges are a larger part: one CTA reads
+/// while the other merges.
 fn one_large_cta(look: &Look<'_>) -> bool {
-    let (tiles, sms) = (q_tiles(look), look.sms());
-    let fits = if tiles > sms {
-        look.asks_for(&[Feature::PagedCache]) && !look.asks_for(&[Feature::KvType])
-    } else {
-        16 * tiles >= 15 * sms || look.facts.seq_kv <= 16_384
+    let codes = look.asks_for(&[Feature::KvType]);
+    let fits = match q_tiles(look) > look.sms() {
+        true => !codes && !large_pages(look),
+        false => codes || !large_pages(look),
     };
-    fits && look.target.arch == Arch::Sm90a
+    look.target.arch == Arch::Sm90a && (fits || cluster(look) > 1)
+}
+
+/// Pages of whole KV tiles.
+fn large_pages(look: &Look<'_>) -> bool {
+    look.asks_for(&[Feature::PagedCache]) && look.facts.page_size >= 16
 }
 
 /// CTAs of a cluster on Hopper. Those of one GPC leave SMs over unless clusters are small; and half of the SMs read short caches as fast as all.
@@ -154,11 +159,16 @@ fn cluster(look: &Look<'_>) -> i64 {
     if look.target.arch != Arch::Sm90a || 2 * tiles > sms {
         return 1;
     }
-    // From pages half of the SMs are not enough; of codes the same bytes are twice the keys, and their merge is a larger part.
+    // From pages half of the SMs are not enough.
     let (paged, codes) = (look.asks_for(&[Feature::PagedCache]), look.asks_for(&[Feature::KvType]));
+    // Codes are half the bytes; and without clusters lengths are counted first, which costs more than the idle SMs.
+    let longest = match (codes || look.own_lengths(), paged && !large_pages(look)) {
+        (_, true) | (false, _) => 4096,
+        (true, false) => 8192,
+    };
     if 8 * tiles >= 3 * sms || 5 * tiles >= sms && keys <= 8192 && !paged {
         2
-    } else if 12 * tiles <= sms && keys <= if codes { 8192 } else { 2048 } {
+    } else if 12 * tiles <= sms && keys <= longest {
         8
     } else {
         1

@@ -29,6 +29,9 @@ impl Tile {
         if look.widest() > 128 || !look.is_plain() {
             return Self::Two;
         }
+        if let Some(width) = look.window() {
+            return Self::of_window(look, width);
+        }
         let seq_kv = look.facts.seq_kv;
         let many = look.narrow() && look.q_tiles(192) >= 4 * look.sms();
         if many && !look.masked() && (PRECISE_KEYS..=512).contains(&seq_kv) && seq_kv.is_multiple_of(64) {
@@ -42,11 +45,25 @@ impl Tile {
         if many && !look.masked() && seq_kv >= 1024 {
             return Self::Three;
         }
-        if let Some(tile) = cost::tile(look) {
-            return tile;
+        if long_for_three(look) {
+            return Self::Three;
         }
-        // Windows, which no cost covers.
-        if many { Self::Three } else { Self::Two }
+        cost::tile(look).unwrap_or(Self::Two)
+    }
+
+    /// Windows, which no cost covers. Of a narrow one, small tiles leave fewer scores at both edges unused; of a wide one, what counts
+    /// is the rate.
+    fn of_window(look: &Look<'_>, width: u32) -> Self {
+        match look.widest() {
+            ..=64 if width > 1024 && look.q_tiles(192) >= 4 * look.sms() => Self::Three,
+            ..=64 if width > 1024 => Self::Two,
+            ..=64 if look.q_tiles(64) >= 5 * look.sms() => Self::ThreeSmall,
+            ..=64 if width <= 512 => Self::TwoSmall,
+            _ if shared_heads(look) > 1 => Self::Two,
+            65..=112 if width < PRECISE_KEYS => Self::TwoSmall,
+            113.. if width <= PRECISE_KEYS => Self::TwoSmall,
+            _ => Self::Two,
+        }
     }
 
     /// Whether the tile is one of the few codes that the problem's head dimension, mask and group have. Groups are decoded in kinds
@@ -95,12 +112,15 @@ impl Tile {
                     64
                 }
             }
+            65..=80 if self == Self::Three => 112,
+            81..=128 if self == Self::Three => 96,
             ..=128 => 128,
             // 96 keys beside O of 192 columns fill the registers, 80 beside 256; few keys divide better by 64.
+            129..=192 if look.window().is_some_and(|width| width < PRECISE_KEYS) => 64,
             129..=192 => 96,
             // Of a causal mask the last KV tile of a Q tile is half empty, and more so a wider one.
             _ if look.facts.seq_kv <= 512 || look.causal() && look.facts.seq_kv < 1024 => 64,
-            _ if !look.is_plain() => 64,
+            _ if !look.is_plain() || look.window().is_some() => 64,
             _ => 80,
         }
     }
@@ -114,6 +134,9 @@ impl Tile {
                 "two CTAs of one warpgroup: fewer rows and SMs stay empty than with larger tiles"
             }
             Self::Four => "many rows of few whole KV tiles: four warpgroups hide the start of a Q tile",
+            Self::Three if !look.narrow() => {
+                "long rows of 65 to 112 columns: three warpgroups share each KV tile, which is fetched less often"
+            }
             Self::Three => "head dimensions of 64 are bound by the softmax: three warpgroups overlap it best",
             Self::Two if look.narrow() => {
                 "two warpgroups, queries in registers: these rows divide best by 128"
@@ -121,6 +144,35 @@ impl Tile {
             Self::Two => "two warpgroups: O and the scores of wide heads take 240 registers",
         }
     }
+}
+
+/// Heads of more than 64 columns that three warpgroups multiply faster where rows are long: up to 80 columns leave registers for KV tiles
+/// of 112 keys, and those of odd rows arrive late.
+fn suits_three(look: &Look<'_>) -> bool {
+    match look.widest() {
+        _ if !look.is_plain() => false,
+        65..=80 => true,
+        81..=96 => look.causal() || has_odd_rows(look),
+        97..=112 => has_odd_rows(look),
+        _ => false,
+    }
+}
+
+/// 72, 88 or 104 columns, where every other row begins within a sector of 32 bytes: TMA fetches them more slowly than two warpgroups
+/// multiply.
+fn has_odd_rows(look: &Look<'_>) -> bool {
+    [look.facts.head_dim, look.facts.value_dim].iter().any(|columns| columns % 16 == 8)
+}
+
+/// Whether there are as many and as long rows as that takes: 192 of them divide worse, and more keys of a causal mask's last KV tiles
+/// are hidden.
+fn long_for_three(look: &Look<'_>) -> bool {
+    let (rounds, keys) = match (has_odd_rows(look), look.masked()) {
+        (true, false) => (2, 1024),
+        (true, true) => (2, 2048),
+        (false, _) => (6, 4096),
+    };
+    suits_three(look) && look.q_tiles(192) >= rounds * look.sms() && look.facts.seq_kv >= keys
 }
 
 pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
@@ -183,6 +235,15 @@ impl Order {
             let why = "Q tiles see as many blocks as only the device knows: an atomic counter hands them out";
             return Self { persistent: 2, longest_first: look.causal(), pack_heads: 1, why, ..plain };
         }
+        if look.is_plain()
+            && let Some(width) = look.window()
+        {
+            let why =
+                "a window: the same rows of all heads that fit L2, the last first, by an atomic counter";
+            // Groups have one code for both.
+            let section_mib = if !look.grouped() && window_fits_l2(look, width) { 0 } else { 32 };
+            return Self { persistent: 2, longest_first: true, section_mib, why, ..plain };
+        }
         if !look.causal() && !dynamic {
             return plain;
         }
@@ -209,7 +270,7 @@ impl Order {
 /// it evens out (but for whole KV tiles, which take equally long). Groups of four and eight with the widest heads always use it: their other kinds are taken up by decoding.
 fn is_dynamic(look: &Look<'_>, tile: Tile) -> bool {
     let many = (look.masked() || look.widest() > 128) && look.q_tiles(128) >= 4 * look.sms();
-    let whole = !look.few_keys() && look.facts.seq_kv.is_multiple_of(128);
+    let whole = !look.few_keys() && look.facts.seq_kv.is_multiple_of(128) && !suits_three(look);
     let even = !look.masked() && (65..=128).contains(&look.widest()) && tile == Tile::Two && !whole;
     let four = tile == Tile::Four && !look.facts.seq_kv.is_multiple_of(64);
     many || even || four || tile == Tile::ThreeSmall || look.widest() > 192 && look.grouped()
@@ -229,6 +290,12 @@ fn one_round(look: &Look<'_>) -> bool {
     fills && lengths
 }
 
+/// Whether the keys and values that a Q tile of every head sees at the same time stay in L2, with room for what else is there.
+fn window_fits_l2(look: &Look<'_>, width: u32) -> bool {
+    let row_bytes = u64::from(look.facts.head_dim + look.facts.value_dim) * look.facts.dtype.bytes() as u64;
+    look.kv_heads() * u64::from(width + 128) * row_bytes <= 40 << 20
+}
+
 /// Heads are worked on together while their K and V take this much, where those of all do not stay in L2: half of it where a head's
 /// part is short-lived. 0: all at once, because the end of each section leaves SMs idle.
 fn section_mib(look: &Look<'_>, tile: Tile, pack_heads: i64) -> i64 {
@@ -237,6 +304,10 @@ fn section_mib(look: &Look<'_>, tile: Tile, pack_heads: i64) -> i64 {
     let mib = (look.kv_heads() * u64::from(facts.seq_kv) * row_bytes) >> 20;
     // Of 128 columns reading K and V again shows soonest: narrower heads wait for the softmax, wider ones for the MMAs.
     let past_l2 = if (65..=128).contains(&look.widest()) { mib >= 44 } else { mib >= 96 };
+    // Three warpgroups read K and V again less often, and up to 96 columns sections cost more than they gain.
+    if tile == Tile::Three && !look.narrow() {
+        return if look.widest() <= 96 { 0 } else { 32 };
+    }
     if look.causal() && pack_heads == 1 && !past_l2 {
         return 0;
     }
@@ -246,7 +317,7 @@ fn section_mib(look: &Look<'_>, tile: Tile, pack_heads: i64) -> i64 {
         Tile::Two if look.narrow() && look.causal() => 0,
         Tile::ThreeSmall if look.causal() => 16,
         Tile::Three if look.causal() => 32,
-        _ if short_lived => 16,
+        _ if short_lived || suits_three(look) => 16,
         _ => 32,
     }
 }
@@ -282,7 +353,7 @@ fn pipeline(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
     // The answer costs a register: three and four warpgroups have none left, nor have the widest heads and masks of 128 columns.
     let probe = match look.widest() {
         ..=64 => tile.consumers() <= 2,
-        65..=127 => true,
+        65..=127 => tile != Tile::Three,
         128..=192 => !look.masked(),
         _ => false,
     };
@@ -347,7 +418,7 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
     // KV tiles of 80 keys are whole by accident.
     // What a block mask leaves is whole where all there is is whole.
     let uncut = if look.asks_for(&[Feature::BlockMask]) { look.sees_all_shown() } else { !few_keys };
-    let whole = uncut && keys % tile == 0 && tile != 80 && !small;
+    let whole = uncut && keys % tile == 0 && tile != 80 && !small && !suits_three(look);
     let any_length = small || tile != 80 && (look.grouped() || look.widest() > 192);
     let why = match (whole, look.masked()) {
         (true, _) => "whole KV tiles: no masks",

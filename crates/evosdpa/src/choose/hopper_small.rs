@@ -219,16 +219,11 @@ impl Kept {
         // Decoding reads memory as fast as it comes, and lengths are seldom whole: of wide heads only the splits of long caches.
         let decoding = look.facts.seq_q <= 16 && look.grouped() && (65..=128).contains(&look.widest());
         Self {
-            two_each: own || decoding && parts == 8 && !look.group().is_multiple_of(8),
-            // Of narrow heads, rows that would take so long to read are mostly hopper_fwd's.
+            two_each: own,
+            // Of narrow heads, rows that would take so long to read are mostly hopper_fwd's. Decoding is for more rows than flash_decode's 16.
             whole: own && cluster == 1 && !look.narrow()
-                || decoding && !(parts == 8 || short_wide(look, parts)),
+                || decoding && (parts == 16 || parts == 2 && !look.group().is_multiple_of(8)),
             short: own && (cluster > 1 || look.narrow() && look.masked()),
         }
     }
-}
-
-/// Groups of eight on more than half of the SMs and less than three quarters: a range so narrow that it has one code.
-fn short_wide(look: &Look<'_>, parts: i64) -> bool {
-    look.group().is_multiple_of(8) && parts == 4
 }

@@ -37,6 +37,17 @@ impl<'a> Look<'a> {
         self.mask == MaskKind::Causal
     }
 
+    /// Keys that a row sees at most under a window, that is, a mask which is neither full nor causal.
+    pub(super) fn window(&self) -> Option<u32> {
+        let keys = i64::from(self.facts.seq_kv);
+        let edge = |edge: Option<i32>| edge.map(i64::from);
+        let width = match (edge(self.facts.band_lo), edge(self.facts.band_hi)) {
+            (Some(low), Some(high)) => high - low + 1,
+            _ => keys,
+        };
+        (self.mask == MaskKind::Window).then_some(width.clamp(0, keys) as u32)
+    }
+
     /// The larger head dimension.
     pub(super) fn widest(&self) -> u32 {
         self.facts.head_dim.max(self.facts.value_dim)
@@ -127,6 +138,14 @@ impl<'a> Look<'a> {
     /// Whether every row is asked to be kept precise. f16 keeps P to 11 bits, which is enough.
     pub(super) fn every_row_precise(&self) -> bool {
         self.facts.dtype == DType::BF16 && self.asks_for(&[Feature::HighPrecision])
+    }
+
+    /// Whether few queries read a dense cache for which `flash_decode` was measured to be the faster: groups of four and eight heads, 65 to
+    /// 128 columns, from 1,024 keys on.
+    pub(super) fn reads_dense_cache(&self) -> bool {
+        let rows = self.facts.seq_q.saturating_mul(self.group());
+        let measured = self.grouped() && !self.masked() && (65..=128).contains(&self.widest());
+        rows <= 16 && measured && self.facts.seq_kv >= 1024
     }
 
     /// Decides on the kind PRECISE_KEYS, where the code knows rows with few keys or not.

@@ -24,6 +24,7 @@ mod cost;
 mod flash_decode;
 mod hopper_fwd;
 mod hopper_small;
+mod hopper_wide;
 mod look;
 mod rules;
 mod settings;

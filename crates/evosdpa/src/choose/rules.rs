@@ -3,7 +3,7 @@
 use evosdpa_core::{DType, Feature};
 use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
-use super::{cost, look::Look};
+use super::{cost, hopper_wide, look::Look};
 
 /// Problems with more queries than this are no decoding.
 const DECODE_QUERIES_MAX: u32 = 16;
@@ -25,13 +25,19 @@ pub(super) fn candidates(facts: &ProblemFacts, target: &Target) -> Vec<(&'static
     // Blocks of 64 queries take tiles of one warpgroup, two to an SM: those of wider heads do not fit.
     let narrow_blocks = !facts.block_q.is_multiple_of(128) && facts.head_dim.max(facts.value_dim) > 128;
     let hopper = target.arch == Arch::Sm90a && !narrow_blocks;
-    // Other caches of equal lengths are split over clusters there.
-    let split_evenly = !hopper || reads_cache(facts) || modifies_scores(facts);
+    // Other caches of equal lengths are hopper_small's there, but for those that were measured.
+    let split_evenly = !hopper
+        || reads_cache(facts)
+        || modifies_scores(facts)
+        || Look::new(facts, target).reads_dense_cache();
     let decodes = facts.seq_q <= DECODE_QUERIES_MAX && split_evenly;
     let mut candidates = Vec::new();
     candidates.extend(decodes.then_some(decode));
     if hopper {
         candidates.extend(if splits_keys(facts, target) { [small, large] } else { [large, small] });
+    }
+    if hopper && Look::new(facts, target).widest() > hopper_wide::COLUMNS_MAX_OF_OTHERS {
+        candidates.push(("hopper_wide", "heads of more than 256 columns, whose output fills two warpgroups"));
     }
     candidates.extend([
         ("ampere_fwd", "the fastest kernel that runs everywhere and reads any alignment"),

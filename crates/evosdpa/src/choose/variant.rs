@@ -2,7 +2,10 @@
 
 use evosdpa_kernels::{Assignment, Error as Kernels, Kernel, ProblemFacts, Target, Variant};
 
-use super::{ampere_f32, ampere_fwd, flash_decode, hopper_fwd, hopper_small, look::Look, settings::Settings};
+use super::{
+    ampere_f32, ampere_fwd, flash_decode, hopper_fwd, hopper_small, hopper_wide, look::Look,
+    settings::Settings,
+};
 use crate::Error;
 
 /// Whose rules choose the tunables and kinds of a kernel. A kernel without a family keeps the defaults of its manifest.
@@ -13,15 +16,17 @@ enum Family {
     FlashDecode,
     HopperFwd,
     HopperSmall,
+    HopperWide,
 }
 
 impl Family {
-    const ALL: [(&'static str, Self); 5] = [
+    const ALL: [(&'static str, Self); 6] = [
         ("ampere_f32", Self::AmpereF32),
         ("ampere_fwd", Self::AmpereFwd),
         ("flash_decode", Self::FlashDecode),
         ("hopper_fwd", Self::HopperFwd),
         ("hopper_small", Self::HopperSmall),
+        ("hopper_wide", Self::HopperWide),
     ];
 
     fn of(kernel: &Kernel) -> Result<Option<Self>, Error> {
@@ -53,6 +58,7 @@ pub fn settings(
         Family::FlashDecode => flash_decode::tunables(&look, &mut settings),
         Family::HopperFwd => hopper_fwd::tunables(&look, &mut settings),
         Family::HopperSmall => hopper_small::tunables(&look, &mut settings),
+        Family::HopperWide => {}
     }
     settings.overridden_by(set);
     let tunables = settings.clone();
@@ -68,6 +74,7 @@ pub fn settings(
         Family::FlashDecode => flash_decode::kinds(&look, &mut settings),
         Family::HopperFwd => hopper_fwd::kinds(&look, &value, &mut settings),
         Family::HopperSmall => hopper_small::kinds(&look, &value, &mut settings),
+        Family::HopperWide => hopper_wide::kinds(&look, &value, &mut settings),
     }
     Ok(settings)
 }

@@ -10,7 +10,7 @@ use evosdpa_cuda::{Counters, Device, Function, PreparedLaunch, RawStream, Relaxe
 use evosdpa_kernels::{ProblemFacts, SdpaParams, TensorMapUse, Variant, VariantId};
 
 use super::{
-    DeviceSide, DeviceTensors, Gpu,
+    DeviceScales, DeviceSide, DeviceTensors, Gpu,
     maps::{MapKey, PlanNumber},
 };
 use crate::Error;
@@ -141,12 +141,16 @@ impl OnGpu {
 /// Of addresses: what TMA asks of them, and more than any element does.
 const ALIGNED_BYTES: u64 = 16;
 
+/// Of what lists and scales hold.
+const WORD_BYTES: u64 = 4;
+
 impl Moved {
-    /// Of tensors that were checked, unless there is anything beside them.
+    /// Of tensors that were checked, unless something beside them is more than a list.
     fn new(problem: &Problem, tensors: &DeviceTensors) -> Option<Self> {
-        let plain = tensors.side == DeviceSide::default() && tensors.scales.is_none();
+        let DeviceSide { bias, mask, blocks, .. } = &tensors.side;
+        let only_lists = bias.is_none() && mask.is_none() && blocks.is_none();
         let moved = Self { tensors: *tensors, params: tensors.params(problem) };
-        (plain && are_aligned(tensors)).then_some(moved)
+        (only_lists && are_aligned(tensors)).then_some(moved)
     }
 
     /// The parameters of a call, if its tensors differ in nothing that was checked.
@@ -158,22 +162,30 @@ impl Moved {
             && v.strides == planned.v.strides
             && o.strides == planned.o.strides
             && lse.map(|lse| lse.strides) == planned.lse.map(|lse| lse.strides)
-            && scales.is_none()
-            && *side == DeviceSide::default();
+            && scales.map(DeviceScales::are_there) == planned.scales.map(DeviceScales::are_there)
+            && side.has_form_of(&planned.side);
+        if !same || !are_aligned(tensors) {
+            return None;
+        }
         let lse = lse.map_or(0, |lse| lse.address);
-        let params =
-            SdpaParams { q: q.address, k: k.address, v: v.address, o: o.address, lse, ..self.params };
-        (same && are_aligned(tensors)).then_some(params)
+        let DeviceScales { q: q_scale, k: k_scale, v: v_scale } = scales.unwrap_or_default();
+        let (q, k, v, o) = (q.address, k.address, v.address, o.address);
+        let mut params = SdpaParams { q, k, v, o, lse, q_scale, k_scale, v_scale, ..self.params };
+        side.place(&mut params);
+        Some(params)
     }
 }
 
-/// Whether tensors have memory that every kernel reaches.
+/// Whether tensors have memory that every kernel reaches, and lists and scales that can be read.
 fn are_aligned(tensors: &DeviceTensors) -> bool {
-    let DeviceTensors { q, k, v, o, lse, .. } = tensors;
+    let DeviceTensors { q, k, v, o, lse, scales, side } = tensors;
     let lse = lse.map_or(ALIGNED_BYTES, |lse| lse.address);
-    [q.address, k.address, v.address, o.address, lse]
-        .into_iter()
-        .all(|address| address != 0 && address.is_multiple_of(ALIGNED_BYTES))
+    let scales = scales.unwrap_or_default();
+    let is_reached = |address: u64| address != 0 && address.is_multiple_of(ALIGNED_BYTES);
+    [q.address, k.address, v.address, o.address, lse].into_iter().all(is_reached)
+        && side.lists().into_iter().flatten().all(|address| address != 0 && address.is_multiple_of(WORD_BYTES))
+        // Of a tensor without codes there are none: 0.
+        && [scales.q, scales.k, scales.v].into_iter().all(|address| address.is_multiple_of(WORD_BYTES))
 }
 
 impl Key {
@@ -330,7 +342,7 @@ mod tests {
     use evosdpa_core::DType;
 
     use super::*;
-    use crate::{DeviceLse, DeviceScales};
+    use crate::{DeviceLse, choose::assumed_tensors};
 
     fn planned() -> (Problem, DeviceTensors) {
         let problem = Problem::new("b2h4s8d64:causal".parse().unwrap(), DType::BF16).unwrap();
@@ -361,7 +373,7 @@ mod tests {
             |t| t.o.strides[1] = 8,
             |t| t.lse = None,
             |t| t.lse = t.lse.map(|lse| DeviceLse { strides: [0, 8], ..lse }),
-            |t| t.scales = Some(DeviceScales { q: 64, k: 64, v: 64 }),
+            |t| t.scales = Some(DeviceScales { q: 0, k: 64, v: 64 }),
             |t| t.side.sinks = Some(0x6000),
         ];
         for change in changes {
@@ -370,9 +382,81 @@ mod tests {
             assert_eq!(moved.params(&other), None, "{other:?}");
         }
         // Nor is anything kept of a call that has more to look at.
-        let sinks: Problem = Problem::new("b2h4s8d64:sinks".parse().unwrap(), DType::BF16).unwrap();
-        let mut beside = DeviceTensors::packed(&sinks, [0x1000, 0x2000, 0x3000, 0x4000], None);
-        beside.side.sinks = Some(0x6000);
-        assert!(Moved::new(&sinks, &beside).is_none());
+        let bias = Problem::new("b2h4s8d64:bias".parse().unwrap(), DType::BF16).unwrap();
+        assert!(Moved::new(&bias, &assumed_tensors(&bias)).is_none());
+    }
+
+    /// A call over a paged cache of codes with everything that lists can say, and where such a call puts each thing.
+    fn served() -> (Problem, DeviceTensors) {
+        let shape = "b3h4/2s9/33d16:varlen=q:used:used-q:leftpad:indexed:paged=16:alibi:sinks:kv=e4m3";
+        let problem = Problem::new(shape.parse().unwrap(), DType::BF16).unwrap();
+        let mut tensors = assumed_tensors(&problem);
+        tensors.lse = Some(DeviceLse::packed(0x5000, &problem));
+        (problem, tensors)
+    }
+
+    #[test]
+    fn lists_and_scales_lie_elsewhere_too() {
+        let (problem, tensors) = served();
+        let moved = Moved::new(&problem, &tensors).unwrap();
+        let mut elsewhere = tensors;
+        let mut next = 0x10_0000;
+        let mut place = |address: &mut u64| {
+            next += 0x104;
+            *address = next;
+        };
+        let side = &mut elsewhere.side;
+        place(&mut side.queries.as_mut().unwrap().cu_seqlens);
+        place(&mut side.indices.as_mut().unwrap().address);
+        place(&mut side.pages.as_mut().unwrap().table);
+        for word in [&mut side.seqused_kv, &mut side.seqused_q, &mut side.leftpad_kv] {
+            place(word.as_mut().unwrap());
+        }
+        place(side.alibi_slopes.as_mut().unwrap());
+        place(side.sinks.as_mut().unwrap());
+        let scales = elsewhere.scales.as_mut().unwrap();
+        place(&mut scales.k);
+        place(&mut scales.v);
+        elsewhere.q.address = 0x9000;
+        assert_eq!(moved.params(&elsewhere), Some(elsewhere.params(&problem)));
+        assert_ne!(moved.params(&tensors), moved.params(&elsewhere));
+        let packed: Problem = Problem::new("b3h2s9d16:varlen".parse().unwrap(), DType::BF16).unwrap();
+        let tensors = assumed_tensors(&packed);
+        let mut elsewhere = tensors;
+        elsewhere.side.keys.as_mut().unwrap().cu_seqlens = 0x20_0004;
+        let moved = Moved::new(&packed, &tensors).unwrap();
+        assert_eq!(moved.params(&elsewhere), Some(elsewhere.params(&packed)));
+    }
+
+    #[test]
+    fn a_served_call_that_differs_in_more_is_looked_at_anew() {
+        let (problem, tensors) = served();
+        let moved = Moved::new(&problem, &tensors).unwrap();
+        type Change = fn(&mut DeviceTensors);
+        let changes: [Change; 18] = [
+            |t| t.side.queries.as_mut().unwrap().tokens += 1,
+            |t| t.side.queries.as_mut().unwrap().cu_seqlens = 0,
+            |t| t.side.queries = None,
+            |t| t.side.keys = t.side.queries,
+            |t| t.side.seqused_kv = None,
+            |t| t.side.seqused_kv = Some(2),
+            |t| t.side.seqused_q = Some(0),
+            |t| t.side.leftpad_kv = None,
+            |t| t.side.indices.as_mut().unwrap().rows += 1,
+            |t| t.side.indices = None,
+            |t| t.side.pages.as_mut().unwrap().row_stride += 1,
+            |t| t.side.pages.as_mut().unwrap().pages += 1,
+            |t| t.side.alibi_slopes = Some(6),
+            |t| t.side.sinks = None,
+            |t| t.side.blocks = Some(64),
+            |t| t.scales = None,
+            |t| t.scales.as_mut().unwrap().k = 0,
+            |t| t.scales.as_mut().unwrap().v += 2,
+        ];
+        for change in changes {
+            let mut other = tensors;
+            change(&mut other);
+            assert_eq!(moved.params(&other), None, "{other:?}");
+        }
     }
 }

@@ -106,6 +106,54 @@ impl DeviceSide {
         }
     }
 
+    /// The addresses of everything that is a list of 32-bit words, in one order.
+    pub(super) fn lists(&self) -> [Option<u64>; 9] {
+        [
+            self.queries.map(|queries| queries.cu_seqlens),
+            self.keys.map(|keys| keys.cu_seqlens),
+            self.seqused_kv,
+            self.seqused_q,
+            self.leftpad_kv,
+            self.indices.map(|indices| indices.address),
+            self.pages.map(|pages| pages.table),
+            self.alibi_slopes,
+            self.sinks,
+        ]
+    }
+
+    /// Whether it differs from another, which has nothing but lists, in nothing but where these lie.
+    pub(super) fn has_form_of(&self, other: &Self) -> bool {
+        let there = |side: &Self| side.lists().map(|list| list.is_some());
+        let tokens = |tokens: Option<DeviceTokens>| tokens.map(|tokens| tokens.tokens);
+        let pages = |pages: Option<DevicePages>| pages.map(|pages| (pages.row_stride, pages.pages));
+        there(self) == there(other)
+            && tokens(self.queries) == tokens(other.queries)
+            && tokens(self.keys) == tokens(other.keys)
+            && self.indices.map(|indices| indices.rows) == other.indices.map(|indices| indices.rows)
+            && pages(self.pages) == pages(other.pages)
+            && self.bias.is_none()
+            && self.mask.is_none()
+            && self.blocks.is_none()
+    }
+
+    /// Tells kernels where the lists are.
+    pub(super) fn place(&self, params: &mut SdpaParams) {
+        let places = [
+            &mut params.cu_seqlens_q,
+            &mut params.cu_seqlens_kv,
+            &mut params.seqused_kv,
+            &mut params.seqused_q,
+            &mut params.leftpad_kv,
+            &mut params.cache_batch_idx,
+            &mut params.page_table,
+            &mut params.alibi_slopes,
+            &mut params.sinks,
+        ];
+        for (place, list) in places.into_iter().zip(self.lists()) {
+            *place = list.unwrap_or(0);
+        }
+    }
+
     /// Refuses what is missing, not asked for, or cannot be read.
     pub(super) fn check(&self, problem: &Problem) -> Result<(), Error> {
         let (lengths, scores) = (problem.lengths(), problem.scores());
@@ -181,28 +229,24 @@ impl DeviceSide {
         } else {
             params.position = problem.position(0, sizes.seq_q, sizes.seq_kv) as i32;
         }
+        self.place(params);
         if let Some(queries) = self.queries {
-            (params.cu_seqlens_q, params.tokens_q) = (queries.cu_seqlens, queries.tokens as i32);
+            params.tokens_q = queries.tokens as i32;
             (params.q_stride[0], params.o_stride[0], params.lse_stride[0]) = (0, 0, 0);
         }
         if let Some(keys) = self.keys {
-            (params.cu_seqlens_kv, params.tokens_kv) = (keys.cu_seqlens, keys.tokens as i32);
+            params.tokens_kv = keys.tokens as i32;
             (params.k_stride[0], params.v_stride[0]) = (0, 0);
         }
-        params.seqused_kv = self.seqused_kv.unwrap_or(0);
-        params.seqused_q = self.seqused_q.unwrap_or(0);
-        params.leftpad_kv = self.leftpad_kv.unwrap_or(0);
         if let Some(indices) = self.indices {
-            (params.cache_batch_idx, params.cache_rows) = (indices.address, indices.rows as i64);
+            params.cache_rows = indices.rows as i64;
         }
         if let (Some(pages), Some(size)) = (self.pages, lengths.page) {
-            (params.page_table, params.page_table_stride) = (pages.table, pages.row_stride);
+            params.page_table_stride = pages.row_stride;
             (params.page_size, params.pages) = (size.tokens() as i32, pages.pages as i32);
         }
         params.softcap = scores.softcap.map_or(0.0, |cap| cap.value());
         params.chunk = scores.chunk.map_or(0, |chunk| chunk.keys() as i32);
-        params.alibi_slopes = self.alibi_slopes.unwrap_or(0);
-        params.sinks = self.sinks.unwrap_or(0);
         if let (Some(bias), Some(asked)) = (self.bias, scores.bias) {
             (params.bias, params.bias_stride) = (bias.address, strides(bias, asked));
             params.bias_type = match bias.dtype {

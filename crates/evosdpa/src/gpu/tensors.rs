@@ -43,7 +43,7 @@ impl DeviceLse {
 }
 
 /// The scales of 8-bit inputs: device addresses of one `f32` for each (batch, head), contiguous; 0 for a tensor without codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceScales {
     /// Scales of Q.
     pub q: u64,
@@ -51,6 +51,13 @@ pub struct DeviceScales {
     pub k: u64,
     /// Scales of V.
     pub v: u64,
+}
+
+impl DeviceScales {
+    /// Which of Q, K and V have some.
+    pub(super) fn are_there(self) -> [bool; 3] {
+        [self.q, self.k, self.v].map(|address| address != 0)
+    }
 }
 
 /// Everything a call reads and writes.
@@ -160,7 +167,7 @@ impl DeviceTensors {
     pub fn params(&self, problem: &Problem) -> SdpaParams {
         let sizes = problem.sizes();
         let band = problem.band();
-        let scales = self.scales.unwrap_or(DeviceScales { q: 0, k: 0, v: 0 });
+        let scales = self.scales.unwrap_or_default();
         let scale = kernel_scale(problem.scale());
         let mut params = SdpaParams {
             q: self.q.address,

@@ -6,6 +6,7 @@
 // arithmetic alone (loader.cuh). Teams share nothing while tiles go by (mainloop.cuh). At the end of a Q tile, or of a CTA's share
 // of it, their parts meet in shared memory; parts of several CTAs meet in the workspace, where the last CTA to arrive adds them up
 // in their order, or in the shared memory of a cluster (merge.cuh). Loads of the next Q tile are under way meanwhile.
+// Of the few microseconds that short caches take, half are not the memory's: what needs no input is done before the inputs are awaited.
 #include "score.cuh"
 
 using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
@@ -13,20 +14,46 @@ using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
 #include "merge.cuh"
 #include "unowned.cuh"
 
+// Lengths and pages are read before it is known where keys and queries lie.
+constexpr bool COUNTS_FIRST = OWN_LENGTHS || PAGED_CACHE;
+
+// The inputs may be another kernel's outputs, lengths among them, and the workspace is its too.
+__device__ __forceinline__ void await_inputs() {
+#if __CUDA_ARCH__ >= 900
+  grid_wait();
+#endif
+}
+
+__device__ __forceinline__ u32 cta_number() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
+
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(const __grid_constant__ SdpaParams p) {
   extern __shared__ __align__(128) unsigned char smem[];
 #if __CUDA_ARCH__ >= 900
   grid_launch_dependents();  // the next kernel's CTAs come as these go
-  grid_wait();               // the inputs may be another kernel's outputs, and the workspace is its too
 #endif
+  if (COUNTS_FIRST) await_inputs();
   const Division division(p);
   Cursor now(p, division);
-  Loader loader(p, smem, division, now);
-  loader.fill();
   if (CLUSTERED && now.valid()) Exchange(shared_address(smem)).open();
+  Queries queries;
+  if (!COUNTS_FIRST && now.valid()) queries.find(p, now);
+  Loader loader(p, smem, division, now);
+  if (!COUNTS_FIRST) {
+    await_inputs();
+    if (now.valid()) queries.fetch(p, now);
+  }
+  loader.fill();
+  if (COUNTS_FIRST && now.valid()) queries.load(p, now);
   if (PACKED_QUERIES || USED_QUERIES)  // while the loads travel
-    clear_unowned_rows(p, blockIdx.x * (THREADS / 32) + threadIdx.x / 32, gridDim.x * (THREADS / 32));
-  Queries queries(p, now);
+    clear_unowned_rows(p, cta_number() * (THREADS / 32) + threadIdx.x / 32, gridDim.x * gridDim.y * gridDim.z * (THREADS / 32));
+  if constexpr (CLUSTERED) {
+    // A cluster has one Q tile.
+    if (!now.valid()) return;
+    Part part(p, smem, queries);
+    const int stage = part.run(loader, now);
+    finish_segment(p, smem, division, now, part, stage);
+    return;
+  }
   const ParkedCursor parked(shared_address(smem), 1);
   while (now.valid()) {
     Part part(p, smem, queries);

@@ -151,6 +151,8 @@ struct Loader {
         key += BLOCK_N;
         keys_left -= BLOCK_N;
         look_up();
+      } else if (CLUSTERED) {
+        valid = false;  // a cluster has one Q tile
       } else {
         Cursor at;
         parked.take(at);
@@ -166,7 +168,7 @@ struct Loader {
   __device__ __forceinline__ void enter(const Cursor& at) {
     valid = at.valid() && (!CLUSTERED || at.tile < at.tile_end);
     if (!valid) return;
-    parked.put(at);
+    if (!CLUSTERED) parked.put(at);
     key = first_key_of(at, at.tile);
     keys_left = at.asked.key_end - key;
     tiles_left = at.tile_end - at.tile;

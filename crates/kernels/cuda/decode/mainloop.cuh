@@ -35,27 +35,32 @@ struct Queries {
   int heads[2];  // and query heads
   float k_scale = 1.f, v_scale = 1.f;  // of the key head's codes, where tokens have none of their own
   u32 fragments[K_STEPS][4];
+  const u16* first[2];  // where the rows begin
 
-  __device__ __forceinline__ Queries(const SdpaParams& p, const Cursor& at) {
-    if (at.valid()) load(p, at);
+  // Which rows they are, and where: no memory is read.
+  __device__ __forceinline__ void find(const SdpaParams& p, const Cursor& at) {
+    const int first_head = at.head_kv * group_of(p);
+    const int warp_row = at.m_block * ROWS + int(threadIdx.x) / 32 % WARPS_M * 16;
+    const element* head = head_of(static_cast<const element*>(p.q), p.q_stride, PACKED_QUERIES ? 0 : at.batch, first_head);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const PackedRow packed(p, warp_row + 8 * r + int(threadIdx.x) % 32 / 4);
+      rows[r] = packed.query;
+      heads[r] = first_head + packed.head;
+      const element* row = head + packed.head * p.q_stride[1] + (at.asked.bounds.q_first + packed.query) * p.q_stride[2];
+      first[r] = reinterpret_cast<const u16*>(row);
+    }
   }
 
-  __device__ __forceinline__ void load(const SdpaParams& p, const Cursor& at) {
+  __device__ __forceinline__ void fetch(const SdpaParams& p, const Cursor& at) {
     if (CODES && !TOKEN_SCALES) {
       const long long index = TENSOR_SCALES ? 0 : (long long)at.batch * p.heads_kv + at.head_kv;
       k_scale = p.k_scale[index];
       v_scale = p.v_scale[index];
     }
-    const int group = p.heads_q / p.heads_kv;
-    const int warp_row = at.m_block * ROWS + int(threadIdx.x) / 32 % WARPS_M * 16;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int packed = warp_row + 8 * r + int(threadIdx.x) % 32 / 4;
-      rows[r] = packed < group ? 0 : packed / group;  // mostly there is one query
-      heads[r] = at.head_kv * group + packed - rows[r] * group;
-      const long long position = at.asked.bounds.q_first + rows[r];
-      const element* head = head_of(static_cast<const element*>(p.q), p.q_stride, PACKED_QUERIES ? 0 : at.batch, heads[r]);
-      const u16* row = reinterpret_cast<const u16*>(head + position * p.q_stride[2]);
+      const u16* row = first[r];
       if (rows[r] >= at.asked.bounds.seq_q) {
         each_pair(r, [](int) { return 0u; });
       } else if ((reinterpret_cast<u64>(row) & 3) == 0 && p.dim_qk == HEAD_DIM) {
@@ -69,6 +74,11 @@ struct Queries {
         });
       }
     }
+  }
+
+  __device__ __forceinline__ void load(const SdpaParams& p, const Cursor& at) {
+    find(p, at);
+    fetch(p, at);
   }
 
  private:

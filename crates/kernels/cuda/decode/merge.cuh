@@ -15,20 +15,16 @@ constexpr int COUNTERS = 1 << 16;
 struct Destination {
   const SdpaParams& p;
   const Cursor& at;
-  int group;
 
-  __device__ __forceinline__ Destination(const SdpaParams& params, const Cursor& cursor)
-      : p(params), at(cursor), group(p.heads_q / p.heads_kv) {}
+  __device__ __forceinline__ Destination(const SdpaParams& params, const Cursor& cursor) : p(params), at(cursor) {}
 
-  __device__ __forceinline__ int packed(int row) const { return at.m_block * ROWS + row; }
-  __device__ __forceinline__ int rows() const { return min(ROWS, at.asked.bounds.seq_q * group - at.m_block * ROWS); }
-  __device__ __forceinline__ bool inside(int row) const { return row < rows(); }
+  __device__ __forceinline__ int rows() const { return min(ROWS, at.asked.bounds.seq_q * group_of(p) - at.m_block * ROWS); }
 
   // Four columns of a finished row, relative to its maximum; the thread of the first ones writes the log-sum-exp.
   __device__ __forceinline__ void store(int row, int column, float4 o, float max, float sum) const {
-    const int query = packed(row) < group ? 0 : packed(row) / group;  // mostly there is one
-    const int head = at.head_kv * group + packed(row) - query * group;
-    const int position = at.asked.bounds.q_first + query;
+    const PackedRow packed(p, at.m_block * ROWS + row);
+    const int head = at.head_kv * group_of(p) + packed.head;
+    const int position = at.asked.bounds.q_first + packed.query;
     const int batch = PACKED_QUERIES ? 0 : at.batch;
     const float inverse = ScoreHook::inverse(p, head, max, sum);
     element* to = head_of(static_cast<element*>(p.o), p.o_stride, batch, head) + position * p.o_stride[2] + column;
@@ -54,7 +50,7 @@ struct Parts {
   __device__ __forceinline__ Parts() {}
   __device__ __forceinline__ Parts(const SdpaParams& p, const Division& division, const Cursor& at) {
     const int units = division.units_of_tile(at.asked);
-    const int packed = p.seq_q * (p.heads_q / p.heads_kv);
+    const int packed = p.seq_q * group_of(p);
     rows = min(ROWS, packed + packed % 2);  // columns lie at multiples of 16 bytes
     if (SPLIT_TILES > 0) {
       const int m_blocks = (packed + ROWS - 1) / ROWS;
@@ -64,8 +60,8 @@ struct Parts {
       counter = (at.batch * p.heads_kv + at.head_kv) * m_blocks + at.m_block;
     } else {
       // A CTA has at most one Q tile that it begins and does not end, and one that it does not begin.
-      const int cta = division.cta_of(at.unit - at.at);
-      count = division.cta_of(at.unit - at.at + units - 1) - cta + 1;
+      const int cta = division.first_cta(at.unit - at.at);
+      count = division.last_cta(cta, at.unit - at.at + units - 1) - cta + 1;
       own = int(blockIdx.x) - cta;
       first = 2 * cta + 1;
       counter = cta;
@@ -118,9 +114,8 @@ __device__ __forceinline__ void merge_parts(const SdpaParams& p, const Destinati
   constexpr int AT_ONCE = VALUE_DIM > 128 ? 8 : 16;
   const float scale_log2 = ScoreHook::scale_log2(p);
 #pragma unroll 1
-  for (int item = threadIdx.x; item < ROWS * (VALUE_DIM / 4); item += THREADS) {
+  for (int item = threadIdx.x; item < to.rows() * (VALUE_DIM / 4); item += THREADS) {
     const int row = item / (VALUE_DIM / 4), column = item % (VALUE_DIM / 4) * 4;
-    if (!to.inside(row)) continue;
     Sum sum;
 #pragma unroll 1
     for (int first = 0; first < parts.count; first += AT_ONCE)
@@ -141,11 +136,12 @@ struct Meeting {
     return row * (COLUMNS * 4) + ((chunk ^ (row & (COLUMNS % 32 == 0 ? 7 : 3))) << 4);
   }
 
-  // The columns from `first` on of a warp's rows.
-  static __device__ __forceinline__ void put(unsigned char* stage, int warp_row, const float (&o)[VALUE_DIM / 2], int first) {
+  // The columns from `first` on of a warp's rows, as far as there are rows.
+  static __device__ __forceinline__ void put(unsigned char* stage, int warp_row, int rows, const float (&o)[VALUE_DIM / 2], int first) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
+    for (int r = 0; r < 2; ++r) {
+      if (WARPS_M == 1 && g + 8 * r >= rows) continue;  // others are mostly full
 #pragma unroll
       for (int j = 0; j < COLUMNS / 16; ++j) {
         if (first + 16 * j >= VALUE_DIM) break;
@@ -158,6 +154,7 @@ struct Meeting {
           *reinterpret_cast<float2*>(stage + offset(row, 4 * j + 2 + t / 2) + t % 2 * 8) = make_float2(tiles[4], tiles[5]);
         }
       }
+    }
   }
   static __device__ __forceinline__ float4 four(const unsigned char* stage, int row, int chunk) {
     return *reinterpret_cast<const float4*>(stage + offset(row, chunk));
@@ -168,9 +165,10 @@ struct Meeting {
 // is, and is done with it: only who has rows waits, and only for what is sent.
 struct Exchange {
   u32 smem;
-  int rank, ctas;
+  int rank, ctas_log2, ctas;
 
-  __device__ __forceinline__ explicit Exchange(u32 shared) : smem(shared), rank(cluster_rank()), ctas(cluster_ctas()) {}
+  __device__ __forceinline__ explicit Exchange(u32 shared)
+      : smem(shared), rank(cluster_rank()), ctas_log2(cluster_ctas_log2()), ctas(1 << ctas_log2) {}
 
   // By all threads, before anybody may send.
   __device__ __forceinline__ void open() const {
@@ -184,7 +182,7 @@ struct Exchange {
   __device__ __forceinline__ void await_all_open() const { cluster_wait(); }
 
   __device__ __forceinline__ void send(int row, int chunk, const Sum& sum) const {
-    const int owner = row % u32(ctas), slot = row - owner + rank;
+    const int owner = row & (ctas - 1), slot = row - owner + rank;
     const u32 barrier = cluster_address(smem + RECEIVED_BARRIER_OFFSET, owner);
     cluster_store_async(cluster_address(smem + RECEIVED_OFFSET + slot * (VALUE_DIM * 4) + chunk * 16, owner), sum.o, barrier);
     if (chunk == 0)
@@ -195,10 +193,10 @@ struct Exchange {
   __device__ __forceinline__ void merge(const SdpaParams& p, const Destination& to) const {
     static_assert(!CLUSTERED || Meeting::COLUMNS == VALUE_DIM, "all columns are there at once");
     constexpr int CHUNKS = VALUE_DIM / 4, AT_ONCE = 8;
-    const int rows = (to.rows() - rank + ctas - 1) / u32(ctas);  // ranks are below the number of CTAs, so that this is not negative
-    if (rows == 0) return;
+    const int rows = (to.rows() - rank + ctas - 1) >> ctas_log2;  // ranks are below the number of CTAs, so that this is not negative
+    if (int(threadIdx.x) >= rows * CHUNKS) return;
     if (threadIdx.x == 0) mbarrier_expect_bytes(smem + RECEIVED_BARRIER_OFFSET, rows * ctas * (VALUE_DIM * 4 + 8));
-    mbarrier_wait_cluster(smem + RECEIVED_BARRIER_OFFSET, 0);
+    mbarrier_wait_cluster<true>(smem + RECEIVED_BARRIER_OFFSET, 0);
     const float scale_log2 = ScoreHook::scale_log2(p);
 #pragma unroll 1
     for (int item = threadIdx.x; item < rows * CHUNKS; item += THREADS) {
@@ -216,6 +214,13 @@ struct Exchange {
   }
 };
 
+// One more on the counter, and how many there were: what this CTA wrote comes before it, and what the others wrote before they counted is seen behind it.
+__device__ __forceinline__ unsigned count_arrival(unsigned* counter) {
+  unsigned before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 // Brings the teams' parts of a segment together. `stage` is the one that every team read last.
 __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned char* smem, const Division& division, const Cursor& at,
                                                const Part& part, int stage) {
@@ -224,6 +229,7 @@ __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned cha
   float2* statistics = reinterpret_cast<float2*>(smem + STATISTICS_OFFSET);  // [team][row]
   unsigned char* columns = smem + stage * STAGE_BYTES;                       // of the first team
   const Destination to(p, at);
+  const int rows = to.rows();
   const bool whole = !CLUSTERED && at.whole();
   const Exchange exchange(shared_address(smem));
   if (CLUSTERED) exchange.await_all_open();
@@ -242,13 +248,12 @@ __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned cha
 #pragma unroll
   for (int first = 0; first < VALUE_DIM; first += Meeting::COLUMNS) {
     if (first > 0) __syncthreads();
-    Meeting::put(columns + team * RING_BYTES, warp_row, part.o, first);
+    Meeting::put(columns + team * RING_BYTES, warp_row, rows, part.o, first);
     __syncthreads();
     const int chunks = min(Meeting::COLUMNS, VALUE_DIM - first) / 4;
 #pragma unroll 1
-    for (int item = threadIdx.x; item < ROWS * chunks; item += THREADS) {
+    for (int item = threadIdx.x; item < rows * chunks; item += THREADS) {
       const int row = item / chunks, chunk = item % chunks;
-      if (!to.inside(row)) continue;
       Sum sum;
       sum.add<WARPS_N>(WARPS_N, scale_log2, [&](int other, float2& own, float4& four) {
         own = statistics[other * ROWS + row];
@@ -275,13 +280,9 @@ __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned cha
   // The last to arrive merges; it leaves the counter as it was.
   volatile int* last = reinterpret_cast<volatile int*>(smem + FLAG_OFFSET);
   if (threadIdx.x == 0) {
-    __threadfence();  // what this CTA's threads wrote comes before its arrival
     unsigned* counter = static_cast<unsigned*>(p.workspace) + parts.counter;
-    const bool is_last = atomicAdd(counter, 1u) == unsigned(parts.count) - 1;
-    if (is_last) {
-      __threadfence();  // what the others wrote before they counted
-      atomicExch(counter, 0u);
-    }
+    const bool is_last = count_arrival(counter) == unsigned(parts.count) - 1;
+    if (is_last) atomicExch(counter, 0u);
     *last = is_last;
   }
   __syncthreads();

@@ -3,7 +3,7 @@
 // The KV tiles of every Q tile of every sequence are numbered: sequence by sequence, key head by key head. A unit is a KV tile, and every
 // CTA gets an equal run of units. With a fixed split (SPLIT_KEYS) a unit is so many keys of one Q tile, or twice as many as often as it
 // takes to leave no more than SPLITS_MAX units: that follows from the sequence's own length, whatever else is in the batch.
-// With clusters (CLUSTERED) a unit is a Q tile, and the CTAs of a cluster share its KV tiles.
+// With clusters (CLUSTERED) a cluster has one Q tile, whose KV tiles its CTAs share: where it lies in the grid says which.
 #pragma once
 #include "cluster.cuh"
 #include "layout.cuh"
@@ -16,14 +16,14 @@ constexpr int SPLIT_TILES = SPLIT_KEYS / BLOCK_N;
 constexpr int SPLITS_MAX = 32;
 static_assert(SPLIT_KEYS % BLOCK_N == 0 && (SPLIT_TILES & (SPLIT_TILES - 1)) == 0, "splits are whole KV tiles, a power of two of them");
 
-// CTAs that share a Q tile; a power of two.
-__device__ __forceinline__ int cluster_ctas() { return CLUSTERED ? int(cluster_size()) : 1; }
+// The logarithm of the number of CTAs of a cluster.
+__device__ __forceinline__ int cluster_ctas_log2() { return 31 - __clz(cluster_size()); }
 
 // Whether sequences have numbers of queries of their own.
 __device__ __forceinline__ bool own_queries(const SdpaParams& p) { return PACKED_QUERIES || USED_LENGTHS && p.seqused_q; }
 
-// Q tiles of a key head.
-__device__ __forceinline__ int m_blocks_of(const SdpaParams& p, int seq_q) { return (seq_q * (p.heads_q / p.heads_kv) + ROWS - 1) / ROWS; }
+// Query heads of a key head. Computed where it is needed: registers are for O.
+__device__ __forceinline__ int group_of(const SdpaParams& p) { return u32(p.heads_q) / u32(p.heads_kv); }
 
 // One sequence: its Q tiles, and the keys that its queries see.
 struct Asked {
@@ -34,19 +34,30 @@ struct Asked {
 
   __device__ __forceinline__ Asked() {}
   __device__ __forceinline__ Asked(const SdpaParams& p, int batch) : bounds(sequence_of<OWN_LENGTHS>(p, batch)) {
-    m_blocks = m_blocks_of(p, bounds.seq_q);
+    m_blocks = (bounds.seq_q * group_of(p) + ROWS - 1) / ROWS;
     key_first = max(0, band_first(bounds, 0));
     key_end = min(bounds.seq_kv, band_last(bounds, bounds.seq_q - 1) + 1);
     tiles = max(1, (key_end - key_first + BLOCK_N - 1) / BLOCK_N);
   }
 };
 
-// How all units are shared out.
+// Which query, and which of a key head's query heads, a row of all Q tiles is. Mostly there is one query: rows past it are past the last as well.
+struct PackedRow {
+  int query, head;
+  __device__ __forceinline__ PackedRow(const SdpaParams& p, int row) {
+    const int group = group_of(p);
+    query = WARPS_M == 1 && p.seq_q == 1 ? row >= group : row / u32(group);
+    head = row - query * group;
+  }
+};
+
+// How all units are shared out among CTAs that are no cluster.
 struct Division {
   bool in_parts;      // without a workspace nothing can be merged: whole Q tiles
   int units;          // of all sequences
   int ctas;           // that get some
-  int share;          // units of every CTA but the last; 0: evenly, one more or less
+  int parts;          // CTAs that share a Q tile of `share` units, where all are of one length; 0: no such number
+  int share;          // otherwise units of every CTA but the last; 0: evenly, one more or less, wherever Q tiles begin and end
 
   // KV tiles of a unit where splits are fixed.
   __device__ __forceinline__ int split_of(const Asked& asked) const {
@@ -64,52 +75,65 @@ struct Division {
   __device__ __forceinline__ int units_of(const SdpaParams& p, const Asked& asked) const {
     return units_of_tile(asked) * asked.m_blocks * p.heads_kv;
   }
-  // The first unit of a CTA, and the CTA of a unit.
+  // The first unit of a CTA.
   __device__ __forceinline__ int first_unit(int cta) const {
+    if (parts) {
+      const int tile = cta / u32(parts), part = cta - tile * parts;
+      const int each = share / u32(parts);
+      return tile * share + part * each + min(part, share - each * parts);
+    }
     return share ? min(cta * share, units) : int((long long)units * cta / ctas);
   }
-  __device__ __forceinline__ int cta_of(int unit) const {
-    return share ? unit / share : int(((long long)(unit + 1) * ctas - 1) / units);
+  // The first and the last CTA that have units of a Q tile which several have.
+  __device__ __forceinline__ int first_cta(int first_unit) const {
+    return parts ? first_unit / u32(share) * parts : cta_of(first_unit);
   }
+  __device__ __forceinline__ int last_cta(int first_cta, int last_unit) const {
+    return parts ? first_cta + parts - 1 : cta_of(last_unit);
+  }
+  __device__ __forceinline__ int cta_of(int unit) const { return int(((long long)(unit + 1) * ctas - 1) / units); }
 
   __device__ __forceinline__ explicit Division(const SdpaParams& p) {
+    if (CLUSTERED) return;
     in_parts = p.workspace != nullptr;
-    int fewest, most;  // units of a Q tile
-    if (!OWN_LENGTHS || CLUSTERED && !own_queries(p)) {
-      // Nobody waits for lengths that say nothing here.
-      units = CLUSTERED ? m_blocks_of(p, p.seq_q) * p.heads_kv : units_of(p, Asked(p, 0));
-      units *= p.batch;
-      fewest = most = CLUSTERED ? 1 : units_of_tile(Asked(p, 0));
+    int fewest, length;  // units of a Q tile, at least and at most
+    if (!OWN_LENGTHS) {
+      const Asked all(p, 0);
+      units = units_of(p, all) * p.batch;
+      fewest = length = units_of_tile(all);
     } else {
-      units = 0, fewest = 1 << 30, most = 0;
+      units = 0, fewest = 1 << 30, length = 0;
       for (int batch = threadIdx.x % 32; batch < p.batch; batch += 32) {
         const Asked asked(p, batch);
         if (asked.m_blocks == 0) continue;
         units += units_of(p, asked);
         fewest = min(fewest, units_of_tile(asked));
-        most = max(most, units_of_tile(asked));
+        length = max(length, units_of_tile(asked));
       }
 #pragma unroll
       for (int lanes = 1; lanes < 32; lanes *= 2) {
         units += __shfl_xor_sync(~0u, units, lanes);
         fewest = min(fewest, __shfl_xor_sync(~0u, fewest, lanes));
-        most = max(most, __shfl_xor_sync(~0u, most, lanes));
+        length = max(length, __shfl_xor_sync(~0u, length, lanes));
       }
     }
-    if (CLUSTERED) {
-      // There is a cluster for every Q tile.
-      ctas = units;
-      share = 1;
-      return;
-    }
     ctas = min(int(gridDim.x), units);
-    share = 0;
-    if (SPLIT_TILES > 0 || units == 0 || fewest != most) return;
-    // Q tiles of one length, as many for nearly every CTA: then nothing has to be merged.
-    const int q_tiles = units / most, each = (q_tiles + ctas - 1) / ctas;
-    if (16ll * q_tiles >= 15ll * each * ctas) {
-      share = each * most;
-      ctas = (q_tiles + each - 1) / each;
+    share = parts = 0;
+    if (SPLIT_TILES > 0 || units == 0 || fewest != length) return;
+    const int q_tiles = units / u32(length);
+    if (q_tiles >= ctas) {
+      // As many for nearly every CTA: then nothing has to be merged.
+      const int each = (q_tiles + ctas - 1) / u32(ctas);
+      if (16ll * q_tiles < 15ll * each * ctas) return;
+      share = each * length;
+      ctas = (q_tiles + each - 1) / u32(each);
+    } else if (VALUE_DIM <= 128) {  // O of wider ones leaves no register for it
+      // As many CTAs for each: then none has parts of two.
+      const int each = min(length, ctas / u32(q_tiles));
+      if (each < length && 16 * q_tiles * each < 15 * ctas) return;
+      parts = each;
+      share = length;
+      ctas = q_tiles * each;
     }
   }
 };
@@ -129,17 +153,21 @@ struct Cursor {
 
   __device__ __forceinline__ Cursor() {}
   __device__ __forceinline__ Cursor(const SdpaParams& p, const Division& division) {
-    const int cta = int(blockIdx.x) / cluster_ctas();
     unit = unit_end = tile = tile_end = 0;
+    if (CLUSTERED) {
+      enter_cluster(p);
+      return;
+    }
+    const int cta = blockIdx.x;
     if (cta >= division.ctas) return;
     unit = division.first_unit(cta);
     unit_end = division.first_unit(cta + 1);
     const int inside = find_sequence(p, division);
     asked = Asked(p, batch);
     const int each = division.units_of_tile(asked);
-    const int number = inside / each;
+    const int number = inside / u32(each);
     at = inside - number * each;
-    head_kv = asked.m_blocks == 1 ? number : number / asked.m_blocks;  // mostly there is one query
+    head_kv = asked.m_blocks == 1 ? number : number / u32(asked.m_blocks);  // mostly there is one query
     m_block = number - head_kv * asked.m_blocks;
     enter_segment(division);
   }
@@ -164,11 +192,25 @@ struct Cursor {
   }
 
  private:
+  // The grid is CTAs of all Q tiles of a key head, key heads, sequences: nobody counts, and nobody waits for lengths of others.
+  __device__ __forceinline__ void enter_cluster(const SdpaParams& p) {
+    const int ctas_log2 = cluster_ctas_log2(), rank = cluster_rank();
+    batch = blockIdx.z;
+    head_kv = blockIdx.y;
+    m_block = blockIdx.x >> ctas_log2;
+    at = 0;
+    asked = Asked(p, batch);
+    unit_end = !own_queries(p) || m_block < asked.m_blocks;
+    const int share = asked.tiles >> ctas_log2, longer = asked.tiles - (share << ctas_log2);
+    tile = rank * share + min(rank, longer);
+    tile_end = tile + share + (rank < longer);
+  }
+
   // The sequence that `unit` lies in: 32 at a time, where their lengths are their own. Gives the unit's number in it.
   __device__ __forceinline__ int find_sequence(const SdpaParams& p, const Division& division) {
-    if (!OWN_LENGTHS || CLUSTERED && !own_queries(p)) {
-      const int each = CLUSTERED ? m_blocks_of(p, p.seq_q) * p.heads_kv : division.units_of(p, Asked(p, 0));
-      batch = unit / each;
+    if (!OWN_LENGTHS) {
+      const int each = division.units_of(p, Asked(p, 0));
+      batch = unit / u32(each);
       return unit - batch * each;
     }
     const int lane = threadIdx.x % 32;
@@ -192,12 +234,7 @@ struct Cursor {
   }
 
   __device__ __forceinline__ void enter_segment(const Division& division) {
-    if (CLUSTERED) {
-      const int rank = cluster_rank(), ctas = cluster_ctas();
-      const int share = asked.tiles / ctas, longer = asked.tiles - share * ctas;
-      tile = rank * share + min(rank, longer);
-      tile_end = tile + share + (rank < longer);
-    } else if (division.whole_tiles()) {
+    if (division.whole_tiles()) {
       tile = 0;
       tile_end = asked.tiles;
     } else if (SPLIT_TILES > 0) {

@@ -83,8 +83,10 @@ struct Consumer {
   __device__ bool probe_v() const { return PROBE_AHEAD && mbarrier_test(layout.v_full(v_at(1).slot()), v_at(1).parity()); }
   // The KV tile of number n. Under a block mask it is known as long as its keys are there.
   __device__ int tile_of(int n) const {
-    if (BLOCK_MASK && (ScoreHook::ACTIVE || !WHOLE_TILES))
+    if (BLOCK_MASK && (ScoreHook::ACTIVE || !WHOLE_TILES)) {
       asm volatile("ld.shared.s32 %0, [%1];" : "=r"(n) : "r"(layout.tile_number(k_at.slot())) : "memory");
+      __syncwarp();  // all lanes have read it before one gives the slot back
+    }
     return n;
   }
   // Queries in registers are needed no more in shared memory, others by whoever has read its last keys of a Q tile.

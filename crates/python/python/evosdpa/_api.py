@@ -75,10 +75,10 @@ def sdpa(
     torch_side = _binding.torch_side
     if torch_side is not None:
         if attn_mask is None and dropout_p == 0.0 and not _binding.compiling():
-            window = _window.CAUSAL if is_causal else _window.FULL
-            done = torch_side.straight(q, k, v, scale, window, enable_gqa, False, False, high)
+            done = torch_side.straight(q, k, v, scale, is_causal, enable_gqa, False, False, high)
             if done is not None:
-                return cast(Array, done[0])
+                result: Array = done
+                return result
     if torch_side is not None and torch_side.are_tensors(q, k, v):
         return cast(Array, torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback))
     return cast(Array, _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback))
@@ -200,7 +200,7 @@ def flash_attn_func(
         if plain and dropout_p == 0.0 and not _binding.compiling():
             done = torch_side.straight(q, k, v, softmax_scale, window, True, True, with_lse, high)
             if done is not None:
-                return done if with_lse else done[0]
+                return done
         if torch_side.are_tensors(q, k, v):
             side = torch_side
     if not plain or _flash.has_codes(q, k):

@@ -8,6 +8,7 @@ from typing import Any
 from . import _binding, _exchange, _native, _side, _window, _words
 
 _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
+_codes: dict[Any, int | None] = {}
 
 
 def sdpa(
@@ -36,7 +37,8 @@ def sdpa(
     _check_dimensions(q, k, v)
     if q.shape[1] != k.shape[1] and k.shape[1] != 1 and not enable_gqa:
         raise ValueError(_words.heads(q.shape[1], k.shape[1]))
-    q, k, v = _broadcast_batch(q, k, v)
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        q, k, v = _broadcast_batch(q, k, v)
     side = None if attn_mask is None else _beside(attn_mask, q, k, three)
     out, _ = forward(q, k, v, scale, _window.CAUSAL if is_causal else _window.FULL, False, high, side)
     return out[0] if three else out
@@ -91,6 +93,9 @@ def forward(
     batch, heads, queries, _ = q.shape
     if q.dtype != k.dtype or q.dtype != v.dtype:
         raise TypeError(f"q, k and v hold {q.dtype}, {k.dtype} and {v.dtype}; convert them to one type")
+    code = _code(q.dtype)
+    if code is None:
+        raise NotImplementedError(_words.dtype(q.dtype))
     q, k, v = map(_readable, (q, k, v))
     by_sequence = q.strides[1] < q.strides[2]
     if by_sequence:
@@ -107,8 +112,8 @@ def forward(
             lse.fill(-numpy.inf)
         return out, lse
     operands = (_described(q), _described(k), _described(v), _described(out))
-    lse_address = 0 if lse is None else lse.__array_interface__["data"][0]
-    _native.forward(_CODES[q.dtype.name], *operands, lse_address, scale, window, high, -1, 0, native)
+    lse_address = 0 if lse is None else _native.described(lse)[0]
+    _native.forward(code, *operands, lse_address, scale, window, high, -1, 0, native)
     del held  # had to live until here
     return out, lse
 
@@ -120,16 +125,19 @@ def _fact(array: Any) -> _side.Described:
 
 
 def _described(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    return array.__array_interface__["data"][0], array.shape, tuple(stride // array.itemsize for stride in array.strides)
+    return _native.described(array)
 
 
 def _readable(array: Any) -> Any:
     """The array itself if its strides are whole elements that run forwards along a contiguous head dimension, else a copy."""
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned:
+        return array
     import numpy
 
     size = array.itemsize
     steps = [stride for stride, count in zip(array.strides, array.shape) if count > 1]
-    is_readable = array.flags.aligned and all(step >= 0 and step % size == 0 for step in steps)
+    is_readable = flags.aligned and all(step >= 0 and step % size == 0 for step in steps)
     is_readable = is_readable and (array.shape[3] <= 1 or array.strides[3] == size)
     return array if is_readable else numpy.array(array, order="C")
 
@@ -167,16 +175,28 @@ def _native_order(**arrays: Any) -> list[Any]:
 def _are_arrays(*tensors: Any) -> bool:
     # Who has no NumPy has no arrays either.
     numpy = sys.modules.get("numpy")
-    return numpy is not None and all(isinstance(tensor, numpy.ndarray) for tensor in tensors)
+    if numpy is None:
+        return False
+    for tensor in tensors:  # no generator: it takes longer than the looks
+        if not isinstance(tensor, numpy.ndarray):
+            return False
+    return True
 
 
 def _refusal(q: Any, dropout_p: float) -> str | None:
     if dropout_p != 0.0:
         return _words.dropout(dropout_p)
-    if q.dtype.name not in _CODES:
+    if _code(q.dtype) is None:
         hint = "" if "ml_dtypes" in sys.modules else " (NumPy has bfloat16 with the package ml_dtypes)"
         return _words.dtype(q.dtype) + hint
     return None
+
+
+def _code(dtype: Any) -> int | None:
+    """The native side's number for a type. Types are asked for their names once: NumPy makes a name anew each time."""
+    if dtype not in _codes:
+        _codes[dtype] = _CODES.get(dtype.name)
+    return _codes[dtype]
 
 
 def _check_dimensions(*arrays: Any) -> None:

@@ -32,7 +32,7 @@ def bind_if_installed() -> None:
     if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
         from . import _cache_torch, _torch
 
-        torch_side, compiling = _torch, _torch.compiling
+        torch_side, compiling = _torch, _torch.is_read
         del _cache_torch  # registers its operators
         if "transformers" in sys.modules:
             from . import transformers  # noqa: F401  (registers)

@@ -150,7 +150,7 @@ def flash_attn_varlen_func(
             (q, k, v), None, None, lists, scales, longest, softmax_scale, window, True, with_lse, high
         )
         if done is not None:
-            return done if with_lse else done[0]
+            return done
     lib = _library(q)
     _refuse(qv, dropout_p)
     table = _one_of(page_table=page_table, block_table=block_table)
@@ -318,7 +318,7 @@ def flash_attn_with_kvcache(
             high,
         )
         if done is not None:
-            return done if return_softmax_lse else done[0]
+            return done
     lib = _library(q)
     _refuse(qv, 0.0)
     table = _one_of(page_table=page_table, block_table=block_table)

@@ -12,6 +12,7 @@ GPU_HEAD_DIM_MAX: int
 GPU_HEAD_DIM_MAX_F32: int
 
 def set_batch_invariant(on: bool) -> bool: ...
+def described(array: Any) -> _Operand: ...
 def forward(
     dtype: int,
     q: _Operand,
@@ -57,12 +58,12 @@ def straight(
     k: Any,
     v: Any,
     scale: float | None,
-    window: tuple[int, int, bool],
+    window: tuple[int, int, bool] | bool,
     enable_gqa: bool,
     flash_layout: bool,
     with_lse: bool,
     high: bool,
-) -> tuple[Any, Any] | None: ...
+) -> Any: ...
 def straight_cache(
     tensors: tuple[Any, Any, Any],
     new: tuple[Any, Any] | None,
@@ -75,7 +76,8 @@ def straight_cache(
     interleaved: bool,
     with_lse: bool,
     high: bool,
-) -> tuple[Any, Any] | None: ...
+    one_query: bool = False,
+) -> Any: ...
 def use_torch(exchange: Any, parts: dict[str, Any]) -> bool: ...
 def suggest_packages(folder: str) -> None: ...
 def run(python: str, arguments: Sequence[str]) -> int: ...

@@ -70,7 +70,7 @@ def _function(fallback: bool) -> Callable[..., Any]:
 def _made(fallback: bool) -> Callable[..., Any]:
     import torch
 
-    from . import _original, _torch, _window
+    from . import _original, _torch
 
     compiling, tensor, float32, strict = _torch.compiling, torch.Tensor, torch.float32, not fallback
     numbers = frozenset((float, int))
@@ -119,10 +119,9 @@ def _made(fallback: bool) -> Callable[..., Any]:
             ):
                 return _original.as_called(_given, _named)
             if attn_mask is None and type(dropout_p) is float and dropout_p == 0.0:
-                window = _window.CAUSAL if is_causal else _window.FULL
-                done = _torch.straight(query, key, value, scale, window, enable_gqa, False, False, False)
+                done = _torch.straight(query, key, value, scale, is_causal, enable_gqa, False, False, False)
                 if done is not None:
-                    return done[0]
+                    return done
         return _torch.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, False, fallback)
 
     ours.__name__ = "scaled_dot_product_attention"  # in what Python says of wrong arguments

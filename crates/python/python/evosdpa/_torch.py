@@ -24,6 +24,22 @@ _autocasting = torch._C._is_any_autocast_enabled
 _profiling = getattr(torch.autograd, "_profiler_enabled")
 _unpacked: Any = _forward_ad.unpack_dual
 compiling = torch.compiler.is_compiling
+# Whether a compiler reads the program: what traces it by running it gives tensors that are not plain, or watches. Quicker to ask.
+is_read = torch.compiler.is_dynamo_compiling
+
+
+def _guard(*tensors: Tensor) -> Any:
+    """A function that says of other tensors of these types and dimensions, whatever their sizes, whether torch's dispatcher would do with
+    them what it would do with these now; ``None`` where this torch has none, and for those that somebody may differentiate: whether anybody
+    does now is not among what is asked. Made for torch's own compiled programs."""
+    if any(tensor.requires_grad for tensor in tensors):
+        return None
+    any_size = [[None] * tensor.dim() for tensor in tensors]
+    try:
+        guards = getattr(torch._C, "_dynamo").guards.TensorGuards(*tensors, dynamic_dims_sizes=any_size, dynamic_dims_strides=any_size)
+        return guards.check if guards.check(*tensors) else None
+    except Exception:
+        return None
 
 
 def _use_torch() -> bool:
@@ -35,9 +51,12 @@ def _use_torch() -> bool:
     makers = tuple(getattr(compiled, f"_empty_strided_{device}", None) for device in ("cpu", "cuda"))
     parts = {
         "class": Tensor,
-        "watchers": (_watched, _overridden, _transformed, _traced, _autocasting, _profiling),
+        "overriders": (_overridden, _profiling),
+        "watchers": (_watched, _transformed, _traced, _autocasting),
+        "guard": _guard,
         "is_grad_enabled": torch.is_grad_enabled,
-        "forward_ad": _forward_ad,
+        "forward_ad": vars(_forward_ad),
+        "no_level": -1,
         "threads": torch.get_num_threads,
         "empty_like": torch.empty_like,
         "makers": None if None in makers else makers,
@@ -47,8 +66,8 @@ def _use_torch() -> bool:
 
 
 _EXCHANGED = _use_torch()
-# The common case at once: plain tensors of one type and device that no one differentiates, transforms or watches. Anything
-# else gives ``None``, and the long way finds out what it is. Not while compiling: a compiler cannot see into it.
+# The common case at once: plain tensors of one type and device that no one differentiates, transforms or watches. Gives the output, or a
+# pair with the log-sum-exp where that is asked for. Anything else gives ``None``, and the long way finds out what it is. Not while compiling: a compiler cannot see into it.
 straight = _native.straight
 # The same for packed sequences and caches: tensors, new tokens, cosines and sines, then ``cu_seqlens_q``, ``cu_seqlens_k``,
 # ``cu_seqlens_k_new``, ``seqused_q``, ``seqused_k``, ``leftpad_k``, ``cache_batch_idx``, ``rotary_seqlens`` and ``page_table``,

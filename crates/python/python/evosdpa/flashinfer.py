@@ -147,8 +147,10 @@ class _Plan:
         scales: tuple[float | None, float | None, float | None],
         window_left: int | None,
         sinks: Tensor | None,
+        one_query: bool = False,
     ) -> Tensor | None:
-        """The output alone, by one native call: ``[…, tokens, heads, dim]`` in and out. ``None`` is for :meth:`attend` to look into."""
+        """The output alone, by one native call: ``[…, tokens, heads, dim]`` in and out, or queries ``[sequences, heads, dim]`` where each
+        sequence has one. ``None`` is for :meth:`attend` to look into."""
         if not self.is_plain or sinks is not None or window_left is not None or scales != (None, None, None) or _torch.compiling():
             return None
         (*_, heads, dim), (*_, heads_kv, _), dim_v = q.shape, k.shape, v.shape[-1]
@@ -160,10 +162,10 @@ class _Plan:
         self.move_to(q.device)
         tensors, no_scales = (q, k, v), (None, None)
         longest = (q.shape[0], k.shape[0]) if self.unbounded else self.longest
-        done = _torch.straight_cache(
-            tensors, None, None, self.lists, no_scales, longest, self.sm_scale, self.window, True, False, False
+        done: Tensor | None = _torch.straight_cache(
+            tensors, None, None, self.lists, no_scales, longest, self.sm_scale, self.window, True, False, False, one_query
         )
-        return None if done is None else done[0]
+        return done
 
     def attend(
         self,
@@ -260,9 +262,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         k, v = _halves(paged_kv_cache)
         plan, scales = self._plan(), (q_scale, k_scale, v_scale)
         if not return_lse and out is None:
-            done = plan.straight(q.unsqueeze(1), *_by_token(k, v, self._layout), scales, window_left, sinks)
+            done = plan.straight(q, *_by_token(k, v, self._layout), scales, window_left, sinks, True)
             if done is not None:
-                return done.squeeze(1)
+                return done
         k, v = _by_head(k, v, self._layout)
         result, found = plan.attend(q.unsqueeze(2), k, v, scales, window_left, sinks)
         return _given(result.squeeze(2), found.squeeze(2), out, lse, return_lse)
@@ -492,7 +494,7 @@ def _halves(cache: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     if isinstance(cache, Tensor):
         if cache.dim() != 5 or cache.size(1) != 2:
             raise ValueError(f"the cache has shape {list(cache.shape)}; use [pages, 2, …] with keys and values, or a pair")
-        cache = cache[:, 0], cache[:, 1]
+        cache = cache.unbind(1)
     k, v = cache
     return k, v
 

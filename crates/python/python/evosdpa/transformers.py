@@ -143,10 +143,12 @@ def _straight(
         if side:
             by_token = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             lists = (None, None, None, None, side.get("seqused_k"), side.get("leftpad_k"), None, None, None)
-            done = _torch.straight_cache(by_token, None, None, lists, (None, None), (None, None), scaling, window, True, False, False)
-            return None if done is None else done[0]
-    done = _torch.straight(query, key, value, scaling, window, True, False, False, False)
-    return None if done is None else done[0].transpose(1, 2).contiguous()
+            out: Tensor | None = _torch.straight_cache(
+                by_token, None, None, lists, (None, None), (None, None), scaling, window, True, False, False
+            )
+            return out
+    out = _torch.straight(query, key, value, scaling, window, True, False, False, False)
+    return None if out is None else out.transpose(1, 2).contiguous()
 
 
 def _computed(

@@ -47,7 +47,8 @@ fn kernel(text: &str, dtype: DType, arch: Arch) -> String {
 fn every_architecture_has_its_kernels() {
     assert_eq!(kernel("mission", DType::BF16, Arch::Sm90a), "hopper_small");
     assert_eq!(kernel("long:causal", DType::F16, Arch::Sm90a), "hopper_fwd");
-    assert_eq!(kernel("b4h32/8s1/4096d128", DType::BF16, Arch::Sm90a), "hopper_small");
+    assert_eq!(kernel("b4h32/8s1/512d128", DType::BF16, Arch::Sm90a), "hopper_small");
+    assert_eq!(kernel("b4h32/8s1/4096d128", DType::BF16, Arch::Sm90a), "flash_decode");
     for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89] {
         assert_eq!(kernel("long:causal", DType::F16, arch), "ampere_fwd");
     }
@@ -88,8 +89,13 @@ fn a_problem_nobody_takes_names_who_comes_closest() {
 fn wide_heads_and_f32_have_a_kernel_everywhere() {
     for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90a] {
         let limit = Target::nominal(arch).smem_limit_bytes;
+        let wide = if arch == Arch::Sm90a { "hopper_wide" } else { "ampere_fwd" };
         for (shape, dtype, name) in [
-            ("b4h8s4096d512:causal", DType::BF16, "ampere_fwd"),
+            ("b4h8s4096d512:causal", DType::BF16, wide),
+            ("b4h8/2s4096d320/64:window=500/0", DType::F16, wide),
+            ("b4h8s4096d64/272:precise", DType::BF16, wide),
+            ("b4h8s4096d512:softcap=30", DType::BF16, "ampere_fwd"),
+            // rows that TMA cannot describe
             ("b4h8s4096d257", DType::F16, "ampere_fwd"),
             ("b1h8s1/9000d512:used:paged=16", DType::BF16, "ampere_fwd"),
             ("b4h8s1000d64/512:varlen:alibi:sinks", DType::F16, "ampere_fwd"),
@@ -257,7 +263,8 @@ fn high_precision_is_a_second_pv_for_every_row() {
     for (text, arch, kernel) in [
         ("mission", Arch::Sm90a, "hopper_small"),
         ("mission:causal", Arch::Sm90a, "hopper_small"),
-        ("b4h32/8s1/4096d128", Arch::Sm90a, "hopper_small"),
+        ("b4h32/8s1/512d128", Arch::Sm90a, "hopper_small"),
+        ("b4h32/8s1/4096d128", Arch::Sm90a, "flash_decode"),
         ("long:causal", Arch::Sm90a, "hopper_fwd"),
         ("long128", Arch::Sm90a, "hopper_fwd"),
         ("long128", Arch::Sm89, "ampere_fwd"),
@@ -312,6 +319,11 @@ fn decoding_from_a_cache_takes_the_kernel_that_splits_it() {
         "b4h32/8s2/500d128:leftpad:indexed",
         "b4h32/8s1/500d128:softcap=30",
         "b4h32/8s1/4096d128:mask=b",
+        "b16h32/8s1/8192d128",
+        "b128h64/8s1/1024d128",
+        "b1h32/8s1/131072d128",
+        "b1h32/8s1/1024d128",
+        "b1h64/8s2/8192d128",
     ] {
         for (arch, device) in [(Arch::Sm90a, Some("NVIDIA H200")), (Arch::Sm90a, None), (Arch::Sm80, None)] {
             let choice = choose_with(&planner, shape, DType::BF16, (arch, device), |_| {}).unwrap();
@@ -321,9 +333,10 @@ fn decoding_from_a_cache_takes_the_kernel_that_splits_it() {
     let kernel = |shape, arch| {
         choose_with(&planner, shape, DType::BF16, (arch, None), |_| {}).unwrap().variant.id.kernel
     };
-    assert_eq!(kernel("b16h32/8s1/8192d128", Arch::Sm89), "flash_decode");
-    // A dense cache alone.
-    for shape in ["b16h32/8s1/8192d128", "b16h32/8s8/8192d128", "b16h32/8s1/8192d128:window=1000/0"] {
+    // Dense caches of fewer keys, for more rows, without groups, or with a mask.
+    for shape in
+        ["b1h32/8s1/1023d128", "b4h32s1/4096d128", "b16h32/8s8/8192d128", "b16h32/8s1/8192d128:window=1000/0"]
+    {
         assert_eq!(kernel(shape, Arch::Sm90a), "hopper_small", "{shape}");
     }
     // Prompts against a cache, too long for decoding; codes are read by nothing else.

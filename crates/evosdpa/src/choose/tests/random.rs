@@ -50,12 +50,12 @@ proptest! {
     #[test]
     fn what_is_chosen_keeps_the_constraints(facts in any_facts(), sm_count in prop_oneof![Just(132), 1..200_u32]) {
         let registry = registry();
-        let hopper = ["hopper_fwd", "hopper_small"].map(|name| (name, Arch::Sm90a));
+        let hopper = ["hopper_fwd", "hopper_small", "hopper_wide"].map(|name| (name, Arch::Sm90a));
         let ampere = [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90a]
             .into_iter()
             .flat_map(|arch| ["ampere_fwd", "ampere_f32"].map(|name| (name, arch)));
         let wide = facts.head_dim.max(facts.value_dim) > evosdpa_kernels::HEAD_DIM_MAX;
-        for (name, arch) in hopper.into_iter().chain(ampere).filter(|(name, _)| !wide || *name == "ampere_fwd") {
+        for (name, arch) in hopper.into_iter().chain(ampere).filter(|(name, _)| !wide || ["ampere_fwd", "hopper_wide"].contains(name)) {
             let kernel = registry.kernel(name).unwrap();
             let dtype = if name == "ampere_f32" { DType::F32 } else { facts.dtype };
             let facts = ProblemFacts { dtype, kv_dtype: dtype, ..facts };

@@ -1,0 +1,48 @@
+"""How long a small call takes from Python on a CPU: `tiny`, one head of 32 queries and keys, dimension 64.
+
+usage: python latency.py OUT.json     (of a release build; fails where the fastest of the calls takes more than 8 µs)
+
+The fastest is what is promised: a call is far shorter than a scheduler's slice, so that a busy machine leaves some of them alone.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import numpy
+import torch
+
+import evosdpa
+
+CALLS, MOST_US = 20_000, 8.0
+
+
+def measure(name, function, tensors):
+    times_us = []
+    for _ in range(CALLS):
+        start = time.perf_counter_ns()
+        function(*tensors)
+        times_us.append((time.perf_counter_ns() - start) / 1e3)
+    return {"call": name, "min_us": round(min(times_us), 2), "p50_us": round(statistics.median(times_us), 2), "samples": CALLS}
+
+
+def main():
+    tensors = {str(dtype).removeprefix("torch."): [torch.randn(1, 1, 32, 64).to(dtype)] * 3 for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+    arrays = {dtype: [numpy.random.default_rng(0).standard_normal((1, 1, 32, 64)).astype(dtype)] * 3 for dtype in ("float32", "float16")}
+    ours = [measure(f"evosdpa.sdpa, torch {dtype}", evosdpa.sdpa, three) for dtype, three in tensors.items()]
+    ours += [measure(f"evosdpa.sdpa, NumPy {dtype}", evosdpa.sdpa, three) for dtype, three in arrays.items()]
+    peer = torch.nn.functional.scaled_dot_product_attention
+    theirs = [measure(f"torch's, {dtype}", peer, three) for dtype, three in tensors.items()]
+    with open("/proc/cpuinfo") as facts:
+        cpu = next((line.partition(":")[2].strip() for line in facts if line.startswith("model name")), "unknown")
+    environment = {"cpu": cpu, "threads": torch.get_num_threads(), "torch": torch.__version__, "evosdpa": evosdpa.__version__}
+    with open(sys.argv[1], "w") as file:
+        json.dump({"schema": "evosdpa.cpu-latency/1", "environment": environment, "rows": ours + theirs}, file, indent=1)
+        file.write("\n")
+    slow = [row for row in ours if row["min_us"] > MOST_US]
+    sys.exit(f"more than {MOST_US} µs: {slow}" if slow else 0)
+
+
+if __name__ == "__main__":
+    main()
