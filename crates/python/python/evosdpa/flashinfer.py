@@ -494,7 +494,8 @@ def _halves(cache: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     if isinstance(cache, Tensor):
         if cache.dim() != 5 or cache.size(1) != 2:
             raise ValueError(f"the cache has shape {list(cache.shape)}; use [pages, 2, …] with keys and values, or a pair")
-        cache = cache.unbind(1)
+        k, v = cache.unbind(1)
+        return k, v
     k, v = cache
     return k, v
 
