@@ -247,6 +247,26 @@ fn hopper_fwd_changes_scores() {
     ]);
 }
 
+/// Rows of so many keys that their P is rounded once: a cap without a maximum, where scores reach it and values are as large as they can
+/// be, and one so large that the maximum stays; slopes on both sides of the diagonal; a bias and a mask that are read ahead.
+#[test]
+fn hopper_fwd_changes_scores_of_many_keys() {
+    run_all(&[
+        trial("hopper_fwd", "b1h1s70/1030d64:softcap=5", BF16),
+        trial("hopper_fwd", "b1h1s64/1024d128:softcap=2", BF16),
+        trial("hopper_fwd", "b1h1s300d64:causal:softcap=50:sinks", BF16),
+        trial("hopper_fwd", "b1h1s64/300d128:softcap=30", BF16),
+        Trial { family: Family::LargeLogits, ..trial("hopper_fwd", "b1h1s64/1024d64:softcap=5", BF16) },
+        Trial { family: Family::MaxValues, ..trial("hopper_fwd", "b1h1s64/1024d64:softcap=5", BF16) },
+        trial("hopper_fwd", "b1h2s200/256d64:alibi", BF16),
+        trial("hopper_fwd", "b1h2s150d64:causal:alibi", F16),
+        trial("hopper_fwd", "b1h1s64/1024d64:bias=h", BF16),
+        trial("hopper_fwd", "b1h1s40/256d128:bias=bh", F16),
+        trial("hopper_fwd", "b1h1s70/1024d64:mask=b", BF16),
+        trial("hopper_fwd", "b1h1s40/302d128:causal-br:mask=bh", F16),
+    ]);
+}
+
 /// Lengths that are data: of tiles in which a sequence ends, the values behind its last key are another's, often NaN; rows behind its last
 /// query are not to be written, by TMA or otherwise. Heads of a group share Q tiles.
 #[test]

@@ -95,5 +95,5 @@ fn fits(look: &Look<'_>, &(rows, keys, _, warps_n): &(i64, i64, i64, i64)) -> bo
 }
 
 pub(super) fn kinds(look: &Look<'_>, settings: &mut Settings) {
-    look.decide_precision(look.few_keys(), settings);
+    look.decide_precision(look.few_keys(), false, settings);
 }

@@ -47,7 +47,7 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
 
 pub(super) fn kinds(look: &Look<'_>, settings: &mut Settings) {
     // Memory is what takes time: code for rows with few keys costs nothing, and other code for other lengths would.
-    look.decide_precision(true, settings);
+    look.decide_precision(true, false, settings);
 }
 
 /// The warps of a CTA and what its rings are made of.

@@ -197,7 +197,7 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
         (any_length, true, "code for any number of keys")
     };
     settings.decide("mask code", &kind, why);
-    look.decide_precision(precise, settings);
+    look.decide_precision(precise, false, settings);
 }
 
 const ANY_MASK: &str = "code for any mask and any number of keys";

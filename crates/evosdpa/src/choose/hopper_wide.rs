@@ -10,5 +10,5 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
     let whole = !few_keys && i64::from(look.facts.seq_kv) % value("BLOCK_N") == 0;
     let why = if whole { "whole KV tiles: no masks" } else { "code for any mask and any number of keys" };
     settings.decide("mask code", &[("WHOLE_TILES", i64::from(whole))], why);
-    look.decide_precision(!whole, settings);
+    look.decide_precision(!whole, false, settings);
 }

@@ -17,6 +17,10 @@ pub(super) struct Look<'a> {
 /// longer average out below the 1e-3 that results are held to.
 pub(super) const PRECISE_KEYS: u32 = 256;
 
+/// The same beside a cap, a bias or a boolean mask, which leave fewer of the keys to count: `n` keys with scores of variance `σ²` count as
+/// `n·exp(−σ²)` equal ones (`(Σp)²/Σp²`). So 256 of variance 1 are 94, and with a bias of variance 1 added it takes 700 for as many.
+pub(super) const PRECISE_KEYS_MODIFIED: u32 = 1024;
+
 /// More keys than any row sees.
 const EVERY_ROW: u32 = 1 << 30;
 
@@ -120,9 +124,15 @@ impl<'a> Look<'a> {
     /// Whether some row sees so few keys that its P must be kept precise.
     pub(super) fn few_keys(&self) -> bool {
         self.masked()
-            || self.facts.seq_kv < PRECISE_KEYS
+            || self.facts.seq_kv < self.precise_keys()
             || self.own_lengths()
             || self.asks_for(&[Feature::Chunks, Feature::BlockMask])
+    }
+
+    /// Rows that see fewer keys than this have their P kept precise.
+    fn precise_keys(&self) -> u32 {
+        let fewer_count = self.asks_for(&[Feature::Softcap, Feature::Bias, Feature::BooleanMask]);
+        if fewer_count { PRECISE_KEYS_MODIFIED } else { PRECISE_KEYS }
     }
 
     /// Whether every row is asked to be kept precise. f16 keeps P to 11 bits, which is enough.
@@ -139,12 +149,20 @@ impl<'a> Look<'a> {
     }
 
     /// Decides on the kind PRECISE_KEYS, where the code knows rows with few keys or not.
-    pub(super) fn decide_precision(&self, knows_few_keys: bool, settings: &mut Settings) {
+    ///
+    /// `asks_caps`: the code asks the device how large a cap is, and keeps every row precise beside a large one.
+    pub(super) fn decide_precision(&self, knows_few_keys: bool, asks_caps: bool, settings: &mut Settings) {
+        let (cap, slopes) = (self.asks_for(&[Feature::Softcap]), self.asks_for(&[Feature::Alibi]));
+        let dense = self.asks_for(&[Feature::Bias, Feature::BooleanMask]);
         let (keys, why) = match (self.facts.dtype, knows_few_keys) {
             _ if self.every_row_precise() => {
                 (EVERY_ROW, "asked for: a second PV with what rounding left of P, for every row")
             }
-            (DType::BF16, _) if self.modified() => (
+            (DType::BF16, _) if cap && asks_caps && !slopes && !dense => (
+                PRECISE_KEYS_MODIFIED,
+                "bf16 rows that see few keys, or any beside a large cap, get a second PV",
+            ),
+            (DType::BF16, _) if cap || slopes || dense && knows_few_keys => (
                 EVERY_ROW,
                 "modified scores may leave a row with few keys that count: a second PV with what rounding left of P",
             ),
@@ -152,7 +170,7 @@ impl<'a> Look<'a> {
                 PRECISE_KEYS,
                 "bf16 rows that see fewer than 256 keys get a second PV with what rounding left of P",
             ),
-            (DType::BF16, false) => (0, "every row sees at least 256 keys: one PV, and no code for a second"),
+            (DType::BF16, false) => (0, "every row sees many keys: one PV, and no code for a second"),
             _ => (0, "f16 keeps P to 11 bits: one PV is precise enough"),
         };
         settings.decide("precision", &[("PRECISE_KEYS", i64::from(keys))], why);

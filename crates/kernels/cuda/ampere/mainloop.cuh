@@ -44,7 +44,7 @@ __device__ __forceinline__ void softmax_tile(const SdpaParams& p, float (&s)[M_T
   bool unchanged = true;
 #pragma unroll
   for (int mt = 0; mt < M_TILES; ++mt) {
-    softmax_scores<WARP_KEYS, true>(in_a_row(s[mt]), state[mt], ScoreHook::scale_log2(p), shrink[mt]);
+    softmax_scores<WARP_KEYS, true, -1, ScoreHook::NATURAL_UNITS>(in_a_row(s[mt]), state[mt], ScoreHook::scale_log2(p), shrink[mt]);
     unchanged = unchanged && shrink[mt][0] == 1.f && shrink[mt][1] == 1.f;
   }
   if (SKIP_RESCALE && __all_sync(~0u, unchanged)) return;

@@ -77,12 +77,12 @@ struct NoWait {
   __device__ __forceinline__ float operator()() const { return 0.f; }
 };
 
-// The largest score of each row seen so far, the same in its four lanes.
+// The largest of this thread's scores of each row, and of `seen`.
 template <int N>
-__device__ __forceinline__ void row_maxima(const float (&s)[N / 2], const RowPair& state, float (&top)[2]) {
+__device__ __forceinline__ void own_maxima(const float (&s)[N / 2], const float (&seen)[2], float (&top)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float even = state.max[r], odd = s[2 * r + 1];
+    float even = seen[r], odd = s[2 * r + 1];
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
       even = fmaxf(even, s[4 * j + 2 * r]);
@@ -90,16 +90,28 @@ __device__ __forceinline__ void row_maxima(const float (&s)[N / 2], const RowPai
     }
     top[r] = fmaxf(even, odd);
   }
+}
+
+// The largest of what a row's four lanes have.
+__device__ __forceinline__ void maxima_of_lanes(float (&top)[2]) {
 #pragma unroll
   for (int lanes = 1; lanes <= 2; lanes *= 2)
 #pragma unroll
     for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], lanes));
 }
 
+// The largest score of each row seen so far, the same in its four lanes.
+template <int N>
+__device__ __forceinline__ void row_maxima(const float (&s)[N / 2], const RowPair& state, float (&top)[2]) {
+  own_maxima<N>(s, state.max, top);
+  maxima_of_lanes(top);
+}
+
 // Turns scores into unnormalised probabilities relative to the running maximum, and gives the factor by which
-// everything accumulated so far shrinks. MASKED: a row may have no visible key yet. `wait` is called after WAIT_EIGHTHS eighths of
+// everything accumulated so far shrinks. MASKED: a row may have no visible key yet. SUBTRACTS: scores may be so large that the maximum
+// is subtracted before the product, whose rounding would be an exponent. `wait` is called after WAIT_EIGHTHS eighths of
 // the exponentials, or before the maximum (-1), from where ptxas moves it as it likes.
-template <int N, bool MASKED, int WAIT_EIGHTHS = -1, typename Wait = NoWait>
+template <int N, bool MASKED, int WAIT_EIGHTHS = -1, bool SUBTRACTS = false, typename Wait = NoWait>
 __device__ __forceinline__ void softmax_scores(float (&s)[N / 2], RowPair& state, float scale_log2, float (&shrink)[2],
                                                Wait wait = Wait()) {
   if (WAIT_EIGHTHS < 0) wait();
@@ -110,7 +122,7 @@ __device__ __forceinline__ void softmax_scores(float (&s)[N / 2], RowPair& state
   for (int r = 0; r < 2; ++r) {
     const float safe = MASKED && top[r] == NEG_INF ? 0.f : top[r];
     shrink[r] = exp2_approx((state.max[r] - safe) * scale_log2);
-    offset[r] = -safe * scale_log2;
+    offset[r] = SUBTRACTS ? -safe : -safe * scale_log2;
     state.max[r] = top[r];
   }
   float sum[2][2] = {};
@@ -132,12 +144,55 @@ __device__ __forceinline__ void softmax_scores(float (&s)[N / 2], RowPair& state
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = s[4 * j + 2 * r + e];
-        x = exp2_approx(fmaf(x, scale_log2, offset[r]));
+        x = exp2_approx(SUBTRACTS ? (x + offset[r]) * scale_log2 : fmaf(x, scale_log2, offset[r]));
         sum[r][e] += x;
       }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) state.sum[r] = fmaf(state.sum[r], shrink[r], sum[r][0] + sum[r][1]);
+}
+
+// The same of scores that lie in natural units at `unit` times `s` plus a `base` that the thread has for each row, which so costs nothing
+// here (ALiBi's distances, score.cuh).
+template <int N, bool MASKED, typename Wait>
+__device__ __forceinline__ void softmax_moved(float (&s)[N / 2], RowPair& state, float unit, const float (&base)[2], float log2_e,
+                                              float (&shrink)[2], Wait wait) {
+  wait();
+  float top[2];
+  own_maxima<N>(s, {NEG_INF, NEG_INF}, top);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) top[r] = fmaxf(state.max[r], fmaf(top[r], unit, base[r]));
+  maxima_of_lanes(top);
+  float sum[2][2] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float safe = MASKED && top[r] == NEG_INF ? 0.f : top[r];
+    shrink[r] = exp2_approx((state.max[r] - safe) * log2_e);
+    state.max[r] = top[r];
+    const float offset = (base[r] - safe) * log2_e;
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+      float& x = s[i / 2 * 4 + 2 * r + i % 2];
+      x = exp2_approx(fmaf(x, unit * log2_e, offset));
+      sum[r][i % 2] += x;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) state.sum[r] = fmaf(state.sum[r], shrink[r], sum[r][0] + sum[r][1]);
+}
+
+// The same of scores that are never above 0, nor so far below it that a weight would be lost: no maximum, and nothing ever shrinks.
+template <int N, typename Wait>
+__device__ __forceinline__ void softmax_bounded(float (&s)[N / 2], RowPair& state, float scale_log2, Wait wait) {
+  wait();
+  float sum[2][2] = {};
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    s[i] = exp2_approx(s[i] * scale_log2);
+    sum[i / 2 % 2][i % 2] += s[i];
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) state.sum[r] += sum[r][0] + sum[r][1];
 }
 
 template <int COUNT>

@@ -225,7 +225,7 @@ struct Part {
     }
     if (tile_needs_mask(bounds, 0, bounds.seq_q - 1, key, WARP_KEYS)) mask_scores<WARP_KEYS>(bounds, s, rows, column);
     float shrink[2];
-    softmax_scores<WARP_KEYS, true>(s, state, ScoreHook::scale_log2(p), shrink);
+    softmax_scores<WARP_KEYS, true, -1, ScoreHook::NATURAL_UNITS>(s, state, ScoreHook::scale_log2(p), shrink);
     if (TOKEN_SCALES) weigh_values(stage, s, shrink);
     if (!__all_sync(~0u, shrink[0] == 1.f && shrink[1] == 1.f)) scale_rows(o, shrink);
     multiply_values(stage, s, precise);

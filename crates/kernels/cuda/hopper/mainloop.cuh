@@ -28,6 +28,9 @@ constexpr int CONSUMER_REGS = CONSUMER_SHARE < 240 ? CONSUMER_SHARE : 240;
 // Whether what rounding leaves of P has room beside everything else while MMAs and softmax overlap.
 constexpr bool RESIDUAL_FITS =
     PRECISE_KEYS > 0 && BLOCK_N + VALUE_DIM / 2 + (Q_IN_REGS ? HEAD_DIM / 4 : 0) + (PAGED_CACHE ? 48 : 40) <= CONSUMER_REGS;
+// Whether a tile's bias or mask is read before its scores are there: where registers are left for it.
+constexpr bool FETCHES = ScoreHook::READS && !(BIAS && BOOLEAN_MASK) && !(SOFTCAP || ALIBI) && VALUE_DIM <= 128 && HEAD_DIM <= 128 &&
+                         WHOLE_TILES && PRECISE_KEYS == 0 && !BLOCK_MASK && !(Q_IN_REGS && HEAD_DIM > 64);
 constexpr bool TAKES_TURNS = PINGPONG > 0 && CONSUMERS > 1;
 constexpr bool FIRST_TOO = TAKES_TURNS && PINGPONG > 1;
 
@@ -57,6 +60,7 @@ struct Consumer {
   u32 packed[BLOCK_N / 4];
   float shrink[2];
   RowPair state;
+  float unit, base[2];  // what scores are multiplied with and moved by, where ScoreHook::MOVES
 
   __device__ Consumer(const SdpaParams& params, const Layout& where)
       : p(params), layout(where), warpgroup(__shfl_sync(~0u, int(threadIdx.x / 128), 0) - 1), lane(threadIdx.x % 32) {
@@ -116,28 +120,65 @@ struct Consumer {
     const int rows[2] = {row, row + 8};
     mask_scores<BLOCK_N>(bounds(), s, rows, n * BLOCK_N + 2 * (lane % 4));
   }
-  // The score hook on this tile's scores.
-  __device__ void change_scores(const QTile& t, int n) {
+  // What is read of a tile's bias or mask before its scores are there, if anything is.
+  template <bool FETCHED>
+  struct EarlyReads {
+    typename ScoreHook::template Fetched<FETCHED ? BLOCK_N / 2 : 4> read;
+  };
+  template <bool FETCHED>
+  __device__ void fetch(EarlyReads<FETCHED>& early, const QTile& t, int n) {
+    if constexpr (FETCHED) {
+      const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
+      const int rows[2] = {row, row + 8};
+      early.read.fill(ScoreHook(p, bounds(), t.batch, head_of_warp(t)), rows, n * BLOCK_N + 2 * (lane % 4));
+    }
+  }
+  // The score hook on this tile's scores. `hides`: some of its keys may be hidden.
+  template <bool FETCHED>
+  __device__ void change_scores(const QTile& t, int n, bool hides, const EarlyReads<FETCHED>& early) {
     if constexpr (ScoreHook::ACTIVE) {
       const int row = t.m0 + first_row_of_warp() % POSITIONS + lane / 4;
       const int rows[2] = {row, row + 8};
+      const int column = n * BLOCK_N + 2 * (lane % 4);
       const ScoreHook hook(p, bounds(), t.batch, head_of_warp(t));
-      ScoreHook::change(hook, hook, s, rows, n * BLOCK_N + 2 * (lane % 4));
+      if constexpr (ScoreHook::MOVES) {
+        const int last_keys[2] = {band_last(bounds(), rows[0]), band_last(bounds(), rows[1])};
+        hook.move(s, rows, column, last_keys, unit, base);
+      } else if constexpr (ScoreHook::BOUNDED) {
+        if (hides)
+          ScoreHook::change(hook, hook, s, rows, column);
+        else
+          hook.cap_visible(s);
+      } else if constexpr (FETCHED) {
+        ScoreHook::change(hook, early.read, s, rows, column);
+      } else {
+        ScoreHook::change(hook, hook, s, rows, column);
+      }
     }
   }
   __device__ int head_of_warp(const QTile& t) const { return PACK_HEADS > 1 ? t.head + first_row_of_warp() / POSITIONS : t.head; }
 
-  template <bool MAYBE_MASKED, typename Wait>
+  template <bool MAYBE_MASKED, bool BOUNDED, typename Wait>
   __device__ void softmax(Wait wait) {
-    softmax_scores<BLOCK_N, MAYBE_MASKED || ScoreHook::HIDES>(s, state, ScoreHook::scale_log2(p), shrink, wait);
+    if constexpr (BOUNDED)
+      softmax_bounded<BLOCK_N>(s, state, ScoreHook::scale_log2(p), wait);
+    else if constexpr (ScoreHook::MOVES)
+      softmax_moved<BLOCK_N, MAYBE_MASKED>(s, state, unit, base, LOG2_E, shrink, wait);
+    else
+      softmax_scores<BLOCK_N, MAYBE_MASKED || ScoreHook::HIDES, -1, ScoreHook::NATURAL_UNITS>(s, state, ScoreHook::scale_log2(p), shrink,
+                                                                                              wait);
   }
   // Of a tile with nothing else under way: mostly one with a mask.
+  template <bool BOUNDED = false>
   __device__ void mask_and_softmax(const QTile& t, int n) {
-    change_scores(t, n);
+    change_scores(t, n, !WHOLE_TILES, EarlyReads<false>());
     if (needs_mask(t, n)) mask_tile(t, n);
-    softmax<!WHOLE_TILES>(NoWait());
+    softmax<!WHOLE_TILES, BOUNDED>(NoWait());
   }
-  __device__ void rescale_output() { scale_rows(o, shrink); }
+  template <bool BOUNDED = false>
+  __device__ void rescale_output() {
+    if (!BOUNDED) scale_rows(o, shrink);
+  }
   // The wait for PV stands before the next tile's softmax. It has no operands: ptxas mixes the two as it likes, and does it well.
   __device__ float await_pv() {
     wgmma_wait<0>();
@@ -203,7 +244,7 @@ struct Consumer {
   }
 
   // MMAs and softmax overlapped.
-  template <bool WITH_RESIDUAL>
+  template <bool WITH_RESIDUAL, bool BOUNDED = false>
   __device__ void run_overlapped(const QTile& t, const Queries& q, int n) {
     u32 residual[WITH_RESIDUAL ? BLOCK_N / 4 : 1];
     auto pack = [&] {
@@ -217,6 +258,7 @@ struct Consumer {
       multiply_pv(packed);
       if constexpr (WITH_RESIDUAL) multiply_pv(residual);
     };
+    if (BOUNDED) state.max[0] = state.max[1] = 0.f;  // above every score, and never to be changed
     skip_hidden<TAKES_TURNS>(t, n);
     await_k();
     if (FIRST_TOO) await_turn();
@@ -228,32 +270,35 @@ struct Consumer {
     pin_registers(s);
     const int tile = tile_of(n);
     release_k(t, n);
-    mask_and_softmax(t, tile);
+    mask_and_softmax<BOUNDED>(t, tile);
     pack();
     bool k_ready = probe_k();
     auto step = [&](auto maybe_masked, bool masked) {
       if (!k_ready) await_k();
       const bool v_ready = probe_v();
+      EarlyReads<FETCHES> early;
+      if (BOOLEAN_MASK) fetch(early, t, n);  // a bias, of twice the bytes, is better read behind the MMAs
       if (TAKES_TURNS) await_turn();
       pin_registers(s);
       pin_registers(packed);
       pin_registers(o);
       wgmma_fence();
       multiply_qk(q);
-      if (!SCALE_LATE) rescale_output();
+      if (!SCALE_LATE) rescale_output<BOUNDED>();
       if (!v_ready) await_v();
       multiply_values();
       if (TAKES_TURNS) pass_turn();
+      if (!BOOLEAN_MASK) fetch(early, t, n);
       wgmma_wait<WITH_RESIDUAL ? 2 : 1>();
       pin_registers(s);
       const int tile = tile_of(n);
       release_k(t, n);
       k_ready = probe_k();
-      change_scores(t, tile);
+      change_scores(t, tile, BLOCK_MASK || masked, early);
       if (BLOCK_MASK ? needs_mask(t, tile) : masked) mask_tile(t, tile);
-      softmax<decltype(maybe_masked)::value>([&] { return await_pv(); });
+      softmax<decltype(maybe_masked)::value, BOUNDED>([&] { return await_pv(); });
       pack();
-      if (SCALE_LATE) rescale_output();
+      if (SCALE_LATE) rescale_output<BOUNDED>();
     };
     --n;
     if constexpr (WHOLE_TILES) {
@@ -269,7 +314,7 @@ struct Consumer {
       for (; n >= first_whole; --n) step(Constant<false>(), false);
       for (; n >= t.first; --n) step(Constant<true>(), true);
     }
-    if (!SCALE_LATE) rescale_output();
+    if (!SCALE_LATE) rescale_output<BOUNDED>();
     await_v();
     pin_registers(packed);
     multiply_values();
@@ -291,15 +336,15 @@ struct Consumer {
       __syncwarp();
       release(layout.q_empty(q_at.slot()));
     }
-    const bool precise = PRECISE_KEYS > 0 && t.precise;
+    const bool precise = PRECISE_KEYS > 0 && (t.precise || ScoreHook::is_steep(p));
     if (t.count == 0)  // no key: zeros are stored
       finish_store();
     else if (precise && !RESIDUAL_FITS)
       run_one_by_one(t, q, n, precise);
     else if (RESIDUAL_FITS && precise)
       run_overlapped<RESIDUAL_FITS>(t, q, n);
-    else
-      run_overlapped<false>(t, q, n);
+    else  // a cap that is not steep bounds scores
+      run_overlapped<false, ScoreHook::BOUNDED>(t, q, n);
   }
 };
 

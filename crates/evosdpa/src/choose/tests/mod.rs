@@ -280,19 +280,31 @@ fn high_precision_is_a_second_pv_for_every_row() {
     assert!(refused.contains("does not take a type of its own for the output"), "{refused}");
 }
 
+/// A bias or a mask needs no second PV where every row sees 1,024 keys, slopes always do; beside a cap hopper_fwd asks how large it is.
 #[test]
-fn modified_scores_keep_every_bf16_row_precise() {
+fn modified_scores_are_precise_where_few_keys_count() {
     let precise_keys =
-        |text: &str, dtype| choose(text, dtype, Arch::Sm89, |_| {}).unwrap().variant.defines["PRECISE_KEYS"];
-    for kind in ["softcap=30", "alibi", "bias=h", "mask=b"] {
-        assert_eq!(precise_keys(&format!("long128:{kind}"), DType::BF16), 1 << 30, "{kind}");
-        assert_eq!(precise_keys(&format!("long128:{kind}"), DType::F16), 0, "{kind}");
+        |text: &str, dtype, arch| choose(text, dtype, arch, |_| {}).unwrap().variant.defines["PRECISE_KEYS"];
+    for (arch, caps) in [(Arch::Sm89, 1 << 30), (Arch::Sm90a, 1024)] {
+        for (kind, full, short, causal) in [
+            ("softcap=30", caps, caps, caps),
+            ("bias=h", 0, 1 << 30, 1 << 30),
+            ("mask=b", 0, 1 << 30, 1 << 30),
+            ("alibi", 1 << 30, 1 << 30, 1 << 30),
+        ] {
+            for (shape, keys) in [("long128", full), ("b2h8s512d128", short), ("long128:causal", causal)] {
+                let asked = format!("{shape}:{kind}");
+                assert_eq!(precise_keys(&asked, DType::BF16, arch), keys, "{asked}");
+                assert_eq!(precise_keys(&format!("{asked}:precise"), DType::BF16, arch), 1 << 30, "{asked}");
+                assert_eq!(precise_keys(&asked, DType::F16, arch), 0, "{asked}");
+            }
+        }
+        // Rows may see few keys, and the device finds out which.
+        for kind in ["varlen", "used", "chunk=512"] {
+            assert_eq!(precise_keys(&format!("long128:{kind}"), DType::BF16, arch), 256, "{kind}");
+        }
+        assert_eq!(precise_keys("long128:sinks", DType::BF16, arch), 0);
     }
-    // Rows may see few keys, and the device finds out which.
-    for kind in ["varlen", "used", "chunk=512"] {
-        assert_eq!(precise_keys(&format!("long128:{kind}"), DType::BF16), 256, "{kind}");
-    }
-    assert_eq!(precise_keys("long128:sinks", DType::BF16), 0);
 }
 
 /// Caches of their own kinds, changed scores, and dense caches that are large, whatever else the tables say.
