@@ -51,6 +51,10 @@ const KINDS: &str = "b3h8/2s130d128:causal-br:varlen,b2h4s257d64:causal:varlen,b
 /// f32: each tile, masks, lengths, pages and modifiers.
 const F32: &str = "b1h4/2s300/513d64:causal-br,b2h2s257d128,b1h2s130d256:causal,b1h2s77/900d100,b3h2s200d64:causal-br:varlen,\
                    b2h2s99/400d96:used:paged=16:softcap=30,b2h4s300d64:bias=h,b2h4s300d128:mask=b:sinks,b2h4s300d64:blocks=h64";
+/// What models ask for besides: heads of 72 and 512 columns (256 beside them), a window, and modified scores with the plain problem beside them.
+const MODELS: &str = "b8h16s2048d128:causal,b8h16s2048d128:causal:alibi,b8h16s2048d128:causal:softcap=5,b8h16s2048d128:causal:softcap=50,\
+                      b8h16s2048d128:mask=b,b8h16s2048d128:bias=h,b1h4s8192d512,b2h8s4096d256,b2h8s4096d512:causal,b4h16s4096d72,\
+                      b4h16s4096d72:causal,b1h16s8192d64:window=255/0";
 /// What a server asks for: prompts, pages of two sizes, e4m3 codes with scales of every reach.
 const SERVING: &str = "b16h32/8s1024d128:causal-br:varlen,b16h32/8s1/8192d128:used:paged=16,b16h32/8s1/8192d128:used:paged=1,\
                        b16h32/8s1/8192d128:used:kv=e4m3,b16h32/8s1/8192d128:used:paged=16:kv=e4m3:scales=token,\
@@ -195,6 +199,22 @@ pub(super) fn steps() -> Vec<Step> {
                 "flash,cudnn,flash-attn-3",
                 "--budget",
                 "3",
+            ],
+        ),
+        evosdpa(
+            "models",
+            "head dimensions, a window and modified scores, as the library runs them",
+            60,
+            &[
+                "bench",
+                "--device",
+                "cuda",
+                "--shapes",
+                MODELS,
+                "--baselines",
+                "cudnn,efficient",
+                "--budget",
+                "1",
             ],
         ),
         evosdpa(
