@@ -204,7 +204,7 @@ pub(super) fn steps() -> Vec<Step> {
         evosdpa(
             "models",
             "head dimensions, a window and modified scores, as the library runs them",
-            60,
+            150,
             &[
                 "bench",
                 "--device",

@@ -110,7 +110,7 @@ pub const QUESTIONS: &[Asked] = &[
     whole(DECODE, "b3h2s2/133d64:used:paged=1", F16),
     whole(DECODE, "b5h2/1s4/100d64:varlen", F16),
     whole(DECODE, "b3h4/2s3/90d64:causal-br:used:used-q:leftpad:indexed", F16),
-    whole("flash_decode[SPLIT_KEYS=1024]", "b1h2/1s1/2200d32", BF16),
+    whole("flash_decode[CLUSTER=1 SPLIT_KEYS=1024]", "b1h2/1s1/2200d32", BF16),
     normal(DECODE, "b2h4/2s1/200d64", BF16),
     normal(DECODE, "b3h4/2s2/170d64:causal-br:used:paged=16", F16),
     normal(DECODE, "b2h2s2/70d64:window=30/9:softcap=5:alibi:bias=b:mask:chunk=32:sinks", F16),
