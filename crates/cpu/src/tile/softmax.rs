@@ -1,0 +1,205 @@
+//! Weights from scores, and in pairs of bfloat16 what rounding took from those that count.
+
+use super::{Care, FEW_WEIGHTS, TileStep, Weighed, packed_ends};
+use crate::simd::Simd;
+
+/// Scores become weights `2^(s - max)` in place; maximum, sum and rescale factor are brought up to date.
+///
+/// # Safety
+/// As [`scores`], which ran before on the same `t`.
+#[inline(always)]
+pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) -> Weighed {
+    let all = (t.key_begin, t.key_end);
+    // SAFETY: in bounds by this function's contract.
+    unsafe {
+        if S::PACKED == 1 || t.care == Care::Rounded {
+            weigh::<S, NR, false, true>(t);
+            return Weighed { live: all, heavy: 0 };
+        }
+        if t.care == Care::Whole {
+            weigh::<S, NR, false, false>(t);
+            return pack_weights::<S, NR>(t, &[S::splat(-1.0); NR]);
+        }
+        if stay_many::<S, NR>(t) {
+            weigh::<S, NR, true, true>(t);
+            return Weighed { live: all, heavy: 0 };
+        }
+        weigh::<S, NR, true, false>(t);
+        pack_weights::<S, NR>(t, &large_weights::<S, NR>(t))
+    }
+}
+
+/// Whether every lane's weights are so many before this block that they are whatever it brings. With sum `l` and sum of squares `q`, both relative to the
+/// new maximum, a block whose weights (1 at most) add up to `a` leaves `(l + a)²` and at most `q + a`: [`FEW_WEIGHTS`] hold between
+/// them for every `a` where they hold for 0 and `2l` is at least as many. A margin for rounding keeps the answer that [`large_weights`] would give.
+#[inline(always)]
+unsafe fn stay_many<S: Simd, const NR: usize>(t: &TileStep) -> bool {
+    const MANY: f32 = FEW_WEIGHTS * 1.01;
+    // SAFETY: in bounds by the contract of `softmax`.
+    unsafe {
+        let mut many = true;
+        for v in 0..NR {
+            let at = v * S::LANES;
+            let shift = S::max(S::load(t.new_max.add(at)), S::splat(f32::MIN));
+            let rescale = S::exp2(S::sub(S::load(t.old_max.add(at)), shift));
+            let sum = S::mul(S::load(t.sum.add(at)), rescale);
+            let squares = S::mul(S::mul(S::load(t.squares.add(at)), rescale), rescale);
+            many &= !S::exceeds(S::splat(0.5 * MANY), sum);
+            many &= !S::exceeds(S::mul(squares, S::splat(MANY)), S::mul(sum, sum));
+        }
+        many
+    }
+}
+
+/// The exponential and what follows from it. Weights in pairs are rounded at once only with `ROUND`.
+#[inline(always)]
+unsafe fn weigh<S: Simd, const NR: usize, const SQUARES: bool, const ROUND: bool>(t: &TileStep) {
+    // SAFETY: in bounds by the contract of `softmax`.
+    unsafe {
+        let mut shift = [S::splat(0.0); NR];
+        let mut sums = [[S::splat(0.0); 2]; NR];
+        for v in 0..NR {
+            // A row that has seen no key yet has maximum -inf; a finite shift keeps -inf - shift at -inf, not NaN.
+            shift[v] = S::max(S::load(t.new_max.add(v * S::LANES)), S::splat(f32::MIN));
+        }
+        let end = packed_ends::<S>(t);
+        weigh_rows::<S, NR, 0, SQUARES, ROUND>(t, t.key_begin, end[0], &shift, &mut sums);
+        if NR > 1 {
+            weigh_rows::<S, NR, 1, SQUARES, ROUND>(t, end[0], end[1], &shift, &mut sums);
+        }
+        if NR > 2 {
+            weigh_rows::<S, NR, 2, SQUARES, ROUND>(t, end[1], end[2], &shift, &mut sums);
+        }
+        for v in 0..NR {
+            let at = v * S::LANES;
+            let rescale = S::exp2(S::sub(S::load(t.old_max.add(at)), shift[v]));
+            let [sum, squares] = sums[v];
+            S::store(t.rescale.add(at), rescale);
+            S::store(t.sum.add(at), S::fma(S::load(t.sum.add(at)), rescale, sum));
+            if SQUARES {
+                let before = S::mul(S::load(t.squares.add(at)), rescale);
+                S::store(t.squares.add(at), S::fma(before, rescale, squares));
+            }
+            S::store(t.old_max.add(at), S::load(t.new_max.add(at)));
+        }
+    }
+}
+
+/// Key rows `begin..end` for the tile's vectors from `FIRST` on: weights, their sums and those of their squares.
+#[inline(always)]
+unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize, const SQUARES: bool, const ROUND: bool>(
+    t: &TileStep,
+    begin: usize,
+    end: usize,
+    shift: &[S::V; NR],
+    sums: &mut [[S::V; 2]; NR],
+) {
+    let width = NR * S::LANES;
+    for row in (begin..end).step_by(if ROUND { S::PACKED } else { 1 }) {
+        for v in FIRST..NR {
+            // SAFETY: in bounds by the contract of `softmax`.
+            unsafe {
+                let p = t.scores.add(row * width + v * S::LANES);
+                let weight = S::exp2(S::sub(S::load(p), shift[v]));
+                sums[v][0] = S::add(sums[v][0], weight);
+                if SQUARES {
+                    sums[v][1] = S::fma(weight, weight, sums[v][1]);
+                }
+                if S::PACKED == 1 || !ROUND {
+                    S::store(p, weight);
+                    continue;
+                }
+                // The last key may have no partner: its place then holds no score.
+                let mut partner = S::splat(0.0);
+                if row + 1 < t.key_end {
+                    partner = S::exp2(S::sub(S::load(p.add(width)), shift[v]));
+                    sums[v][0] = S::add(sums[v][0], partner);
+                    if SQUARES {
+                        sums[v][1] = S::fma(partner, partner, sums[v][1]);
+                    }
+                }
+                S::store(p, S::round_pair(weight, partner));
+            }
+        }
+    }
+}
+
+/// Above which weights of each lane what rounding takes from them is multiplied too. A lane's answer does not depend on its neighbours.
+#[inline(always)]
+unsafe fn large_weights<S: Simd, const NR: usize>(t: &TileStep) -> [S::V; NR] {
+    // SAFETY: in bounds by the contract of `softmax`.
+    unsafe {
+        let mut large = [S::splat(0.0); NR];
+        for v in 0..NR {
+            let sum = S::load(t.sum.add(v * S::LANES));
+            let share = S::mul(sum, S::splat(1.0 / FEW_WEIGHTS));
+            let squares = S::load(t.squares.add(v * S::LANES));
+            large[v] = S::select_above(squares, S::mul(sum, share), share, S::splat(f32::INFINITY));
+        }
+        large
+    }
+}
+
+/// Rounds the weights to pairs. Where one is above its lane's in `large`, what rounding takes from such weights is kept as well.
+#[inline(always)]
+unsafe fn pack_weights<S: Simd, const NR: usize>(t: &TileStep, large: &[S::V; NR]) -> Weighed {
+    let mut weighed = Weighed { live: (t.key_end, t.key_begin), heavy: 0 };
+    // SAFETY: in bounds by the contract of `softmax`.
+    unsafe {
+        let end = packed_ends::<S>(t);
+        pack_rows_of_weights::<S, NR, 0>(t, t.key_begin, end[0], large, &mut weighed);
+        if NR > 1 {
+            pack_rows_of_weights::<S, NR, 1>(t, end[0], end[1], large, &mut weighed);
+        }
+        if NR > 2 {
+            pack_rows_of_weights::<S, NR, 2>(t, end[1], end[2], large, &mut weighed);
+        }
+    }
+    weighed
+}
+
+/// [`pack_weights`] of key rows `begin..end` for the tile's vectors from `FIRST` on.
+#[inline(always)]
+unsafe fn pack_rows_of_weights<S: Simd, const NR: usize, const FIRST: usize>(
+    t: &TileStep,
+    begin: usize,
+    end: usize,
+    large: &[S::V; NR],
+    weighed: &mut Weighed,
+) {
+    let width = NR * S::LANES;
+    for row in (begin..end).step_by(2) {
+        // SAFETY: in bounds by the contract of `softmax`; a block has fewer pairs than rows.
+        unsafe {
+            let zero = S::splat(0.0);
+            let at = t.scores.add(row * width);
+            let (mut all, mut heavy) = (zero, false);
+            let mut weights = [[zero; 2]; NR];
+            for v in FIRST..NR {
+                let p = at.add(v * S::LANES);
+                let even = S::load(p);
+                // The last key may have no partner: its place then holds no weight.
+                let odd = if row + 1 < t.key_end { S::load(p.add(width)) } else { zero };
+                weights[v] = [even, odd];
+                // NaN must count as a weight, which a sum keeps.
+                all = S::add(all, S::add(even, odd));
+                heavy |= S::exceeds(S::max(even, odd), large[v]);
+                S::store(p, S::round_pair(even, odd));
+            }
+            if S::exceeds(all, zero) {
+                weighed.live = (weighed.live.0.min(row), (row + 2).min(t.key_end));
+            }
+            if !heavy {
+                continue;
+            }
+            *t.heavy_rows.add(weighed.heavy) = row as u32;
+            weighed.heavy += 1;
+            for v in FIRST..NR {
+                let [even, odd] = weights[v];
+                let even = S::select_above(even, large[v], even, zero);
+                let odd = S::select_above(odd, large[v], odd, zero);
+                S::store(at.add(width + v * S::LANES), S::lost_pair(even, odd));
+            }
+        }
+    }
+}

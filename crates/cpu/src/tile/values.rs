@@ -1,0 +1,176 @@
+//! PV, and what rounding took from weights in a second one.
+
+use super::{TileStep, ends_in_tails, packed_ends};
+use crate::simd::Simd;
+
+/// How many floats ahead of its columns the value kernel fetches: one cache line.
+const VALUES_AHEAD: usize = 16;
+
+/// `Oᵀ = Oᵀ·rescale + Vᵀ·P`, `MR` value columns at a time, the last ones `TAIL` at a time where that wastes less.
+///
+/// With `EXACT`, weights of keys a query does not see are not even multiplied, and what rounding took from weights in pairs only with
+/// finite values: needed only where V holds NaN or infinity, because 0·NaN and 0·∞ are NaN.
+///
+/// # Safety
+/// As [`softmax`], which ran before on the same `t`.
+#[inline(always)]
+pub(crate) unsafe fn values<
+    S: Simd,
+    const MR: usize,
+    const TAIL: usize,
+    const NR: usize,
+    const EXACT: bool,
+>(
+    t: &TileStep,
+) {
+    let mut column = 0;
+    while column < t.dim_v {
+        // SAFETY: in bounds by this function's contract.
+        unsafe {
+            if ends_in_tails::<MR, TAIL>(t.dim_v - column) {
+                value_columns::<S, TAIL, NR, EXACT>(t, column);
+                column += TAIL;
+            } else {
+                value_columns::<S, MR, NR, EXACT>(t, column);
+                column += MR;
+            }
+        }
+    }
+}
+
+/// `MR` value columns from `column` on.
+#[inline(always)]
+unsafe fn value_columns<S: Simd, const MR: usize, const NR: usize, const EXACT: bool>(
+    t: &TileStep,
+    column: usize,
+) {
+    let width = NR * S::LANES;
+    // SAFETY: in bounds by the contract of `values`.
+    unsafe {
+        let out = t.output.add(column * width);
+        let mut acc = [[S::splat(0.0); NR]; MR];
+        for v in 0..NR {
+            let rescale = S::load(t.rescale.add(v * S::LANES));
+            for r in 0..MR {
+                acc[r][v] = S::mul(S::load(out.add(r * width + v * S::LANES)), rescale);
+            }
+        }
+        let (end, mut heavy) = (packed_ends::<S>(t), 0);
+        add_rows::<S, MR, NR, 0, EXACT>(t, column, t.key_begin, end[0], &mut heavy, &mut acc);
+        if NR > 1 {
+            add_rows::<S, MR, NR, 1, EXACT>(t, column, end[0], end[1], &mut heavy, &mut acc);
+        }
+        if NR > 2 {
+            add_rows::<S, MR, NR, 2, EXACT>(t, column, end[1], end[2], &mut heavy, &mut acc);
+        }
+        for r in 0..MR {
+            for v in 0..NR {
+                S::store(out.add(r * width + v * S::LANES), acc[r][v]);
+            }
+        }
+    }
+}
+
+/// Adds key rows `begin..end`, weighted, for `MR` value columns and the tile's vectors from `FIRST` on, and then what rounding took from the heavy ones
+/// among them, which begin at `heavy` in their list.
+#[inline(always)]
+unsafe fn add_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const EXACT: bool>(
+    t: &TileStep,
+    column: usize,
+    begin: usize,
+    end: usize,
+    heavy: &mut usize,
+    acc: &mut [[S::V; NR]; MR],
+) {
+    // SAFETY: in bounds by the contract of `values`.
+    unsafe {
+        let live = t.weighed.live;
+        let (first, last) = if S::PACKED == 1 { (begin, end) } else { (begin.max(live.0), end.min(live.1)) };
+        let mut row = first;
+        while row < last {
+            if EXACT {
+                add_seen_row::<S, MR, NR, FIRST, false>(t, column, row, acc);
+            } else {
+                add_row::<S, MR, NR, FIRST, false>(t, column, row, acc);
+            }
+            row += S::PACKED;
+        }
+        while S::PACKED == 2 && *heavy < t.weighed.heavy {
+            let row = *t.heavy_rows.add(*heavy) as usize;
+            if row >= end {
+                break;
+            }
+            *heavy += 1;
+            if EXACT {
+                add_seen_row::<S, MR, NR, FIRST, true>(t, column, row, acc);
+            } else {
+                add_row::<S, MR, NR, FIRST, true>(t, column, row, acc);
+            }
+        }
+    }
+}
+
+/// Adds one key row, or pair of rows, where no value is NaN or infinite, or every query sees every key. With `LOST`, what rounding took from its weights.
+#[inline(always)]
+unsafe fn add_row<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const LOST: bool>(
+    t: &TileStep,
+    column: usize,
+    row: usize,
+    acc: &mut [[S::V; NR]; MR],
+) {
+    let width = NR * S::LANES;
+    // SAFETY: in bounds by the contract of `values`.
+    unsafe {
+        let weight = t.scores.add((row + usize::from(LOST)) * width);
+        let value = t.values.add(row / S::PACKED * t.value_stride + column);
+        // The next columns of this row: K and V of a block together are larger than the first-level cache.
+        S::prefetch_near(value.wrapping_add(VALUES_AHEAD).cast());
+        let mut p = [S::splat(0.0); NR];
+        for v in FIRST..NR {
+            p[v] = S::load(weight.add(v * S::LANES));
+        }
+        for r in 0..MR {
+            let x = S::splat(*value.add(r));
+            for v in FIRST..NR {
+                acc[r][v] = S::dot(x, p[v], acc[r][v]);
+            }
+        }
+    }
+}
+
+/// [`add_row`] that leaves out what a query does not see. Sums are in the order of [`add_row`], whose pairs have their second element
+/// added first: what is left out changes nothing else.
+#[inline(always)]
+unsafe fn add_seen_row<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const LOST: bool>(
+    t: &TileStep,
+    column: usize,
+    row: usize,
+    acc: &mut [[S::V; NR]; MR],
+) {
+    let width = NR * S::LANES;
+    // SAFETY: in bounds by the contract of `values`.
+    unsafe {
+        let weight = t.scores.add((row + usize::from(LOST)) * width);
+        let value = t.values.add(row / S::PACKED * t.value_stride + column);
+        for r in 0..MR {
+            let x = *value.add(r);
+            let x = S::halves(S::splat(if LOST { finite_pair(x) } else { x }));
+            for v in FIRST..NR {
+                let p = S::halves(S::load(weight.add(v * S::LANES)));
+                for part in (0..S::PACKED).rev() {
+                    let hidden = S::load(t.hidden.add((row + part) * width + v * S::LANES));
+                    let next = S::dot(x[part], p[part], acc[r][v]);
+                    acc[r][v] = S::select_between(hidden, 0.0, 0.0, next, acc[r][v]);
+                }
+            }
+        }
+    }
+}
+
+/// A pair of bfloat16 with zeros for what is not finite.
+fn finite_pair(pair: f32) -> f32 {
+    const EXPONENT: u32 = 0x7f80;
+    let keep = |half: u32| if half & EXPONENT == EXPONENT { 0 } else { half };
+    let bits = pair.to_bits();
+    f32::from_bits(keep(bits >> 16) << 16 | keep(bits & 0xffff))
+}
