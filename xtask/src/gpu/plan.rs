@@ -47,7 +47,8 @@ const PATHS: &str = "b1h8s640d64,b1h8s640d64:causal,b1h8/2s700d128:causal-br,b2h
 const KINDS: &str = "b3h8/2s130d128:causal-br:varlen,b2h4s257d64:causal:varlen,b5h4/2s90d96:varlen=q:used,b4h8/2s1/1000d128:used:paged=16,\
                      b3h4/1s17/700d64:used:paged=1,b2h8/2s64/900d128:causal-br:used:paged=256,b3h4s700d128:causal-br:varlen:softcap=50,\
                      b2h4s300d64:softcap=30,b2h4s300d128:causal-br:alibi,b2h4s300d64:bias=h,b2h4s130d256:causal:bias=bh,b2h4s300d128:mask=b,\
-                     b2h4s333d64:mask=bhk,b2h4s500d64:blocks=h64,b1h4s700d128:causal:blocks=128,b2h4s300d64:causal:chunk=100,b2h8/2s300d64:window=127/0:sinks,b2h4s200d128:causal:softcap=20:sinks";
+                     b2h4s333d64:mask=bhk,b2h4s512d128:mask=b,b1h4s1024d64:bias=h,\
+                     b1h4s1100d128:softcap=5,b2h4s200d64:causal:softcap=4:sinks,b2h4s500d64:blocks=h64,b1h4s700d128:causal:blocks=128,b2h4s300d64:causal:chunk=100,b2h8/2s300d64:window=127/0:sinks,b2h4s200d128:causal:softcap=20:sinks";
 /// f32: each tile, masks, lengths, pages and modifiers.
 const F32: &str = "b1h4/2s300/513d64:causal-br,b2h2s257d128,b1h2s130d256:causal,b1h2s77/900d100,b3h2s200d64:causal-br:varlen,\
                    b2h2s99/400d96:used:paged=16:softcap=30,b2h4s300d64:bias=h,b2h4s300d128:mask=b:sinks,b2h4s300d64:blocks=h64";

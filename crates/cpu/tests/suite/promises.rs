@@ -260,8 +260,12 @@ fn workspace_stays_small() {
 }
 
 /// The latency of a small call, as the fastest of many: a call is far shorter than a scheduler's slice, so that a busy machine leaves some of them alone.
+///
+/// What users are promised is 8 µs of an optimised build (`crates/python/tests/latency.py` holds it). Tests are optimised less and run on slower processors
+/// too: this is for what once took 42 µs, a question to the operating system in every call.
 #[test]
-fn a_tiny_call_takes_at_most_8_microseconds() {
+fn a_tiny_call_asks_the_system_nothing() {
+    const LIMIT: Duration = Duration::from_micros(16);
     if Isa::best() < Isa::Avx2 {
         eprintln!("UNAVAILABLE: the promise is for AVX2 and better; here {} is the best", Isa::best());
         return;
@@ -288,6 +292,6 @@ fn a_tiny_call_takes_at_most_8_microseconds() {
             fastest = fastest.min(begin.elapsed());
         }
         eprintln!("tiny {dtype}: {fastest:?}");
-        assert!(fastest <= Duration::from_micros(8), "{dtype}: {fastest:?}");
+        assert!(fastest <= LIMIT, "{dtype}: {fastest:?}");
     }
 }
