@@ -258,3 +258,19 @@ def test_a_pattern_that_means_another_thing_is_not_taken_for_it():
     function.__qualname__ = "sliding_window_overlay.<locals>.inner_mask"
     function.__module__ = masking_utils.__name__
     assert _deferred._read(function) is not None and _deferred.recognised(function) is None
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("by_token", [False, True], ids=["heads first", "tokens first"])
+def test_an_output_lies_by_token_however_queries_lie(queries, by_token):
+    """A layer's next step views it as one row a token; a copy for that would cost as much as a small call."""
+    module = torch.nn.Module()
+    q = torch.randn(2, queries, 4, 16).transpose(1, 2) if by_token else torch.randn(2, 4, queries, 16)
+    k, v = torch.randn(2, 2, queries, 16), torch.randn(2, 2, queries, 16)
+    with torch.no_grad():
+        out, _ = evosdpa.transformers.evosdpa_attention_forward(module, q, k, v, None)
+        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        straight = evosdpa._torch.straight(q, k, v, None, True, True, False, False, False, True)
+    for found in (out, straight):
+        assert found.is_contiguous() and found.shape == (2, queries, 4, 16)
+        torch.testing.assert_close(found.transpose(1, 2), wanted)

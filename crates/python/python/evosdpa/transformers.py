@@ -149,8 +149,8 @@ def _straight(
                 by_token, None, None, lists, (None, None), (None, None), scaling, window, True, False, False
             )
             return out
-    out = _torch.straight(query, key, value, scaling, window, True, False, False, False)
-    return None if out is None else out.transpose(1, 2).contiguous()
+    done: Tensor | None = _torch.straight(query, key, value, scaling, window, True, False, False, False, True)
+    return done
 
 
 def _computed(
