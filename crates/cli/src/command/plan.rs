@@ -124,6 +124,7 @@ fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
     let chosen = CpuKernel::Flash.name().to_owned();
     let isa = Isa::best();
     let row = evosdpa::tuned::cpu_row(&problem, isa)?;
+    let isa = isa.for_problem(&problem);
     let tunables = planned.parse::<VariantId>()?.tunables;
     let others =
         [CpuKernel::Flash, CpuKernel::Naive].map(CpuKernel::name).into_iter().filter(|name| *name != chosen);
