@@ -26,6 +26,7 @@ use crate::tile::{self, MAX_VECTORS, Start, TileStep, Weighed, add_infinite, fin
 use evosdpa_core::{DType, E4M3Code};
 use half::bf16;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 /// Rows of a tile register, and lanes of each.
 const SIDE: usize = 16;
@@ -210,33 +211,37 @@ struct Sums([f32; 4 * SIDE * SIDE]);
 /// As `tile::scores`; keys and queries are zero up to whole tiles of pairs.
 #[inline(always)]
 unsafe fn scores<U: TileUnit, S: Simd, const NR: usize>(t: &TileStep) {
-    let width = NR * SIDE;
-    let mut sums = Sums([0.0; 4 * SIDE * SIDE]);
     // SAFETY: in bounds by this function's contract: there is room for keys up to whole tiles.
     unsafe {
         let mut maximum = [S::splat(0.0); NR];
         for v in 0..NR {
             maximum[v] = S::load(t.old_max.add(v * SIDE));
         }
+        // Where the score tile holds nothing yet, all products come first, so that the tile unit need not wait for the vectors.
+        let straight = t.start == Start::Nothing;
+        let mut sums = MaybeUninit::<Sums>::uninit();
+        if straight {
+            for row in (t.key_begin..t.key_end).step_by(KEYS) {
+                multiply_rows::<U, NR>(t, row, t.scores.add(row * NR * SIDE));
+            }
+        }
         for row in (t.key_begin..t.key_end).step_by(KEYS) {
             for ahead in &t.ahead {
                 ahead.prefetch::<S>(row, KEYS);
             }
-            // The first vector that still sees one of these keys.
-            let first = if NR == 2 && row >= t.vector_end[0] { 1 } else { 0 };
-            let product = Product {
-                sums: sums.0.as_mut_ptr().add(first * SIDE),
-                sum_stride: bytes(width),
-                left: t.keys.add(row * t.key_stride),
-                left_stride: bytes(t.key_stride),
-                left_step: bytes(SIDE),
-                right: t.queries.add(first * SIDE),
-                right_stride: bytes(width),
-                right_step: bytes(SIDE * width),
-                depth: t.dim_qk.div_ceil(SIDE),
-            };
-            product.run::<U, true>((t.key_end - row).div_ceil(SIDE).min(2), NR - first);
-            finish_scores::<S, NR>(t, row, first, &sums, &mut maximum);
+            let mut products = t.scores.add(row * NR * SIDE);
+            if !straight {
+                products = sums.as_mut_ptr().cast();
+                multiply_rows::<U, NR>(t, row, products);
+            }
+            let end = (row + KEYS).min(t.key_end);
+            let masked = row < t.mask.clear_begin || end > t.mask.clear_end;
+            match (first_vector::<NR>(t, row), masked) {
+                (0, false) => finish_rows::<S, NR, 0, false>(t, row, end, products, &mut maximum),
+                (0, true) => finish_rows::<S, NR, 0, true>(t, row, end, products, &mut maximum),
+                (_, false) => finish_rows::<S, NR, 1, false>(t, row, end, products, &mut maximum),
+                (_, true) => finish_rows::<S, NR, 1, true>(t, row, end, products, &mut maximum),
+            }
         }
         for v in 0..NR {
             S::store(t.new_max.add(v * SIDE), maximum[v]);
@@ -244,40 +249,67 @@ unsafe fn scores<U: TileUnit, S: Simd, const NR: usize>(t: &TileStep) {
     }
 }
 
-/// Scales the products of a tile's key rows, puts to them what the score tile began with, hides what is masked and writes them there.
+/// The first vector that still sees one of a tile of keys.
 #[inline(always)]
-unsafe fn finish_scores<S: Simd, const NR: usize>(
+fn first_vector<const NR: usize>(t: &TileStep, row: usize) -> usize {
+    if NR == 2 && row >= t.vector_end[0] { 1 } else { 0 }
+}
+
+/// The products of a tile of key rows with the queries that see any of them, written as the score tile lies.
+#[inline(always)]
+unsafe fn multiply_rows<U: TileUnit, const NR: usize>(t: &TileStep, row: usize, sums: *mut f32) {
+    let (width, first) = (NR * SIDE, first_vector::<NR>(t, row));
+    // SAFETY: in bounds by the contract of `scores`.
+    unsafe {
+        let product = Product {
+            sums: sums.add(first * SIDE),
+            sum_stride: bytes(width),
+            left: t.keys.add(row * t.key_stride),
+            left_stride: bytes(t.key_stride),
+            left_step: bytes(SIDE),
+            right: t.queries.add(first * SIDE),
+            right_stride: bytes(width),
+            right_step: bytes(SIDE * width),
+            depth: t.dim_qk.div_ceil(SIDE),
+        };
+        product.run::<U, true>((t.key_end - row).div_ceil(SIDE).min(2), NR - first);
+    }
+}
+
+/// Scales the products of key rows, puts to them what the score tile began with, hides what is masked and writes them there.
+#[inline(always)]
+unsafe fn finish_rows<S: Simd, const NR: usize, const FIRST: usize, const MASKED: bool>(
     t: &TileStep,
     row: usize,
-    first: usize,
-    sums: &Sums,
+    end: usize,
+    sums: *const f32,
     maximum: &mut [S::V; NR],
 ) {
-    let (width, end) = (NR * SIDE, (row + KEYS).min(t.key_end));
+    let width = NR * SIDE;
     // SAFETY: in bounds by the contract of `scores`.
     unsafe {
         let scale = S::splat(t.score_scale);
-        let hidden = S::splat(f32::NEG_INFINITY);
+        let mut largest = *maximum;
         for r in row..end {
-            let masked = r < t.mask.clear_begin || r >= t.mask.clear_end;
-            for v in first..NR {
+            for v in FIRST..NR {
                 let p = t.scores.add(r * width + v * SIDE);
-                let mut score = S::mul(S::load(sums.0.as_ptr().add((r - row) * width + v * SIDE)), scale);
+                let mut score = S::mul(S::load(sums.add((r - row) * width + v * SIDE)), scale);
                 if t.start == Start::Added {
                     score = S::add(score, S::load(p));
                 } else if t.start == Start::Limits {
                     // As in `tile::scores`: hides NaN too, and keeps one that is seen.
                     score = S::min(score, S::load(p));
                 }
-                if masked {
+                if MASKED {
                     let (lo, hi) = t.mask.bounds(r);
                     let index = S::load(t.mask.lane_query.add(v * SIDE));
-                    score = S::select_between(index, lo, hi, score, hidden);
+                    score = S::select_between(index, lo, hi, score, S::splat(f32::NEG_INFINITY));
                 }
                 S::store(p, score);
-                maximum[v] = S::max(score, maximum[v]);
+                largest[v] = S::max(score, largest[v]);
             }
         }
+        *maximum = largest;
     }
 }
 
