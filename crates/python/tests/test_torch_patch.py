@@ -192,6 +192,7 @@ CASES = {
     "imaginary part": call(Q, Q, Q, change=imaginary),
     "unaligned": call(Q, Q, Q, change=unaligned),
     "zero tensor": call(Q, Q, Q, change=of_zeros),
+    "named": call(*WORTH, change=lambda q, k, v: (q.rename("b", "h", "s", "d"), k, v)),
     "inner stride": call((2, 4, 16, 9), Q, Q, change=lambda q, k, v: (q.mT, k, v)),
     "by sequence": call((2, 9, 4, 16), Q, Q, change=lambda q, k, v: (q.transpose(1, 2), k, v)),
     "sequence first": call((9, 2, 4, 16), Q, Q, change=lambda q, k, v: (q.permute(1, 2, 0, 3), k, v)),

@@ -149,6 +149,23 @@ def test_picked_keys():
         torch.testing.assert_close(ours.transpose(1, 2), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [64, 48])
+def test_block_masks(size):
+    """transformers hands a ``BlockMask`` of its caller's to every layer."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    q = torch.randn(2, 4, 130, 8)
+    mask = flex.create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 70 + b), 2, 1, 130, 130, device="cpu", BLOCK_SIZE=size)
+    attend = evosdpa.transformers.evosdpa_attention_forward
+    ours, _ = attend(torch.nn.Module(), q, q[:, :2], q[:, :2], mask)
+    dense = flex.create_mask(mask.mask_mod, 2, 1, 130, 130, device="cpu")
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, q[:, :2], q[:, :2], dense, enable_gqa=True)
+    torch.testing.assert_close(ours.transpose(1, 2), wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(NotImplementedError, match="is a BlockMask.*flex_attention"):
+        attend(torch.nn.Module(), q.clone().requires_grad_(), q, q, mask)
+    with pytest.raises(ValueError, match="130 queries and 90 keys"):
+        attend(torch.nn.Module(), q, q[:, :, :90], q[:, :, :90], mask)
+
+
 def patterns():
     start = torch.tensor([0, 3])
     made = {

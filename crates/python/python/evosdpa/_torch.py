@@ -42,6 +42,21 @@ def _guard(*tensors: Tensor) -> Any:
         return None
 
 
+def _is_dense(x: Tensor) -> bool:
+    """Whether a tensor is memory and nothing else: not negated, conjugated, named, wrapped or made of zeros."""
+    return not torch._C._dispatch_keys(x).raw_repr() & ~_DENSE
+
+
+def _keys(*names: str) -> int:
+    bits = 0
+    for name in names:
+        bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return bits
+
+
+_DENSE = _keys("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView")
+
+
 def _use_torch() -> bool:
     """Newer versions of torch (2.10 on) describe a tensor by one C call; with older ones every call goes the long way."""
     if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
@@ -54,6 +69,7 @@ def _use_torch() -> bool:
         "overriders": (_overridden, _profiling),
         "watchers": (_watched, _transformed, _traced, _autocasting),
         "guard": _guard,
+        "is_dense": _is_dense,
         "is_grad_enabled": torch.is_grad_enabled,
         "forward_ad": vars(_forward_ad),
         "no_level": -1,
@@ -252,21 +268,6 @@ def _fit(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
         and q.numel() > 0
         and k.numel() > 0
     )
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether a tensor is memory and nothing else: not negated, conjugated, wrapped or made of zeros."""
-    return not torch._C._dispatch_keys(x).raw_repr() & ~_DENSE
-
-
-def _keys(*names: str) -> int:
-    bits = 0
-    for name in names:
-        bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
-    return bits
-
-
-_DENSE = _keys("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView")
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
