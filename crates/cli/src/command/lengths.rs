@@ -29,5 +29,5 @@ pub(crate) fn fitted(problem: &Problem, lengths: Option<LengthFamily>) -> anyhow
     if !(own.packed_queries || own.packed_keys || own.used || own.used_queries) {
         anyhow::bail!("--lengths {lengths}: {problem} has no lengths of its own: add :varlen or :used");
     }
-    Ok(lengths.fitted(problem).map_err(|error| anyhow::anyhow!("--lengths: {problem}: {error}"))?)
+    lengths.fitted(problem).map_err(|error| anyhow::anyhow!("--lengths: {problem}: {error}"))
 }

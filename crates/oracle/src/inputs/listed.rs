@@ -25,7 +25,7 @@ struct Part {
 impl Part {
     fn length(self, at: usize) -> usize {
         let (first, last, steps) = (u64::from(self.first), u64::from(self.last), u64::from(self.count) - 1);
-        let between = |distance: u64| if steps == 0 { 0 } else { distance * at as u64 / steps };
+        let between = |distance: u64| (distance * at as u64).checked_div(steps).unwrap_or(0);
         let length =
             if first <= last { first + between(last - first) } else { first - between(first - last) };
         length as usize
