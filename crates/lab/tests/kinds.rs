@@ -259,7 +259,10 @@ fn hopper_fwd_changes_scores_of_many_keys() {
         // rows of any maximum and of few keys, beside caps whose weights say what is precise
         trial("hopper_fwd", "b1h1s64/700d64:softcap=4", BF16),
         Trial { family: Family::Uniform, ..trial("hopper_fwd", "b1h1s600d64:causal:softcap=50", BF16) },
-        Trial { family: Family::OneHot, ..trial("hopper_fwd", "b1h1s64/900d64:window=700/0:softcap=30", BF16) },
+        Trial {
+            family: Family::OneHot,
+            ..trial("hopper_fwd", "b1h1s64/900d64:window=700/0:softcap=30", BF16)
+        },
         Trial { family: Family::LargeLogits, ..trial("hopper_fwd", "b1h1s64/1024d64:softcap=5", BF16) },
         Trial { family: Family::MaxValues, ..trial("hopper_fwd", "b1h1s64/1024d64:softcap=5", BF16) },
         trial("hopper_fwd", "b1h2s200/256d64:alibi", BF16),
