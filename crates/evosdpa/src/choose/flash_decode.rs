@@ -65,6 +65,7 @@ struct Cta {
     key_bytes: i64,
     /// Of Q, where it lies in shared memory.
     query_bytes: i64,
+    paged: bool,
     smem_limit_bytes: i64,
 }
 
@@ -104,6 +105,7 @@ impl Cta {
             value_dim,
             key_bytes: if codes { head_dim + value_dim + 8 } else { 2 * (head_dim + value_dim) },
             query_bytes: if head_dim > 128 { 32 * warps_m * head_dim } else { 0 },
+            paged: look.asks_for(&[Feature::PagedCache]),
             smem_limit_bytes: i64::from(look.target.smem_limit_bytes),
         };
         // Where two stages are too much for two CTAs, one has all of the shared memory; then fewer teams share it.
@@ -117,12 +119,14 @@ impl Cta {
 
     /// The most stages that leave room for every CTA of an SM.
     fn most_stages(&self) -> i64 {
-        let statistics = self.warps_n * self.warps_m * 320 + 16;
+        let warps = self.warps_n * self.warps_m;
+        let statistics = warps * if self.paged { 416 } else { 320 } + 16;
+        let pages = if self.paged { 4 * warps * self.keys } else { 0 };
         let received = if self.cluster > 1 { 16 * self.warps_m * (4 * self.value_dim + 8) } else { 0 };
         let merged = 64 * self.warps_m * if self.cluster > 1 { self.value_dim } else { 16 };
         let taken = RESERVED_BYTES + statistics + received + self.query_bytes;
         let room = self.smem_limit_bytes / self.per_sm - taken;
-        room / (self.warps_n * (self.keys * self.key_bytes).max(merged))
+        room / (self.warps_n * (self.keys * self.key_bytes).max(merged) + pages)
     }
 
     fn stages(&self) -> i64 {

@@ -31,8 +31,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(
 #if __CUDA_ARCH__ >= 900
   grid_launch_dependents();  // the next kernel's CTAs come as these go
 #endif
+  Division division(p);
   if (COUNTS_FIRST) await_inputs();
-  const Division division(p);
+  division.count(p);
   Cursor now(p, division);
   if (CLUSTERED && now.valid()) Exchange(shared_address(smem)).open();
   Queries queries;

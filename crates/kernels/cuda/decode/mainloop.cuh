@@ -128,7 +128,7 @@ struct Part {
       cp_async_wait<STAGES - 2>();
       team_sync();
       loader.issue();
-      visit(loader.ring + slot * STAGE_BYTES, at, Loader::first_key_of(at, tile), precise);
+      visit(loader.ring + slot * STAGE_BYTES, at, Walk::first_key_of(at, tile), precise);
       slot = slot + 1 == STAGES ? 0 : slot + 1;
     }
     reduce_row_sums(state);

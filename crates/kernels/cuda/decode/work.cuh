@@ -33,8 +33,8 @@ struct Asked {
   int tiles;               // of those keys; one where there is none, since somebody must write the rows
 
   __device__ __forceinline__ Asked() {}
-  __device__ __forceinline__ Asked(const SdpaParams& p, int batch) : bounds(sequence_of<OWN_LENGTHS>(p, batch)) {
-    m_blocks = (bounds.seq_q * group_of(p) + ROWS - 1) / ROWS;
+  __device__ __forceinline__ Asked(const SdpaParams& p, int batch, int group) : bounds(sequence_of<OWN_LENGTHS>(p, batch)) {
+    m_blocks = (bounds.seq_q * group + ROWS - 1) / ROWS;
     key_first = max(0, band_first(bounds, 0));
     key_end = min(bounds.seq_kv, band_last(bounds, bounds.seq_q - 1) + 1);
     tiles = max(1, (key_end - key_first + BLOCK_N - 1) / BLOCK_N);
@@ -53,8 +53,10 @@ struct PackedRow {
 
 // How all units are shared out among CTAs that are no cluster.
 struct Division {
+  int group;          // query heads of a key head
   bool in_parts;      // without a workspace nothing can be merged: whole Q tiles
   int units;          // of all sequences
+  int first_units;    // of the sequence of this lane's number, where lengths are data
   int ctas;           // that get some
   int parts;          // CTAs that share a Q tile of `share` units, where all are of one length; 0: no such number
   int share;          // otherwise units of every CTA but the last; 0: evenly, one more or less, wherever Q tiles begin and end
@@ -75,14 +77,22 @@ struct Division {
   __device__ __forceinline__ int units_of(const SdpaParams& p, const Asked& asked) const {
     return units_of_tile(asked) * asked.m_blocks * p.heads_kv;
   }
-  // The first unit of a CTA.
-  __device__ __forceinline__ int first_unit(int cta) const {
+  // Where a CTA's units begin and end.
+  __device__ __forceinline__ void units_of_cta(int cta, int& first, int& end) const {
     if (parts) {
       const int tile = cta / u32(parts), part = cta - tile * parts;
-      const int each = share / u32(parts);
-      return tile * share + part * each + min(part, share - each * parts);
+      const int each = share / u32(parts), longer = share - each * parts;
+      first = tile * share + part * each + min(part, longer);
+      end = first + each + (part < longer);
+    } else if (share) {
+      first = min(cta * share, units);
+      end = min(first + share, units);
+    } else {
+      // units · cta / ctas in 32 bits
+      const int each = units / u32(ctas), rest = units - each * ctas;
+      first = each * cta + rest * cta / u32(ctas);
+      end = each * (cta + 1) + rest * (cta + 1) / u32(ctas);
     }
-    return share ? min(cta * share, units) : int((long long)units * cta / ctas);
   }
   // The first and the last CTA that have units of a Q tile which several have.
   __device__ __forceinline__ int first_cta(int first_unit) const {
@@ -93,29 +103,31 @@ struct Division {
   }
   __device__ __forceinline__ int cta_of(int unit) const { return int(((long long)(unit + 1) * ctas - 1) / units); }
 
-  __device__ __forceinline__ explicit Division(const SdpaParams& p) {
+  __device__ __forceinline__ explicit Division(const SdpaParams& p) : group(opaque(group_of(p))) {}  // computed here, and once
+
+  // Reads lengths, where they are data.
+  __device__ __forceinline__ void count(const SdpaParams& p) {
     if (CLUSTERED) return;
     in_parts = p.workspace != nullptr;
     int fewest, length;  // units of a Q tile, at least and at most
     if (!OWN_LENGTHS) {
-      const Asked all(p, 0);
+      const Asked all(p, 0, group);
       units = units_of(p, all) * p.batch;
       fewest = length = units_of_tile(all);
     } else {
-      units = 0, fewest = 1 << 30, length = 0;
+      units = first_units = 0, fewest = 1 << 30, length = 0;
       for (int batch = threadIdx.x % 32; batch < p.batch; batch += 32) {
-        const Asked asked(p, batch);
+        const Asked asked(p, batch, group);
         if (asked.m_blocks == 0) continue;
-        units += units_of(p, asked);
+        const int own = units_of(p, asked);
+        units += own;
+        if (batch < 32) first_units = own;
         fewest = min(fewest, units_of_tile(asked));
         length = max(length, units_of_tile(asked));
       }
-#pragma unroll
-      for (int lanes = 1; lanes < 32; lanes *= 2) {
-        units += __shfl_xor_sync(~0u, units, lanes);
-        fewest = min(fewest, __shfl_xor_sync(~0u, fewest, lanes));
-        length = max(length, __shfl_xor_sync(~0u, length, lanes));
-      }
+      units = __reduce_add_sync(~0u, units);
+      fewest = __reduce_min_sync(~0u, fewest);
+      length = __reduce_max_sync(~0u, length);
     }
     ctas = min(int(gridDim.x), units);
     share = parts = 0;
@@ -155,15 +167,14 @@ struct Cursor {
   __device__ __forceinline__ Cursor(const SdpaParams& p, const Division& division) {
     unit = unit_end = tile = tile_end = 0;
     if (CLUSTERED) {
-      enter_cluster(p);
+      enter_cluster(p, division);
       return;
     }
     const int cta = blockIdx.x;
     if (cta >= division.ctas) return;
-    unit = division.first_unit(cta);
-    unit_end = division.first_unit(cta + 1);
+    division.units_of_cta(cta, unit, unit_end);
     const int inside = find_sequence(p, division);
-    asked = Asked(p, batch);
+    asked = Asked(p, batch, division.group);
     const int each = division.units_of_tile(asked);
     const int number = inside / u32(each);
     at = inside - number * each;
@@ -184,7 +195,7 @@ struct Cursor {
         if (++head_kv == p.heads_kv) {
           head_kv = 0;
           do ++batch;
-          while (asked = Asked(p, batch), asked.m_blocks == 0);
+          while (asked = Asked(p, batch, group_of(p)), asked.m_blocks == 0);
         }
       }
     }
@@ -193,13 +204,13 @@ struct Cursor {
 
  private:
   // The grid is CTAs of all Q tiles of a key head, key heads, sequences: nobody counts, and nobody waits for lengths of others.
-  __device__ __forceinline__ void enter_cluster(const SdpaParams& p) {
+  __device__ __forceinline__ void enter_cluster(const SdpaParams& p, const Division& division) {
     const int ctas_log2 = cluster_ctas_log2(), rank = cluster_rank();
     batch = blockIdx.z;
     head_kv = blockIdx.y;
     m_block = blockIdx.x >> ctas_log2;
     at = 0;
-    asked = Asked(p, batch);
+    asked = Asked(p, batch, division.group);
     unit_end = !own_queries(p) || m_block < asked.m_blocks;
     const int share = asked.tiles >> ctas_log2, longer = asked.tiles - (share << ctas_log2);
     tile = rank * share + min(rank, longer);
@@ -209,14 +220,14 @@ struct Cursor {
   // The sequence that `unit` lies in: 32 at a time, where their lengths are their own. Gives the unit's number in it.
   __device__ __forceinline__ int find_sequence(const SdpaParams& p, const Division& division) {
     if (!OWN_LENGTHS) {
-      const int each = division.units_of(p, Asked(p, 0));
+      const int each = division.units_of(p, Asked(p, 0, division.group));
       batch = unit / u32(each);
       return unit - batch * each;
     }
     const int lane = threadIdx.x % 32;
     int before = 0;
     for (int first = 0;; first += 32) {
-      int up_to_here = first + lane < p.batch ? division.units_of(p, Asked(p, first + lane)) : 0;
+      int up_to_here = first == 0 ? division.first_units : first + lane < p.batch ? division.units_of(p, Asked(p, first + lane, division.group)) : 0;
       const int own = up_to_here;
 #pragma unroll
       for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -252,9 +263,9 @@ struct Cursor {
 struct ParkedCursor {
   u32 address;
 
-  // Number 0 or 1 of this thread's warp.
+  // One of this thread's warp.
   __device__ __forceinline__ ParkedCursor(u32 smem, int number)
-      : address(smem + CURSORS_OFFSET + (threadIdx.x / 32 * 2 + number) * CURSOR_BYTES) {}
+      : address(smem + CURSORS_OFFSET + (threadIdx.x / 32 * CURSORS + number) * CURSOR_BYTES) {}
 
   __device__ __forceinline__ void put(const Cursor& cursor) const {
     static_assert(sizeof(Cursor) <= CURSOR_BYTES, "a cursor fits");
