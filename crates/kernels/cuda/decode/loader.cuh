@@ -102,11 +102,28 @@ struct RowsBelow {
   __device__ __forceinline__ long long step(int rows) const { return rows * stride[2] * KV_BYTES; }
   __device__ __forceinline__ long long operator()(int number) const { return (token + number) * stride[2] * KV_BYTES; }
 };
-template <bool SIXTEENS_>
-struct RowsInPages {
-  static constexpr bool BELOW = false, SIXTEENS = SIXTEENS_;
+// Pages of multiples of 16 tokens: 16 keys of a tile are below one another, and all lanes know where.
+struct RowsInSixteens {
+  static constexpr bool BELOW = false, SIXTEENS = true;
+  static constexpr int COUNT = WARP_KEYS / 16;
   const long long (&stride)[3];
-  long long own;  // this lane's key
+  long long first[COUNT];
+
+  __device__ __forceinline__ RowsInSixteens(const int (&pages)[COUNT], const int (&tokens)[COUNT], const long long (&strides)[3])
+      : stride(strides) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) first[i] = (pages[i] * strides[0] + tokens[i] * strides[2]) * KV_BYTES;
+  }
+  __device__ __forceinline__ long long step(int rows) const { return rows * stride[2] * KV_BYTES; }
+  __device__ __forceinline__ long long operator()(int number) const {
+    return (number < 16 ? first[0] : first[COUNT - 1]) + step(number % 16);
+  }
+};
+// Others: a lane knows where its key is.
+struct RowsInPages {
+  static constexpr bool BELOW = false, SIXTEENS = false;
+  const long long (&stride)[3];
+  long long own;
 
   __device__ __forceinline__ RowsInPages(int page, int token, const long long (&strides)[3])
       : stride(strides), own((page * strides[0] + token * strides[2]) * KV_BYTES) {}
@@ -179,21 +196,20 @@ struct Pages {
     const int* entry = p.page_table + ahead.block * p.page_table_stride;
     const bool exists = ahead.exists();  // past a sequence's end not even the table is read
     if (exists) entry += pages_of(p, ahead.own_token());
-    if (threadIdx.x % 32 < WARP_KEYS) cp_async_4(own(slot), entry, exists ? 4 : 0);
+    if (threadIdx.x % 32 < WARP_KEYS) cp_async_4(entry_of(slot, threadIdx.x % 32), entry, exists ? 4 : 0);
     ahead.next(p, division, [](const Cursor&) {});
   }
 
-  // Whatever the table holds, nothing outside the cache is read.
-  __device__ __forceinline__ int page(const SdpaParams& p, int slot) const {
-    int number = 0;
-    if (threadIdx.x % 32 < WARP_KEYS) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(number) : "r"(own(slot)) : "memory");
-    return min(max(number, 0), p.pages - 1);
+  // The page of a key of the warp. Whatever the table holds, nothing outside the cache is read.
+  __device__ __forceinline__ int page(const SdpaParams& p, int slot, int number) const {
+    int entry;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(entry) : "r"(entry_of(slot, number)) : "memory");
+    return min(max(entry, 0), p.pages - 1);
   }
 
  private:
-  __device__ __forceinline__ u32 own(int slot) const {
-    const u32 thread = opaque(threadIdx.x);
-    return smem + PAGES_OFFSET + thread / 32 * PAGES_BYTES + slot * (WARP_KEYS * 4) + thread % 32 * 4;
+  __device__ __forceinline__ u32 entry_of(int slot, int number) const {
+    return smem + PAGES_OFFSET + opaque(threadIdx.x) / 32 * PAGES_BYTES + slot * (WARP_KEYS * 4) + number * 4;
   }
 };
 
@@ -214,15 +230,21 @@ struct Loader {
     if (PAGED_CACHE) pages.ahead.enter(first);
   }
 
+  // The pages of the first tiles, for which fill() waits.
+  __device__ __forceinline__ void ask_pages() {
+    if (!PAGED_CACHE) return;
+#pragma unroll 1
+    for (int stage = 0; stage < STAGES - 1; ++stage) pages.ask(p, division, stage);
+    cp_async_commit();
+  }
+
   __device__ __forceinline__ void fill() {
-    if (PAGED_CACHE) {
+    if (PAGED_CACHE) cp_async_wait<0>();
 #pragma unroll 1
-      for (int stage = 0; stage < STAGES - 1; ++stage) pages.ask(p, division, stage);
-      cp_async_commit();
-      cp_async_wait<0>();
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+      if (PAGED_CACHE) __syncwarp();  // all lanes see the pages, and have read those of the tile before
+      issue();
     }
-#pragma unroll 1
-    for (int stage = 0; stage < STAGES - 1; ++stage) issue();
   }
 
   // The next tile into the next slot: always one commit group, empty past the end.
@@ -243,25 +265,35 @@ struct Loader {
     v.enter(p.v, p.v_stride, at);
   }
 
-  template <bool SIXTEENS>
-  __device__ __forceinline__ void copy_from_pages(u32 to, int page, int token) {
-    k.copy<KTile>(to, tiles.keys_left, p.dim_qk, RowsInPages<SIXTEENS>(page, token, p.k_stride));
-    v.copy<VTile>(to + KTile::BYTES, tiles.keys_left, p.dim_v, RowsInPages<SIXTEENS>(page, token, p.v_stride));
+  template <typename Place>
+  __device__ __forceinline__ void copy_both(u32 to, const Place& k_rows, const Place& v_rows) const {
+    k.copy<KTile>(to, tiles.keys_left, p.dim_qk, k_rows);
+    v.copy<VTile>(to + KTile::BYTES, tiles.keys_left, p.dim_v, v_rows);
   }
 
   __device__ __forceinline__ void copy(u32 to) {
     // Where this lane's key lies.
     int page = tiles.block, token = tiles.own_token();
     if constexpr (!PAGED_CACHE) {
-      k.copy<KTile>(to, tiles.keys_left, p.dim_qk, RowsBelow{tiles.token, p.k_stride});
-      v.copy<VTile>(to + KTile::BYTES, tiles.keys_left, p.dim_v, RowsBelow{tiles.token, p.v_stride});
+      copy_both(to, RowsBelow{tiles.token, p.k_stride}, RowsBelow{tiles.token, p.v_stride});
     } else {
-      page = pages.page(p, slot);
-      token -= pages_of(p, token) * p.page_size;
-      if ((p.page_size | __shfl_sync(~0u, token, 0)) % 16 == 0)
-        copy_from_pages<true>(to, page, token);
-      else
-        copy_from_pages<false>(to, page, token);
+      const bool sixteens = (p.page_size | tiles.token) % 16 == 0;
+      if (!sixteens || TOKEN_SCALES) {
+        page = pages.page(p, slot, int(threadIdx.x) % WARP_KEYS);
+        token -= pages_of(p, token) * p.page_size;
+      }
+      if (sixteens) {
+        int numbers[WARP_KEYS / 16], tokens[WARP_KEYS / 16];
+#pragma unroll
+        for (int i = 0; i < WARP_KEYS / 16; ++i) {
+          const int first = tiles.token + 16 * i;
+          numbers[i] = pages.page(p, slot, 16 * i);
+          tokens[i] = first - pages_of(p, first) * p.page_size;
+        }
+        copy_both(to, RowsInSixteens(numbers, tokens, p.k_stride), RowsInSixteens(numbers, tokens, p.v_stride));
+      } else {
+        copy_both(to, RowsInPages(page, token, p.k_stride), RowsInPages(page, token, p.v_stride));
+      }
     }
     const int lane = threadIdx.x % TEAM;
     if (TOKEN_SCALES && lane < WARP_KEYS) {
