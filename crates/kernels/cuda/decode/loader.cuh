@@ -3,6 +3,7 @@
 #include "barrier.cuh"
 #include "copy.cuh"
 #include "launch.cuh"
+#include "tma.cuh"
 #include "work.cuh"
 
 namespace {
@@ -22,6 +23,18 @@ __device__ __forceinline__ void copy_plain(u32 to, const unsigned char* from, in
 
 __device__ __forceinline__ void cp_async_4(u32 to, const void* from, int valid_bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid_bytes) : "memory");
+}
+
+// All 16 bytes of a row that one Q tile reads, and nobody after it: they leave L2 first.
+__device__ __forceinline__ void cp_async_16_once(u32 to, const void* from) {
+#if __CUDA_ARCH__ >= 900
+  if (WARPS_M == 1) {  // of more rows there may be several Q tiles
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(L2_EVICT_FIRST)
+                 : "memory");
+    return;
+  }
+#endif
+  cp_async_16_whole(to, from);
 }
 
 // One of K and V: a head's rows. What the parameters say is read where it is needed: registers are for O.
@@ -59,7 +72,7 @@ struct Source {
       const unsigned char* from = column + place(number);
 #pragma unroll
       for (int i = 0; i < (WARP_KEYS + STEP - 1) / STEP; ++i) {
-        if (STEP <= WARP_KEYS || number < WARP_KEYS) cp_async_16_whole(Tile::below(lane, i * STEP), from);
+        if (STEP <= WARP_KEYS || number < WARP_KEYS) cp_async_16_once(Tile::below(lane, i * STEP), from);
         const bool below = Place::BELOW || Place::SIXTEENS && 16 % STEP == 0 && (i + 1) * STEP % 16 != 0;
         from = below ? from + place.step(STEP) : column + place(number + (i + 1) * STEP);
       }
@@ -69,7 +82,7 @@ struct Source {
         const int index = i * TEAM + thread;
         const int number = index / Tile::CHUNKS, chunk = index % Tile::CHUNKS;
         const unsigned char* from = base + place(number) + chunk * 16;  // all lanes take part
-        if ((WARP_KEYS * Tile::CHUNKS) % TEAM == 0 || number < WARP_KEYS) cp_async_16_whole(to + Tile::offset(number, chunk), from);
+        if ((WARP_KEYS * Tile::CHUNKS) % TEAM == 0 || number < WARP_KEYS) cp_async_16_once(to + Tile::offset(number, chunk), from);
       }
     }
   }
