@@ -2,10 +2,11 @@
 //
 // Query heads of one key head and query positions are packed into Q tiles of 16·WARPS_M rows (work.cuh). The KV tiles of all Q tiles of
 // all sequences are laid end to end and cut into equal shares, one for each CTA (work.cuh): no length leaves an SM idle, and no host
-// knows lengths. The WARPS_M warps of a team own a ring of STAGES KV tiles (layout.cuh), filled row by row, so that pages cost address
-// arithmetic alone (loader.cuh). Teams share nothing while tiles go by (mainloop.cuh). At the end of a Q tile, or of a CTA's share
-// of it, their parts meet in shared memory; parts of several CTAs meet in the workspace, where the last CTA to arrive adds them up
-// in their order, or in the shared memory of a cluster (merge.cuh). Loads of the next Q tile are under way meanwhile.
+// knows lengths. Q tiles of one length go whole to CTAs in turns, where there are enough of them. The WARPS_M warps of a team own a ring
+// of STAGES KV tiles (layout.cuh), filled row by row, so that pages cost address arithmetic alone (loader.cuh). Teams share nothing while
+// tiles go by (mainloop.cuh). At the end of a Q tile, or of a CTA's share of it, their parts meet in shared memory; parts of several CTAs
+// meet in the workspace, where the last CTA to arrive adds them up in their order, or in the shared memory of a cluster (merge.cuh). Loads
+// of the next Q tile are under way meanwhile.
 // Of the few microseconds that short caches take, half are not the memory's: what needs no input is done before the inputs are awaited.
 #include "score.cuh"
 

@@ -6,6 +6,7 @@
 // With clusters (CLUSTERED) a cluster has one Q tile, whose KV tiles its CTAs share: where it lies in the grid says which.
 #pragma once
 #include "cluster.cuh"
+#include "copy.cuh"
 #include "layout.cuh"
 #include "sequence.cuh"
 
