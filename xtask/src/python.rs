@@ -14,8 +14,9 @@ use anyhow::{Context, bail, ensure};
 
 /// What builds a wheel.
 pub(crate) const MATURIN: &str = "maturin==1.16.0";
-/// What checks the package's types.
+/// What checks the package's types; the second brings the program that runs it along.
 const MYPY: &str = "mypy==2.4.1";
+const PYRIGHT: &str = "pyright[nodejs]==1.1.414";
 
 /// Packages that an environment gets, kept in the user's cache because they are large and never change.
 pub(crate) struct Base {
@@ -26,7 +27,7 @@ pub(crate) struct Base {
     pub(crate) finish: Option<&'static str>,
 }
 
-const TOOLS: Base = Base { name: "tools", installs: &[&[MATURIN, MYPY]], finish: None };
+const TOOLS: Base = Base { name: "tools", installs: &[&[MATURIN, MYPY, PYRIGHT]], finish: None };
 
 const NUMPY: Base =
     Base { name: "numpy", installs: &[&["numpy", "ml-dtypes", "pytest==9.2.0"]], finish: None };
@@ -52,6 +53,13 @@ const OLD_TRANSFORMERS: Base = Base {
     finish: None,
 };
 
+/// JAX without a GPU, put before the packages of the environments with NumPy and with PyTorch.
+const JAX: Base = Base {
+    name: "jax",
+    installs: &[&["--no-deps", "jax==0.10.2", "jaxlib==0.10.2", "opt-einsum", "scipy", "ml-dtypes>=0.5"]],
+    finish: None,
+};
+
 /// What the Python step found.
 pub(crate) enum Outcome {
     Passed,
@@ -59,7 +67,8 @@ pub(crate) enum Outcome {
     Unavailable(String),
 }
 
-/// Builds the wheel, installs it in clean environments with PyTorch and with NumPy alone, and runs its tests in each.
+/// Builds the wheel, installs it in clean environments with PyTorch and with NumPy alone, and runs its tests in each; those of JAX in
+/// both, where it is to be had.
 pub(crate) fn test() -> anyhow::Result<Outcome> {
     let root = root();
     let (python, version) = match interpreter() {
@@ -108,10 +117,23 @@ pub(crate) fn test() -> anyhow::Result<Outcome> {
     let all = ["crates/python/tests", "crates/lab/tests/baselines"];
     let mut with_old = pytest(&TORCH, &["crates/python/tests/test_torch_transformers.py"]);
     with_old.env("PYTHONPATH", packages(&bases[3])?);
+    let jax = prepared(&JAX, &python, &version, &root).and_then(|folder| packages(&folder));
+    let with_jax = |base: &Base, with: &str| match &jax {
+        Ok(folder) => {
+            let mut tests = pytest(base, &["crates/python/tests/test_jax.py"]);
+            reported(tests.env("PYTHONPATH", folder), with)
+        }
+        Err(why) => {
+            eprintln!("== python with {with}: UNAVAILABLE: {why:#}");
+            Ok(())
+        }
+    };
     // Each keeps about one processor busy.
     thread::scope(|scope| {
         let torch = scope.spawn(|| reported(&mut pytest(&TORCH, &all), "torch"));
         let others = reported(&mut pytest(&NUMPY, &all), "numpy")
+            .and_then(|()| with_jax(&NUMPY, "JAX and numpy"))
+            .and_then(|()| with_jax(&TORCH, "JAX and torch"))
             .and_then(|()| reported(&mut with_old, "the oldest transformers"));
         // A panic there has been printed.
         others.and(torch.join().unwrap_or_else(|_| bail!("the tests with torch panicked")))
@@ -153,14 +175,14 @@ fn reported(tests: &mut Command, with: &str) -> anyhow::Result<()> {
 pub(crate) fn fetch() {
     let root = root();
     if let Ok((python, version)) = interpreter() {
-        for base in [&TOOLS, &NUMPY, &TORCH, &OLD_TRANSFORMERS] {
+        for base in [&TOOLS, &NUMPY, &TORCH, &OLD_TRANSFORMERS, &JAX] {
             let _ = prepared(base, &python, &version, &root);
         }
     }
 }
 
-/// The package's types, and those that users see. What PyTorch and transformers say of theirs is left out, which spares half a
-/// minute; `mypy` alone, run in an environment that has them, looks at that too.
+/// The package's types, and those that users see. What PyTorch and transformers say of theirs is left out of the first, which spares half a
+/// minute; the second looks at that too.
 fn types(root: &Path, tools: &Path, torch: &Path, target: &Path) -> anyhow::Result<()> {
     let mut mypy = Command::new(tools.join("bin/mypy"));
     mypy.args([
@@ -170,7 +192,10 @@ fn types(root: &Path, tools: &Path, torch: &Path, target: &Path) -> anyhow::Resu
         "--python-executable",
     ]);
     mypy.arg(torch.join("bin/python")).arg("--cache-dir").arg(target.join("mypy")).current_dir(root);
-    passed(&mut mypy, "pass the package's type checks")
+    passed(&mut mypy, "pass the package's type checks")?;
+    let mut pyright = Command::new(tools.join("bin/pyright"));
+    pyright.args(["--warnings", "--pythonpath"]).arg(torch.join("bin/python")).current_dir(root);
+    passed(&mut pyright, "pass pyright's type checks")
 }
 
 /// The user's Python and its version, if it can make environments.

@@ -118,13 +118,52 @@ fn bench_times_lengths_of_a_family() {
     let one = (3.0 + 64.0) * 2.0 * 128.0 / 1e3_f64;
     assert_eq!(rated(used, "one-token"), (format!("{used} f32, one-token lengths"), one.round()));
     assert!(rated("b6h2s16d32:varlen", "zeros").0.ends_with("zeros lengths"));
+    let listed = (4096.0 + 3.0 * 4.0) * 2.0 * 128.0 / 1e3_f64;
+    assert_eq!(rated(packed, "64,3x2"), (format!("{packed} f32, 64,3x2 lengths"), listed.round()));
 
-    for (shape, lengths, words) in
-        [("tiny", "skewed", "has no lengths of its own"), (packed, "skewd", "skewed")]
-    {
+    for (shape, lengths, words) in [
+        ("tiny", "skewed", "has no lengths of its own"),
+        (packed, "skewd", "skewed"),
+        (packed, "3x64", "are of 3 sequences, and the problem has 4"),
+        (packed, "4x65", "one of 65 keys, and the problem's longest has 64"),
+        (packed, "4x", "COUNTxLENGTH"),
+    ] {
         let output = evosdpa(folder.path(), &["bench", "--shapes", shape, "--lengths", lengths]);
         assert!(!output.status.success() && text(&output.stderr).contains(words), "{}", text(&output.stderr));
     }
+}
+
+#[test]
+fn lengths_are_given_once_or_for_each_shape() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = |lengths: &[&str]| {
+        let shapes = "b2h2s9d16:varlen,b3h1s1/9d16:used";
+        let check = [
+            "check",
+            "--shapes",
+            shapes,
+            "--kernels",
+            "cpu_flash",
+            "--dtype",
+            "f32",
+            "--seeds",
+            "1",
+            "--json",
+        ];
+        let lengths = lengths.iter().flat_map(|lengths| ["--lengths", lengths]);
+        evosdpa(folder.path(), &check.into_iter().chain(lengths).collect::<Vec<_>>())
+    };
+    let output = asked(&["9,1", "3x2-9"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows = json(&output)["rows"].as_array().unwrap().clone();
+    for (at, problem) in
+        [(0, "b2h2s9d16:varlen f32, 9,1 lengths"), (rows.len() - 1, "b3h1s1/9d16:used f32, 3x2-9 lengths")]
+    {
+        assert_eq!(rows[at]["problem"], problem);
+    }
+    let output = asked(&["equal", "skewed", "zeros"]);
+    assert!(text(&output.stderr).contains("--lengths is given 3 times: once for all shapes, or 2 times"));
+    assert!(asked(&["skewed"]).status.success());
 }
 
 #[test]

@@ -18,6 +18,34 @@ pub enum Error {
         /// The names there are.
         allowed: String,
     },
+    /// A part of a list of lengths that says nothing.
+    #[error("lengths: `{part}`: {why}")]
+    LengthList {
+        /// The part.
+        part: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Lengths of more or fewer sequences than there are.
+    #[error("lengths {lengths} are of {count} sequences, and the problem has {batch}")]
+    LengthCount {
+        /// The list.
+        lengths: String,
+        /// How many it names.
+        count: usize,
+        /// How many there are.
+        batch: usize,
+    },
+    /// A length past the longest.
+    #[error("lengths {lengths}: one of {longest} keys, and the problem's longest has {keys}")]
+    LengthTooLong {
+        /// The list.
+        lengths: String,
+        /// Its longest.
+        longest: usize,
+        /// The problem's.
+        keys: usize,
+    },
     /// Text that is not a shape.
     #[error(
         "cannot read shape `{text}`: {why}; write a name (tiny, mission, small, long, long128) or sizes as \

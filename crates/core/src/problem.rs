@@ -23,13 +23,16 @@ pub struct Problem {
     scale: f32,
     scale_given: bool,
     lse: bool,
+    /// Queries and keys that packed tensors have room for; `None` for sequences that are all of the longest.
+    tokens: Option<[usize; 2]>,
 }
 
 impl Problem {
     /// A problem in BHSD layout with the usual scale `1/√d`, without LSE. Refuses sizes past what memory can address.
     pub fn new(shape: Shape, dtype: DType) -> Result<Self, Error> {
         let scale = (1.0 / (shape.sizes().dim_qk as f64).sqrt()) as f32;
-        let problem = Self { shape, dtype, layout: Layout::Bhsd, scale, scale_given: false, lse: false };
+        let (layout, scale_given, lse, tokens) = (Layout::Bhsd, false, false, None);
+        let problem = Self { shape, dtype, layout, scale, scale_given, lse, tokens };
         problem.checked_bytes()?;
         let (granularity, kv) = (problem.scale_granularity(), problem.kv_dtype());
         if granularity != Granularity::default() && !problem.has_codes() {
@@ -56,6 +59,14 @@ impl Problem {
         Self { lse, ..self }
     }
 
+    /// Room for so many queries and keys in packed tensors, for who knows the lengths: at most as many as sequences have that are all
+    /// of the longest, which is what there is room for otherwise. No kernel is chosen by it.
+    pub fn with_tokens(self, queries: usize, keys: usize) -> Self {
+        let sizes = self.sizes();
+        let most = [sizes.seq_q, sizes.seq_kv].map(|longest| sizes.batch.saturating_mul(longest));
+        Self { tokens: Some([queries.min(most[0]), keys.min(most[1])]), ..self }
+    }
+
     /// The same question under another mask.
     pub fn with_mask(self, mask: Mask) -> Self {
         Self { shape: self.shape.with_mask(mask), ..self }
@@ -65,7 +76,7 @@ impl Problem {
     pub fn with_kinds(self, kinds: Kinds) -> Result<Self, Error> {
         let (scale, scale_given) = (self.scale, self.scale_given);
         let asked = Self::new(self.shape.with_kinds(kinds)?, self.dtype)?;
-        Ok(Self { scale, scale_given, layout: self.layout, lse: self.lse, ..asked })
+        Ok(Self { scale, scale_given, layout: self.layout, lse: self.lse, tokens: self.tokens, ..asked })
     }
 
     /// The same for one head alone.
@@ -221,7 +232,7 @@ impl Problem {
     fn query_shape(&self, heads: usize, dim: usize) -> [usize; 4] {
         let s = self.sizes();
         if self.lengths().packed_queries {
-            [1, heads, s.batch.saturating_mul(s.seq_q), dim]
+            [1, heads, self.tokens.map_or(s.batch.saturating_mul(s.seq_q), |[queries, _]| queries), dim]
         } else {
             [s.batch, heads, s.seq_q, dim]
         }
@@ -231,7 +242,9 @@ impl Problem {
         let (s, lengths) = (self.sizes(), self.lengths());
         match lengths.page {
             Some(page) => [s.batch.saturating_mul(self.pages_per_sequence()), s.heads_kv, page.tokens(), dim],
-            None if lengths.packed_keys => [1, s.heads_kv, s.batch.saturating_mul(s.seq_kv), dim],
+            None if lengths.packed_keys => {
+                [1, s.heads_kv, self.tokens.map_or(s.batch.saturating_mul(s.seq_kv), |[_, keys]| keys), dim]
+            }
             None => [s.batch, s.heads_kv, s.seq_kv, dim],
         }
     }
@@ -239,8 +252,7 @@ impl Problem {
     /// Rows of the softmax: values in the LSE output, the shape of O without its last dimension. `[batch, query heads,
     /// queries]`, or `[query heads, tokens]` where queries are packed.
     pub fn rows(&self) -> usize {
-        let s = self.sizes();
-        s.batch * s.heads_q * s.seq_q
+        self.o_shape()[..3].iter().product()
     }
 
     /// Floating-point operations that the mask leaves to be done: two GEMMs, QKᵀ and PV, of two operations a pair and element.

@@ -6,14 +6,13 @@
 use crate::avx512::Avx512;
 use crate::decode::{DecodeScores, DecodeValues};
 use crate::decode_bf16;
-use crate::dense::{DenseRows, Shown};
 use crate::element::Element;
-use crate::hook::{RowHook, TileHook};
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, kernels_of};
 use crate::pack::Rows;
-use crate::simd::{MAX_LANES, Simd};
+use crate::pairs::{copy_rows, load_row, pair_rows, pair_tiles, transpose_pairs};
+use crate::simd::{Simd, simd_of};
 use crate::tile::{self, TileStep, Weighed};
-use evosdpa_core::{DType, E4M3Code, Float};
+use evosdpa_core::{DType, E4M3Code};
 use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -22,53 +21,12 @@ use std::mem::transmute;
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16;
 
-/// Functions that are those of [`Avx512`].
-macro_rules! as_avx512 {
-    ($($name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)?;)*) => {
-        $(
-            #[inline(always)]
-            unsafe fn $name($($argument: $kind),*) $(-> $result)? {
-                // SAFETY: trait contract.
-                unsafe { <Avx512 as Simd>::$name($($argument),*) }
-            }
-        )*
-    };
-}
-
 impl Simd for Avx512Bf16 {
     type V = __m512;
     const LANES: usize = 16;
     const PACKED: usize = 2;
 
-    as_avx512! {
-        splat(x: f32) -> __m512;
-        load(p: *const f32) -> __m512;
-        store(p: *mut f32, v: __m512);
-        load_f16(p: *const u16) -> __m512;
-        load_bf16(p: *const u16) -> __m512;
-        load_u8(p: *const u8) -> __m512;
-        load_e4m3(p: *const u8) -> __m512;
-        part_bf16(words: __m512, part: usize) -> __m512;
-        part_f16(words: __m512, part: usize) -> __m512;
-        select_byte(words: __m512, part: usize, a: __m512, b: __m512) -> __m512;
-        store_f16(p: *mut u16, v: __m512);
-        store_bf16(p: *mut u16, v: __m512);
-        add(a: __m512, b: __m512) -> __m512;
-        sub(a: __m512, b: __m512) -> __m512;
-        mul(a: __m512, b: __m512) -> __m512;
-        div(a: __m512, b: __m512) -> __m512;
-        fma(a: __m512, b: __m512, c: __m512) -> __m512;
-        max(a: __m512, b: __m512) -> __m512;
-        min(a: __m512, b: __m512) -> __m512;
-        exp2(x: __m512) -> __m512;
-        abs(x: __m512) -> __m512;
-        exceeds(x: __m512, limit: __m512) -> bool;
-        select_above(x: __m512, limit: __m512, a: __m512, b: __m512) -> __m512;
-        select_between(index: __m512, lo: f32, hi: f32, inside: __m512, outside: __m512) -> __m512;
-        prefetch(p: *const u8);
-        prefetch_near(p: *const u8);
-        transpose_rows(rows: &[*const f32; MAX_LANES], dst: *mut f32, dst_stride: usize);
-    }
+    simd_of!(Avx512);
 
     #[inline(always)]
     unsafe fn dot(a: __m512, b: __m512, c: __m512) -> __m512 {
@@ -84,19 +42,9 @@ impl Simd for Avx512Bf16 {
     unsafe fn lost_pair(even: __m512, odd: __m512) -> __m512 {
         // SAFETY: trait contract.
         unsafe {
-            let [first, second] = Self::halves(pair(even, odd));
-            let first = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(first)));
+            let pairs = pair(even, odd);
+            let (first, second) = (Self::part_bf16(pairs, 0), Self::part_bf16(pairs, 1));
             pair(_mm512_sub_ps(even, first), _mm512_sub_ps(odd, second))
-        }
-    }
-    #[inline(always)]
-    unsafe fn halves(pairs: __m512) -> [__m512; 2] {
-        // SAFETY: trait contract.
-        unsafe {
-            let bits = _mm512_castps_si512(pairs);
-            let half =
-                |mask: u32| _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(mask as i32)));
-            [half(0x0000_ffff), half(0xffff_0000)]
         }
     }
 }
@@ -126,133 +74,41 @@ const INTERLEAVED: [u16; 32] = {
     order
 };
 
-/// Functions that are those of [`Avx512`].
-macro_rules! kernels_of_avx512 {
-    ($($name:ident($($argument:ident: $kind:ty),* $(,)?) $(-> $result:ty)?;)*) => {
-        $(
-            unsafe fn $name($($argument: $kind),*) $(-> $result)? {
-                // SAFETY: trait contract.
-                unsafe { <Avx512 as Kernels>::$name($($argument),*) }
-            }
-        )*
-    };
-}
-
 impl Kernels for Avx512Bf16 {
+    type Few = Self;
     const LANES: usize = <Avx512 as Kernels>::LANES;
     const STEP: usize = <Avx512 as Kernels>::STEP;
     const VECTORS: usize = <Avx512 as Kernels>::VECTORS;
     const PACKED: usize = <Self as Simd>::PACKED;
 
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn scores(vectors: usize, t: &TileStep) {
-        // SAFETY: trait contract.
-        unsafe {
-            match vectors {
-                1 => tile::scores::<Self, 8, 8, 1>(t),
-                2 => tile::scores::<Self, 8, 8, 2>(t),
-                _ => tile::scores::<Self, 8, 8, 3>(t),
-            }
-        }
-    }
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn softmax(vectors: usize, t: &TileStep) -> Weighed {
-        // SAFETY: trait contract.
-        unsafe {
-            match vectors {
-                1 => tile::softmax::<Self, 1>(t),
-                2 => tile::softmax::<Self, 2>(t),
-                _ => tile::softmax::<Self, 3>(t),
-            }
-        }
-    }
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn values(vectors: usize, exact: bool, t: &TileStep) {
-        // SAFETY: trait contract.
-        unsafe {
-            match (vectors, exact) {
-                (1, false) => tile::values::<Self, 8, 8, 1, false>(t),
-                (2, false) => tile::values::<Self, 8, 8, 2, false>(t),
-                (_, false) => tile::values::<Self, 8, 8, 3, false>(t),
-                (1, true) => tile::values::<Self, 8, 8, 1, true>(t),
-                (2, true) => tile::values::<Self, 8, 8, 2, true>(t),
-                (_, true) => tile::values::<Self, 8, 8, 3, true>(t),
-            }
-        }
-    }
+    pair_tiles!(#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]);
 
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn pack_rows(dtype: DType, a: &Rows) {
         // SAFETY: trait contract.
-        unsafe { if dtype == DType::BF16 { copy_rows(a) } else { round_rows::<E4M3Code>(a) } }
+        unsafe { if dtype == DType::BF16 { copy_rows::<Self>(a) } else { round_rows::<E4M3Code>(a) } }
     }
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn pack_values(dtype: DType, checked: bool, a: &Rows) -> bool {
         // SAFETY: trait contract.
         unsafe {
             if dtype == DType::BF16 {
-                pair_rows::<bf16>(checked, a)
+                pair_rows::<Self, bf16>(checked, a)
             } else {
-                pair_rows::<E4M3Code>(checked, a)
+                pair_rows::<Self, E4M3Code>(checked, a)
             }
         }
     }
-    /// Pairs are only moved: the scale is left for the scores.
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn transpose_queries(
-        rows: *const f32,
-        row_stride: usize,
-        columns: usize,
-        _scale: f32,
-        tile: *mut f32,
-        tile_stride: usize,
-    ) {
-        for column in (0..columns.div_ceil(<Self as Simd>::PACKED)).step_by(<Self as Simd>::LANES) {
-            // SAFETY: trait contract.
-            unsafe {
-                Self::transpose(rows.add(column), row_stride, tile.add(column * tile_stride), tile_stride)
-            };
-        }
-    }
-
     unsafe fn decode_scores(dtype: DType, rows: usize, a: &DecodeScores) {
-        // SAFETY: trait contract; codes come only where [`reads_codes`].
+        // SAFETY: trait contract; codes come only where VBMI is.
         unsafe { if dtype == DType::BF16 { bf16_scores(rows, a) } else { e4m3_scores(rows, a) } }
     }
     unsafe fn decode_values(dtype: DType, rows: usize, a: &DecodeValues) {
-        // SAFETY: trait contract; codes come only where [`reads_codes`].
+        // SAFETY: trait contract; codes come only where VBMI is.
         unsafe { if dtype == DType::BF16 { bf16_values(rows, a) } else { e4m3_values(rows, a) } }
     }
 
-    kernels_of_avx512! {
-        modify(vectors: usize, t: &TileStep, hook: &TileHook);
-        start_alibi(vectors: usize, t: &TileStep, hook: &TileHook);
-        start_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
-        start_limits(vectors: usize, t: &TileStep, a: &DenseRows);
-        add_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
-        hide(vectors: usize, t: &TileStep, a: &DenseRows);
-        mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, mask: &DenseRows);
-        scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown;
-        modify_row(scores: *mut f32, keys: usize, hook: &RowHook);
-        widen_rows(dtype: DType, a: &Rows);
-        widen_rows_checked(dtype: DType, a: &Rows) -> bool;
-        scale_rows(data: *mut f32, stride: usize, rows: usize, columns: usize, scales: *const f32) -> bool;
-        narrow_row(float: Float, src: *const f32, dst: *mut u8, columns: usize);
-        transpose_outputs(
-            tile: *mut f32,
-            tile_stride: usize,
-            columns: usize,
-            factors: *const f32,
-            rows: *mut f32,
-            row_stride: usize,
-        );
-        decode_softmax(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32);
-    }
-}
-
-/// Whether keys and values of this machine can be e4m3 codes: their lookup needs VBMI.
-pub(crate) fn reads_codes() -> bool {
-    is_x86_feature_detected!("avx512vbmi")
+    kernels_of!(Avx512);
 }
 
 /// The decode kernels for what keys and values are stored as, compiled with a lookup's instruction set where it needs one.
@@ -296,24 +152,7 @@ decode_kernels!(
     e4m3_values
 );
 
-/// Rows of bfloat16 are rows of pairs; they are filled with zeros up to a whole vector.
-///
-/// # Safety
-/// As [`Kernels::pack_rows`].
-unsafe fn copy_rows(a: &Rows) {
-    let filled = a.columns.next_multiple_of(2 * <Avx512Bf16 as Simd>::LANES);
-    for row in 0..a.rows {
-        // SAFETY: a source row has `columns` elements; as many f32 rounded up to a vector hold `filled` of half the size.
-        unsafe {
-            let src = a.src.cast::<u16>().add(row * a.src_stride);
-            let dst = a.dst.add(row * a.dst_stride).cast::<u16>();
-            src.copy_to_nonoverlapping(dst, a.columns);
-            dst.add(a.columns).write_bytes(0, filled - a.columns);
-        }
-    }
-}
-
-/// The same for elements whose values bfloat16 holds exactly.
+/// [`pairs::copy_rows`] for elements whose values bfloat16 holds exactly.
 ///
 /// # Safety
 /// As [`Kernels::pack_rows`].
@@ -322,66 +161,15 @@ unsafe fn round_rows<E: Element>(a: &Rows) {
     let tensor = a.src.cast::<E>();
     let lanes = <Avx512Bf16 as Simd>::LANES;
     for row in 0..a.rows {
-        // SAFETY: as `copy_rows`.
+        // SAFETY: as `pairs::copy_rows`.
         unsafe {
             let (src, dst) = (tensor.add(row * a.src_stride), a.dst.add(row * a.dst_stride));
             for column in (0..a.columns).step_by(2 * lanes) {
-                let first = load_row(src, column, a.columns);
-                let second = load_row(src, column + lanes, a.columns);
+                let first = load_row::<Avx512Bf16, E>(src, column, a.columns);
+                let second = load_row::<Avx512Bf16, E>(src, column + lanes, a.columns);
                 let rounded = transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second, first));
                 Avx512Bf16::store(dst.add(column / 2), rounded);
             }
-        }
-    }
-}
-
-/// Rows of neighbouring keys become rows of pairs. Says whether all are finite, when `checked`.
-///
-/// # Safety
-/// As [`Kernels::pack_values`].
-#[inline(always)]
-unsafe fn pair_rows<E: Element>(checked: bool, a: &Rows) -> bool {
-    let tensor = a.src.cast::<E>();
-    // SAFETY: by contract; the last of an odd number of rows is paired with zeros.
-    unsafe {
-        let zero = Avx512Bf16::splat(0.0);
-        let mut taint = zero;
-        for first in (0..a.rows).step_by(2) {
-            let dst = a.dst.add(first / 2 * a.dst_stride);
-            for column in (0..a.columns).step_by(<Avx512Bf16 as Simd>::LANES) {
-                let even = load_row(tensor.add(first * a.src_stride), column, a.columns);
-                let mut odd = zero;
-                if first + 1 < a.rows {
-                    odd = load_row(tensor.add((first + 1) * a.src_stride), column, a.columns);
-                }
-                Avx512Bf16::store(dst.add(column), pair(even, odd));
-                if checked {
-                    // 0·x is NaN exactly when x is not finite.
-                    taint = Avx512Bf16::fma(odd, zero, Avx512Bf16::fma(even, zero, taint));
-                }
-            }
-        }
-        let mut lanes = [0.0f32; MAX_LANES];
-        Avx512Bf16::store(lanes.as_mut_ptr(), taint);
-        lanes.iter().all(|x| *x == 0.0)
-    }
-}
-
-/// A vector of a row from `column` on, zero beyond its `columns`.
-///
-/// # Safety
-/// AVX-512; the row has `columns` elements.
-#[inline(always)]
-unsafe fn load_row<E: Element>(row: *const E, column: usize, columns: usize) -> __m512 {
-    let left = columns.saturating_sub(column);
-    // SAFETY: by contract.
-    unsafe {
-        if left >= <Avx512Bf16 as Simd>::LANES {
-            E::load::<Avx512Bf16>(row.add(column))
-        } else if left > 0 {
-            E::load_first::<Avx512Bf16>(row.add(column), left)
-        } else {
-            Avx512Bf16::splat(0.0)
         }
     }
 }

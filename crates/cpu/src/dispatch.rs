@@ -1,7 +1,8 @@
 //! From a job to the kernels of an instruction set.
 
+use crate::amx::{self, Amx};
 #[cfg(target_arch = "x86_64")]
-use crate::avx512bf16;
+use crate::avx512bf16::Avx512Bf16;
 use crate::error::Error;
 use crate::isa::Isa;
 use crate::job::{Job, Shape};
@@ -22,15 +23,22 @@ pub(crate) fn run_flash(job: &Job<'_>, options: &CpuOptions) -> Result<(), Error
     let isa = Isa::resolve(options.isa)?;
     let tiles = options.tile_sizes(job.shape.dim_qk, job.shape.dim_v)?;
     let threads = useful_threads(&job.shape, |sequence| job.span(sequence), options.thread_count()?);
-    match isa {
+    match isa.for_problem(job.problem) {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        Isa::Amx => run_with::<Amx<amx::Hardware, Avx512Bf16>>(job, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 if job.is_bf16(avx512bf16::reads_codes()) => {
-            run_with::<avx512bf16::Avx512Bf16>(job, &tiles, threads)
+        Isa::AmxModel if Isa::Avx512Bf16.is_available() => {
+            run_with::<Amx<amx::Model, Avx512Bf16>>(job, &tiles, threads)
         }
+        Isa::AmxModel => run_with::<Amx<amx::Model, amx::PortablePairs>>(job, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => run_with::<crate::avx512::Avx512>(job, &tiles, threads),
+        Isa::Avx512Bf16 => run_with::<Avx512Bf16>(job, &tiles, threads),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => run_with::<crate::avx512::Avx512>(job, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => run_with::<crate::avx2::Avx2>(job, &tiles, threads),
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonBf16 => run_with::<crate::neon_bf16::NeonBf16>(job, &tiles, threads),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => run_with::<crate::neon::Neon>(job, &tiles, threads),
         _ => run_with::<Portable>(job, &tiles, threads),
@@ -77,9 +85,11 @@ fn run_with<K: Kernels>(job: &Job<'_>, tiles: &FlashTiles, threads: usize) {
             // SAFETY: the instruction set was resolved, the job checked, and units own disjoint rows.
             unsafe {
                 if unit.decode {
-                    few::run_unit::<K>(job, &layouts.few, unit, &partials, scratch);
+                    few::run_unit::<K::Few>(job, &layouts.few, unit, &partials, scratch);
                 } else {
+                    K::enter();
                     flash::run_unit::<K>(job, tiles, &layouts.tiles, unit, &partials, scratch);
+                    K::leave();
                 }
             }
         });
@@ -97,13 +107,15 @@ pub(crate) fn flash_workspace_bytes(shape: &Shape, span: Span, options: &CpuOpti
     let threads = useful_threads(shape, |_| span, options.thread_count()?);
     Ok(match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => {
-            workspace_bytes::<avx512bf16::Avx512Bf16>(shape, span, &tiles, threads)
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxModel => {
+            workspace_bytes::<Avx512Bf16>(shape, span, &tiles, threads)
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, span, &tiles, threads),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => workspace_bytes::<crate::neon::Neon>(shape, span, &tiles, threads),
+        Isa::Neon | Isa::NeonBf16 => {
+            workspace_bytes::<crate::neon_bf16::NeonBf16>(shape, span, &tiles, threads)
+        }
         _ => workspace_bytes::<Portable>(shape, span, &tiles, threads),
     })
 }

@@ -26,6 +26,7 @@ pub(crate) struct Scratch {
     values: usize,
     value_stride: usize,
     scores: usize,
+    scores_per_tile: usize,
     heavy_rows: usize,
     /// What is hidden from whom, as the scores lie.
     hidden: usize,
@@ -56,6 +57,8 @@ impl Scratch {
         let (queries_per_tile, output_per_tile) = (whole(shape.dim_qk) * width, whole(shape.dim_v) * width);
         let (key_stride, value_stride) = (packed_stride(shape.dim_qk), packed_stride(shape.dim_v));
         let row_stride = key_stride.max(value_stride);
+        // Matrix tiles take weights up to a whole tile of keys.
+        let scores_per_tile = tiles.block_kv.next_multiple_of(K::STEP) * width;
         let mut carver = Carver::default();
         Scratch {
             queries: carver.take(count * queries_per_tile),
@@ -66,7 +69,8 @@ impl Scratch {
             key_stride,
             values: carver.take(tiles.block_kv * value_stride),
             value_stride,
-            scores: carver.take(tiles.block_kv * width),
+            scores: carver.take(scores_per_tile * if K::OVERLAPPED { 2 } else { 1 }),
+            scores_per_tile,
             heavy_rows: carver.take(if K::PACKED > 1 { tiles.block_kv } else { 0 }),
             rows: carver.take(MAX_LANES * row_stride),
             row_stride,
@@ -299,34 +303,44 @@ impl Work<'_> {
             // Only where some query is masked, or weights are looked at, does it matter whether V is finite.
             let harmless = all_clear && cut.iter().all(|tile| self.care::<K>(tile) == Care::Rounded);
             let finite = self.pack_values::<K>(block, begin, end, values, !harmless) || harmless;
+            let (mut begun, mut place) = (None, 0);
             for (index, tile) in cut.iter().enumerate() {
-                if tile.look.begin < tile.look.end {
-                    let ahead = [
-                        self.next_rows(&job.k, job.shape.dim_qk, block, index, cut.len()),
-                        self.next_rows(&job.v, job.shape.dim_v, block, index, cut.len()),
-                    ];
-                    self.run_tile::<K>(index, tile, block, end, ahead, finite);
+                if tile.look.begin >= tile.look.end {
+                    continue;
                 }
+                let ahead = [
+                    self.next_rows(&job.k, job.shape.dim_qk, block, index, cut.len()),
+                    self.next_rows(&job.v, job.shape.dim_v, block, index, cut.len()),
+                ];
+                let step = self.begin_tile::<K>(index, tile, block, ahead, place);
+                if !K::OVERLAPPED {
+                    self.end_tile::<K>(index, tile, block, end, step, finite);
+                } else if let Some((before, step)) = begun.replace((index, step)) {
+                    self.end_tile::<K>(before, &cut[before], block, end, step, finite);
+                }
+                place = usize::from(K::OVERLAPPED) - place;
+            }
+            if let Some((last, step)) = begun {
+                self.end_tile::<K>(last, &cut[last], block, end, step, finite);
             }
         }
     }
 
-    /// One tile against the packed rows of a block, which end at `end`.
-    unsafe fn run_tile<K: Kernels>(
+    /// The scores of one tile against the packed rows of a block, in one of the places for them.
+    unsafe fn begin_tile<K: Kernels>(
         &self,
         index: usize,
         tile: &QueryTile,
         block: usize,
-        end: usize,
         ahead: [Ahead; 2],
-        finite: bool,
-    ) {
+        place: usize,
+    ) -> TileStep {
         let Work { job, layout, scratch, .. } = *self;
         let look = tile.look;
         let width = tile.vectors * K::LANES;
         // SAFETY: as `run_unit`.
         unsafe {
-            let (state, hidden) = (self.state::<K>(index), scratch.add(layout.hidden));
+            let state = self.state::<K>(index);
             let mut step = TileStep {
                 queries: scratch.add(layout.queries + index * layout.queries_per_tile),
                 dim_qk: job.shape.dim_qk.div_ceil(K::PACKED),
@@ -337,7 +351,7 @@ impl Work<'_> {
                 value_stride: layout.value_stride,
                 output: scratch.add(layout.output + index * layout.output_per_tile),
                 dim_v: job.shape.dim_v,
-                scores: scratch.add(layout.scores),
+                scores: scratch.add(layout.scores + place * layout.scores_per_tile),
                 start: Start::Nothing,
                 care: self.care::<K>(tile),
                 weighed: Weighed { live: (0, 0), heavy: 0 },
@@ -351,14 +365,32 @@ impl Work<'_> {
                 rescale: state.add(3 * width),
                 squares: state.add(4 * width),
                 mask: tile.mask(&self.span, block),
-                hidden,
+                hidden: scratch.add(layout.hidden),
                 ahead,
             };
-            let masked = look.begin < step.mask.clear_begin || look.end > step.mask.clear_end;
             if job.modifiers.change() || look.hides {
                 step.start = self.start_scores::<K>(index, tile, block, &step);
             }
             K::scores(tile.vectors, &step);
+            step
+        }
+    }
+
+    /// What follows the scores of a tile: weights and sums of values. The packed rows end at `end`.
+    unsafe fn end_tile<K: Kernels>(
+        &self,
+        index: usize,
+        tile: &QueryTile,
+        block: usize,
+        end: usize,
+        mut step: TileStep,
+        finite: bool,
+    ) {
+        let Work { job, layout, scratch, .. } = *self;
+        let look = tile.look;
+        let masked = look.begin < step.mask.clear_begin || look.end > step.mask.clear_end;
+        // SAFETY: as `run_unit`.
+        unsafe {
             if job.modifiers.change() || look.hides {
                 self.modify_scores::<K>(index, tile, block, &step);
             }
@@ -371,7 +403,7 @@ impl Work<'_> {
             let exact = !finite && (masked || look.hides || look.end < end || step.weighed.heavy > 0);
             if exact {
                 let mask = self.mask_rows::<K>(index, tile, block);
-                K::mark_hidden(tile.vectors, &step, hidden, &mask);
+                K::mark_hidden(tile.vectors, &step, scratch.add(layout.hidden), &mask);
             }
             K::values(tile.vectors, exact, &step);
         }

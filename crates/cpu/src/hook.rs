@@ -230,13 +230,13 @@ mod tests {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Avx512Bf16 => {
+                Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
                     crate::avx512::Avx512::modify_row(ys.as_mut_ptr(), xs.len(), &hook)
                 }
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => crate::avx2::Avx2::modify_row(ys.as_mut_ptr(), xs.len(), &hook),
                 #[cfg(target_arch = "aarch64")]
-                Isa::Neon => crate::neon::Neon::modify_row(ys.as_mut_ptr(), xs.len(), &hook),
+                Isa::Neon | Isa::NeonBf16 => crate::neon::Neon::modify_row(ys.as_mut_ptr(), xs.len(), &hook),
                 _ => Portable::modify_row(ys.as_mut_ptr(), xs.len(), &hook),
             }
         }

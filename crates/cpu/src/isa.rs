@@ -1,6 +1,7 @@
 //! Which instruction sets there are, and which this machine has.
 
 use crate::error::Error;
+use evosdpa_core::{DType, Granularity, Problem};
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -11,6 +12,8 @@ pub enum Isa {
     Portable,
     /// NEON, on 64-bit ARM.
     Neon,
+    /// The same with BF16, which multiplies pairs of bfloat16: for queries, keys and values of bfloat16.
+    NeonBf16,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
@@ -18,11 +21,16 @@ pub enum Isa {
     /// The same with AVX512-BF16, which multiplies pairs of bfloat16: for queries of bfloat16, and keys and values that are bfloat16 too or, with VBMI,
     /// e4m3 without a scale for each row.
     Avx512Bf16,
+    /// The same with AMX-BF16, which multiplies tiles of 16 rows of 16 pairs; on Linux.
+    Amx,
+    /// A model of AMX's tiles on any machine, slow: how tests run that path where there is none.
+    AmxModel,
 }
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+    pub const ALL: [Isa; 7] =
+        [Isa::Portable, Isa::Neon, Isa::NeonBf16, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
     /// The instruction sets this machine can run, slowest first. Never empty.
     pub fn available() -> Vec<Isa> {
@@ -40,29 +48,78 @@ impl Isa {
 
     /// Whether this machine can run it.
     pub fn is_available(self) -> bool {
+        self.lacks().is_none()
+    }
+
+    /// What this machine lacks to run it, in words; `None` where it can.
+    pub fn lacks(self) -> Option<&'static str> {
         match self {
-            Isa::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                Isa::Avx2.is_available()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => false,
+            Isa::Portable | Isa::AmxModel => None,
             // Every 64-bit ARM processor that Rust's targets allow has it.
-            Isa::Neon => cfg!(target_arch = "aarch64"),
+            Isa::Neon => (!cfg!(target_arch = "aarch64")).then_some("a 64-bit ARM processor"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonBf16 => (!std::arch::is_aarch64_feature_detected!("bf16")).then_some("BF16"),
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::NeonBf16 => Some("a 64-bit ARM processor"),
+            #[cfg(target_arch = "x86_64")]
+            _ => self.lacks_on_x86(),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => Some("an x86-64 processor"),
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn lacks_on_x86(self) -> Option<&'static str> {
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        let avx512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        let pairs = is_x86_feature_detected!("avx512bf16");
+        if !avx2 {
+            Some("AVX2 with FMA and F16C")
+        } else if self > Isa::Avx2 && !avx512 {
+            Some("AVX-512 F, BW, DQ and VL")
+        } else if self > Isa::Avx512 && !pairs {
+            Some("AVX512-BF16")
+        } else if self > Isa::Avx512Bf16 {
+            #[cfg(target_os = "linux")]
+            return crate::amx::lacks();
+            #[cfg(not(target_os = "linux"))]
+            return Some("Linux, which gives tiles to a process that asks");
+        } else {
+            None
+        }
+    }
+
+    /// The instruction set for f32, and for all that this one does not multiply as pairs of bfloat16.
+    pub fn of_f32(self) -> Isa {
+        match self {
+            Isa::Avx512Bf16 | Isa::Amx => Isa::Avx512,
+            Isa::NeonBf16 => Isa::Neon,
+            Isa::AmxModel => Isa::Portable,
+            other => other,
+        }
+    }
+
+    /// The instruction set that a problem takes where this one is chosen: itself, or [`Isa::of_f32`] for what it does not multiply as pairs. bfloat16 holds
+    /// e4m3 codes exactly, but not what a scale for each row makes of them; their lookup needs VBMI.
+    pub fn for_problem(self, problem: &Problem) -> Isa {
+        let codes = match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 | Isa::Amx => is_x86_feature_detected!("avx512vbmi"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AmxModel => Isa::Avx512Bf16.is_available() && is_x86_feature_detected!("avx512vbmi"),
+            _ => false,
+        };
+        let held = match problem.kv_dtype() {
+            DType::BF16 => true,
+            DType::E4M3 => codes && problem.scale_granularity() != Granularity::Token,
+            _ => false,
+        };
+        if problem.dtype() == DType::BF16 && held { self } else { self.of_f32() }
     }
 
     /// The forced instruction set if this machine has it, or the best one when none is forced.
@@ -79,15 +136,18 @@ impl Isa {
         match self {
             Isa::Portable => "portable",
             Isa::Neon => "neon",
+            Isa::NeonBf16 => "neonbf16",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512bf16",
+            Isa::Amx => "amx",
+            Isa::AmxModel => "amx-model",
         }
     }
 }
 
-/// Whether this processor is known to multiply twice as many bfloat16 as f32 at a time: AMD's Zen 4 and Zen 5 were measured. Elsewhere the pairs are taken when
-/// asked for, since they round more and may gain nothing.
+/// Whether this processor is known to multiply twice as many bfloat16 as f32 at a time: AMD's Zen 4 and Zen 5 were measured. Intel's Emerald Rapids has the
+/// instruction and multiplies half as many. Elsewhere the pairs are taken when asked for, since they round more and may gain nothing.
 fn multiplies_pairs_fast() -> bool {
     #[cfg(target_arch = "x86_64")]
     {

@@ -135,18 +135,6 @@ pub(crate) struct Job<'a> {
 unsafe impl Sync for Job<'_> {}
 
 impl Job<'_> {
-    /// Whether queries are bfloat16, and keys and values too, or, where codes can be read, e4m3 without a scale for each row: bfloat16 holds codes
-    /// exactly, but not what a scale makes of them.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn is_bf16(&self, reads_codes: bool) -> bool {
-        let held = |tensor: &Operand<'_, _>| match tensor.dtype {
-            DType::BF16 => true,
-            DType::E4M3 => reads_codes && tensor.row_scales(0, 0, 0).is_none(),
-            _ => false,
-        };
-        self.q.dtype == DType::BF16 && held(&self.k) && held(&self.v)
-    }
-
     /// A sequence's lengths and what its queries see.
     pub(crate) fn span(&self, sequence: usize) -> Span {
         Span::new(self.problem, self.sequences.queries(sequence).len(), self.sequences.keys(sequence))

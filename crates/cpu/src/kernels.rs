@@ -13,7 +13,7 @@ use crate::pack::{self, Rows};
 #[cfg(target_arch = "x86_64")]
 use crate::{avx2::Avx2, avx512::Avx512};
 use crate::{
-    portable::Portable,
+    portable::{Lanes, Portable},
     simd::Simd,
     tile::{self, TileStep, Weighed},
 };
@@ -26,15 +26,22 @@ use half::{bf16, f16};
 /// Every function requires the instruction set and the contract of the generic function of the same name;
 /// `vectors` is in `1..=VECTORS`, `rows` (of the decode kernels) is 1, 2 or 4, and a dtype is that of the elements pointed at.
 pub(crate) trait Kernels: Copy + Send + Sync + 'static {
+    /// The kernels for few queries: of the same instruction set, or of that for f32 where pairs have none of their own.
+    type Few: Kernels;
     /// Queries per vector.
     const LANES: usize;
     /// Rows of the smallest step of the register tile: keys are taken from multiples of it, value columns up to the next multiple.
     const STEP: usize;
     /// Elements of the inner dimension in a lane of packed queries, keys and weights: [`Simd::PACKED`].
     const PACKED: usize = 1;
+    /// Whether the scores of the next query tile are begun before the weights of one are computed, so that a unit of its own multiplies while vectors weigh.
+    const OVERLAPPED: bool = false;
     /// Vectors of the register tile: a query tile is at most `VECTORS · LANES` wide.
     const VECTORS: usize;
 
+    /// Called on a thread before it runs tiles, and [`Kernels::leave`] after: what tile registers are set to.
+    unsafe fn enter() {}
+    unsafe fn leave() {}
     unsafe fn scores(vectors: usize, t: &TileStep);
     unsafe fn modify(vectors: usize, t: &TileStep, hook: &TileHook);
     unsafe fn start_alibi(vectors: usize, t: &TileStep, hook: &TileHook);
@@ -96,12 +103,57 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     unsafe fn decode_values(dtype: DType, rows: usize, a: &DecodeValues);
 }
 
+/// Those functions of [`Kernels`] that are the same for pairs of bfloat16 as for f32, whose vectors they have: `$of`'s.
+macro_rules! kernels_of {
+    ($of:ty) => {
+        $crate::kernels::kernels_of! { $of;
+            modify(vectors: usize, t: &$crate::tile::TileStep, hook: &$crate::hook::TileHook);
+            start_alibi(vectors: usize, t: &$crate::tile::TileStep, hook: &$crate::hook::TileHook);
+            start_bias(dtype: DType, vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
+            start_limits(vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
+            add_bias(dtype: DType, vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
+            hide(vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
+            mark_hidden(
+                vectors: usize,
+                t: &$crate::tile::TileStep,
+                hidden: *mut f32,
+                mask: &$crate::dense::DenseRows,
+            );
+            scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> $crate::dense::Shown;
+            modify_row(scores: *mut f32, keys: usize, hook: &$crate::hook::RowHook);
+            widen_rows(dtype: DType, a: &$crate::pack::Rows);
+            widen_rows_checked(dtype: DType, a: &$crate::pack::Rows) -> bool;
+            scale_rows(data: *mut f32, stride: usize, rows: usize, columns: usize, scales: *const f32) -> bool;
+            narrow_row(float: evosdpa_core::Float, src: *const f32, dst: *mut u8, columns: usize);
+            transpose_outputs(
+                tile: *mut f32,
+                tile_stride: usize,
+                columns: usize,
+                factors: *const f32,
+                rows: *mut f32,
+                row_stride: usize,
+            );
+            decode_softmax(scores: *mut f32, keys: usize, old_max: f32) -> (f32, f32, f32);
+        }
+    };
+    ($of:ty; $($name:ident($($argument:ident: $kind:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+        $(
+            unsafe fn $name($($argument: $kind),*) $(-> $result)? {
+                // SAFETY: trait contract.
+                unsafe { <$of as Kernels>::$name($($argument),*) }
+            }
+        )*
+    };
+}
+pub(crate) use kernels_of;
+
 /// Implements [`Kernels`] for an instruction set with a register tile of `$step` rows and `$vectors` vectors, which ends in tiles of
 /// `$tail` rows.
 macro_rules! compile_kernels {
     ($isa:ty, $step:literal by $vectors:literal, tail $tail:literal, $(#[$feature:meta])?) => {
         // SAFETY of every block below: the trait's contract is that of the functions called.
         impl Kernels for $isa {
+            type Few = $isa;
             const LANES: usize = <$isa as Simd>::LANES;
             const STEP: usize = $tail;
             const VECTORS: usize = $vectors;
@@ -328,3 +380,5 @@ compile_kernels!(Avx2, 6 by 2, tail 4, #[target_feature(enable = "avx2,fma,f16c"
 compile_kernels!(Neon, 8 by 3, tail 8, #[target_feature(enable = "neon")]);
 // 4×2 fits the sixteen 128-bit registers of the x86-64 baseline and of most others.
 compile_kernels!(Portable, 4 by 2, tail 4,);
+// As wide as a matrix tile, for the model of one.
+compile_kernels!(Lanes<16>, 4 by 2, tail 4,);

@@ -8,6 +8,7 @@
 //!                                                                             tiles   decode   tile, hook, pack, decode
 //! ```
 
+mod amx;
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -33,8 +34,11 @@ mod modifiers;
 mod naive;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_bf16;
 mod options;
 mod pack;
+mod pairs;
 mod partial;
 mod peak;
 mod plan;

@@ -1,11 +1,14 @@
-//! Plain Rust vectors of four lanes: what any compiler turns into its target's baseline SIMD.
+//! Plain Rust vectors: what any compiler turns into its target's baseline SIMD.
 
 use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, MAX_LANES, ROUNDING_MAGIC, Simd};
 use half::{bf16, f16};
 
-/// Marker for the portable path.
+/// Marker for vectors of so many lanes.
 #[derive(Clone, Copy)]
-pub(crate) struct Portable;
+pub(crate) struct Lanes<const N: usize>;
+
+/// The portable path: four lanes are a register nearly everywhere.
+pub(crate) type Portable = Lanes<4>;
 
 /// Whether `f32::mul_add` is one instruction here rather than a call into the math library.
 const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
@@ -45,131 +48,131 @@ pub(crate) const E4M3_OVER_256: [f32; 256] = {
 
 static E4M3_TABLE: [f32; 256] = E4M3_OVER_256;
 
-impl Simd for Portable {
-    type V = [f32; 4];
-    const LANES: usize = 4;
+impl<const N: usize> Simd for Lanes<N> {
+    type V = [f32; N];
+    const LANES: usize = N;
 
     #[inline(always)]
-    unsafe fn splat(x: f32) -> [f32; 4] {
-        [x; 4]
+    unsafe fn splat(x: f32) -> [f32; N] {
+        [x; N]
     }
     #[inline(always)]
-    unsafe fn load(p: *const f32) -> [f32; 4] {
+    unsafe fn load(p: *const f32) -> [f32; N] {
         // SAFETY: trait contract.
-        unsafe { p.cast::<[f32; 4]>().read_unaligned() }
+        unsafe { p.cast::<[f32; N]>().read_unaligned() }
     }
     #[inline(always)]
-    unsafe fn store(p: *mut f32, v: [f32; 4]) {
+    unsafe fn store(p: *mut f32, v: [f32; N]) {
         // SAFETY: trait contract.
-        unsafe { p.cast::<[f32; 4]>().write_unaligned(v) }
+        unsafe { p.cast::<[f32; N]>().write_unaligned(v) }
     }
     #[inline(always)]
-    unsafe fn load_f16(p: *const u16) -> [f32; 4] {
+    unsafe fn load_f16(p: *const u16) -> [f32; N] {
         // SAFETY: trait contract.
-        let bits = unsafe { p.cast::<[u16; 4]>().read_unaligned() };
+        let bits = unsafe { p.cast::<[u16; N]>().read_unaligned() };
         bits.map(|b| f16::from_bits(b).to_f32())
     }
     #[inline(always)]
-    unsafe fn load_bf16(p: *const u16) -> [f32; 4] {
+    unsafe fn load_bf16(p: *const u16) -> [f32; N] {
         // SAFETY: trait contract.
-        let bits = unsafe { p.cast::<[u16; 4]>().read_unaligned() };
+        let bits = unsafe { p.cast::<[u16; N]>().read_unaligned() };
         bits.map(|b| f32::from_bits(u32::from(b) << 16))
     }
     #[inline(always)]
-    unsafe fn load_u8(p: *const u8) -> [f32; 4] {
+    unsafe fn load_u8(p: *const u8) -> [f32; N] {
         // SAFETY: trait contract.
-        let codes = unsafe { p.cast::<[u8; 4]>().read_unaligned() };
+        let codes = unsafe { p.cast::<[u8; N]>().read_unaligned() };
         codes.map(|code| f32::from(code) - 128.0)
     }
     #[inline(always)]
-    unsafe fn load_e4m3(p: *const u8) -> [f32; 4] {
+    unsafe fn load_e4m3(p: *const u8) -> [f32; N] {
         // SAFETY: trait contract.
-        let codes = unsafe { p.cast::<[u8; 4]>().read_unaligned() };
+        let codes = unsafe { p.cast::<[u8; N]>().read_unaligned() };
         codes.map(|code| E4M3_TABLE[usize::from(code)])
     }
     #[inline(always)]
-    unsafe fn part_bf16(words: [f32; 4], part: usize) -> [f32; 4] {
+    unsafe fn part_bf16(words: [f32; N], part: usize) -> [f32; N] {
         words.map(|word| bf16::from_bits((word.to_bits() >> (16 * part)) as u16).to_f32())
     }
     #[inline(always)]
-    unsafe fn part_f16(words: [f32; 4], part: usize) -> [f32; 4] {
+    unsafe fn part_f16(words: [f32; N], part: usize) -> [f32; N] {
         words.map(|word| f16::from_bits((word.to_bits() >> (16 * part)) as u16).to_f32())
     }
     #[inline(always)]
-    unsafe fn select_byte(words: [f32; 4], part: usize, a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+    unsafe fn select_byte(words: [f32; N], part: usize, a: [f32; N], b: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| if words[i].to_bits() >> (8 * part) & 0xff == 0 { b[i] } else { a[i] })
     }
     #[inline(always)]
-    unsafe fn store_f16(p: *mut u16, v: [f32; 4]) {
+    unsafe fn store_f16(p: *mut u16, v: [f32; N]) {
         let bits = v.map(|x| f16::from_f32(x).to_bits());
         // SAFETY: trait contract.
-        unsafe { p.cast::<[u16; 4]>().write_unaligned(bits) }
+        unsafe { p.cast::<[u16; N]>().write_unaligned(bits) }
     }
     #[inline(always)]
-    unsafe fn store_bf16(p: *mut u16, v: [f32; 4]) {
+    unsafe fn store_bf16(p: *mut u16, v: [f32; N]) {
         let bits = v.map(|x| bf16::from_f32(x).to_bits());
         // SAFETY: trait contract.
-        unsafe { p.cast::<[u16; 4]>().write_unaligned(bits) }
+        unsafe { p.cast::<[u16; N]>().write_unaligned(bits) }
     }
     #[inline(always)]
-    unsafe fn add(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+    unsafe fn add(a: [f32; N], b: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| a[i] + b[i])
     }
     #[inline(always)]
-    unsafe fn sub(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+    unsafe fn sub(a: [f32; N], b: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| a[i] - b[i])
     }
     #[inline(always)]
-    unsafe fn mul(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+    unsafe fn mul(a: [f32; N], b: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| a[i] * b[i])
     }
     #[inline(always)]
-    unsafe fn div(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+    unsafe fn div(a: [f32; N], b: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| a[i] / b[i])
     }
     #[inline(always)]
-    unsafe fn fma(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
+    unsafe fn fma(a: [f32; N], b: [f32; N], c: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| multiply_add(a[i], b[i], c[i]))
     }
     #[inline(always)]
-    unsafe fn max(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+    unsafe fn max(a: [f32; N], b: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
-    unsafe fn min(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+    unsafe fn min(a: [f32; N], b: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
-    unsafe fn exp2(x: [f32; 4]) -> [f32; 4] {
+    unsafe fn exp2(x: [f32; N]) -> [f32; N] {
         x.map(exp2)
     }
     #[inline(always)]
-    unsafe fn abs(x: [f32; 4]) -> [f32; 4] {
+    unsafe fn abs(x: [f32; N]) -> [f32; N] {
         x.map(f32::abs)
     }
     #[inline(always)]
-    unsafe fn exceeds(x: [f32; 4], limit: [f32; 4]) -> bool {
+    unsafe fn exceeds(x: [f32; N], limit: [f32; N]) -> bool {
         !x.iter().zip(limit).all(|(x, limit)| *x <= limit)
     }
     #[inline(always)]
-    unsafe fn select_above(x: [f32; 4], limit: [f32; 4], a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+    unsafe fn select_above(x: [f32; N], limit: [f32; N], a: [f32; N], b: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| if x[i] > limit[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
     unsafe fn select_between(
-        index: [f32; 4],
+        index: [f32; N],
         lo: f32,
         hi: f32,
-        inside: [f32; 4],
-        outside: [f32; 4],
-    ) -> [f32; 4] {
+        inside: [f32; N],
+        outside: [f32; N],
+    ) -> [f32; N] {
         std::array::from_fn(|i| if index[i] >= lo && index[i] <= hi { inside[i] } else { outside[i] })
     }
     #[inline(always)]
     unsafe fn transpose_rows(rows: &[*const f32; MAX_LANES], dst: *mut f32, dst_stride: usize) {
-        for row in 0..4 {
-            for column in 0..4 {
-                // SAFETY: trait contract: both are 4×4 blocks, anywhere.
+        for row in 0..N {
+            for column in 0..N {
+                // SAFETY: trait contract: both are N×N blocks, anywhere.
                 unsafe { *dst.add(column * dst_stride + row) = rows[row].add(column).read_unaligned() };
             }
         }

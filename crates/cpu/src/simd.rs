@@ -79,11 +79,6 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn lost_pair(even: Self::V, _odd: Self::V) -> Self::V {
         even
     }
-    /// The pairs with only the first element left, and with only the second. Only where `PACKED` is 2.
-    #[inline(always)]
-    unsafe fn halves(pairs: Self::V) -> [Self::V; 2] {
-        [pairs; 2]
-    }
     /// The larger of two; `b` where either is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// The smaller of two; `b` where either is NaN.
@@ -118,6 +113,51 @@ pub(crate) trait Simd: Copy + 'static {
     /// The same of rows anywhere, the first `LANES` of those named.
     unsafe fn transpose_rows(rows: &[*const f32; MAX_LANES], dst: *mut f32, dst_stride: usize);
 }
+
+/// Those functions of [`Simd`] that are the same for pairs of bfloat16 as for f32, whose vectors they have: `$of`'s.
+macro_rules! simd_of {
+    ($of:ty) => {
+        $crate::simd::simd_of! { $of;
+            splat(x: f32) -> Self::V;
+            load(p: *const f32) -> Self::V;
+            store(p: *mut f32, v: Self::V);
+            load_f16(p: *const u16) -> Self::V;
+            load_bf16(p: *const u16) -> Self::V;
+            load_u8(p: *const u8) -> Self::V;
+            load_e4m3(p: *const u8) -> Self::V;
+            part_bf16(words: Self::V, part: usize) -> Self::V;
+            part_f16(words: Self::V, part: usize) -> Self::V;
+            select_byte(words: Self::V, part: usize, a: Self::V, b: Self::V) -> Self::V;
+            store_f16(p: *mut u16, v: Self::V);
+            store_bf16(p: *mut u16, v: Self::V);
+            add(a: Self::V, b: Self::V) -> Self::V;
+            sub(a: Self::V, b: Self::V) -> Self::V;
+            mul(a: Self::V, b: Self::V) -> Self::V;
+            div(a: Self::V, b: Self::V) -> Self::V;
+            fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+            max(a: Self::V, b: Self::V) -> Self::V;
+            min(a: Self::V, b: Self::V) -> Self::V;
+            exp2(x: Self::V) -> Self::V;
+            abs(x: Self::V) -> Self::V;
+            exceeds(x: Self::V, limit: Self::V) -> bool;
+            select_above(x: Self::V, limit: Self::V, a: Self::V, b: Self::V) -> Self::V;
+            select_between(index: Self::V, lo: f32, hi: f32, inside: Self::V, outside: Self::V) -> Self::V;
+            prefetch(p: *const u8);
+            prefetch_near(p: *const u8);
+            transpose_rows(rows: &[*const f32; $crate::simd::MAX_LANES], dst: *mut f32, dst_stride: usize);
+        }
+    };
+    ($of:ty; $($name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)?;)*) => {
+        $(
+            #[inline(always)]
+            unsafe fn $name($($argument: $kind),*) $(-> $result)? {
+                // SAFETY: trait contract.
+                unsafe { <$of as Simd>::$name($($argument),*) }
+            }
+        )*
+    };
+}
+pub(crate) use simd_of;
 
 /// The widest vector of any instruction set here.
 pub(crate) const MAX_LANES: usize = 16;
@@ -164,11 +204,11 @@ mod tests {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                crate::Isa::Avx512 | crate::Isa::Avx512Bf16 => exp2_avx512(&mut ys),
+                crate::Isa::Avx512 | crate::Isa::Avx512Bf16 | crate::Isa::Amx => exp2_avx512(&mut ys),
                 #[cfg(target_arch = "x86_64")]
                 crate::Isa::Avx2 => exp2_avx2(&mut ys),
                 #[cfg(target_arch = "aarch64")]
-                crate::Isa::Neon => exp2_neon(&mut ys),
+                crate::Isa::Neon | crate::Isa::NeonBf16 => exp2_neon(&mut ys),
                 _ => exp2_all::<Portable>(&mut ys),
             }
         }

@@ -111,10 +111,9 @@ impl Peaks {
         if let Some((_, peaks)) = known.iter().find(|(of, _)| *of == (isa, threads)) {
             return *peaks;
         }
-        let pairs = isa == Isa::Avx512Bf16;
         let peaks = Self {
-            fma_gflops: evosdpa_cpu::fma_peak_gflops(if pairs { Isa::Avx512 } else { isa }, threads),
-            bf16_gflops: pairs.then(|| evosdpa_cpu::fma_peak_gflops(isa, threads)),
+            fma_gflops: evosdpa_cpu::fma_peak_gflops(isa.of_f32(), threads),
+            bf16_gflops: (isa != isa.of_f32()).then(|| evosdpa_cpu::fma_peak_gflops(isa, threads)),
             memory_gbps: evosdpa_cpu::memory_bandwidth_gbps(threads),
         };
         known.push(((isa, threads), peaks));

@@ -38,7 +38,7 @@ pub const LONG: [&str; 1] = ["b1h1s512d64:window=70/0"];
 pub fn case_spec(shape: Shape, dtype: DType) -> Result<CaseSpec, Error> {
     let problem = Problem::new(shape, dtype)?.with_lse(true);
     let row_gap = Some(if dtype.bytes() == 1 { 16 } else { 8 });
-    Ok(CaseSpec { group: Group::Simulated, problem, family: Family::Normal, seed: 1, row_gap })
+    Ok(CaseSpec { group: Group::Simulated, problem, family: Family::Normal, seed: 1, row_gap, lengths: None })
 }
 
 /// Variants of one kernel for one problem.

@@ -25,7 +25,14 @@ fn expected(mutant: &str) -> (&'static [Kind], &'static [&'static str]) {
 
 fn spec(shape: Shape) -> CaseSpec {
     let problem = Problem::new(shape, DType::F16).unwrap().with_lse(true);
-    CaseSpec { group: Group::Simulated, problem, family: Family::Normal, seed: 1, row_gap: Some(8) }
+    CaseSpec {
+        group: Group::Simulated,
+        problem,
+        family: Family::Normal,
+        seed: 1,
+        row_gap: Some(8),
+        lengths: None,
+    }
 }
 
 fn under(simulation: &Simulation, case: &Case, schedule: Schedule) -> (Output, Outcome) {

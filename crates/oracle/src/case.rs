@@ -34,7 +34,18 @@ pub struct Case {
 impl Case {
     /// Draws inputs and solves the problem. With a row gap, the inputs lie in larger buffers with NaN in the gaps.
     pub fn new(problem: Problem, family: Family, seed: u64, row_gap: Option<usize>) -> Self {
-        Self::judged_by(problem, (family, seed, Arrangement::of(family, seed)), row_gap, Sample::whole())
+        Self::arranged(problem, family, seed, row_gap, Arrangement::of(family, seed))
+    }
+
+    /// As [`Case::new`], with lengths and pages of one's own choice.
+    pub fn arranged(
+        problem: Problem,
+        family: Family,
+        seed: u64,
+        row_gap: Option<usize>,
+        arrangement: Arrangement,
+    ) -> Self {
+        Self::judged_by(problem, (family, seed, arrangement), row_gap, Sample::whole())
     }
 
     /// A problem as it is timed: as [`Case::new`], but every sequence is as long as the problem says, and one that would keep

@@ -32,6 +32,8 @@ pub(crate) struct Wanted {
     pub(crate) enable_gqa: bool,
     /// `[batch, sequence, heads, head dimension]` instead of `[batch, heads, sequence, head dimension]`.
     pub(crate) flash_layout: bool,
+    /// The output as `[batch, sequence, heads, head dimension]`, packed, however the tensors lie.
+    pub(crate) out_by_token: bool,
     /// Queries and output without a sequence, which is of one.
     pub(crate) one_query: bool,
     pub(crate) with_lse: bool,
@@ -262,7 +264,8 @@ impl Hash for Key {
                 shape.iter().chain(strides).fold(0, |folded: i64, number| folded.rotate_left(13) ^ number);
             state.write_i64(folded);
         }
-        let Wanted { scale, visible, enable_gqa, flash_layout, one_query, with_lse, precision } = self.wanted;
+        let Wanted { scale, visible, enable_gqa, flash_layout, out_by_token, one_query, with_lse, precision } =
+            self.wanted;
         state.write_u64(scale.map_or(0, f64::to_bits));
         state.write_i64(visible.left);
         state.write_i64(visible.right);
@@ -270,6 +273,7 @@ impl Hash for Key {
             visible.bottom_right,
             enable_gqa,
             flash_layout,
+            out_by_token,
             one_query,
             with_lse,
             precision == Precision::High,

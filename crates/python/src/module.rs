@@ -93,6 +93,7 @@ fn use_torch(exchange: &Bound<'_, PyAny>, parts: &Bound<'_, PyDict>) -> PyResult
 /// Attention of plain torch tensors that nobody differentiates or traces: the output, or `(out, lse)`, or `None` when something about
 /// them, or about what torch is doing, is out of the ordinary.
 #[pyfunction]
+#[pyo3(signature = (q, k, v, scale, window, enable_gqa, flash_layout, with_lse, high, out_by_token=false))]
 fn straight<'py>(
     q: &Bound<'py, PyAny>,
     k: &Bound<'py, PyAny>,
@@ -103,10 +104,13 @@ fn straight<'py>(
     flash_layout: bool,
     with_lse: &Bound<'py, PyAny>,
     high: bool,
+    out_by_token: bool,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let (Some(scale), Some(visible)) = (number(scale), visible(window)) else { return Ok(None) };
     let (enable_gqa, with_lse, precision) = (enable_gqa.is_truthy()?, with_lse.is_truthy()?, precision(high));
-    let wanted = Wanted { scale, visible, enable_gqa, flash_layout, one_query: false, with_lse, precision };
+    let one_query = false;
+    let wanted =
+        Wanted { scale, visible, enable_gqa, flash_layout, out_by_token, one_query, with_lse, precision };
     crate::straight::attention([q, k, v], &wanted)
 }
 

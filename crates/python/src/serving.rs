@@ -245,8 +245,16 @@ impl<'py> Served<'py> {
     /// What such a call needs.
     fn known(&self, py: Python<'py>, plain: &Plain, place: Place) -> PyResult<Arc<Known>> {
         let Served { scale, visible, with_lse, precision, one_query, .. } = *self;
-        let wanted =
-            Wanted { scale, visible, enable_gqa: true, flash_layout: true, one_query, with_lse, precision };
+        let wanted = Wanted {
+            scale,
+            visible,
+            enable_gqa: true,
+            flash_layout: true,
+            out_by_token: true,
+            one_query,
+            with_lse,
+            precision,
+        };
         let threads = if let Place::Cpu { threads } = place { threads } else { 0 };
         let (side, tensors) = (Some(&plain.side), [&plain.q, &plain.k, &plain.v]);
         let key = Key::new(tensors, plain.dtype, plain.gpu, threads, wanted, side);

@@ -95,18 +95,19 @@ fn planned(
     let shape = [batch, heads, rows, dim];
     // The output lies in memory as torch's own attention makes it: as the queries do, and contiguous on a CPU where values are
     // of another head dimension.
-    let by_sequence = wanted.flash_layout || q_form.strides[1] < q_form.strides[2];
-    let strides = if !wanted.flash_layout && shape == q_form.shape {
+    let by_sequence = q_form.strides[1] < q_form.strides[2];
+    let by_token = wanted.flash_layout || wanted.out_by_token;
+    let strides = if !by_token && shape == q_form.shape {
         match torch.strides_like(queries)? {
             Some(strides) => strides,
             None => return Ok(None),
         }
-    } else if by_sequence && (wanted.flash_layout || q.gpu.is_some()) {
+    } else if by_token || (by_sequence && q.gpu.is_some()) {
         [rows * heads * dim, dim, heads * dim, 1]
     } else {
         [heads * rows * dim, rows * dim, dim, 1]
     };
-    let turned = |four: [i64; 4]| if wanted.flash_layout { swap(four) } else { four };
+    let turned = |four: [i64; 4]| if by_token { swap(four) } else { four };
     let out = torch.form(py, &turned(shape), &turned(strides), q.dtype)?;
     let lse = match wanted.with_lse {
         false => None,

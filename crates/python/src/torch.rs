@@ -26,6 +26,8 @@ pub(crate) struct Torch {
     overriders: Vec<Py<PyAny>>,
     /// Each says something true while somebody watches, transforms, traces or casts what torch does.
     watchers: Vec<Py<PyAny>>,
+    /// Whether a tensor is memory to be read as it is.
+    is_dense: Py<PyAny>,
     is_grad_enabled: Py<PyAny>,
     /// What the module that counts levels of forward differentiation holds, and the object that it counts from.
     forward_ad: Py<PyDict>,
@@ -82,6 +84,7 @@ impl Torch {
             class: part("class")?.extract()?,
             overriders: part("overriders")?.extract()?,
             watchers: part("watchers")?.extract()?,
+            is_dense: part("is_dense")?.unbind(),
             is_grad_enabled: part("is_grad_enabled")?.unbind(),
             forward_ad: part("forward_ad")?.extract()?,
             no_level: part("no_level")?.unbind(),
@@ -162,7 +165,7 @@ impl Torch {
         let differentiating = self.is_grad_enabled.bind(py).call0()?.is_truthy()?;
         for tensor in tensors {
             if (differentiating && tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?)
-                || tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()?
+                || !self.is_dense.bind(py).call1((tensor,))?.is_truthy()?
             {
                 return Ok(false);
             }

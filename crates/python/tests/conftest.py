@@ -15,10 +15,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
-    """Without torch only what needs none is collected; a GPU's tests are a program of their own."""
+    """Without torch or JAX only what needs none is collected; a GPU's tests are a program of their own."""
     if collection_path.parent.name == "gpu":
         return True
-    if not _has("torch") and collection_path.name.startswith("test_torch"):
+    if any(collection_path.name.startswith(f"test_{library}") and not _has(library) for library in ("torch", "jax")):
         return True
     return None
 

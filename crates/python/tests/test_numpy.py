@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 
 import numpy
 import pytest
@@ -288,14 +289,47 @@ def test_a_foreign_object_by_dlpack():
     with pytest.raises(NotImplementedError, match="k, a .*Broken.*lies elsewhere"):
         evosdpa.sdpa(q, Broken(k), v)
 
-    class JitTracer(Broken):
-        """Of JAX's kind."""
-
-    with pytest.raises(TypeError, match="q is a .*JitTracer.*outside jit"):
-        evosdpa.sdpa(JitTracer(q), k, v)
     for wrong in (q.tolist(), None, "q"):
         with pytest.raises(TypeError, match="v is a "):
             evosdpa.flash_attn_func(q, k, wrong)
+    # A cache that is known by a copy alone would not hold what is written into the copy.
+    cache, new = numpy.zeros((1, 4, 1, 8), numpy.float32), numpy.ones((1, 1, 1, 8), numpy.float32)
+    held = numpy.array([2], numpy.int32)
+    with pytest.raises(TypeError, match="v_cache is a Plain.*in place"):
+        evosdpa.flash_attn_with_kvcache(Foreign(new), Foreign(cache), Plain(cache), new, new, cache_seqlens=held)
+    evosdpa.flash_attn_with_kvcache(Foreign(new), Foreign(cache), Foreign(cache), new, new, cache_seqlens=held)
+    assert cache[0, 2].all() and not cache[0, 3].any()
+
+
+def test_a_library_gets_its_own_arrays_back(monkeypatch):
+    """As CuPy's would: by the library's ``from_dlpack``, for every result."""
+
+    class ndarray:
+        def __init__(self, memory):
+            self.memory = memory
+
+        def __dlpack__(self, **arguments):
+            return self.memory.__dlpack__(**arguments)
+
+        def __dlpack_device__(self):
+            return self.memory.__dlpack_device__()
+
+    library = types.ModuleType("looks_like_cupy")
+    library.from_dlpack = lambda array: ndarray(numpy.from_dlpack(array))
+    ndarray.__module__ = "looks_like_cupy._core.core"
+    monkeypatch.setitem(sys.modules, "looks_like_cupy", library)
+    q, k, v = drawn("normal", [(2, 9, 2, 8)] * 3)
+    starts = numpy.array([0, 4, 9], numpy.int32)
+    for function, given, named in [
+        (evosdpa.sdpa, (q, k, v), {"is_causal": True}),
+        (evosdpa.flash_attn_func, (q, k, v), {"return_lse": True, "softcap": 3.0}),
+        (evosdpa.flash_attn_varlen_func, (q[0], k[0], v[0], starts, starts), {"return_softmax_lse": True}),
+    ]:
+        ours = function(*map(ndarray, given), **named)
+        plain = function(*given, **named)
+        for one, other in zip(ours, plain) if isinstance(plain, tuple) else [(ours, plain)]:
+            assert type(one) is ndarray
+            numpy.testing.assert_array_equal(one.memory, other)
 
 
 def test_threads_and_the_interpreter_lock():

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -124,6 +125,80 @@ def test_mixed_inputs():
         evosdpa.sdpa(q, q.half(), q)
     with pytest.raises(ValueError, match="2 query heads"):
         evosdpa.sdpa(q, q.repeat(1, 3, 1, 1), q.repeat(1, 3, 1, 1))
+
+
+def test_what_mixes_and_what_does_not():
+    q = torch.randn(2, 4, 33, 16)
+    seen = torch.ones(33, 33, dtype=torch.bool).tril()
+    wanted = evosdpa.sdpa(q, q, q, seen)
+    assert torch.equal(evosdpa.sdpa(q, q, q, seen.numpy()), wanted)
+    assert (evosdpa.sdpa(q.numpy(), q.numpy(), q.numpy(), seen) == wanted.numpy()).all()
+    hidden = numpy.ma.masked_array(q.numpy())
+    for given in ((hidden, q, q), (q, q, hidden), (q, q, q, numpy.ma.masked_array(seen.numpy()))):
+        with pytest.raises(TypeError, match="is a MaskedArray"):
+            evosdpa.sdpa(*given)
+    packed, numbers, starts = q[0].transpose(0, 1), numpy.ones(4, numpy.float32), torch.tensor([0, 5, 33], dtype=torch.int32)
+    flash, varlen = evosdpa.flash_attn_func, evosdpa.flash_attn_varlen_func
+    for name, call in [
+        ("s_aux", lambda: flash(packed[None], packed[None], packed[None], s_aux=numbers)),
+        ("alibi_slopes", lambda: flash(packed[None], packed[None], packed[None], alibi_slopes=[1.0] * 4)),
+        ("cu_seqlens_q", lambda: varlen(packed, packed, packed, starts.numpy(), starts.numpy(), 28, 28)),
+        ("cu_seqlens_q", lambda: varlen(*(packed.numpy(),) * 3, starts, starts, 28, 28)),
+        ("cu_seqlens_q", lambda: varlen(packed, packed, packed, [0, 5, 33], starts, 28, 28)),
+    ]:
+        with pytest.raises(TypeError, match=f"{name} is a .*as q is"):
+            call()
+
+
+def test_no_gradient_is_lost():
+    """Whatever a result depends on, and whichever way somebody differentiates: refused, or torch's by ``fallback``."""
+    x, held = torch.randn(1, 9, 4, 16), torch.tensor([3], dtype=torch.int32)
+    packed, starts = x[0], torch.tensor([0, 9], dtype=torch.int32)
+    slopes, number = torch.randn(4, requires_grad=True), torch.tensor(0.5, requires_grad=True)
+    angles = torch.ones(16, 8, requires_grad=True)
+    flash, varlen, cached = evosdpa.flash_attn_func, evosdpa.flash_attn_varlen_func, evosdpa.flash_attn_with_kvcache
+    one = x[:, :1]
+    calls = [
+        lambda: flash(x, x, x, s_aux=slopes),
+        lambda: flash(x, x, x, alibi_slopes=slopes),
+        lambda: flash(x, x, x, softcap=number),
+        lambda: varlen(packed, packed, packed, starts, starts, 9, 9, s_aux=slopes),
+        lambda: varlen(packed, packed, packed, starts, starts, 9, 9, softmax_scale=number),
+        lambda: cached(one, x, x, cache_seqlens=held, softmax_scale=number),
+        lambda: cached(one, x.clone(), x.clone(), one, one, cache_seqlens=held, rotary_cos=angles, rotary_sin=angles),
+        lambda: torch.func.jvp(lambda x: flash(x, x, x, softcap=2.0), (x,), (x,)),
+        lambda: torch.func.jvp(lambda x: varlen(x, x, x, starts, starts, 9, 9), (packed,), (packed,)),
+        lambda: torch.func.jvp(lambda s: flash(x, x, x, s_aux=s), (slopes.detach(),), (slopes.detach(),)),
+        lambda: torch.func.jvp(lambda x: cached(one, x, x), (x,), (x,)),
+    ]
+    for place, call in enumerate(calls):
+        with pytest.raises((NotImplementedError, TypeError), match="requires grad"):
+            raise AssertionError(f"{place}: {call()}")
+    flash(x, x, x, s_aux=slopes, fallback=True).sum().backward()
+    assert slopes.grad.abs().sum() > 0
+    with torch.no_grad():
+        assert not flash(x, x, x, s_aux=slopes).requires_grad
+
+
+def test_vmap_of_a_mask_is_refused_by_name():
+    x, masks = torch.randn(3, 2, 4, 9, 16), torch.ones(3, 9, 9, dtype=torch.bool)
+    with pytest.raises(NotImplementedError, match="torch.vmap of a call with mask"):
+        torch.vmap(lambda x, mask: evosdpa.sdpa(x, x, x, mask))(x, masks)
+
+
+def test_a_gpus_array_that_has_a_stream_is_waited_for(monkeypatch):
+    """CUDA's array interface, version 3: what its owner queued on that stream may not have run."""
+    q, waited = torch.randn(1, 2, 9, 8), []
+
+    class Array:
+        def __init__(self, stream):
+            self.__cuda_array_interface__ = {"shape": q.shape, "typestr": "<f4", "data": (4096, False), "version": 3, "stream": stream}
+
+    monkeypatch.setattr(torch, "as_tensor", lambda given: q)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(1))
+    wanted = evosdpa.sdpa(q, q, q)
+    assert torch.equal(evosdpa.sdpa(Array(None), q, q), wanted) and not waited
+    assert torch.equal(evosdpa.sdpa(q, Array(1), Array(7)), wanted) and len(waited) == 2
 
 
 def test_a_thousand_calls_from_eight_threads():

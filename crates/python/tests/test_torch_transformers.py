@@ -149,6 +149,23 @@ def test_picked_keys():
         torch.testing.assert_close(ours.transpose(1, 2), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [64, 48])
+def test_block_masks(size):
+    """transformers hands a ``BlockMask`` of its caller's to every layer."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    q = torch.randn(2, 4, 130, 8)
+    mask = flex.create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 70 + b), 2, 1, 130, 130, device="cpu", BLOCK_SIZE=size)
+    attend = evosdpa.transformers.evosdpa_attention_forward
+    ours, _ = attend(torch.nn.Module(), q, q[:, :2], q[:, :2], mask)
+    dense = flex.create_mask(mask.mask_mod, 2, 1, 130, 130, device="cpu")
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, q[:, :2], q[:, :2], dense, enable_gqa=True)
+    torch.testing.assert_close(ours.transpose(1, 2), wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(NotImplementedError, match="is a BlockMask.*flex_attention"):
+        attend(torch.nn.Module(), q.clone().requires_grad_(), q, q, mask)
+    with pytest.raises(ValueError, match="130 queries and 90 keys"):
+        attend(torch.nn.Module(), q, q[:, :, :90], q[:, :, :90], mask)
+
+
 def patterns():
     start = torch.tensor([0, 3])
     made = {
@@ -241,3 +258,19 @@ def test_a_pattern_that_means_another_thing_is_not_taken_for_it():
     function.__qualname__ = "sliding_window_overlay.<locals>.inner_mask"
     function.__module__ = masking_utils.__name__
     assert _deferred._read(function) is not None and _deferred.recognised(function) is None
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("by_token", [False, True], ids=["heads first", "tokens first"])
+def test_an_output_lies_by_token_however_queries_lie(queries, by_token):
+    """A layer's next step views it as one row a token; a copy for that would cost as much as a small call."""
+    module = torch.nn.Module()
+    q = torch.randn(2, queries, 4, 16).transpose(1, 2) if by_token else torch.randn(2, 4, queries, 16)
+    k, v = torch.randn(2, 2, queries, 16), torch.randn(2, 2, queries, 16)
+    with torch.no_grad():
+        out, _ = evosdpa.transformers.evosdpa_attention_forward(module, q, k, v, None)
+        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        straight = evosdpa._torch.straight(q, k, v, None, True, True, False, False, False, True)
+    for found in (out, straight):
+        assert found.is_contiguous() and found.shape == (2, queries, 4, 16)
+        torch.testing.assert_close(found.transpose(1, 2), wanted)

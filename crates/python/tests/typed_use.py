@@ -1,4 +1,5 @@
 """What type checkers must say of a program that uses the package. Checked, never run: ``mypy --strict`` and pyright."""
+# pyright: strict
 
 from __future__ import annotations
 

@@ -57,11 +57,28 @@ const MODELS: &str = "b8h16s2048d128:causal,b8h16s2048d128:causal:alibi,b8h16s20
                       b8h16s2048d128:mask=b,b8h16s2048d128:bias=h,b1h4s8192d512,b2h8s4096d256,b2h8s4096d512:causal,b4h16s4096d72,\
                       b4h16s4096d72:causal,b1h16s8192d64:window=255/0";
 /// What a server asks for: prompts, pages of two sizes, e4m3 codes with scales of every reach.
-const SERVING: &str = "b16h32/8s1024d128:causal-br:varlen,b16h32/8s1/8192d128:used:paged=16,b16h32/8s1/8192d128:used:paged=1,\
+const SERVING: &str = "b16h32/8s1/8192d128:used:paged=16,b16h32/8s1/8192d128:used:paged=1,\
                        b16h32/8s1/8192d128:used:kv=e4m3,b16h32/8s1/8192d128:used:paged=16:kv=e4m3:scales=token,\
                        b1h32/8s1/131072d128:kv=e4m3:scales=tensor";
+/// Packed prompts, and how long their sequences are: equal, one long among short ones, short ones, single tokens beside two prompts.
+const PACKED: [(&str, &str); 4] = [
+    ("b16h32/8s1024d128:causal-br:varlen", "equal"),
+    ("b64h32/8s16384d128:causal-br:varlen", "16384,63x100-534"),
+    ("b256h32/8s191d128:causal-br:varlen", "256x64-191"),
+    ("b62h32/8s2048d128:causal-br:varlen", "60x1,2x2048"),
+];
 /// Where every output of a thousand calls must be the same bits.
 const REPEATED: &str = "mission,mission:causal,small:causal,long:causal,b1h32/8s1/8192d128";
+
+/// `bench` of [`PACKED`].
+fn packed_arguments() -> Vec<&'static str> {
+    let mut arguments = vec!["bench", "--device", "cuda"];
+    for (shape, lengths) in PACKED {
+        arguments.extend(["--shapes", shape, "--lengths", lengths]);
+    }
+    arguments.extend(["--baselines", "flash-attn-3", "--budget", "3"]);
+    arguments
+}
 
 /// What is built for steps that are examples.
 pub(super) const EXAMPLES: [(&str, &str); 2] =
@@ -220,9 +237,15 @@ pub(super) fn steps() -> Vec<Step> {
         ),
         evosdpa(
             "serving",
-            "packed prompts, and decoding from pages and from 8-bit caches",
-            140,
+            "decoding from pages and from 8-bit caches",
+            120,
             &["bench", "--device", "cuda", "--shapes", SERVING, "--budget", "3", "--no-baselines"],
+        ),
+        evosdpa(
+            "packed",
+            "packed prompts of equal and of other lengths, beside FlashAttention-3's packed form where Python has it",
+            100,
+            &packed_arguments(),
         ),
         evosdpa(
             "repeats",

@@ -24,6 +24,7 @@ use super::{
   evosdpa bench --shapes mission --timing cold --no-baselines
   evosdpa bench --shapes tiny --baselines torch
   evosdpa bench --shapes b16h32/8s1024d128:causal-br:varlen --lengths skewed
+  evosdpa bench --shapes b62h32/8s2048d128:causal-br:varlen --lengths 2x2048,60x1
   evosdpa bench --shapes mission --repeat 5
   evosdpa bench --shapes tiny --kernels cpu_flash --self-test 200")]
 pub(crate) struct Bench {
@@ -68,9 +69,10 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "NAME", conflicts_with = "self_test")]
     pub(crate) set: Option<String>,
     /// How long sequences are, where lengths are data (:varlen, :used, :used-q): equal (all the longest), skewed (each half as long
-    /// as the one before it), zeros (some without keys or queries), one-token (all but the last)
-    #[arg(long, default_value = "equal", value_name = "FAMILY", conflicts_with = "self_test")]
-    pub(crate) lengths: LengthFamily,
+    /// as the one before it), zeros (some without keys or queries), one-token (all but the last), or a list, one for each sequence:
+    /// 2x2048,60x1, or 16384,63x100-534 with 63 from 100 to 534. Once for all shapes, or as often as there are shapes
+    #[arg(long, default_value = "equal", value_name = "LENGTHS", conflicts_with = "self_test")]
+    pub(crate) lengths: Vec<LengthFamily>,
     /// Seed of the inputs
     #[arg(long, default_value_t = 0, value_name = "SEED", allow_negative_numbers = true)]
     pub(crate) seed: u64,

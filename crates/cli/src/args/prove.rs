@@ -6,7 +6,7 @@ use clap::Args;
 use evosdpa_core::{DType, Shape};
 use evosdpa_kernels::Arch;
 use evosdpa_lab::{device::DeviceId, gate::sanitizer::Tool};
-use evosdpa_oracle::Control;
+use evosdpa_oracle::{Control, inputs::LengthFamily};
 
 use super::{
     Common, CudaKernels,
@@ -18,6 +18,7 @@ use super::{
   evosdpa check
   evosdpa check --quick --dtype bf16 --kernels cpu_flash
   evosdpa check --shapes b1h4/2s33/65d40:causal-br --seeds 3
+  evosdpa check --shapes b4h4/2s300d64:causal-br:varlen --lengths 300,3x1-40
   evosdpa check --device cuda --kernels sdpa_fp8_stage_c --all-variants")]
 pub(crate) struct Check {
     #[command(flatten)]
@@ -25,6 +26,10 @@ pub(crate) struct Check {
     /// Check these shapes with every input family, instead of the whole suite
     #[arg(long, value_delimiter = ',')]
     pub(crate) shapes: Vec<Shape>,
+    /// How long sequences are, where lengths are data, as `bench --lengths` has them [default: drawn, other ones for each input
+    /// family and seed]
+    #[arg(long, value_name = "LENGTHS", requires = "shapes")]
+    pub(crate) lengths: Vec<LengthFamily>,
     /// Kernels, separated by commas [default: all of the device]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,

@@ -25,7 +25,7 @@ use evosdpa_oracle::inputs::LengthFamily;
 use crate::{
     Status,
     args::Bench,
-    command::{Opened, chosen_cuda_kernels, chosen_kernels, registry},
+    command::{Opened, chosen_cuda_kernels, chosen_kernels, lengths, registry},
     interrupt,
     output::{self, time},
     progress,
@@ -64,16 +64,16 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
         [] => vec![DType::BF16],
         given => given.to_vec(),
     };
-    let problems = problems(&args.shapes, &dtypes)?;
-    for problem in problems.iter().flatten() {
-        let own = problem.lengths();
-        let has_lengths = own.packed_queries || own.packed_keys || own.used || own.used_queries;
-        if args.lengths != LengthFamily::Equal && !has_lengths {
-            anyhow::bail!(
-                "--lengths {}: {problem} has no lengths of its own: add :varlen or :used",
-                args.lengths
-            );
+    let mut problems = problems(&args.shapes, &dtypes)?;
+    let mut lengths = Vec::new();
+    for (at, of_shape) in problems.iter_mut().enumerate() {
+        let asked = lengths::of_shape(&args.lengths, at, args.shapes.len())?;
+        for problem in of_shape {
+            *problem = lengths::fitted(problem, asked)?;
         }
+        lengths.push(asked.unwrap_or(LengthFamily::Equal));
+    }
+    for problem in problems.iter().flatten() {
         evosdpa_lab::machine::refuse_what_does_not_fit(problem, 2)?;
     }
     interrupt::listen();
@@ -101,13 +101,13 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
         (None, Some(_)) => None,
         (None, None) => Some(DEFAULT_BUDGET),
     };
-    let request = Request {
+    let mut request = Request {
         kernels,
         baselines,
         iters: args.iters.unwrap_or(DEFAULT_ITERS) as usize,
         warmup: args.warmup as usize,
         seed: args.seed,
-        lengths: args.lengths,
+        lengths: LengthFamily::Equal,
         budget,
         timing: args.timing,
         margin: args.margin,
@@ -130,7 +130,8 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
         }
     };
     interrupt::on_end(last_words(&rows, &record));
-    'shapes: for of_shape in &problems {
+    'shapes: for (of_shape, lengths) in problems.iter().zip(lengths) {
+        request.lengths = lengths;
         let mut shape_rows = Vec::new();
         let mut shape_words = Vec::new();
         for problem in of_shape {

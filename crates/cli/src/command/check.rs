@@ -22,7 +22,7 @@ use serde::Serialize;
 use crate::{
     Status,
     args::Check,
-    command::{Opened, chosen_kernels, registry},
+    command::{Opened, chosen_kernels, lengths, registry},
     interrupt, output, progress,
 };
 
@@ -76,7 +76,7 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Status> {
             rows.push(CheckRow {
                 kernel,
                 device: device.id(),
-                problem: spec.problem.to_string(),
+                problem: spec.asked(),
                 group: spec.group.name(),
                 family: spec.family.name(),
                 seed: spec.seed,
@@ -219,12 +219,20 @@ fn specs(args: &Check, device: DeviceId, dtypes: &[DType]) -> anyhow::Result<Vec
             specs.extend(of_dtype);
             continue;
         }
-        for &shape in &args.shapes {
-            let problem = Problem::new(shape, dtype)?.with_lse(true);
+        for (at, &shape) in args.shapes.iter().enumerate() {
+            let lengths = lengths::of_shape(&args.lengths, at, args.shapes.len())?;
+            let problem = lengths::fitted(&Problem::new(shape, dtype)?.with_lse(true), lengths)?;
             let families = if args.once { &Family::ALL[..1] } else { &Family::ALL[..] };
             for &family in families {
                 for seed in 0..args.seeds {
-                    specs.push(CaseSpec { group: Group::Families, problem, family, seed, row_gap: Some(8) });
+                    specs.push(CaseSpec {
+                        group: Group::Families,
+                        problem,
+                        family,
+                        seed,
+                        row_gap: Some(8),
+                        lengths,
+                    });
                 }
             }
         }
@@ -245,7 +253,7 @@ fn page(rows: &[CheckRow], no_gpu: Option<&str>) -> String {
     let mut tallies: BTreeMap<(String, String, &str), Tally> = BTreeMap::new();
     let mut failures = String::new();
     for row in rows {
-        let dtype = row.problem.split_whitespace().nth(1).unwrap_or_default().to_owned();
+        let dtype = row.problem.split([' ', ',']).nth(1).unwrap_or_default().to_owned();
         let kernel = VariantId::kernel_of(&row.kernel).to_owned();
         let tally = tallies.entry((kernel, dtype, row.group)).or_default();
         let gate = &row.gates[0];

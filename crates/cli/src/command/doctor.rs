@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use evosdpa::Isa;
 use evosdpa_cuda::{
     Cache, Compiler, Device, loader, toolchain,
     toolkit::{HOME_VARIABLE, Toolkit},
@@ -169,7 +170,9 @@ fn isa_probe(environment: &Environment) -> GateResult {
             format!("only {isas}: kernels run, slowly. AVX2 with FMA or AVX-512 makes them fast"),
         );
     }
-    GateResult::pass("vector units", isas)
+    let lacking = Isa::ALL.into_iter().filter_map(|isa| Some(format!("{isa} needs {}", isa.lacks()?)));
+    let lacking = lacking.collect::<Vec<_>>().join(", ");
+    GateResult::pass("vector units", format!("{isas}; {} is taken ({lacking})", Isa::best()))
 }
 
 fn peaks(environment: &Environment) -> String {

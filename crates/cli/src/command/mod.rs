@@ -11,6 +11,7 @@ pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod kernels;
+mod lengths;
 mod mutation;
 pub(crate) mod plan;
 pub(crate) mod profile;

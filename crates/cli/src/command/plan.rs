@@ -23,6 +23,7 @@ use crate::{
 struct PlanRow {
     problem: String,
     device: String,
+    /// Of a GPU its architecture, of a CPU the instruction set that the problem takes.
     arch: Option<String>,
     kernel: String,
     /// Every tunable's value.
@@ -130,7 +131,7 @@ fn on_cpu(problem: Problem) -> anyhow::Result<PlanRow> {
     Ok(PlanRow {
         problem: problem.to_string(),
         device: format!("cpu ({isa})"),
-        arch: None,
+        arch: Some(isa.for_problem(&problem).to_string()),
         kernel: chosen.clone(),
         tunables: tunables.iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         from: match &row {
@@ -217,6 +218,9 @@ fn page(row: &PlanRow, explain: bool) -> String {
     let _ = writeln!(page, "  from      {}", row.from);
     if !explain {
         return page;
+    }
+    if let Some(isa) = row.arch.as_ref().filter(|_| row.grid.is_none()) {
+        let _ = writeln!(page, "  runs on   {isa}");
     }
     if let Some(why) = &row.why {
         let _ = writeln!(page, "  why       {why}");

@@ -15,7 +15,11 @@ mod scores;
 mod softmax;
 mod values;
 
-pub(crate) use {scores::scores, softmax::softmax, values::values};
+pub(crate) use {
+    scores::scores,
+    softmax::softmax,
+    values::{add_infinite, finite_part, values},
+};
 
 use crate::simd::Simd;
 
@@ -154,7 +158,7 @@ pub(crate) struct Ahead {
 impl Ahead {
     /// Fetches this tile's share of `count` rows from `row` on.
     #[inline(always)]
-    unsafe fn prefetch<S: Simd>(&self, row: usize, count: usize) {
+    pub(crate) unsafe fn prefetch<S: Simd>(&self, row: usize, count: usize) {
         let (from, until) = (count * self.tile / self.tiles, count * (self.tile + 1) / self.tiles);
         for row in row + from..(row + until).min(self.rows) {
             let at = self.first.wrapping_add(row * self.stride_bytes);
@@ -175,7 +179,7 @@ const fn ends_in_tails<const MR: usize, const TAIL: usize>(left: usize) -> bool 
 /// Where each vector's keys end, in whole pairs but for the last: scores are computed in even steps, so that the partner of a vector's last key
 /// has one, hidden by the mask.
 #[inline(always)]
-fn packed_ends<S: Simd>(t: &TileStep) -> [usize; MAX_VECTORS] {
+pub(crate) fn packed_ends<S: Simd>(t: &TileStep) -> [usize; MAX_VECTORS] {
     t.vector_end.map(|end| end.next_multiple_of(S::PACKED).min(t.key_end))
 }
 

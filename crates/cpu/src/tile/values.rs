@@ -138,8 +138,9 @@ unsafe fn add_row<S: Simd, const MR: usize, const NR: usize, const FIRST: usize,
     }
 }
 
-/// [`add_row`] that leaves out what a query does not see. Sums are in the order of [`add_row`], whose pairs have their second element
-/// added first: what is left out changes nothing else.
+/// [`add_row`] that leaves out what a query does not see. What is not finite is added apart, and zero is multiplied in its place, as the weight of zero of
+/// a hidden key is with any finite value: so the sums of those who do not see it are, bit for bit, those of [`add_row`], in whatever order an
+/// instruction adds.
 #[inline(always)]
 unsafe fn add_seen_row<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const LOST: bool>(
     t: &TileStep,
@@ -154,23 +155,59 @@ unsafe fn add_seen_row<S: Simd, const MR: usize, const NR: usize, const FIRST: u
         let value = t.values.add(row / S::PACKED * t.value_stride + column);
         for r in 0..MR {
             let x = *value.add(r);
-            let x = S::halves(S::splat(if LOST { finite_pair(x) } else { x }));
+            let finite = finite_part::<S>(x);
             for v in FIRST..NR {
-                let p = S::halves(S::load(weight.add(v * S::LANES)));
-                for part in (0..S::PACKED).rev() {
-                    let hidden = S::load(t.hidden.add((row + part) * width + v * S::LANES));
-                    let next = S::dot(x[part], p[part], acc[r][v]);
-                    acc[r][v] = S::select_between(hidden, 0.0, 0.0, next, acc[r][v]);
+                let p = S::load(weight.add(v * S::LANES));
+                acc[r][v] = S::dot(S::splat(finite), p, acc[r][v]);
+                if !LOST && finite.to_bits() != x.to_bits() {
+                    acc[r][v] = add_infinite::<S>(t, x, p, row, v * S::LANES, width, acc[r][v]);
                 }
             }
         }
     }
 }
 
-/// A pair of bfloat16 with zeros for what is not finite.
-fn finite_pair(pair: f32) -> f32 {
+/// Adds to the lanes that see them the products of one lane of values that are not finite.
+///
+/// # Safety
+/// As [`values`]; `p` are the weights of `row`, or of the pair that begins there, from `lane` of a tile of this width on.
+#[inline(always)]
+pub(crate) unsafe fn add_infinite<S: Simd>(
+    t: &TileStep,
+    value: f32,
+    p: S::V,
+    row: usize,
+    lane: usize,
+    width: usize,
+    mut sum: S::V,
+) -> S::V {
+    for part in 0..S::PACKED {
+        // SAFETY: by contract; the row behind the last has a place among what is hidden.
+        unsafe {
+            let mut x = value;
+            let mut weight = p;
+            if S::PACKED == 2 {
+                x = f32::from_bits(value.to_bits() >> (16 * part) << 16);
+                weight = S::part_bf16(p, part);
+            }
+            if !x.is_finite() {
+                let hidden = S::load(t.hidden.add((row + part) * width + lane));
+                let next = S::fma(S::splat(x), weight, sum);
+                sum = S::select_between(hidden, 0.0, 0.0, next, sum);
+            }
+        }
+    }
+    sum
+}
+
+/// A lane of values with zeros for what is not finite.
+#[inline(always)]
+pub(crate) fn finite_part<S: Simd>(value: f32) -> f32 {
     const EXPONENT: u32 = 0x7f80;
+    if S::PACKED == 1 {
+        return if value.is_finite() { value } else { 0.0 };
+    }
     let keep = |half: u32| if half & EXPONENT == EXPONENT { 0 } else { half };
-    let bits = pair.to_bits();
+    let bits = value.to_bits();
     f32::from_bits(keep(bits >> 16) << 16 | keep(bits & 0xffff))
 }

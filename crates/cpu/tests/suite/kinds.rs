@@ -2,13 +2,13 @@
 
 use crate::correctness::{check, masks};
 use crate::promises::set;
-use crate::running::{elements, run, run_gapped, ways};
+use crate::running::{elements, isas, run, run_gapped, ways};
 use evosdpa_core::{
     Alignment, DType, Granularity, Kinds, Layout, Lengths, Mask, PageSize, PageTable, Problem, Scores, Shape,
     SideInputs, Sizes, Softcap, Tensor, TensorView, Types,
 };
 use evosdpa_core::{Blocks, Broadcast, Chunk, Float};
-use evosdpa_cpu::{CpuKernel, CpuOptions, Error, FlashTiles, Isa, attention};
+use evosdpa_cpu::{CpuKernel, CpuOptions, Error, FlashTiles, attention};
 use evosdpa_oracle::Case;
 use evosdpa_oracle::inputs::{Family, Inputs};
 use proptest::prelude::*;
@@ -179,7 +179,7 @@ fn kinds_do_not_depend_on_threads_or_query_blocks() {
     ] {
         let problem = problem(shape, DType::BF16);
         let inputs = Inputs::generate(&problem, Family::Normal, 5);
-        for isa in Isa::available() {
+        for isa in isas() {
             let with = |threads, block_q| {
                 let tiles = Some(FlashTiles { block_q, block_kv: 64 });
                 let options = CpuOptions { threads: Some(threads), isa: Some(isa), tiles };
@@ -225,7 +225,7 @@ fn a_sequence_does_not_depend_on_its_batch_or_its_pages() {
             let strides = tensor.view().strides();
             (strides, [1, heads, rows, dim])
         };
-        for isa in Isa::available() {
+        for isa in isas() {
             let options = CpuOptions { isa: Some(isa), threads: Some(2), tiles: None };
             let call = |problem: &Problem, side: &SideInputs<'_>, [q, k, v]: [TensorView<'_>; 3]| {
                 let mut o = Tensor::zeros(q.shape(), DType::F32, Layout::Bhsd);

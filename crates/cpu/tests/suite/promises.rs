@@ -1,6 +1,6 @@
 //! What the kernels promise beside the right numbers: determinism, corners, refusals, memory.
 
-use crate::running::{elements, run, ways};
+use crate::running::{elements, isas, run, ways};
 use evosdpa_core::{DType, Layout, Problem, Shape, SideInputs, Tensor, TensorView};
 use evosdpa_cpu::{CpuKernel, CpuOptions, Error, FlashTiles, Isa, attention, workspace_bytes};
 use evosdpa_oracle::{
@@ -26,7 +26,7 @@ fn results_do_not_depend_on_threads_or_query_blocks() {
         for dtype in [DType::F32, DType::BF16] {
             let problem = problem(shape, dtype);
             let inputs = Inputs::generate(&problem, Family::Normal, 5);
-            for isa in Isa::available() {
+            for isa in isas() {
                 let with = |threads, block_q| {
                     let tiles = Some(FlashTiles { block_q, block_kv: 64 });
                     let options = CpuOptions { threads: Some(threads), isa: Some(isa), tiles };

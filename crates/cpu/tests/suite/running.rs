@@ -3,15 +3,37 @@
 use evosdpa_core::{Problem, Tensor};
 use evosdpa_cpu::{CpuKernel, CpuOptions, Isa, attention};
 use evosdpa_oracle::inputs::Inputs;
+use std::sync::Once;
 
 /// Every way a problem can be computed here: both kernels, every instruction set.
 pub(crate) fn ways() -> Vec<(CpuKernel, CpuOptions)> {
     let mut ways = vec![(CpuKernel::Naive, CpuOptions { threads: Some(2), ..CpuOptions::default() })];
-    for isa in Isa::available() {
+    for isa in isas() {
         let options = CpuOptions { threads: Some(2), isa: Some(isa), tiles: None };
         ways.push((CpuKernel::Flash, options));
     }
     ways
+}
+
+/// The instruction sets of this machine and, where it has no matrix tiles, a model of them.
+pub(crate) fn isas() -> Vec<Isa> {
+    static TOLD: Once = Once::new();
+    let mut isas = Isa::available();
+    if !Isa::Amx.is_available() {
+        isas.push(Isa::AmxModel);
+    }
+    TOLD.call_once(|| {
+        eprintln!(
+            "instruction sets run: {}",
+            isas.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
+        );
+        for isa in Isa::ALL {
+            if let Some(lacks) = isa.lacks() {
+                eprintln!("UNAVAILABLE: {isa}; this machine lacks {lacks}");
+            }
+        }
+    });
+    isas
 }
 
 /// Runs a kernel into an output full of NaN.

@@ -30,6 +30,9 @@ pub struct Mode {
 /// What is asked of the modes for packed and paged problems, and of no other.
 const SERVING: [&str; 3] = ["looped", "nested", "flex"];
 
+/// What has a form for either kind of problem.
+const BOTH: &str = "flash-attn-3";
+
 /// What they can say; what else a problem asks for they are not asked.
 const SERVED: [Feature; 7] = [
     Feature::PackedQueries,
@@ -44,7 +47,7 @@ const SERVED: [Feature; 7] = [
 impl Mode {
     /// Whether it is for problems of this kind: dense, or with lengths and pages.
     pub fn suits(&self, problem: &Problem) -> bool {
-        SERVING.contains(&self.backend) != problem.features().is_empty()
+        self.backend == BOTH || SERVING.contains(&self.backend) != problem.features().is_empty()
     }
 
     /// Its name without PyTorch's, where it has one of its own.

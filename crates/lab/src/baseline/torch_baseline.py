@@ -328,6 +328,69 @@ class Flex:
         return attention(*tensors, block_mask=block_mask, scale=sequences.problem.scale, enable_gqa=shared)
 
 
+class FlashAttention3(FlashAttention):
+    """FlashAttention 3, whose package or vLLM's has a packed form too: packed [tokens, heads, dim], caches [blocks or pages, tokens,
+    heads, dim] with filled lengths. vLLM's has no dense one."""
+
+    def __init__(self):
+        super().__init__("flash_attn_interface", "flash_attn_3.flash_attn_interface", "vllm.vllm_flash_attn.flash_attn_interface")
+        self.of_vllm = not hasattr(self.module, "flash_attn_func")
+
+    def prepare(self, problem, tensors):
+        if isinstance(problem, Sequences):
+            return self.prepare_packed(problem, tensors)
+        if self.of_vllm:
+            raise NotImplementedError("vLLM's build has packed sequences and caches alone")
+        return super().prepare(problem, tensors)
+
+    def prepare_packed(self, sequences, tensors):
+        import torch
+
+        side, (query, key, value) = sequences.side, tensors
+        if side["seqused_q"] or side["leftpad_kv"] or side["cache_batch_idx"]:
+            raise NotImplementedError("used queries, left padding and chosen blocks are not asked of it")
+        lengths = [[end - first for _, first, end in of] for of in (sequences.queries, sequences.keys)]
+        lo, hi = side["lo"], side["hi"]
+        if not side["bottom_right"] and (lo >= -Problem.UNBOUNDED or hi <= Problem.UNBOUNDED) and lengths[0] != lengths[1]:
+            raise NotImplementedError("its masks count from the last query and key; this one does not")
+        words = lambda numbers: torch.tensor(numbers, dtype=torch.int32, device=query.device)  # noqa: E731
+        by_token = lambda x: x.transpose(1, 2).contiguous()  # noqa: E731
+        starts = side["cu_seqlens_q"] or [b * query.shape[2] for b in range(sequences.batch + 1)]
+        given = {"q": by_token(query).flatten(0, 1)[: starts[-1]], "cu_seqlens_q": words(starts), "max_seqlen_q": max(lengths[0])}
+        keys, values = by_token(key), by_token(value)
+        if side["cu_seqlens_kv"]:
+            end = side["cu_seqlens_kv"][-1]
+            given |= {"k": keys[0, :end], "v": values[0, :end], "cu_seqlens_k": words(side["cu_seqlens_kv"])}
+            given |= {"max_seqlen_k": max(lengths[1])}
+        filled = None if side["cu_seqlens_kv"] and not side["seqused_kv"] else words(lengths[1])
+        table = words([[max(page, 0) for page in row] for row in side["page_table"]]) if sequences.page else None
+        if self.of_vllm:
+            given |= {"max_seqlen_k": max(lengths[1]), "seqused_k": filled, "block_table": table, "fa_version": 3}
+            given |= {} if side["cu_seqlens_kv"] else {"k": keys, "v": values}
+        elif side["cu_seqlens_kv"]:
+            given |= {"seqused_k": filled}
+        else:
+            given |= {"k_cache": keys, "v_cache": values, "cache_seqlens": filled, "page_table": table}
+        given |= {"softmax_scale": sequences.problem.scale, "causal": lo < -Problem.UNBOUNDED and hi == 0}
+        if not given["causal"]:
+            sides = (-lo if lo >= -Problem.UNBOUNDED else -1, hi if hi <= Problem.UNBOUNDED else -1)
+            given["window_size"] = list(sides) if self.of_vllm else sides
+        return given, sequences.output(torch, tensors)
+
+    def call(self, problem, prepared):
+        if not isinstance(problem, Sequences):
+            return super().call(problem, prepared)
+        given, out = prepared
+        name = "flash_attn_with_kvcache" if "k_cache" in given else "flash_attn_varlen_func"
+        found = getattr(self.module, name)(**given)
+        found = found[0] if isinstance(found, (tuple, list)) else found
+        blocks, _, rows, _ = out.shape
+        if found.shape[0] == blocks * rows:
+            return found.unflatten(0, (blocks, rows)).transpose(1, 2)
+        out[0, :, : found.shape[0]] = found.transpose(0, 1)
+        return out
+
+
 class OnnxRuntime:
     """The Attention operator of ONNX, on the processor: a session of one node."""
 
@@ -365,9 +428,12 @@ class OnnxRuntime:
 # Those that are asked for problems whose sequences have lengths or pages of their own.
 SERVING = {"looped": Looped, "nested": Nested, "flex": Flex}
 
-# By the backend's name in requests. The first is the name of FlashAttention 3's module in most of its packages.
+# Those that have a form for either kind.
+BOTH = {"flash-attn-3"}
+
+# By the backend's name in requests.
 LIBRARIES = {
-    "flash-attn-3": lambda: FlashAttention("flash_attn_interface", "flash_attn_3.flash_attn_interface"),
+    "flash-attn-3": FlashAttention3,
     "flash-attn-2": lambda: FlashAttention("flash_attn"),
     "flashinfer": FlashInfer,
     "xformers": Xformers,
@@ -425,7 +491,7 @@ class Session:
 
     def call(self, number, backend):
         number %= len(self.sets)
-        if (backend in SERVING) != (self.sides is not None):
+        if backend not in BOTH and (backend in SERVING) != (self.sides is not None):
             raise NotImplementedError(f"it is asked for {'packed and paged' if backend in SERVING else 'dense'} problems")
         if backend in LIBRARIES:
             library = self.libraries[backend]

@@ -128,8 +128,14 @@ pub fn without_gpu(
     }
     let name = variant_name(kernel, mistake);
     let problem = problem(about)?;
-    let spec =
-        CaseSpec { group: Group::Simulated, problem, family: Family::Normal, seed: 1, row_gap: Some(8) };
+    let spec = CaseSpec {
+        group: Group::Simulated,
+        problem,
+        family: Family::Normal,
+        seed: 1,
+        row_gap: Some(8),
+        lengths: None,
+    };
     // Twice, in the two fair orders: under the others a warp that spins on a flag may never let its partner run.
     let watched = correctness::launch(sim, &name, &problem, &[spec.inputs()], 2)?;
     let stopped = watched.verdict.is_fail();

@@ -3,7 +3,7 @@
 use evosdpa_core::{Alignment, DType, Error, Layout, Mask, Precision, Problem, Shape, Sizes};
 use evosdpa_oracle::{
     Case,
-    inputs::{Family, Inputs},
+    inputs::{Arrangement, Family, Inputs, LengthFamily},
 };
 
 /// What a group of cases is for.
@@ -60,25 +60,37 @@ pub struct CaseSpec {
     pub seed: u64,
     /// Gap between rows of the inputs, filled with NaN.
     pub row_gap: Option<usize>,
+    /// How long sequences are, where lengths are data; `None` for what family and seed draw.
+    pub lengths: Option<LengthFamily>,
 }
 
 impl CaseSpec {
     /// Draws the inputs and solves the problem.
     pub fn build(&self) -> Case {
-        Case::new(self.problem, self.family, self.seed, self.row_gap)
+        Case::arranged(self.problem, self.family, self.seed, self.row_gap, self.arrangement())
+    }
+
+    fn arrangement(&self) -> Arrangement {
+        let drawn = Arrangement::of(self.family, self.seed);
+        Arrangement { lengths: self.lengths.unwrap_or(drawn.lengths), ..drawn }
     }
 
     /// Draws the inputs alone.
     pub fn inputs(&self) -> Inputs {
-        match self.row_gap {
-            None => Inputs::generate(&self.problem, self.family, self.seed),
-            Some(gap) => Inputs::with_poisoned_gaps(&self.problem, self.family, self.seed, gap),
+        Inputs::arranged(&self.problem, self.family, self.seed, self.row_gap, self.arrangement())
+    }
+
+    /// What is asked, with the lengths where they are not drawn.
+    pub fn asked(&self) -> String {
+        match self.lengths {
+            None => self.problem.to_string(),
+            Some(lengths) => format!("{}, {lengths} lengths", self.problem),
         }
     }
 
     /// How the case is called in reports.
     pub fn label(&self) -> String {
-        format!("{} {} seed {}", self.problem, self.family, self.seed)
+        format!("{} {} seed {}", self.asked(), self.family, self.seed)
     }
 }
 
@@ -160,6 +172,7 @@ pub fn simulated(dtype: DType) -> Result<Vec<CaseSpec>, Error> {
             family: Family::Normal,
             seed: 1,
             row_gap: Some(row_gap),
+            lengths: None,
         })
     };
     texts.iter().map(case).collect()
@@ -177,7 +190,7 @@ pub fn variants(dtype: DType) -> Result<Vec<CaseSpec>, Error> {
     ];
     let case = |(text, family, row_gap): (&str, Family, Option<usize>)| {
         let problem = Problem::new(text.parse()?, dtype)?.with_lse(true);
-        Ok(CaseSpec { group: Group::Variants, problem, family, seed: 6, row_gap })
+        Ok(CaseSpec { group: Group::Variants, problem, family, seed: 6, row_gap, lengths: None })
     };
     cases.into_iter().map(case).collect()
 }
@@ -192,6 +205,7 @@ fn acceptance(dtype: DType, seeds: u64, all: &mut Vec<CaseSpec>) -> Result<(), E
                 family: Family::Normal,
                 seed,
                 row_gap: None,
+                lengths: None,
             });
         }
     }
@@ -205,7 +219,14 @@ fn families(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
         for mask in [Mask::Full, TOP_LEFT] {
             let sizes = Sizes { heads_q: 4, heads_kv: 2, seq_q, ..Sizes::square(2, 4, 130, 64) };
             let problem = Problem::new(Shape::new(sizes, mask)?, dtype)?;
-            all.push(CaseSpec { group: Group::Families, problem, family, seed: 1, row_gap: Some(8) });
+            all.push(CaseSpec {
+                group: Group::Families,
+                problem,
+                family,
+                seed: 1,
+                row_gap: Some(8),
+                lengths: None,
+            });
         }
     }
     // Past 256 keys 16-bit weights show, unless high precision is asked for.
@@ -213,7 +234,14 @@ fn families(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
         for text in ["b1h4/2s70/515d64", "b1h4/2s70/515d64:causal-br", "b1h4/2s70/515d64:precise"] {
             let problem = Problem::new(text.parse()?, dtype)?;
             if problem.precision() == Precision::Default || !dtype.is_eight_bit() {
-                all.push(CaseSpec { group: Group::Families, problem, family, seed: 1, row_gap: Some(8) });
+                all.push(CaseSpec {
+                    group: Group::Families,
+                    problem,
+                    family,
+                    seed: 1,
+                    row_gap: Some(8),
+                    lengths: None,
+                });
             }
         }
     }
@@ -230,6 +258,7 @@ fn lengths(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
             family: Family::Normal,
             seed: 2,
             row_gap: Some(24),
+            lengths: None,
         });
         Ok(())
     };
@@ -255,6 +284,7 @@ fn head_dims(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
             family: Family::Normal,
             seed: 3,
             row_gap: Some(8),
+            lengths: None,
         });
     }
     Ok(())
@@ -279,6 +309,7 @@ fn masks(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error> {
             family: Family::Normal,
             seed: 4,
             row_gap: Some(8),
+            lengths: None,
         });
     }
     Ok(())
@@ -289,12 +320,26 @@ fn heads_and_layouts(dtype: DType, all: &mut Vec<CaseSpec>) -> Result<(), Error>
         for layout in Layout::ALL {
             let problem = Problem::new(text.parse()?, dtype)?.with_layout(layout);
             let group = Group::HeadsAndLayouts;
-            all.push(CaseSpec { group, problem, family: Family::Normal, seed: 5, row_gap: Some(8) });
+            all.push(CaseSpec {
+                group,
+                problem,
+                family: Family::Normal,
+                seed: 5,
+                row_gap: Some(8),
+                lengths: None,
+            });
         }
     }
     let scaled = Problem::new("b1h2s65d64".parse()?, dtype)?.with_scale(0.03)?;
     let group = Group::HeadsAndLayouts;
-    all.push(CaseSpec { group, problem: scaled, family: Family::Normal, seed: 5, row_gap: None });
+    all.push(CaseSpec {
+        group,
+        problem: scaled,
+        family: Family::Normal,
+        seed: 5,
+        row_gap: None,
+        lengths: None,
+    });
     Ok(())
 }
 

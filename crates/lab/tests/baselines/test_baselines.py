@@ -24,6 +24,56 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, window_size=(-1, 
     return RESULT
 """
 
+PACKED = """
+import torch
+from by_definition import attention
+
+def sequences(q, cu_q, keys_of, lengths, scale, causal, window):
+    left, right = (-1, 0) if causal else window
+    out = torch.zeros_like(q)
+    for b, count in enumerate(lengths):
+        rows = slice(cu_q[b], cu_q[b + 1])
+        one = [x.transpose(0, 1)[None] for x in (q[rows], *(x[:count] for x in keys_of(b)))]
+        if one[0].shape[2]:
+            out[rows] = attention(*one, scale, left, right)[0].transpose(0, 1)
+    return out
+
+def of_packed(k, v, cu):
+    return lambda b: [x[cu[b] : cu[b + 1]] for x in (k, v)]
+
+def of_cache(k, v, table):
+    return lambda b: [x[b] if table is None else x[table[b].long()].flatten(0, 1) for x in (k, v)]
+"""
+
+# The words of FlashAttention 3's own package.
+PACKED_OWN = """
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k=None, softmax_scale=None,
+                           causal=False, window_size=(-1, -1)):
+    from packed import of_packed, sequences
+    cu, cu_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    lengths = [b - a for a, b in zip(cu_k, cu_k[1:])] if seqused_k is None else seqused_k.tolist()
+    assert max_seqlen_q == max(b - a for a, b in zip(cu, cu[1:])) and max_seqlen_k == max(lengths)
+    return sequences(q, cu, of_packed(k, v, cu_k), lengths, softmax_scale, causal, window_size), None
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, cu_seqlens_q, max_seqlen_q, page_table=None, softmax_scale=None,
+                            causal=False, window_size=(-1, -1)):
+    from packed import of_cache, sequences
+    keys_of = of_cache(k_cache, v_cache, page_table)
+    return sequences(q, cu_seqlens_q.tolist(), keys_of, cache_seqlens.tolist(), softmax_scale, causal, window_size)
+"""
+
+# And of vLLM's.
+PACKED_VLLM = """
+def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None, softmax_scale=None,
+                           causal=False, window_size=None, block_table=None, fa_version=2):
+    from packed import of_cache, of_packed, sequences
+    assert fa_version == 3 and (cu_seqlens_k is None or block_table is None)
+    packed = cu_seqlens_k is not None
+    keys_of = of_packed(k, v, cu_seqlens_k.tolist()) if packed else of_cache(k, v, block_table)
+    lengths = cu_seqlens_k.diff().tolist() if seqused_k is None else seqused_k.tolist()
+    return sequences(q, cu_seqlens_q.tolist(), keys_of, lengths, softmax_scale, causal, window_size or [-1, -1])
+"""
+
 FLASHINFER = """
 import torch
 from by_definition import attention
@@ -129,7 +179,8 @@ class Child:
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("libraries")
     (folder / "by_definition.py").write_text(DEFINITION)
-    (folder / "flash_attn_interface.py").write_text(FLASH.replace("RESULT", "out.transpose(1, 2), None"))
+    (folder / "packed.py").write_text(PACKED)
+    (folder / "flash_attn_interface.py").write_text(FLASH.replace("RESULT", "out.transpose(1, 2), None") + PACKED_OWN)
     (folder / "flash_attn.py").write_text(FLASH.replace("RESULT", "out.transpose(1, 2)"))
     (folder / "flashinfer.py").write_text(FLASHINFER)
     (folder / "onnx.py").write_text(ONNX)
@@ -306,6 +357,46 @@ def test_packed_and_paged_problems_are_asked_sequence_by_sequence(child, folder,
         torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5, msg=lambda text: f"{backend} {case}: {text}")
 
 
+@pytest.fixture(scope="module")
+def child_of_vllm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vllm")
+    (folder / "by_definition.py").write_text(DEFINITION)
+    (folder / "packed.py").write_text(PACKED)
+    (folder / "vllm" / "vllm_flash_attn").mkdir(parents=True)
+    (folder / "vllm" / "vllm_flash_attn" / "flash_attn_interface.py").write_text(PACKED_VLLM)
+    child = Child(folder)
+    assert "version" in child.ask(op="hello", threads=1)
+    yield child
+    child.process.kill()
+
+
+@pytest.mark.parametrize("case", SERVED)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("package", ["child", "child_of_vllm"])
+def test_flash_attention_3_is_asked_by_its_packed_form(request, folder, case, causal, package):
+    child = request.getfixturevalue(package)
+    asked, wanted = served(folder, case, 4, 2, causal)
+    assert child.ask(**asked) == {}
+    assert child.ask(op="find", backend="flash-attn-3") == {}
+    assert child.ask(op="save", backend="flash-attn-3", path=str(folder / "o")) == {}
+    ours = torch.frombuffer(bytearray((folder / "o").read_bytes()), dtype=torch.float32).reshape(wanted.shape)
+    torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_flash_attention_3_is_not_asked_for_left_padding(child, folder):
+    asked, _ = served(folder, "filled", 4, 2, True)
+    asked["sides"][0]["leftpad_kv"] = [0, 1, 2]
+    assert child.ask(**asked) == {}
+    assert child.ask(op="find", backend="flash-attn-3") == {}
+    assert "not asked of it" in child.ask(op="save", backend="flash-attn-3", path=str(folder / "o"))["error"]
+
+
+def test_vllms_package_has_no_dense_form(child_of_vllm, folder):
+    load(child_of_vllm, folder, (1, 2, 2, 3, 3, 8), -UNBOUNDED, UNBOUNDED)
+    assert child_of_vllm.ask(op="find", backend="flash-attn-3") == {}
+    assert "packed sequences and caches alone" in child_of_vllm.ask(op="save", backend="flash-attn-3", path=str(folder / "o"))["error"]
+
+
 def test_each_kind_of_problem_has_its_own_baselines(child, folder):
     request, _ = served(folder, "packed", 4, 2, True)
     child.ask(**request)
@@ -320,7 +411,8 @@ def test_what_is_not_installed_says_so(tmp_path):
     child = Child(tmp_path)
     child.ask(op="hello", threads=1)
     absent = child.ask(op="find", backend="flash-attn-3")["error"]
-    assert absent.startswith("flash_attn_interface or flash_attn_3.flash_attn_interface is not installed in")
+    wanted = "flash_attn_interface or flash_attn_3.flash_attn_interface or vllm.vllm_flash_attn.flash_attn_interface is not installed in"
+    assert absent.startswith(wanted)
     broken = child.ask(op="find", backend="flash-attn-2")["error"]
     assert broken == "flash_attn cannot be imported: No module named 'a_module_that_is_missing'"
     assert child.ask(op="find", backend="cudnn") == {}

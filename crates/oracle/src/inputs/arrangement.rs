@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use evosdpa_core::{Error, Problem, error::nearest};
 
-use super::Family;
+use super::{Family, listed::Listed};
 use crate::rng::mix;
 
 /// How lengths are drawn where they are data.
@@ -18,20 +18,46 @@ pub enum LengthFamily {
     WithZeros,
     /// One token each, but for the last.
     OneToken,
+    /// Those that were listed.
+    Listed(Listed),
 }
 
 impl LengthFamily {
-    /// Every family.
+    /// Every family that is drawn.
     pub const ALL: [Self; 4] = [Self::Equal, Self::Skewed, Self::WithZeros, Self::OneToken];
 
-    /// What options call it.
-    pub fn name(self) -> &'static str {
+    /// What options call it; nothing for lengths that are listed.
+    fn name(self) -> &'static str {
         match self {
             Self::Equal => "equal",
             Self::Skewed => "skewed",
             Self::WithZeros => "zeros",
             Self::OneToken => "one-token",
+            Self::Listed(_) => "",
         }
+    }
+
+    /// The problem with packed tensors that have room for these lengths and no more. An error where they are not those of as many
+    /// sequences as the problem has, or longer than its longest.
+    pub fn fitted(self, problem: &Problem) -> Result<Problem, Error> {
+        let Self::Listed(listed) = self else { return Ok(*problem) };
+        let sizes = problem.sizes();
+        if listed.count() != sizes.batch {
+            let (lengths, count) = (listed.to_string(), listed.count());
+            return Err(Error::LengthCount { lengths, count, batch: sizes.batch });
+        }
+        if listed.longest() > sizes.seq_kv {
+            let (lengths, longest) = (listed.to_string(), listed.longest());
+            return Err(Error::LengthTooLong { lengths, longest, keys: sizes.seq_kv });
+        }
+        let kinds = problem.lengths();
+        // One for each sequence at least, so that other lengths can be drawn too.
+        let tokens = |used: bool, spare: usize, longest: usize| {
+            let each = (0..sizes.batch).map(|b| room(used, listed.length(b).min(longest), spare, longest));
+            each.sum::<usize>().max(sizes.batch)
+        };
+        let queries = tokens(kinds.used_queries, SPARE_QUERIES, sizes.seq_q);
+        Ok(problem.with_tokens(queries, tokens(kinds.used, SPARE_KEYS, sizes.seq_kv)))
     }
 
     /// The number of queries or keys of a sequence.
@@ -44,13 +70,18 @@ impl LengthFamily {
             (Self::WithZeros, _) => longest.div_ceil(2),
             (Self::OneToken, _) if sequence + 1 == batch => longest,
             (Self::OneToken, _) => 1,
+            // Of keys; there are as many queries, as far as a sequence may have them.
+            (Self::Listed(listed), _) => listed.length(sequence).min(longest),
         }
     }
 }
 
 impl fmt::Display for LengthFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        match self {
+            Self::Listed(listed) => listed.fmt(f),
+            family => f.write_str(family.name()),
+        }
     }
 }
 
@@ -58,11 +89,14 @@ impl FromStr for LengthFamily {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
+        if text.starts_with(|first: char| first.is_ascii_digit()) {
+            return text.parse().map(Self::Listed);
+        }
         Self::ALL.into_iter().find(|family| family.name() == text).ok_or_else(|| Error::UnknownName {
             kind: "lengths",
             name: text.to_owned(),
             nearest: nearest(text, Self::ALL.iter().map(|family| family.name())),
-            allowed: Self::ALL.map(Self::name).join(", "),
+            allowed: format!("{}, or a list such as 2x2048,60x1", Self::ALL.map(Self::name).join(", ")),
         })
     }
 }
@@ -121,6 +155,15 @@ impl fmt::Display for Arrangement {
     }
 }
 
+/// What packed sequences that are only partly used have room for beside.
+const SPARE_QUERIES: usize = 2;
+const SPARE_KEYS: usize = 3;
+
+/// The room of a packed sequence.
+fn room(partly_used: bool, length: usize, spare: usize, longest: usize) -> usize {
+    if partly_used { (length + spare).min(longest) } else { length }
+}
+
 /// The sequence and the position that a place in a tensor belongs to.
 type Owner = Option<(usize, usize)>;
 
@@ -157,17 +200,25 @@ impl Places {
         let (sizes, kinds) = (problem.sizes(), problem.lengths());
         let family = arrangement.lengths;
         let batch = sizes.batch;
+        // Where packed tensors have room for listed lengths only, others are drawn to fit.
+        let drawn = |packed: bool, tokens: usize, longest: usize| match family {
+            LengthFamily::Listed(_) => longest,
+            _ if packed => longest.min(tokens / batch),
+            _ => longest,
+        };
+        let longest_q = drawn(kinds.packed_queries, problem.q_shape()[2], sizes.seq_q);
+        let longest_kv = drawn(kinds.packed_keys, problem.k_shape()[2], sizes.seq_kv);
         let keys_are_data = kinds.packed_keys || kinds.used;
         let shared = kinds.page.is_some() && arrangement.pages == PageOrder::SharedPrefix;
         let rooms: Vec<Room> = (0..batch)
             .map(|b| {
                 let queries = if kinds.packed_queries || kinds.used_queries {
-                    family.length(b, batch, sizes.seq_q, false)
+                    family.length(b, batch, longest_q, false)
                 } else {
                     sizes.seq_q
                 };
                 let filled =
-                    if keys_are_data { family.length(b, batch, sizes.seq_kv, true) } else { sizes.seq_kv };
+                    if keys_are_data { family.length(b, batch, longest_kv, true) } else { sizes.seq_kv };
                 // Who shares keys must agree where they begin.
                 let padding = if shared { 2 } else { (3 * b + 2) % 7 };
                 let leftpad = if kinds.left_padded { padding.min(filled) } else { 0 };
@@ -175,10 +226,8 @@ impl Places {
                 Room { queries, leftpad, filled, block }
             })
             .collect();
-        // Where packed sequences are only partly used, they have some room.
-        let query_room =
-            |r: &Room| if kinds.used_queries { (r.queries + 2).min(sizes.seq_q) } else { r.queries };
-        let key_room = |r: &Room| if kinds.used { (r.filled + 3).min(sizes.seq_kv) } else { r.filled };
+        let query_room = |r: &Room| room(kinds.used_queries, r.queries, SPARE_QUERIES, longest_q);
+        let key_room = |r: &Room| room(kinds.used, r.filled, SPARE_KEYS, longest_kv);
         let each = |asked: bool, value: fn(&Room) -> usize| {
             asked.then(|| rooms.iter().map(|room| value(room) as i32).collect::<Vec<_>>())
         };

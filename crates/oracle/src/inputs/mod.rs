@@ -11,6 +11,7 @@
 //! codes would lose all others beside it, is what some queries look for: so that reading one too few shows as well.
 
 mod arrangement;
+mod listed;
 mod noise;
 mod side;
 
@@ -25,6 +26,7 @@ use crate::{
 };
 use arrangement::Places;
 pub use arrangement::{Arrangement, LengthFamily, PageOrder};
+pub use listed::Listed;
 pub use side::Side;
 
 /// A way of drawing Q, K and V.

@@ -150,6 +150,35 @@ fn lengths_are_what_their_family_says() {
 }
 
 #[test]
+fn listed_lengths_are_those_of_the_list_and_tensors_have_room_for_no_more() {
+    let listed = |text: &str| text.parse::<LengthFamily>().unwrap();
+    let given = listed("9,2x1,4");
+    let used = arranged("b4h1s2/9d4:used", given, PageOrder::InOrder).side.seqused_kv.unwrap();
+    assert_eq!(used, [9, 1, 1, 4]);
+    let whole = problem("b4h2/1s5/9d4:varlen", DType::F32);
+    let fitted = given.fitted(&whole).unwrap();
+    // As many queries as keys, as far as a sequence may have them.
+    assert_eq!((fitted.q_shape(), fitted.k_shape()), ([1, 2, 11, 4], [1, 1, 15, 4]));
+    assert_eq!((fitted.rows(), fitted.to_string()), (22, whole.to_string()));
+    let inputs = Inputs::arranged(&fitted, Family::Normal, 3, None, Arrangement::timed(given));
+    assert_eq!(inputs.side.cu_seqlens_q.as_deref().unwrap(), [0, 5, 6, 7, 11]);
+    assert_eq!(inputs.side.cu_seqlens_kv.as_deref().unwrap(), [0, 9, 10, 11, 15]);
+    assert!(values(&inputs.q).iter().chain(&values(&inputs.k)).all(|x| x.is_finite()));
+    // Others are drawn to fit, whichever they are; and a list of empty sequences leaves room for some.
+    for fitted in [fitted, listed("4x0").fitted(&whole).unwrap()] {
+        for lengths in LengthFamily::ALL {
+            let side = Inputs::arranged(&fitted, Family::Normal, 3, None, Arrangement::timed(lengths)).side;
+            let tokens = [side.cu_seqlens_q.unwrap()[4], side.cu_seqlens_kv.unwrap()[4]];
+            assert!(tokens[0] as usize <= fitted.q_shape()[2] && tokens[1] as usize <= fitted.k_shape()[2]);
+        }
+    }
+    for (lengths, words) in [("3x2", "of 3 sequences, and the problem has 4"), ("4x10", "longest has 9")] {
+        let error = listed(lengths).fitted(&whole).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains(lengths), "{error}");
+    }
+}
+
+#[test]
 fn pages_lie_as_their_order_says() {
     let table = |pages| arranged("b2h1s1/5d4:paged=2", LengthFamily::Equal, pages).side.page_table.unwrap();
     assert_eq!(table(PageOrder::InOrder), [0, 1, 2, 3, 4, 5]);

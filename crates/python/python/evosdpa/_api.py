@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
-from . import _arrays, _binding, _flash, _native, _window, _words
+from . import _arrays, _binding, _exchange, _flash, _native, _window, _words
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,8 +79,10 @@ def sdpa(
             if done is not None:
                 result: Array = done
                 return result
-    if torch_side is not None and torch_side.are_tensors(q, k, v):
+    if torch_side is not None and torch_side.are_tensors(q, k, v) and (attn_mask is None or not _exchange.is_foreign(attn_mask)):
         return cast(Array, torch_side.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback))
+    if not _arrays.are_arrays(q, k, v) or not (attn_mask is None or _arrays.are_arrays(attn_mask)):
+        return cast(Array, _exchange.again(sdpa, locals()))
     return cast(Array, _arrays.sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa, high, fallback))
 
 
@@ -203,6 +205,8 @@ def flash_attn_func(
                 return done
         if torch_side.are_tensors(q, k, v):
             side = torch_side
+    if side is _arrays and not _arrays.are_arrays(q, k, v):
+        return _exchange.again(flash_attn_func, locals())
     if not plain or _flash.has_codes(q, k):
         extras = {"softcap": softcap, "chunk": attention_chunk, "alibi_slopes": alibi_slopes, "sinks": s_aux}
         descale = (q_descale, k_descale, v_descale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import _binding, _exchange, _native, _side, _window, _words
+from . import _binding, _native, _side, _window, _words
 
 _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _codes: dict[Any, int | None] = {}
@@ -14,11 +14,6 @@ _codes: dict[Any, int | None] = {}
 def sdpa(
     q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, high: bool, fallback: bool
 ) -> Any:
-    if not _are_arrays(q, k, v) or not (attn_mask is None or _are_arrays(attn_mask)):
-        return _exchange.exchanged(
-            {"q": q, "k": k, "v": v, "attn_mask": attn_mask},
-            lambda side, q, k, v, mask: side.sdpa(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, high, fallback),
-        )
     q, k, v = _native_order(q=q, k=k, v=v)
     if attn_mask is not None:
         if is_causal:
@@ -30,7 +25,7 @@ def sdpa(
             mask = None if attn_mask is None else torch_side.torch.as_tensor(attn_mask)
             tensors = [torch_side.torch.as_tensor(array) for array in (q, k, v)]
             return torch_side.sdpa(*tensors, mask, dropout_p, is_causal, scale, enable_gqa, high, True).numpy()
-        raise NotImplementedError(refusal)
+        raise NotImplementedError(_words.torch_is_missing(refusal) if fallback else refusal)
     three = q.ndim == 3
     if three:
         q, k, v = q[None], k[None], v[None]
@@ -57,11 +52,6 @@ def flash_attention(
     fallback: bool,
 ) -> tuple[Any, Any]:
     rest = (softmax_scale, causal, window_size, dropout_p, with_lse, high, fallback)
-    if not _are_arrays(q, k, v):
-        out, lse = _exchange.exchanged(
-            {"q": q, "k": k, "v": v}, lambda side, *tensors: side.flash_attention(*tensors, *rest)
-        )
-        return out, lse
     q, k, v = _native_order(q=q, k=k, v=v)
     refusal = _refusal(q, dropout_p)
     if refusal is not None:
@@ -69,7 +59,7 @@ def flash_attention(
             tensors = [side.torch.as_tensor(array) for array in (q, k, v)]
             out, lse = side.flash_attention(*tensors, *rest)
             return out.numpy(), None if lse is None else lse.numpy()
-        raise NotImplementedError(refusal)
+        raise NotImplementedError(_words.torch_is_missing(refusal) if fallback else refusal)
     _check_dimensions(q, k, v)
     q, k, v = (array.swapaxes(1, 2) for array in (q, k, v))
     out, lse = forward(q, k, v, softmax_scale, _window.flash_window(causal, window_size), with_lse, high)
@@ -172,7 +162,7 @@ def _native_order(**arrays: Any) -> list[Any]:
     return [array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")) for array in arrays.values()]
 
 
-def _are_arrays(*tensors: Any) -> bool:
+def are_arrays(*tensors: Any) -> bool:
     # Who has no NumPy has no arrays either.
     numpy = sys.modules.get("numpy")
     if numpy is None:

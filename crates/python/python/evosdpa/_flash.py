@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import _arrays, _binding, _side, _window, _words
+from . import _arrays, _binding, _exchange, _side, _window, _words
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -152,10 +152,12 @@ def flash_attn_varlen_func(
         if done is not None:
             return done
     lib = _library(q)
+    if lib is None:
+        return _exchange.again(flash_attn_varlen_func, locals())
     _refuse(qv, dropout_p)
     table = _one_of(page_table=page_table, block_table=block_table)
     _expect(lib, q, 3, q=q, **({} if table is not None else {"k": k, "v": v}))
-    batch = _count("cu_seqlens_q", cu_seqlens_q) - 1
+    batch = _count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
     _integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _integers(lib, q, batch, seqused_q=seqused_q, seqused_k=seqused_k)
     side: _side.Side = {
@@ -291,6 +293,7 @@ def flash_attn_with_kvcache(
         and (page_table is None or block_table is None)
         and (k is None) == (v is None)
         and (rotary_cos is None) == (rotary_sin is None)
+        and (rotary_cos is None or not getattr(rotary_cos, "requires_grad", False))
         and (k is not None or cu_seqlens_k_new is None)
         and type(cache_seqlens) is not int
     ):
@@ -320,11 +323,13 @@ def flash_attn_with_kvcache(
         if done is not None:
             return done
     lib = _library(q)
+    if lib is None:
+        return _exchange.again(flash_attn_with_kvcache, locals())
     _refuse(qv, 0.0)
     table = _one_of(page_table=page_table, block_table=block_table)
     _expect(lib, q, 3 if cu_seqlens_q is not None else 4, q=q)
     _expect(lib, q, 4, k_cache=k_cache, v_cache=v_cache)
-    batch = q.shape[0] if cu_seqlens_q is None else _count("cu_seqlens_q", cu_seqlens_q) - 1
+    batch = q.shape[0] if cu_seqlens_q is None else _count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
     if isinstance(cache_seqlens, int):
         if not 0 <= cache_seqlens < 2**31:
             raise ValueError(f"cache_seqlens is {cache_seqlens}, but must be the number of tokens that each sequence holds")
@@ -381,6 +386,7 @@ def dense(
 ) -> tuple[Any, Any]:
     """The part of ``flash_attn_func`` that changes scores or reads 8-bit codes."""
     lib = _library(q)
+    assert lib is not None, "others have become tensors or arrays"
     try:
         _expect(lib, q, 4, q=q, k=k, v=v)
         _refuse(qv, dropout_p)
@@ -444,15 +450,15 @@ def _append(
     return cache_seqlens + new
 
 
-def _library(q: Any) -> ModuleType:
-    """The module that knows tensors of this kind."""
+def _library(q: Any) -> ModuleType | None:
+    """The module that knows tensors of this kind; ``None`` for those of other libraries."""
     torch_side = _binding.torch_side
     if torch_side is not None and isinstance(q, torch_side.Tensor):
         from . import _cache_torch
 
         return _cache_torch
-    if not _arrays._are_arrays(q):
-        raise TypeError(f"q is a {type(q).__name__}; give torch tensors or NumPy arrays")
+    if not _arrays.are_arrays(q):
+        return None
     from . import _cache_arrays
 
     return _cache_arrays
@@ -473,14 +479,20 @@ def _one_of(**named: Any) -> Any:
 
 
 def _expect(lib: ModuleType, like: Any, dimensions: int, **named: Any) -> None:
+    _check_kind(lib, like, **named)
     for name, value in named.items():
-        if not lib.is_tensor(value):
-            raise TypeError(f"{name} is a {type(value).__name__}; give a {type(like).__name__}, as q is")
         lib.check_plain(**{name: value})
         if value.ndim != dimensions:
             layout = "tokens, heads, head dimension"
             layout = layout if dimensions == 3 else f"batch or pages, {layout}"
             raise ValueError(f"{name} has shape {list(value.shape)}, but must have {dimensions} dimensions ({layout})")
+
+
+def _check_kind(lib: ModuleType, like: Any, **named: Any) -> None:
+    """What comes beside the queries must be of their kind."""
+    for name, value in named.items():
+        if value is not None and not lib.is_tensor(value):
+            raise TypeError(f"{name} is a {type(value).__name__}; give a {type(like).__name__}, as q is")
 
 
 def _integers(lib: ModuleType, q: Any, count: int, **named: Any) -> None:
@@ -500,8 +512,7 @@ def _table(lib: ModuleType, q: Any, table: Any) -> None:
 
 
 def _int32(lib: ModuleType, q: Any, name: str, value: Any) -> None:
-    if not hasattr(value, "dtype"):
-        raise TypeError(f"{name} is a {type(value).__name__}; give int32 values of the same kind as q")
+    _check_kind(lib, q, **{name: value})
     dtype, device = lib.facts(value)
     if dtype != "int32":
         raise TypeError(f"{name} holds {dtype}, but must hold int32; convert it")
@@ -510,11 +521,13 @@ def _int32(lib: ModuleType, q: Any, name: str, value: Any) -> None:
         raise ValueError(f"{name} is on {device}, but q is on {here}; move it there")
 
 
-def _count(name: str, value: Any) -> int:
+def _count(lib: ModuleType, q: Any, name: str, value: Any) -> int:
     """The length of a list that says how many sequences there are."""
-    if not hasattr(value, "shape") or len(value.shape) != 1 or value.shape[0] < 1:
-        shown = list(value.shape) if hasattr(value, "shape") else type(value).__name__
-        raise ValueError(f"{name} must be a list of int32, one more than there are sequences, not {shown}")
+    if value is None:
+        raise ValueError(f"{name} is missing: it says where each sequence begins")
+    _check_kind(lib, q, **{name: value})
+    if value.ndim != 1 or value.shape[0] < 1:
+        raise ValueError(f"{name} has shape {list(value.shape)}, but must have one dimension, one longer than there are sequences")
     return int(value.shape[0])
 
 
@@ -541,8 +554,9 @@ def _check_rotary(k: Any, rotary_cos: Any, rotary_sin: Any) -> None:
 
 def _scores(lib: ModuleType, q: Any, softcap: float, chunk: int, alibi_slopes: Any, s_aux: Any) -> _side.Side:
     side: _side.Side = {}
+    _check_kind(lib, q, alibi_slopes=alibi_slopes, s_aux=s_aux)
     if softcap:
-        side["softcap"] = float(softcap)
+        side["softcap"] = lib.number(softcap)
     if chunk:
         side["chunk"] = int(chunk)
     if alibi_slopes is not None:
@@ -559,6 +573,7 @@ def _scores(lib: ModuleType, q: Any, softcap: float, chunk: int, alibi_slopes: A
 def _scales(lib: ModuleType, q: Any, k: Any, v: Any, batch: int, q_descale: Any, k_descale: Any, v_descale: Any) -> _side.Side:
     """Scales of 8-bit tensors, ``[batch, key/value heads]``, 1 where none are given; the queries' by their own heads."""
     side: _side.Side = {}
+    _check_kind(lib, q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     heads, heads_kv = q.shape[-2], k.shape[-2]
     for name, tensor, given in (("q", q, q_descale), ("k", k, k_descale), ("v", v, v_descale)):
         if not lib.facts(tensor)[0].startswith("float8"):

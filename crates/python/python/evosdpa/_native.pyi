@@ -63,6 +63,7 @@ def straight(
     flash_layout: bool,
     with_lse: bool,
     high: bool,
+    out_by_token: bool = False,
 ) -> Any: ...
 def straight_cache(
     tensors: tuple[Any, Any, Any],

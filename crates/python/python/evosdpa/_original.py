@@ -51,7 +51,7 @@ def leave(token: object) -> None:
 
 def stands() -> bool:
     """Whether anything is entered."""
-    return bool(_standing)
+    return len(_standing) > 0  # not `bool`: compilers of older versions do not know it of lists
 
 
 def attention(

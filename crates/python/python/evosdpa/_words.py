@@ -57,12 +57,19 @@ def argument(name: str) -> str:
     )
 
 
+def block_mask() -> str:
+    return (
+        "attention_mask is a BlockMask, which evosdpa takes without dropout, gradients and caches of its own; load the model with "
+        'attn_implementation="flex_attention"'
+    )
+
+
 def vmap(name: str) -> str:
     return f"torch.vmap of a call with {name} is not supported; give the batch itself"
 
 
-def scale_with_gradient() -> str:
-    return "scale is a tensor that requires grad: evosdpa takes a number; multiply q with it, or pass scale.item()"
+def number_with_gradient() -> str:
+    return "a scale or softcap is a tensor that requires grad: evosdpa takes a number; multiply q with it, or pass its item()"
 
 
 def dimensions(count: int) -> str:
@@ -75,6 +82,11 @@ def heads(heads_q: int, heads_kv: int) -> str:
 
 def mask_twice() -> str:
     return "attn_mask and is_causal are both given; use one of them"
+
+
+def torch_is_missing(words: str) -> str:
+    """The same where a fallback was asked for."""
+    return words.replace(FALLBACK, "or have torch, to which fallback=True would leave it")
 
 
 def without_fallback(words: str) -> str:

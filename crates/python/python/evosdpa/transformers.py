@@ -6,7 +6,7 @@ Importing this module is all there is to do::
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="evosdpa")
 
 Padding, sliding windows, attention chunks, static caches, position biases, softcaps and sinks are computed by evosdpa where a
-fast kernel takes them, and so are the keys that sparse models pick (``indices``), as a mask; dense masks and position biases on a GPU, with which torch is faster, are torch's. What none does (dropout,
+fast kernel takes them, and so are FlexAttention's block masks and the keys that sparse models pick (``indices``), as a mask; dense masks and position biases on a GPU, with which torch is faster, are torch's. What none does (dropout,
 gradients, other devices) is computed by torch as before. An argument that this module does not know
 is refused by its name: it may change what a model means.
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from . import _deferred, _packed, _plain, _side, _torch, _window, _words
+from . import _blocks, _deferred, _packed, _plain, _side, _torch, _window, _words
 
 NAME = "evosdpa"
 
@@ -83,6 +83,8 @@ def evosdpa_attention_forward(
             return out, None
     if isinstance(attention_mask, _deferred.DeferredMask):
         attention_mask = attention_mask.dense()
+    if attention_mask is not None and _blocks.is_block_mask(attention_mask):
+        raise NotImplementedError(_words.block_mask())
     if softcap is None and s_aux is None and position_bias is None:
         kwargs.update({} if cache is None else {"cache": cache})
         out, _ = sdpa_attention_forward(
@@ -147,8 +149,8 @@ def _straight(
                 by_token, None, None, lists, (None, None), (None, None), scaling, window, True, False, False
             )
             return out
-    out = _torch.straight(query, key, value, scaling, window, True, False, False, False)
-    return None if out is None else out.transpose(1, 2).contiguous()
+    done: Tensor | None = _torch.straight(query, key, value, scaling, window, True, False, False, False, True)
+    return done
 
 
 def _computed(
@@ -175,6 +177,8 @@ def _computed(
             if "bias" in side:
                 side["bias"] = side["bias"][..., :keys]
             side, mask = {**side, **more}, None
+    if mask is not None and _blocks.is_block_mask(mask):
+        side, mask = {**side, **_blocks.beside(mask, query, key)}, None
     if causal and key.shape[2] > query.shape[2]:
         # Behind the last query a static cache has nothing yet.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
@@ -201,8 +205,8 @@ def _computed(
 
 def _is_for(side: _side.Side, query: Tensor) -> bool:
     """Makes side inputs what a call takes; ``False`` if somebody wants their gradient, and for dense masks on a GPU: torch is faster
-    with them."""
-    if query.is_cuda and ("mask" in side or "bias" in side):
+    with them, but has no block masks."""
+    if query.is_cuda and ("mask" in side or "bias" in side) and "blocks" not in side:
         return False
     for name, given in side.items():
         if not isinstance(given, Tensor):
