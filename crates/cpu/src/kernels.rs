@@ -35,8 +35,6 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     const STEP: usize;
     /// Elements of the inner dimension in a lane of packed queries, keys and weights: [`Simd::PACKED`].
     const PACKED: usize = 1;
-    /// Whether the scores of the next query tile are begun before the weights of one are computed, so that a unit of its own multiplies while vectors weigh.
-    const OVERLAPPED: bool = false;
     /// Vectors of the register tile: a query tile is at most `VECTORS · LANES` wide.
     const VECTORS: usize;
 

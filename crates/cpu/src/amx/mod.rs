@@ -96,7 +96,6 @@ macro_rules! tile_kernels {
             const STEP: usize = KEYS;
             const VECTORS: usize = VECTORS;
             const PACKED: usize = 2;
-            const OVERLAPPED: bool = true;
 
             unsafe fn enter() {
                 // SAFETY: trait contract.

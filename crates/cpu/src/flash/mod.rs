@@ -187,44 +187,34 @@ impl Work<'_> {
             // Only where some query is masked, or weights are looked at, does it matter whether V is finite.
             let harmless = all_clear && cut.iter().all(|tile| self.care::<K>(tile) == Care::Rounded);
             let finite = self.pack_values::<K>(block, begin, end, values, !harmless) || harmless;
-            let (mut begun, mut place) = (None, 0);
             for (index, tile) in cut.iter().enumerate() {
-                if tile.look.begin >= tile.look.end {
-                    continue;
+                if tile.look.begin < tile.look.end {
+                    let ahead = [
+                        self.next_rows(&job.k, job.shape.dim_qk, block, index, cut.len()),
+                        self.next_rows(&job.v, job.shape.dim_v, block, index, cut.len()),
+                    ];
+                    self.run_tile::<K>(index, tile, block, end, ahead, finite);
                 }
-                let ahead = [
-                    self.next_rows(&job.k, job.shape.dim_qk, block, index, cut.len()),
-                    self.next_rows(&job.v, job.shape.dim_v, block, index, cut.len()),
-                ];
-                let step = self.begin_tile::<K>(index, tile, block, ahead, place);
-                if !K::OVERLAPPED {
-                    self.end_tile::<K>(index, tile, block, end, step, finite);
-                } else if let Some((before, step)) = begun.replace((index, step)) {
-                    self.end_tile::<K>(before, &cut[before], block, end, step, finite);
-                }
-                place = usize::from(K::OVERLAPPED) - place;
-            }
-            if let Some((last, step)) = begun {
-                self.end_tile::<K>(last, &cut[last], block, end, step, finite);
             }
         }
     }
 
-    /// The scores of one tile against the packed rows of a block, in one of the places for them.
-    unsafe fn begin_tile<K: Kernels>(
+    /// One tile against the packed rows of a block, which end at `end`.
+    unsafe fn run_tile<K: Kernels>(
         &self,
         index: usize,
         tile: &QueryTile,
         block: usize,
+        end: usize,
         ahead: [Ahead; 2],
-        place: usize,
-    ) -> TileStep {
+        finite: bool,
+    ) {
         let Work { job, layout, scratch, .. } = *self;
         let look = tile.look;
         let width = tile.vectors * K::LANES;
         // SAFETY: as `run_unit`.
         unsafe {
-            let state = self.state::<K>(index);
+            let (state, hidden) = (self.state::<K>(index), scratch.add(layout.hidden));
             let care = self.care::<K>(tile);
             let mut step = TileStep {
                 queries: scratch.add(layout.queries + index * layout.queries_per_tile),
@@ -236,7 +226,7 @@ impl Work<'_> {
                 value_stride: layout.value_stride,
                 output: scratch.add(layout.output + index * layout.output_per_tile),
                 dim_v: job.shape.dim_v,
-                scores: scratch.add(layout.scores + place * layout.scores_per_tile),
+                scores: scratch.add(layout.scores),
                 start: Start::Nothing,
                 care,
                 weighed: Weighed { live: (0, 0), heavy: 0 },
@@ -258,32 +248,14 @@ impl Work<'_> {
                 most_hope: state.add(6 * width),
                 mask: tile.mask(&self.span, block),
                 shown: if look.hides { self.shown(index) } else { ptr::null() },
-                hidden: scratch.add(layout.hidden),
+                hidden,
                 ahead,
             };
+            let masked = look.begin < step.mask.clear_begin || look.end > step.mask.clear_end;
             if job.modifiers.change() {
                 step.start = self.start_scores::<K>(index, tile, block, &step);
             }
             K::scores(tile.vectors, &step);
-            step
-        }
-    }
-
-    /// What follows the scores of a tile: weights and sums of values. The packed rows end at `end`.
-    unsafe fn end_tile<K: Kernels>(
-        &self,
-        index: usize,
-        tile: &QueryTile,
-        block: usize,
-        end: usize,
-        mut step: TileStep,
-        finite: bool,
-    ) {
-        let Work { job, layout, scratch, .. } = *self;
-        let look = tile.look;
-        let masked = look.begin < step.mask.clear_begin || look.end > step.mask.clear_end;
-        // SAFETY: as `run_unit`.
-        unsafe {
             if job.modifiers.change() {
                 self.modify_scores::<K>(index, tile, block, &step);
             }
@@ -295,7 +267,7 @@ impl Work<'_> {
             // A pair of values may reach behind what the tile sees.
             let exact = !finite && (masked || look.hides || look.end < end || step.weighed.heavy > 0);
             if exact {
-                K::mark_hidden(tile.vectors, &step, scratch.add(layout.hidden));
+                K::mark_hidden(tile.vectors, &step, hidden);
             }
             K::values(tile.vectors, exact, &step);
         }

@@ -19,7 +19,6 @@ pub(crate) struct Scratch {
     pub(super) values: usize,
     pub(super) value_stride: usize,
     pub(super) scores: usize,
-    pub(super) scores_per_tile: usize,
     pub(super) heavy_rows: usize,
     /// What is hidden from whom, as the scores lie.
     pub(super) hidden: usize,
@@ -50,8 +49,6 @@ impl Scratch {
         let (queries_per_tile, output_per_tile) = (whole(shape.dim_qk) * width, whole(shape.dim_v) * width);
         let (key_stride, value_stride) = (packed_stride(shape.dim_qk), packed_stride(shape.dim_v));
         let row_stride = key_stride.max(value_stride);
-        // Matrix tiles take weights up to a whole tile of keys.
-        let scores_per_tile = tiles.block_kv.next_multiple_of(K::STEP) * width;
         let shown_per_tile = words(tiles.block_kv) * width;
         let mut carver = Carver::default();
         Scratch {
@@ -63,8 +60,8 @@ impl Scratch {
             key_stride,
             values: carver.take(tiles.block_kv * value_stride),
             value_stride,
-            scores: carver.take(scores_per_tile * if K::OVERLAPPED { 2 } else { 1 }),
-            scores_per_tile,
+            // Matrix tiles take weights up to a whole tile of keys.
+            scores: carver.take(tiles.block_kv.next_multiple_of(K::STEP) * width),
             heavy_rows: carver.take(if K::PACKED > 1 { tiles.block_kv } else { 0 }),
             rows: carver.take(MAX_LANES * row_stride),
             row_stride,
