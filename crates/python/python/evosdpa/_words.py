@@ -24,6 +24,12 @@ def autograd() -> str:
     )
 
 
+def element_types(given: object) -> str:
+    """What to use in the place of a type that no kernel reads."""
+    hint = "; codes of int8 plus 128 are those of uint8, with descales 127 / 448 times as large" if str(given).endswith("int8") else ""
+    return f"float32, float16, bfloat16, float8_e4m3fn, or for caches uint8{hint}"
+
+
 def dtype(name: object) -> str:
     return f"no kernel for {name}; use float32, float16 or bfloat16, {FALLBACK}"
 
