@@ -150,6 +150,42 @@ def test_what_mixes_and_what_does_not():
             call()
 
 
+def test_no_gradient_is_lost():
+    """Whatever a result depends on, and whichever way somebody differentiates: refused, or torch's by ``fallback``."""
+    x, held = torch.randn(1, 9, 4, 16), torch.tensor([3], dtype=torch.int32)
+    packed, starts = x[0], torch.tensor([0, 9], dtype=torch.int32)
+    slopes, number = torch.randn(4, requires_grad=True), torch.tensor(0.5, requires_grad=True)
+    angles = torch.ones(16, 8, requires_grad=True)
+    flash, varlen, cached = evosdpa.flash_attn_func, evosdpa.flash_attn_varlen_func, evosdpa.flash_attn_with_kvcache
+    one = x[:, :1]
+    calls = [
+        lambda: flash(x, x, x, s_aux=slopes),
+        lambda: flash(x, x, x, alibi_slopes=slopes),
+        lambda: flash(x, x, x, softcap=number),
+        lambda: varlen(packed, packed, packed, starts, starts, 9, 9, s_aux=slopes),
+        lambda: varlen(packed, packed, packed, starts, starts, 9, 9, softmax_scale=number),
+        lambda: cached(one, x, x, cache_seqlens=held, softmax_scale=number),
+        lambda: cached(one, x.clone(), x.clone(), one, one, cache_seqlens=held, rotary_cos=angles, rotary_sin=angles),
+        lambda: torch.func.jvp(lambda x: flash(x, x, x, softcap=2.0), (x,), (x,)),
+        lambda: torch.func.jvp(lambda x: varlen(x, x, x, starts, starts, 9, 9), (packed,), (packed,)),
+        lambda: torch.func.jvp(lambda s: flash(x, x, x, s_aux=s), (slopes.detach(),), (slopes.detach(),)),
+        lambda: torch.func.jvp(lambda x: cached(one, x, x), (x,), (x,)),
+    ]
+    for place, call in enumerate(calls):
+        with pytest.raises((NotImplementedError, TypeError), match="requires grad"):
+            raise AssertionError(f"{place}: {call()}")
+    flash(x, x, x, s_aux=slopes, fallback=True).sum().backward()
+    assert slopes.grad.abs().sum() > 0
+    with torch.no_grad():
+        assert not flash(x, x, x, s_aux=slopes).requires_grad
+
+
+def test_vmap_of_a_mask_is_refused_by_name():
+    x, masks = torch.randn(3, 2, 4, 9, 16), torch.ones(3, 9, 9, dtype=torch.bool)
+    with pytest.raises(NotImplementedError, match="torch.vmap of a call with mask"):
+        torch.vmap(lambda x, mask: evosdpa.sdpa(x, x, x, mask))(x, masks)
+
+
 def test_a_gpus_array_that_has_a_stream_is_waited_for(monkeypatch):
     """CUDA's array interface, version 3: what its owner queued on that stream may not have run."""
     q, waited = torch.randn(1, 2, 9, 8), []

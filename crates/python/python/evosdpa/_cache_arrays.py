@@ -75,6 +75,10 @@ def ones(count: int, like: Any) -> Any:
     return numpy.ones(count, numpy.float32)
 
 
+def number(x: Any) -> float:
+    return float(x)
+
+
 def float32(x: Any) -> Any:
     return x.astype("float32", copy=False)
 

@@ -17,7 +17,10 @@ def attend(
     """Attention of ``[batch, heads, sequence, head dimension]`` views of tensors whose heads come last but one."""
     check_plain(q=q, k=k, v=v)
     check(q, k, v, True)
-    return _torch.attend(q, k, v, scale, window, True, with_lse, high, {name: value for name, value in side.items() if value is not None})
+    side = {name: value for name, value in side.items() if value is not None}
+    if _torch.is_differentiated(*(value for value in side.values() if isinstance(value, Tensor))):
+        raise NotImplementedError(_words.without_fallback(_words.autograd()))
+    return _torch.attend(q, k, v, _torch.number(scale), window, True, with_lse, high, side)
 
 
 def check_plain(**named: Tensor) -> None:
@@ -25,7 +28,7 @@ def check_plain(**named: Tensor) -> None:
     for name, x in named.items():
         if x.is_nested or x.layout != torch.strided:
             raise TypeError(f"{name} is {'nested' if x.is_nested else x.layout}; give a plain tensor")
-        if x.requires_grad and torch.is_grad_enabled():
+        if _torch.is_differentiated(x):
             raise NotImplementedError(_words.without_fallback(_words.autograd()))
         if x.dtype not in ALL_CODES:
             raise NotImplementedError(f"{name} holds {x.dtype}; no kernel reads it: use {_words.element_types(x.dtype)}")
@@ -59,6 +62,10 @@ def facts(tensor: Tensor) -> tuple[str, str]:
 
 def ones(count: int, like: Tensor) -> Tensor:
     return torch.ones(count, dtype=torch.float32, device=like.device)
+
+
+def number(x: Any) -> float | None:
+    return _torch.number(x)
 
 
 def float32(x: Tensor) -> Tensor:

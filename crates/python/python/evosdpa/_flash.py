@@ -293,6 +293,7 @@ def flash_attn_with_kvcache(
         and (page_table is None or block_table is None)
         and (k is None) == (v is None)
         and (rotary_cos is None) == (rotary_sin is None)
+        and (rotary_cos is None or not getattr(rotary_cos, "requires_grad", False))
         and (k is not None or cu_seqlens_k_new is None)
         and type(cache_seqlens) is not int
     ):
@@ -555,7 +556,7 @@ def _scores(lib: ModuleType, q: Any, softcap: float, chunk: int, alibi_slopes: A
     side: _side.Side = {}
     _check_kind(lib, q, alibi_slopes=alibi_slopes, s_aux=s_aux)
     if softcap:
-        side["softcap"] = float(softcap)
+        side["softcap"] = lib.number(softcap)
     if chunk:
         side["chunk"] = int(chunk)
     if alibi_slopes is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 from typing import Any, cast
@@ -149,7 +150,7 @@ def sdpa(
     if blocks is not None:
         side = _blocks.beside(blocks, q, k)
     try:
-        out, _ = attend(q, k, v, _number(scale), window, by_sequence, False, high, side)
+        out, _ = attend(q, k, v, number(scale), window, by_sequence, False, high, side)
     except NotImplementedError:
         # No kernel of this GPU takes it.
         if not fallback or side is None:
@@ -157,6 +158,8 @@ def sdpa(
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
     if not compiling() and _traced() is None and q.device.type == "cpu":
         out = _laid_out(out, q)
+        if three and not _keeps_three_in_order():
+            out = out.contiguous()
     return out.squeeze(0) if three else out
 
 
@@ -169,6 +172,13 @@ def _laid_out(out: Tensor, q: Tensor) -> Tensor:
     if out.stride() == wanted:
         return out
     return torch.empty_strided(out.shape, wanted, dtype=out.dtype).copy_(out)
+
+
+@functools.cache
+def _keeps_three_in_order() -> bool:
+    """Whether this version of torch gives outputs of three dimensions the order of the queries; older ones make them contiguous."""
+    x = torch.zeros(2, 2, 1).transpose(0, 1)
+    return bool(torch._C._nn.scaled_dot_product_attention(x, x, x).stride() == x.stride())
 
 
 def flash_attention(
@@ -193,7 +203,7 @@ def flash_attention(
         raise NotImplementedError(refusal)
     check(q, k, v)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    out, lse = attend(q, k, v, _number(softmax_scale), window, True, with_lse, high)
+    out, lse = attend(q, k, v, number(softmax_scale), window, True, with_lse, high)
     return out.transpose(1, 2), lse if with_lse else None
 
 
@@ -201,7 +211,7 @@ def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
     """Why evosdpa does not compute this; ``None`` when it does."""
     if dropout_p != 0.0:
         return _words.dropout(dropout_p)
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+    if is_differentiated(q, k, v):
         return _words.autograd()
     if q.dtype not in CODES:
         return _words.dtype(q.dtype)
@@ -216,12 +226,16 @@ def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
             return _words.layout("nested" if x.is_nested else x.layout)
     if q.dim() not in (3, 4):
         return _words.dimensions(q.dim())
-    if not compiling():
-        if _forward_ad._current_level >= 0 and any(_unpacked(x).tangent is not None for x in (q, k, v)):
-            return _words.autograd()
-        if any(x._is_zerotensor() for x in (q, k, v)):
-            return _words.layout("of zeros without memory")
+    if not compiling() and any(x._is_zerotensor() for x in (q, k, v)):
+        return _words.layout("of zeros without memory")
     return None
+
+
+def is_differentiated(*tensors: Tensor) -> bool:
+    """Whether somebody wants the gradient of one of them, backwards or forwards."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    return not compiling() and _forward_ad._current_level >= 0 and any(_unpacked(x).tangent is not None for x in tensors)
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, scale: float | None) -> bool:
@@ -306,10 +320,10 @@ def is_known_mask(attn_mask: Any) -> bool:
     return known is not None and type(attn_mask) is known.CausalBias
 
 
-def _number(scale: Any) -> float | None:
+def number(scale: Any) -> float | None:
     if isinstance(scale, Tensor):
         if scale.requires_grad:
-            raise TypeError(_words.scale_with_gradient())
+            raise TypeError(_words.number_with_gradient())
         return float(scale)
     return cast("float | None", scale)
 

@@ -74,8 +74,8 @@ def vmap(name: str) -> str:
     return f"torch.vmap of a call with {name} is not supported; give the batch itself"
 
 
-def scale_with_gradient() -> str:
-    return "scale is a tensor that requires grad: evosdpa takes a number; multiply q with it, or pass scale.item()"
+def number_with_gradient() -> str:
+    return "a scale or softcap is a tensor that requires grad: evosdpa takes a number; multiply q with it, or pass its item()"
 
 
 def dimensions(count: int) -> str:
