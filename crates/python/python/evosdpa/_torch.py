@@ -120,8 +120,9 @@ def sdpa(
     q, k, v = autocast(q, k, v)
     refusal = refusal_of(q, k, v, dropout_p)
     objection = None
-    if mask is not None and q.is_cuda:
-        refusal = refusal or _words.mask_on_gpu()
+    if mask is not None and fallback and q.is_cuda:
+        # Such calls cost the host more than torch's, and short ones are no faster (docs/log/models.md).
+        return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
     if mask is not None and refusal is None:
         mask = autocast(mask)[0] if isinstance(mask, Tensor) else mask
         objection = _mask.objection(mask, q, k)
