@@ -45,6 +45,7 @@ mod plan;
 mod pool;
 mod portable;
 mod query_tile;
+mod shown;
 mod simd;
 mod span;
 mod tile;
