@@ -435,8 +435,8 @@ fn a_kind_with_another_value_supports_what_its_default_does_not() {
             let first = kernel.variants(&facts, &target).next().unwrap().unwrap();
             let precise_keys = match (name, feature) {
                 (_, HighPrecision) => 256,
-                // The device asks how large the cap is.
-                ("hopper_fwd", Softcap) => 1024,
+                // The device asks which KV tiles need it.
+                ("hopper_fwd", Softcap | Alibi) => 256,
                 _ => 1 << 30,
             };
             assert_eq!(first.defines["PRECISE_KEYS"], precise_keys, "{name} {feature:?}");

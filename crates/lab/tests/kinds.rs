@@ -256,10 +256,22 @@ fn hopper_fwd_changes_scores_of_many_keys() {
         trial("hopper_fwd", "b1h1s64/1024d128:softcap=2", BF16),
         trial("hopper_fwd", "b1h1s300d64:causal:softcap=50:sinks", BF16),
         trial("hopper_fwd", "b1h1s64/300d128:softcap=30", BF16),
+        // rows of any maximum and of few keys, beside caps whose weights say what is precise
+        trial("hopper_fwd", "b1h1s64/700d64:softcap=4", BF16),
+        Trial { family: Family::Uniform, ..trial("hopper_fwd", "b1h1s600d64:causal:softcap=50", BF16) },
+        Trial {
+            family: Family::OneHot,
+            ..trial("hopper_fwd", "b1h1s64/900d64:window=700/0:softcap=30", BF16)
+        },
         Trial { family: Family::LargeLogits, ..trial("hopper_fwd", "b1h1s64/1024d64:softcap=5", BF16) },
         Trial { family: Family::MaxValues, ..trial("hopper_fwd", "b1h1s64/1024d64:softcap=5", BF16) },
         trial("hopper_fwd", "b1h2s200/256d64:alibi", BF16),
         trial("hopper_fwd", "b1h2s150d64:causal:alibi", F16),
+        // near tiles, far ones, and steep heads whose farther tiles are skipped
+        trial("hopper_fwd", "b1h4s600d64:causal:alibi", BF16),
+        Trial { blocks: 1, ..trial("hopper_fwd", "b1h4s64/1000d128:causal-br:alibi:sinks", BF16) },
+        // rows whose nearest key is far
+        trial("hopper_fwd", "b1h4s500/300d64:causal:alibi", BF16),
         trial("hopper_fwd", "b1h1s64/1024d64:bias=h", BF16),
         trial("hopper_fwd", "b1h1s40/256d128:bias=bh", F16),
         trial("hopper_fwd", "b1h1s70/1024d64:mask=b", BF16),

@@ -389,8 +389,8 @@ fn accumulator(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
     let widest = look.widest();
     let few_keys = !look.masked() && look.facts.seq_kv <= 512;
     let own_queries = look.asks_for(&[Feature::PackedQueries, Feature::UsedQueries]);
-    // A producer that looks pages up has the registers that a Q tile of wide heads would need, and so has a bias or a mask read ahead.
-    let wide = !look.masked() && !look.asks_for(&[Feature::PagedCache, Feature::Bias, Feature::BooleanMask]);
+    // A producer that looks pages up has the registers that a Q tile of wide heads would need, and so has what modifies scores.
+    let wide = !look.masked() && !look.modified() && !look.asks_for(&[Feature::PagedCache]);
     let in_registers = widest <= 128 && tile == Tile::Two && (look.narrow() || wide);
     settings.decide(
         "registers",
@@ -426,9 +426,9 @@ pub(super) fn kinds(look: &Look<'_>, value: &dyn Fn(&str) -> i64, settings: &mut
         (false, false) => "code for any number of keys",
     };
     settings.decide("mask code", &[("WHOLE_TILES", i64::from(whole))], why);
-    // Wide heads, lengths and pages leave no registers for both codes of a cap.
-    let asks_caps = look.widest() <= 128
+    // Wide heads, lengths and pages leave no registers for both codes of a cap or of slopes.
+    let asks_device = look.widest() <= 128
         && !look.own_lengths()
         && !look.asks_for(&[Feature::PagedCache, Feature::Chunks, Feature::BlockMask]);
-    look.decide_precision(few_keys || !whole && any_length, asks_caps, settings);
+    look.decide_precision(few_keys || !whole && any_length, asks_device, settings);
 }

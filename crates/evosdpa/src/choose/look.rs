@@ -150,17 +150,17 @@ impl<'a> Look<'a> {
 
     /// Decides on the kind PRECISE_KEYS, where the code knows rows with few keys or not.
     ///
-    /// `asks_caps`: the code asks the device how large a cap is, and keeps every row precise beside a large one.
-    pub(super) fn decide_precision(&self, knows_few_keys: bool, asks_caps: bool, settings: &mut Settings) {
+    /// `asks_device`: beside a cap, or slopes, the code finds out on the device which KV tiles to keep precise.
+    pub(super) fn decide_precision(&self, knows_few_keys: bool, asks_device: bool, settings: &mut Settings) {
         let (cap, slopes) = (self.asks_for(&[Feature::Softcap]), self.asks_for(&[Feature::Alibi]));
         let dense = self.asks_for(&[Feature::Bias, Feature::BooleanMask]);
         let (keys, why) = match (self.facts.dtype, knows_few_keys) {
             _ if self.every_row_precise() => {
                 (EVERY_ROW, "asked for: a second PV with what rounding left of P, for every row")
             }
-            (DType::BF16, _) if cap && asks_caps && !slopes && !dense => (
-                PRECISE_KEYS_MODIFIED,
-                "bf16 rows that see few keys, or any beside a large cap, get a second PV",
+            (DType::BF16, _) if asks_device && cap != slopes && !dense => (
+                PRECISE_KEYS,
+                "caps and slopes may leave a row with few keys that count: the device asks which KV tiles need a second PV",
             ),
             (DType::BF16, _) if cap || slopes || dense && knows_few_keys => (
                 EVERY_ROW,

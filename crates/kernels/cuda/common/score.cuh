@@ -7,6 +7,7 @@
 //   NATURAL_UNITS                   whether changed scores are in natural units, and the softmax subtracts before it multiplies (softmax.cuh)
 //   BOUNDED                         whether changed scores need no maximum, where they are not steep
 //   READS, Fetched                  whether it reads a bias or a mask, and what can be read of it before there are scores
+//   is_gentle(p, head)              whether a slope is one of models', where MOVES
 //   is_steep(p)                     whether few keys may hold most of a row's weight, however many it sees
 //   cap_visible(s)                  `change` of keys that are all visible, where it is BOUNDED
 //   MOVES, move(...)                whether rows' parts of the scores can be left to the softmax, and that form of `change`
@@ -47,8 +48,31 @@ __device__ __forceinline__ void half_tanh(float& a, float& b, float& c, float& d
   c = inverse_cd * of_d, d = inverse_cd * of_c;
 }
 
-constexpr float FLAT_CAP = 5.f;       // up to which no few of many keys can hold most of a row's weight
+// tanh(y) / y as polynomials in y^2, by relative error: 7e-6 up to 1, and 4e-7 up to a quarter.
+constexpr float TANH_RANGE = 1.f, SHORT_TANH_RANGE = 0.25f;
+constexpr float TANH[5] = {0.999993089f, -0.332980653f, 0.130368113f, -0.0448175552f, 0.00903642452f};
+constexpr float SHORT_TANH[3] = {0.999999604f, -0.333219082f, 0.128416134f};
+
+constexpr float FLAT_CAP = 5.f;       // up to which no few of FLAT_KEYS keys can hold most of a row's weight
+constexpr int FLAT_KEYS = 512;
+constexpr float LARGE_CAP = 30.f;     // from which scores below -SHORT_TANH_RANGE caps weigh next to nothing beside one of 0
 constexpr float LEAST_SCALE = 1e-3f;  // of which a slope is so many times as large that it stays finite
+
+// unit * x * P((x * inner)^2) + offset for a polynomial P of so many terms.
+template <int TERMS>
+struct OddPolynomial {
+  float terms[TERMS];
+  __device__ __forceinline__ OddPolynomial(const float (&of)[TERMS], float unit, float inner) {
+#pragma unroll
+    for (int k = 0; k < TERMS; ++k) terms[k] = of[k] * unit, unit *= inner * inner;
+  }
+  __device__ __forceinline__ float plus(float x, float offset) const {
+    float sum = terms[TERMS - 1];
+#pragma unroll
+    for (int k = TERMS - 2; k >= 0; --k) sum = fmaf(sum, x * x, terms[k]);
+    return fmaf(x, sum, offset);
+  }
+};
 
 // The loads of these registers are issued here, not where they are first needed.
 template <int COUNT>
@@ -72,7 +96,11 @@ struct ScoreModifiers {
   // needed.
   static constexpr bool BOUNDED = CAPS && !NATURAL_UNITS && !MASKS && DTYPE_BF16;
   // Whether P is to be kept precise of rows however many keys they see.
-  static __device__ __forceinline__ bool is_steep(const SdpaParams& p) { return CAPS && p.softcap > FLAT_CAP; }
+  static __device__ __forceinline__ bool is_steep(const SdpaParams& p) { return SLOPES || CAPS && p.softcap > FLAT_CAP; }
+  // Whether a head's weights fall to the left, and so slowly that a bound on what a few keys add keeps their digits (line_bounds).
+  static __device__ __forceinline__ bool is_gentle(const SdpaParams& p, int head) {
+    return SLOPES && p.alibi_slopes[head] >= 0.f && p.alibi_slopes[head] <= 1.f;
+  }
 
   const SdpaParams& p;
   const void* bias;
@@ -110,6 +138,77 @@ struct ScoreModifiers {
     }
   }
 
+  // Weights of such keys, relative to the cap. Where all of a warp's scores are within TANH_RANGE caps, tanh is a polynomial that runs beside
+  // the exponentials, and no MUFU instruction.
+  template <int N, typename Wait>
+  __device__ __forceinline__ void weigh_bounded(float (&s)[N / 2], RowPair& state, Wait wait) const {
+    const float per_cap = __fdividef(p.scale, p.softcap);
+    float top[2] = {0.f, 0.f};
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
+    if (__all_sync(~0u, fmaxf(top[0], top[1]) * per_cap <= TANH_RANGE)) {
+      const OddPolynomial<5> tanh(TANH, p.scale_log2, per_cap);
+      const float offset = -p.softcap * LOG2_E;
+      float sum[2][2] = {};
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        s[i] = exp2_approx(tanh.plus(s[i], offset));
+        sum[i / 2 % 2][i % 2] += s[i];
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) state.sum[r] += sum[r][0] + sum[r][1];
+      wait();
+    } else {
+      cap_visible(s);
+      softmax_bounded<N>(s, state, scale_log2(p), NoWait());
+      wait();
+    }
+  }
+
+  // Weights of such keys relative to the running maximum, and the sums of their squares. tanh is monotone: the maximum is found before it.
+  // Where a warp's rows have one between 0 and SHORT_TANH_RANGE of a LARGE_CAP, tanh is a short polynomial beside the exponentials: what lies
+  // far below 0 gets a weight that is wrong, but by less than 3e-7 of the largest. Whether O has to shrink.
+  template <int N, typename Wait>
+  __device__ __forceinline__ bool weigh_capped(float (&s)[N / 2], RowPair& state, float (&shrink)[2], float (&squares)[2], Wait wait) const {
+    const float per_cap = __fdividef(p.scale, p.softcap), unit = scale_log2(p);
+    constexpr float OF_ZERO = -0.5f;  // h of a score of 0
+    float top[2], offset[2], sum[2] = {};
+    own_maxima<N>(s, {NEG_INF, NEG_INF}, top);
+    maxima_of_lanes(top);
+    const bool in_range =
+        p.softcap >= LARGE_CAP && fmaxf(top[0], top[1]) * per_cap <= SHORT_TANH_RANGE && fminf(state.max[0], state.max[1]) >= OF_ZERO;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r] = fmaxf(state.max[r], half_tanh(top[r] * (2.f * LOG2_E * per_cap)));
+    const bool rises = __any_sync(~0u, top[0] > state.max[0] || top[1] > state.max[1]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      shrink[r] = exp2_approx((state.max[r] - top[r]) * unit);
+      offset[r] = -top[r] * unit;
+      state.max[r] = top[r];
+    }
+    squares[0] = squares[1] = 0.f;
+    const auto count = [&](int i) {
+      sum[i / 2 % 2] += s[i];
+      squares[i / 2 % 2] = fmaf(s[i], s[i], squares[i / 2 % 2]);
+    };
+    if (__all_sync(~0u, in_range)) {
+      const OddPolynomial<3> tanh(SHORT_TANH, p.scale_log2, per_cap);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) offset[r] -= p.softcap * LOG2_E;
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) s[i] = exp2_approx(tanh.plus(s[i], offset[i / 2 % 2])), count(i);
+      wait();
+    } else {
+      cap_visible(s);
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) s[i] = exp2_approx(fmaf(s[i], unit, offset[i / 2 % 2])), count(i);
+      wait();
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) state.sum[r] = fmaf(state.sum[r], shrink[r], sum[r]);
+    return rises;
+  }
+
   // The same where slopes are all there is. A row's keys to the left of it lie on a line: `s` gets what a key's place in the tile adds, one
   // instruction for a score, and a row's `base` in natural units is left to the softmax (softmax_moved). `unit` is what `s` is then
   // multiplied with. Right of the diagonal, and beside a scale so small that the slope in its terms may overflow, the long way.
@@ -135,36 +234,86 @@ struct ScoreModifiers {
     }
   }
 
-  // What is read of a tile's bias and mask before its scores are there: two keys a register. Where a line's keys cannot be read in pairs, or
-  // end within the tile, nothing, and `change` reads it.
+  // What is read of a tile's bias or mask before its scores are there. The four lanes of a row read it together, in pieces that lie side by
+  // side, and share it out while they wait for the scores. Where a line does not allow it, or ends within the tile, nothing is read here, and
+  // `change` does it.
   template <int COUNT>
   struct Fetched {
-    u32 bias[ADDS ? COUNT / 2 : 1];
-    u32 mask[MASKS ? COUNT / 2 : 1];
+    static constexpr int KEYS = 2 * COUNT;
+    u32 bias[ADDS ? COUNT / 2 : 1];  // two keys each, as scores lie
+    u32 mask[MASKS ? COUNT / 4 : 1];
+    u32 bits[MASKS ? 8 : 1];  // of both rows, four words of 16 keys of each 64
     bool has_bias, has_mask;
 
     __device__ __forceinline__ void fill(const ScoreModifiers& hook, const int (&rows)[2], int column) {
-      const bool inside = column + (COUNT / 4 * 8 - 7) < hook.seq_kv;
+      const bool inside = column + (KEYS - 7) < hook.seq_kv;
       const SdpaParams& p = hook.p;
+      const int lane = column % 8 / 2, first = column - 2 * lane;
       if constexpr (ADDS) {
-        const u16* const line = static_cast<const u16*>(hook.bias) + column;
-        has_bias = inside && p.bias_type != SDPA_BIAS_F32 && ((reinterpret_cast<size_t>(line) | 2 * p.bias_stride[2]) & 3) == 0;
-        if (has_bias) read_pairs<u32>(bias, line, hook.row_there(rows[0]) * p.bias_stride[2], hook.row_there(rows[1]) * p.bias_stride[2]);
+        // of each 16 keys one half of the first eight, or of the others
+        const u16* const part = static_cast<const u16*>(hook.bias) + first + lane % 2 * 8 + lane / 2 * 4;
+        has_bias = inside && p.bias_type != SDPA_BIAS_F32 && ((reinterpret_cast<size_t>(part) | 2 * p.bias_stride[2]) & 7) == 0;
+        if (has_bias) {
+          const u16* const lines[2] = {part + hook.row_there(rows[0]) * p.bias_stride[2], part + hook.row_there(rows[1]) * p.bias_stride[2]};
+#pragma unroll
+          for (int i = 0; i < COUNT / 4; ++i) {
+            const uint2 two = *reinterpret_cast<const uint2*>(lines[i % 2] + i / 2 * 16);
+            bias[i / 2 * 4 + i % 2] = two.x, bias[i / 2 * 4 + i % 2 + 2] = two.y;
+          }
+          pin_loads(bias);
+        }
       }
       if constexpr (MASKS) {
-        const unsigned char* const line = hook.mask + column;
-        has_mask = inside && ((reinterpret_cast<size_t>(line) | p.mask_stride[2]) & 1) == 0;
-        if (has_mask) read_pairs<u16>(mask, line, hook.row_there(rows[0]) * p.mask_stride[2], hook.row_there(rows[1]) * p.mask_stride[2]);
+        const unsigned char* const part = hook.mask + first + 16 * lane;  // of each 64 keys 16
+        has_mask = inside && KEYS % 64 == 0 && ((reinterpret_cast<size_t>(part) | p.mask_stride[2]) & 15) == 0;
+        if (has_mask) {
+#pragma unroll
+          for (int i = 0; i < COUNT / 16; ++i)
+            *reinterpret_cast<uint4*>(&mask[4 * i]) =
+                *reinterpret_cast<const uint4*>(part + hook.row_there(rows[i % 2]) * p.mask_stride[2] + i / 2 * 64);
+          pin_loads(mask);
+        }
       }
     }
 
-    // Pairs of keys of two rows.
-    template <typename Pair, typename T>
-    static __device__ __forceinline__ void read_pairs(u32 (&pairs)[COUNT / 2], const T* line, long long first, long long second) {
-      const T* const lines[2] = {line + first, line + second};
+    __device__ __forceinline__ void share(int lane) {
+      if constexpr (ADDS)
+        if (has_bias) share_bias(lane % 2);
+      if constexpr (MASKS)
+        if (has_mask) share_mask(lane % 4);
+    }
+
+   private:
+    // Two lanes have the same half of eight keys each: each takes its two keys of both.
+    __device__ __forceinline__ void share_bias(bool odd) {
 #pragma unroll
-      for (int i = 0; i < COUNT / 2; ++i) pairs[i] = *reinterpret_cast<const Pair*>(lines[i % 2] + i / 2 * 8);
-      pin_loads(pairs);
+      for (int i = 0; i < COUNT / 2; i += i % 4 ? 3 : 1) {
+        u32 &first = bias[i], &second = bias[i + 2];
+        const u32 got = __shfl_xor_sync(~0u, odd ? first : second, 1);
+        (odd ? first : second) = got;
+      }
+    }
+
+    // 16 bytes to as many bits: a byte that is not 0 becomes 0x80, and a dot product puts four of them in their places.
+    static __device__ __forceinline__ u32 bits_of(const u32 (&bytes)[COUNT / 4], int first) {
+      u32 bits[2] = {0, 0};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const u32 word = bytes[first + i];
+        const u32 seen = (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) & 0x80808080u;
+        bits[i / 2] = __dp4a(seen, i % 2 ? 0x80402010u : 0x08040201u, bits[i / 2]);
+      }
+      return (bits[0] + (bits[1] << 8)) >> 7;
+    }
+    __device__ __forceinline__ void share_mask(int lane) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        u32 own = 0;
+#pragma unroll
+        for (int k = 0; k < KEYS / 64; ++k) own |= bits_of(mask, 4 * (2 * k + r)) << (16 * k);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bits[4 * r + i] = __shfl_sync(~0u, own, i, 4) >> (2 * lane);
+      }
     }
   };
 
@@ -195,9 +344,9 @@ struct ScoreModifiers {
     if constexpr (MASKS) {
       if (fetched.has_mask) {
 #pragma unroll
-        for (int i = 0; i < COUNT / 2; ++i) {
-          if (!(fetched.mask[i] & 0xff)) s[2 * i] = NEG_INF;
-          if (!(fetched.mask[i] & 0xff00)) s[2 * i + 1] = NEG_INF;
+        for (int i = 0; i < COUNT; ++i) {
+          const int eight = i / 4;
+          if (!(fetched.bits[i / 2 % 2 * 4 + eight % 8 / 2] >> (eight / 8 * 16 + eight % 2 * 8 + i % 2) & 1)) s[i] = NEG_INF;
         }
       } else {
         hook.hide(s, 0, rows[0], column), hook.hide(s, 1, rows[1], column);

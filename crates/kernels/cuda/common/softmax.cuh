@@ -13,6 +13,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
 // What to subtract from a score. A row that has seen no key yet has m = -inf, and
 // -inf - (-inf) is NaN; subtracting 0 instead leaves exp2(-inf) = 0, as it should be.
 __device__ __forceinline__ float subtrahend(float m) { return m == NEG_INF ? 0.0f : m; }
@@ -179,6 +185,51 @@ __device__ __forceinline__ void softmax_moved(float (&s)[N / 2], RowPair& state,
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) state.sum[r] = fmaf(state.sum[r], shrink[r], sum[r][0] + sum[r][1]);
+}
+
+// Above each row's scores of a tile that lie at `unit` times `s` plus `step` for each key plus `base`, by less than `step` for LINE_KEYS
+// keys: what the keys add is taken for so many at once. NaN where a score is.
+constexpr int LINE_KEYS = 32;
+template <int N>
+__device__ __forceinline__ void line_bounds(const float (&s)[N / 2], float unit, float step, const float (&base)[2], float (&top)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    top[r] = NEG_INF;
+#pragma unroll
+    for (int first = 0; first < N / 8; first += LINE_KEYS / 8) {
+      const int end = first + LINE_KEYS / 8 < N / 8 ? first + LINE_KEYS / 8 : N / 8;
+      float even = s[4 * first + 2 * r], odd = s[4 * first + 2 * r + 1];
+#pragma unroll
+      for (int j = first + 1; j < end; ++j) even = max_nan(even, s[4 * j + 2 * r]), odd = max_nan(odd, s[4 * j + 2 * r + 1]);
+      top[r] = max_nan(top[r], fmaf(max_nan(even, odd), unit, fmaf(step, float(8 * end - 7), base[r])));
+    }
+  }
+}
+
+// Softmax of such scores, all in log2 units, relative to `reference`, which becomes at least this tile's bound `top`. Whether O has to shrink.
+template <int N, typename Wait>
+__device__ __forceinline__ bool softmax_line(float (&s)[N / 2], float (&sum)[2], float unit, float step, const float (&base)[2],
+                                             float (&top)[2], float (&reference)[2], float (&shrink)[2], Wait wait) {
+  maxima_of_lanes(top);
+  const bool rises = __any_sync(~0u, !(top[0] <= reference[0] && top[1] <= reference[1]));
+  float parts[2][2] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float now = max_nan(reference[r], top[r]);
+    shrink[r] = exp2_approx(reference[r] - now);
+    reference[r] = now;
+    const float offset = base[r] - now;
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+      float& x = s[i / 2 * 4 + 2 * r + i % 2];
+      x = exp2_approx(fmaf(step, float(i / 2 * 8 + i % 2), fmaf(x, unit, offset)));
+      parts[r][i % 2] += x;
+    }
+  }
+  wait();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], shrink[r], parts[r][0] + parts[r][1]);
+  return rises;
 }
 
 // The same of scores that are never above 0, nor so far below it that a weight would be lost: no maximum, and nothing ever shrinks.

@@ -12,7 +12,9 @@ using ScoreHook = ScoreModifiers<SOFTCAP, ALIBI, BIAS, BOOLEAN_MASK, SINKS>;
 
 #include "mainloop.cuh"
 #include "producer.cuh"
+#include "sloped.cuh"
 #include "unowned.cuh"
+#include "watched.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     hopper_fwd(const __grid_constant__ SdpaParams p, const __grid_constant__ TensorMap q_map,

@@ -37,6 +37,7 @@ constexpr int FEEDERS = GATHERED_PAGES ? 2 : 1;
 // Named barriers.
 constexpr int PINGPONG_BARRIER = 1;                             // + warpgroup
 constexpr int EPILOGUE_BARRIER = PINGPONG_BARRIER + CONSUMERS;  // + warpgroup
+constexpr int AGREE_BARRIER = EPILOGUE_BARRIER + CONSUMERS;     // + warpgroup
 
 // How often a ring of SLOTS has been used: the slot, and the parity of its current round.
 template <int SLOTS>

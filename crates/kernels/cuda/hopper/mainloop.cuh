@@ -31,6 +31,10 @@ constexpr bool RESIDUAL_FITS =
 // Whether a tile's bias or mask is read before its scores are there: where registers are left for it.
 constexpr bool FETCHES = ScoreHook::READS && !(BIAS && BOOLEAN_MASK) && !(SOFTCAP || ALIBI) && VALUE_DIM <= 128 && HEAD_DIM <= 128 &&
                          WHOLE_TILES && PRECISE_KEYS == 0 && !BLOCK_MASK && !(Q_IN_REGS && HEAD_DIM > 64);
+// Whether far tiles of ALiBi have a loop of their own (sloped.cuh).
+constexpr bool SLOPED = ScoreHook::MOVES && DTYPE_BF16 && RESIDUAL_FITS && PRECISE_KEYS <= 256 && PACK_HEADS == 1 && !OWN_BOUNDS && !BLOCK_MASK;
+// Whether the weights of capped scores say which tiles get a second PV (watched.cuh).
+constexpr bool WATCHED = ScoreHook::BOUNDED && RESIDUAL_FITS && PRECISE_KEYS <= 256 && !OWN_BOUNDS && !BLOCK_MASK;
 constexpr bool TAKES_TURNS = PINGPONG > 0 && CONSUMERS > 1;
 constexpr bool FIRST_TOO = TAKES_TURNS && PINGPONG > 1;
 
@@ -46,6 +50,10 @@ struct Queries {
       ldmatrix_x4(fragments[k], q_smem + (k / 4) * Q_PANEL_BYTES + panel_offset(warp_row + (lane & 15), (k % 4) * 2 + (lane >> 4)));
   }
 };
+
+struct Consumer;
+__device__ void run_sloped(Consumer& c, const QTile& t, const Queries& q, int n);   // sloped.cuh
+__device__ void run_watched(Consumer& c, const QTile& t, const Queries& q, int n);  // watched.cuh
 
 // One warpgroup, through all its Q tiles: its place in the rings, and what it has accumulated.
 struct Consumer {
@@ -207,6 +215,51 @@ struct Consumer {
     }
   }
 
+  // Whether all threads of this warpgroup say so.
+  __device__ bool all_agree(bool mine) const { return named_barrier_all(AGREE_BARRIER + warpgroup, 128, mine); }
+
+  // S of the first tile, with nothing else under way; which KV tile it is.
+  __device__ int first_scores(const QTile& t, const Queries& q, int n) {
+    skip_hidden<TAKES_TURNS>(t, n);
+    await_k();
+    if (FIRST_TOO) await_turn();
+    wgmma_fence();
+    multiply_qk(q);
+    if (FIRST_TOO) pass_turn();
+    finish_store();
+    wgmma_wait<0>();
+    pin_registers(s);
+    const int tile = tile_of(n);
+    release_k(t, n);
+    return tile;
+  }
+  // O += P · V of the tile before, with what rounding left of P or without.
+  template <bool WITH_RESIDUAL, int COUNT>
+  __device__ void multiply_values(u32 (&residual)[COUNT]) {
+    pin_registers(o);
+    if constexpr (WITH_RESIDUAL) pin_registers(residual);
+    wgmma_fence();
+    multiply_pv(packed);
+    if constexpr (WITH_RESIDUAL) multiply_pv(residual);
+  }
+  // S of tile n while that runs.
+  template <bool WITH_RESIDUAL, int COUNT>
+  __device__ void next_scores(const QTile& t, const Queries& q, int n, u32 (&residual)[COUNT]) {
+    await_k();
+    if (TAKES_TURNS) await_turn();
+    pin_registers(s);
+    pin_registers(packed);
+    pin_registers(o);
+    wgmma_fence();
+    multiply_qk(q);
+    await_v();
+    multiply_values<WITH_RESIDUAL>(residual);
+    if (TAKES_TURNS) pass_turn();
+    wgmma_wait<WITH_RESIDUAL ? 2 : 1>();
+    pin_registers(s);
+    release_k(t, n);
+  }
+
   // One tile after the other; PRECISE, with what rounding left of P in a second PV.
   __device__ void run_one_by_one(const QTile& t, const Queries& q, int n, bool precise) {
     finish_store();
@@ -251,26 +304,8 @@ struct Consumer {
       pack_probabilities<BLOCK_N>(s, packed);
       if constexpr (WITH_RESIDUAL) pack_residual<BLOCK_N>(s, packed, residual);
     };
-    auto multiply_values = [&] {
-      pin_registers(o);
-      if constexpr (WITH_RESIDUAL) pin_registers(residual);
-      wgmma_fence();
-      multiply_pv(packed);
-      if constexpr (WITH_RESIDUAL) multiply_pv(residual);
-    };
     if (BOUNDED) state.max[0] = state.max[1] = 0.f;  // above every score, and never to be changed
-    skip_hidden<TAKES_TURNS>(t, n);
-    await_k();
-    if (FIRST_TOO) await_turn();
-    wgmma_fence();
-    multiply_qk(q);
-    if (FIRST_TOO) pass_turn();
-    finish_store();
-    wgmma_wait<0>();
-    pin_registers(s);
-    const int tile = tile_of(n);
-    release_k(t, n);
-    mask_and_softmax<BOUNDED>(t, tile);
+    mask_and_softmax<BOUNDED>(t, first_scores(t, q, n));
     pack();
     bool k_ready = probe_k();
     auto step = [&](auto maybe_masked, bool masked) {
@@ -286,17 +321,23 @@ struct Consumer {
       multiply_qk(q);
       if (!SCALE_LATE) rescale_output<BOUNDED>();
       if (!v_ready) await_v();
-      multiply_values();
+      multiply_values<WITH_RESIDUAL>(residual);
       if (TAKES_TURNS) pass_turn();
       if (!BOOLEAN_MASK) fetch(early, t, n);
+      if (FETCHES && BOOLEAN_MASK) early.read.share(lane);
       wgmma_wait<WITH_RESIDUAL ? 2 : 1>();
       pin_registers(s);
       const int tile = tile_of(n);
       release_k(t, n);
+      if (FETCHES && !BOOLEAN_MASK) early.read.share(lane);
       k_ready = probe_k();
-      change_scores(t, tile, BLOCK_MASK || masked, early);
-      if (BLOCK_MASK ? needs_mask(t, tile) : masked) mask_tile(t, tile);
-      softmax<decltype(maybe_masked)::value, BOUNDED>([&] { return await_pv(); });
+      if constexpr (BOUNDED && !decltype(maybe_masked)::value) {
+        ScoreHook(p, bounds(), t.batch, head_of_warp(t)).template weigh_bounded<BLOCK_N>(s, state, [&] { return await_pv(); });
+      } else {
+        change_scores(t, tile, BLOCK_MASK || masked, early);
+        if (BLOCK_MASK ? needs_mask(t, tile) : masked) mask_tile(t, tile);
+        softmax<decltype(maybe_masked)::value, BOUNDED>([&] { return await_pv(); });
+      }
       pack();
       if (SCALE_LATE) rescale_output<BOUNDED>();
     };
@@ -317,14 +358,14 @@ struct Consumer {
     if (!SCALE_LATE) rescale_output<BOUNDED>();
     await_v();
     pin_registers(packed);
-    multiply_values();
+    multiply_values<WITH_RESIDUAL>(residual);
     wgmma_wait<0>();
     pin_registers(o);
     release_v();
   }
 
   // All KV tiles of one Q tile. O and the rows' state are complete, but for their division and the sum over the lanes.
-  __device__ void attend(const QTile& t) {
+  __device__ __forceinline__ void attend(const QTile& t) {
     int n = PACK_HEADS > 1 || BLOCK_MASK ? t.last() : last_seen(bounds(), t, t.m0 + warpgroup * 64 + 63);
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
@@ -336,12 +377,16 @@ struct Consumer {
       __syncwarp();
       release(layout.q_empty(q_at.slot()));
     }
-    const bool precise = PRECISE_KEYS > 0 && (t.precise || ScoreHook::is_steep(p));
+    const bool precise = PRECISE_KEYS > 0 && (t.precise || ScoreHook::is_steep(p) || ScoreHook::BOUNDED && any_row_sees_fewer(p, t.m0, t.m_last, FLAT_KEYS));
     if (t.count == 0)  // no key: zeros are stored
       finish_store();
+    else if (SLOPED && !has_left_edge(p) && ScoreHook::is_gentle(p, t.head))
+      run_sloped(*this, t, q, n);
+    else if (WATCHED && precise)
+      run_watched(*this, t, q, n);
     else if (precise && !RESIDUAL_FITS)
       run_one_by_one(t, q, n, precise);
-    else if (RESIDUAL_FITS && precise)
+    else if (RESIDUAL_FITS && !WATCHED && precise)
       run_overlapped<RESIDUAL_FITS>(t, q, n);
     else  // a cap that is not steep bounds scores
       run_overlapped<false, ScoreHook::BOUNDED>(t, q, n);
