@@ -96,7 +96,6 @@ macro_rules! tile_kernels {
             const STEP: usize = KEYS;
             const VECTORS: usize = VECTORS;
             const PACKED: usize = 2;
-            const OVERLAPPED: bool = true;
 
             unsafe fn enter() {
                 // SAFETY: trait contract.
@@ -296,10 +295,8 @@ unsafe fn finish_rows<S: Simd, const NR: usize, const FIRST: usize, const MASKED
                 let mut score = S::mul(S::load(sums.add((r - row) * width + v * SIDE)), scale);
                 if t.start == Start::Added {
                     score = S::add(score, S::load(p));
-                } else if t.start == Start::Limits {
-                    // As in `tile::scores`: hides NaN too, and keeps one that is seen.
-                    score = S::min(score, S::load(p));
                 }
+                score = t.hide::<S, NR>(r, v, score);
                 if MASKED {
                     let (lo, hi) = t.mask.bounds(r);
                     let index = S::load(t.mask.lane_query.add(v * SIDE));

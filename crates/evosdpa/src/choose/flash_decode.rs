@@ -65,6 +65,7 @@ struct Cta {
     key_bytes: i64,
     /// Of Q, where it lies in shared memory.
     query_bytes: i64,
+    paged: bool,
     smem_limit_bytes: i64,
 }
 
@@ -97,13 +98,14 @@ impl Cta {
         let cta = Self {
             warps_m,
             warps_n,
-            // Twice the keys of half the bytes are a stage of the same size.
-            keys: if codes && look.widest() <= 128 { 32 } else { 16 },
+            // Twice the keys of half the bytes are a stage of the same size; of few keys every warp gets some.
+            keys: if codes && !wide && (cluster < 8 || look.facts.seq_kv > 8 * 8 * 16) { 32 } else { 16 },
             per_sm,
             cluster,
             value_dim,
             key_bytes: if codes { head_dim + value_dim + 8 } else { 2 * (head_dim + value_dim) },
             query_bytes: if head_dim > 128 { 32 * warps_m * head_dim } else { 0 },
+            paged: look.asks_for(&[Feature::PagedCache]),
             smem_limit_bytes: i64::from(look.target.smem_limit_bytes),
         };
         // Where two stages are too much for two CTAs, one has all of the shared memory; then fewer teams share it.
@@ -117,12 +119,14 @@ impl Cta {
 
     /// The most stages that leave room for every CTA of an SM.
     fn most_stages(&self) -> i64 {
-        let statistics = self.warps_n * self.warps_m * 320 + 16;
+        let warps = self.warps_n * self.warps_m;
+        let statistics = warps * if self.paged { 416 } else { 320 } + 16;
+        let pages = if self.paged { 4 * warps * self.keys } else { 0 };
         let received = if self.cluster > 1 { 16 * self.warps_m * (4 * self.value_dim + 8) } else { 0 };
         let merged = 64 * self.warps_m * if self.cluster > 1 { self.value_dim } else { 16 };
         let taken = RESERVED_BYTES + statistics + received + self.query_bytes;
         let room = self.smem_limit_bytes / self.per_sm - taken;
-        room / (self.warps_n * (self.keys * self.key_bytes).max(merged))
+        room / (self.warps_n * (self.keys * self.key_bytes).max(merged) + pages)
     }
 
     fn stages(&self) -> i64 {
@@ -136,21 +140,11 @@ fn q_tiles(look: &Look<'_>) -> u64 {
     look.kv_heads() * u64::from(look.facts.seq_q.saturating_mul(look.group()).div_ceil(16))
 }
 
-/// Whether one CTA has an SM on Hopper. Eight warps have fewer parts to merge than twice four, and read small pages faster. Twice four read whole
-/// pages of 16 and more at least as fast, and more Q tiles of codes than there are SMs, whose merges are a larger part: one CTA reads
-/// while the other merges.
+/// Whether one CTA has an SM on Hopper. Eight warps have fewer parts to merge than twice four. Where there are more Q tiles than SMs, twice four
+/// read pages and codes faster, whose merges and first loads are a larger part: one CTA reads while the other merges.
 fn one_large_cta(look: &Look<'_>) -> bool {
-    let codes = look.asks_for(&[Feature::KvType]);
-    let fits = match q_tiles(look) > look.sms() {
-        true => !codes && !large_pages(look),
-        false => codes || !large_pages(look),
-    };
+    let fits = q_tiles(look) <= look.sms() || !look.asks_for(&[Feature::KvType, Feature::PagedCache]);
     look.target.arch == Arch::Sm90a && (fits || cluster(look) > 1)
-}
-
-/// Pages of whole KV tiles.
-fn large_pages(look: &Look<'_>) -> bool {
-    look.asks_for(&[Feature::PagedCache]) && look.facts.page_size >= 16
 }
 
 /// CTAs of a cluster on Hopper. Those of one GPC leave SMs over unless clusters are small; and half of the SMs read short caches as fast as all.
@@ -159,14 +153,9 @@ fn cluster(look: &Look<'_>) -> i64 {
     if look.target.arch != Arch::Sm90a || 2 * tiles > sms {
         return 1;
     }
-    // From pages half of the SMs are not enough.
-    let (paged, codes) = (look.asks_for(&[Feature::PagedCache]), look.asks_for(&[Feature::KvType]));
-    // Codes are half the bytes; and without clusters lengths are counted first, which costs more than the idle SMs.
-    let longest = match (codes || look.own_lengths(), paged && !large_pages(look)) {
-        (_, true) | (false, _) => 4096,
-        (true, false) => 8192,
-    };
-    if 8 * tiles >= 3 * sms || 5 * tiles >= sms && keys <= 8192 && !paged {
+    // Codes are half the bytes; and pages cannot be asked for before lengths are known, which without clusters takes longer.
+    let longest = if look.asks_for(&[Feature::KvType, Feature::PagedCache]) { 8192 } else { 4096 };
+    if 8 * tiles >= 3 * sms || 5 * tiles >= sms && keys <= 8192 {
         2
     } else if 12 * tiles <= sms && keys <= longest {
         8

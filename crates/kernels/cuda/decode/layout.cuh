@@ -1,6 +1,6 @@
 // flash_decode: how a KV tile is divided among warps, and what lies where in shared memory.
 //
-//   | (K, V, scales) × STAGES × WARPS_N teams | statistics × WARPS_N | flag | received | cursors × warps | Q of wide heads |
+//   | (K, V, scales) × STAGES × WARPS_N teams | statistics × WARPS_N | flag | received | cursors × warps | pages × warps | Q of wide heads |
 //
 // A team's O meets those of the others in the stage that the team read last, which nobody fills meanwhile (merge.cuh).
 #pragma once
@@ -59,12 +59,15 @@ constexpr int RECEIVED_BARRIER_OFFSET = FLAG_OFFSET + 8;
 constexpr int RECEIVED_OFFSET = FLAG_OFFSET + 16;
 constexpr int RECEIVED_STATISTICS_OFFSET = RECEIVED_OFFSET + ROWS * VALUE_DIM * 4;
 constexpr int RECEIVED_BYTES = CLUSTERED ? ROWS * (VALUE_DIM * 4 + 8) : 0;
-// Two cursors of every warp, which wait here while tiles go by: registers are for O.
-constexpr int CURSOR_BYTES = 96;
+// Cursors of every warp, which wait here while tiles go by: registers are for O.
+constexpr int CURSOR_BYTES = 96, CURSORS = PAGED_CACHE ? 3 : 2;
+// A page of every key of a warp's ring.
+constexpr int PAGES_BYTES = PAGED_CACHE ? STAGES * WARP_KEYS * 4 : 0;
 // Q of wide heads finds no registers beside O: a fragment lies as its lanes hold it.
 constexpr bool Q_IN_SMEM = HEAD_DIM > 128;
 constexpr int CURSORS_OFFSET = RECEIVED_OFFSET + RECEIVED_BYTES;
-constexpr int Q_OFFSET = CURSORS_OFFSET + THREADS / 32 * 2 * CURSOR_BYTES;
+constexpr int PAGES_OFFSET = CURSORS_OFFSET + THREADS / 32 * CURSORS * CURSOR_BYTES;
+constexpr int Q_OFFSET = PAGES_OFFSET + THREADS / 32 * PAGES_BYTES;
 constexpr int LAYOUT_BYTES = Q_OFFSET + (Q_IN_SMEM ? WARPS_M * K_STEPS * 512 : 0);
 static_assert(LAYOUT_BYTES == DYNAMIC_SMEM_BYTES, "the manifest's dynamic_smem is the size of this layout");
 

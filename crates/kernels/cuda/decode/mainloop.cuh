@@ -101,12 +101,12 @@ struct Part {
   u32 q[Q_IN_SMEM ? 1 : K_STEPS][4];
   u32 q_smem;       // this lane's part of Q where it lies in shared memory
   float factor[2];  // what scores are multiplied with: powers of two taken out of Q, and the scale of K
-  float v_factor;   // of O: the scale of V
+  float v_factor;   // of O, once teams are added up: the scale of V
   float v_top;      // where tokens have their own scales, the largest so far: P · V is taken in terms of it
   RowPair state;
   float o[VALUE_DIM / 2] = {};
 
-  __device__ __forceinline__ Part(const SdpaParams& params, unsigned char* smem, Queries& queries)
+  __device__ __forceinline__ Part(const SdpaParams& params, unsigned char* smem, const Cursor& at, Queries& queries)
       : p(params), q_smem(shared_address(smem) + Q_OFFSET + threadIdx.x / 32 % WARPS_M * (K_STEPS * 512) + threadIdx.x % 32 * 16) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows[r] = queries.rows[r], heads[r] = queries.heads[r];
@@ -114,7 +114,7 @@ struct Part {
     v_top = 0.f;
     factor[0] = factor[1] = 1.f;
     v_factor = 1.f;
-    if (CODES) prepare_scales(queries);
+    if (CODES) prepare_scales(at, queries);
     keep_queries(queries.fragments);
   }
 
@@ -128,14 +128,13 @@ struct Part {
       cp_async_wait<STAGES - 2>();
       team_sync();
       loader.issue();
-      visit(loader.ring + slot * STAGE_BYTES, at, Loader::first_key_of(at, tile), precise);
+      visit(loader.ring + slot * STAGE_BYTES, at, Walk::first_key_of(at, tile), precise);
       slot = slot + 1 == STAGES ? 0 : slot + 1;
     }
     reduce_row_sums(state);
-    const float back = TOKEN_SCALES ? v_top * v_factor : v_factor;
-    if (CODES) {
+    if (TOKEN_SCALES) {
 #pragma unroll
-      for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] *= back;
+      for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] *= v_top;
     }
     return slot == 0 ? STAGES - 1 : slot - 1;
   }
@@ -171,13 +170,14 @@ struct Part {
   }
 
   // bf16 queries become halves: exactly, once the power of two of a row's largest is taken out of it.
-  __device__ __forceinline__ void prepare_scales(Queries& queries) {
+  __device__ __forceinline__ void prepare_scales(const Cursor& at, Queries& queries) {
     u32(&q)[K_STEPS][4] = queries.fragments;
     v_factor = CODE_FACTOR * queries.v_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float power = 1.f;
-      if (DTYPE_BF16) {
+      // Mostly a warp has no more than eight rows: the others are zeros already.
+      if (DTYPE_BF16 && (r == 0 || __any_sync(~0u, rows[r] < at.asked.bounds.seq_q))) {
         float top = 0.f;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)

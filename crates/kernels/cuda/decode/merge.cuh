@@ -259,6 +259,7 @@ __device__ __forceinline__ void finish_segment(const SdpaParams& p, unsigned cha
         own = statistics[other * ROWS + row];
         four = Meeting::four(columns + other * RING_BYTES, row, chunk);
       });
+      if (CODES) sum.o.x *= part.v_factor, sum.o.y *= part.v_factor, sum.o.z *= part.v_factor, sum.o.w *= part.v_factor;
       const int column = first + 4 * chunk;
       if (whole) {
         to.store(row, column, sum.o, sum.max, sum.sum);

@@ -6,6 +6,7 @@
 // With clusters (CLUSTERED) a cluster has one Q tile, whose KV tiles its CTAs share: where it lies in the grid says which.
 #pragma once
 #include "cluster.cuh"
+#include "copy.cuh"
 #include "layout.cuh"
 #include "sequence.cuh"
 
@@ -33,8 +34,8 @@ struct Asked {
   int tiles;               // of those keys; one where there is none, since somebody must write the rows
 
   __device__ __forceinline__ Asked() {}
-  __device__ __forceinline__ Asked(const SdpaParams& p, int batch) : bounds(sequence_of<OWN_LENGTHS>(p, batch)) {
-    m_blocks = (bounds.seq_q * group_of(p) + ROWS - 1) / ROWS;
+  __device__ __forceinline__ Asked(const SdpaParams& p, int batch, int group) : bounds(sequence_of<OWN_LENGTHS>(p, batch)) {
+    m_blocks = (bounds.seq_q * group + ROWS - 1) / ROWS;
     key_first = max(0, band_first(bounds, 0));
     key_end = min(bounds.seq_kv, band_last(bounds, bounds.seq_q - 1) + 1);
     tiles = max(1, (key_end - key_first + BLOCK_N - 1) / BLOCK_N);
@@ -53,11 +54,13 @@ struct PackedRow {
 
 // How all units are shared out among CTAs that are no cluster.
 struct Division {
+  int group;          // query heads of a key head
   bool in_parts;      // without a workspace nothing can be merged: whole Q tiles
   int units;          // of all sequences
+  int first_units;    // of the sequence of this lane's number, where lengths are data
   int ctas;           // that get some
-  int parts;          // CTAs that share a Q tile of `share` units, where all are of one length; 0: no such number
-  int share;          // otherwise units of every CTA but the last; 0: evenly, one more or less, wherever Q tiles begin and end
+  int length;         // units of a Q tile, where all are of one length and a CTA has whole ones or one part; 0: evenly, wherever they begin and end
+  int parts;          // CTAs that share a Q tile then; 0: whole ones are dealt out in turns, so that heads of a token are read at one time
 
   // KV tiles of a unit where splits are fixed.
   __device__ __forceinline__ int split_of(const Asked& asked) const {
@@ -75,64 +78,79 @@ struct Division {
   __device__ __forceinline__ int units_of(const SdpaParams& p, const Asked& asked) const {
     return units_of_tile(asked) * asked.m_blocks * p.heads_kv;
   }
-  // The first unit of a CTA.
-  __device__ __forceinline__ int first_unit(int cta) const {
-    if (parts) {
+  __device__ __forceinline__ bool dealt() const { return length > 0 && parts == 0; }
+  // Where a CTA's units begin and end; of those that are dealt out, the first.
+  __device__ __forceinline__ void units_of_cta(int cta, int& first, int& end) const {
+    if (dealt()) {
+      first = cta * length;
+      end = units;
+    } else if (parts) {
       const int tile = cta / u32(parts), part = cta - tile * parts;
-      const int each = share / u32(parts);
-      return tile * share + part * each + min(part, share - each * parts);
+      const int each = length / u32(parts), longer = length - each * parts;
+      first = tile * length + part * each + min(part, longer);
+      end = first + each + (part < longer);
+    } else {
+      // units · cta / ctas in 32 bits
+      const int each = units / u32(ctas), rest = units - each * ctas;
+      first = each * cta + rest * cta / u32(ctas);
+      end = each * (cta + 1) + rest * (cta + 1) / u32(ctas);
     }
-    return share ? min(cta * share, units) : int((long long)units * cta / ctas);
   }
   // The first and the last CTA that have units of a Q tile which several have.
   __device__ __forceinline__ int first_cta(int first_unit) const {
-    return parts ? first_unit / u32(share) * parts : cta_of(first_unit);
+    return parts ? first_unit / u32(length) * parts : cta_of(first_unit);
   }
   __device__ __forceinline__ int last_cta(int first_cta, int last_unit) const {
     return parts ? first_cta + parts - 1 : cta_of(last_unit);
   }
   __device__ __forceinline__ int cta_of(int unit) const { return int(((long long)(unit + 1) * ctas - 1) / units); }
 
-  __device__ __forceinline__ explicit Division(const SdpaParams& p) {
+  __device__ __forceinline__ explicit Division(const SdpaParams& p) : group(opaque(group_of(p))) {}  // computed here, and once
+
+  // Reads lengths, where they are data.
+  __device__ __forceinline__ void count(const SdpaParams& p) {
     if (CLUSTERED) return;
     in_parts = p.workspace != nullptr;
-    int fewest, length;  // units of a Q tile, at least and at most
+    int fewest, most;  // units of a Q tile
+    int least;         // of a sequence
     if (!OWN_LENGTHS) {
-      const Asked all(p, 0);
-      units = units_of(p, all) * p.batch;
-      fewest = length = units_of_tile(all);
+      const Asked all(p, 0, group);
+      least = units_of(p, all);
+      units = least * p.batch;
+      fewest = most = units_of_tile(all);
     } else {
-      units = 0, fewest = 1 << 30, length = 0;
+      units = first_units = 0, fewest = least = 1 << 30, most = 0;
       for (int batch = threadIdx.x % 32; batch < p.batch; batch += 32) {
-        const Asked asked(p, batch);
+        const Asked asked(p, batch, group);
+        const int own = units_of(p, asked);
+        units += own;
+        if (batch < 32) first_units = own;
+        least = min(least, own);
         if (asked.m_blocks == 0) continue;
-        units += units_of(p, asked);
         fewest = min(fewest, units_of_tile(asked));
-        length = max(length, units_of_tile(asked));
+        most = max(most, units_of_tile(asked));
       }
-#pragma unroll
-      for (int lanes = 1; lanes < 32; lanes *= 2) {
-        units += __shfl_xor_sync(~0u, units, lanes);
-        fewest = min(fewest, __shfl_xor_sync(~0u, fewest, lanes));
-        length = max(length, __shfl_xor_sync(~0u, length, lanes));
-      }
+      units = __reduce_add_sync(~0u, units);
+      least = __reduce_min_sync(~0u, least);
+      fewest = __reduce_min_sync(~0u, fewest);
+      most = __reduce_max_sync(~0u, most);
     }
     ctas = min(int(gridDim.x), units);
-    share = parts = 0;
-    if (SPLIT_TILES > 0 || units == 0 || fewest != length) return;
-    const int q_tiles = units / u32(length);
+    length = parts = 0;
+    if (SPLIT_TILES > 0 || units == 0 || fewest != most) return;
+    const int q_tiles = units / u32(most);
     if (q_tiles >= ctas) {
       // As many for nearly every CTA: then nothing has to be merged.
       const int each = (q_tiles + ctas - 1) / u32(ctas);
-      if (16ll * q_tiles < 15ll * each * ctas) return;
-      share = each * length;
+      if (16ll * q_tiles < 15ll * each * ctas || least * p.batch != units) return;
+      length = most;
       ctas = (q_tiles + each - 1) / u32(each);
     } else if (VALUE_DIM <= 128) {  // O of wider ones leaves no register for it
       // As many CTAs for each: then none has parts of two.
-      const int each = min(length, ctas / u32(q_tiles));
-      if (each < length && 16 * q_tiles * each < 15 * ctas) return;
+      const int each = min(most, ctas / u32(q_tiles));
+      if (each < most && 16 * q_tiles * each < 15 * ctas) return;
       parts = each;
-      share = length;
+      length = most;
       ctas = q_tiles * each;
     }
   }
@@ -155,15 +173,14 @@ struct Cursor {
   __device__ __forceinline__ Cursor(const SdpaParams& p, const Division& division) {
     unit = unit_end = tile = tile_end = 0;
     if (CLUSTERED) {
-      enter_cluster(p);
+      enter_cluster(p, division);
       return;
     }
     const int cta = blockIdx.x;
     if (cta >= division.ctas) return;
-    unit = division.first_unit(cta);
-    unit_end = division.first_unit(cta + 1);
+    division.units_of_cta(cta, unit, unit_end);
     const int inside = find_sequence(p, division);
-    asked = Asked(p, batch);
+    asked = Asked(p, batch, division.group);
     const int each = division.units_of_tile(asked);
     const int number = inside / u32(each);
     at = inside - number * each;
@@ -174,17 +191,25 @@ struct Cursor {
 
   __device__ __forceinline__ void next(const SdpaParams& p, const Division& division) {
     const int taken = SPLIT_TILES > 0 || division.whole_tiles() ? 1 : tile_end - tile;
-    unit += taken;
+    unit += division.dealt() ? division.length * division.ctas : taken;
     at += taken;
     if (!valid()) return;
-    if (at == division.units_of_tile(asked)) {
+    if (division.dealt()) {
+      at = 0;
+      const int each = asked.m_blocks * p.heads_kv;
+      const int number = head_kv * asked.m_blocks + m_block + division.ctas, sequences = number / u32(each);
+      head_kv = (number - sequences * each) / u32(asked.m_blocks);
+      m_block = number - sequences * each - head_kv * asked.m_blocks;
+      batch += sequences;
+      if (sequences > 0) asked = Asked(p, batch, group_of(p));
+    } else if (at == division.units_of_tile(asked)) {
       at = 0;
       if (++m_block == asked.m_blocks) {
         m_block = 0;
         if (++head_kv == p.heads_kv) {
           head_kv = 0;
           do ++batch;
-          while (asked = Asked(p, batch), asked.m_blocks == 0);
+          while (asked = Asked(p, batch, group_of(p)), asked.m_blocks == 0);
         }
       }
     }
@@ -193,13 +218,13 @@ struct Cursor {
 
  private:
   // The grid is CTAs of all Q tiles of a key head, key heads, sequences: nobody counts, and nobody waits for lengths of others.
-  __device__ __forceinline__ void enter_cluster(const SdpaParams& p) {
+  __device__ __forceinline__ void enter_cluster(const SdpaParams& p, const Division& division) {
     const int ctas_log2 = cluster_ctas_log2(), rank = cluster_rank();
     batch = blockIdx.z;
     head_kv = blockIdx.y;
     m_block = blockIdx.x >> ctas_log2;
     at = 0;
-    asked = Asked(p, batch);
+    asked = Asked(p, batch, division.group);
     unit_end = !own_queries(p) || m_block < asked.m_blocks;
     const int share = asked.tiles >> ctas_log2, longer = asked.tiles - (share << ctas_log2);
     tile = rank * share + min(rank, longer);
@@ -209,14 +234,14 @@ struct Cursor {
   // The sequence that `unit` lies in: 32 at a time, where their lengths are their own. Gives the unit's number in it.
   __device__ __forceinline__ int find_sequence(const SdpaParams& p, const Division& division) {
     if (!OWN_LENGTHS) {
-      const int each = division.units_of(p, Asked(p, 0));
+      const int each = division.units_of(p, Asked(p, 0, division.group));
       batch = unit / u32(each);
       return unit - batch * each;
     }
     const int lane = threadIdx.x % 32;
     int before = 0;
     for (int first = 0;; first += 32) {
-      int up_to_here = first + lane < p.batch ? division.units_of(p, Asked(p, first + lane)) : 0;
+      int up_to_here = first == 0 ? division.first_units : first + lane < p.batch ? division.units_of(p, Asked(p, first + lane, division.group)) : 0;
       const int own = up_to_here;
 #pragma unroll
       for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -250,28 +275,35 @@ struct Cursor {
 
 // A cursor in shared memory: the same in all lanes of a warp.
 struct ParkedCursor {
-  u32 address;
+  u32 smem;
+  int number;  // among those of this thread's warp
 
-  // Number 0 or 1 of this thread's warp.
-  __device__ __forceinline__ ParkedCursor(u32 smem, int number)
-      : address(smem + CURSORS_OFFSET + (threadIdx.x / 32 * 2 + number) * CURSOR_BYTES) {}
+  __device__ __forceinline__ ParkedCursor(u32 shared, int which) : smem(shared), number(which) {}
 
   __device__ __forceinline__ void put(const Cursor& cursor) const {
     static_assert(sizeof(Cursor) <= CURSOR_BYTES, "a cursor fits");
     const int* words = reinterpret_cast<const int*>(&cursor);
+    const u32 at = address();
     __syncwarp();  // nobody reads the one before any more
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
       for (int i = 0; i < int(sizeof(Cursor) / 4); ++i)
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(address + 4 * i), "r"(words[i]) : "memory");
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + 4 * i), "r"(words[i]) : "memory");
     }
     __syncwarp();
   }
   __device__ __forceinline__ void take(Cursor& cursor) const {
     int* words = reinterpret_cast<int*>(&cursor);
+    const u32 at = address();
 #pragma unroll
     for (int i = 0; i < int(sizeof(Cursor) / 4); ++i)
-      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[i]) : "r"(address + 4 * i) : "memory");
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[i]) : "r"(at + 4 * i) : "memory");
+  }
+
+ private:
+  // Computed where it is needed: registers are for O.
+  __device__ __forceinline__ u32 address() const {
+    return smem + CURSORS_OFFSET + (opaque(threadIdx.x) / 32 * CURSORS + number) * CURSOR_BYTES;
   }
 };
 
