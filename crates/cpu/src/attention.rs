@@ -6,7 +6,6 @@ use crate::job::{Job, Operand, Scales, Shape};
 use crate::modifiers::Modifiers;
 use crate::naive::Naive;
 use crate::options::{CpuKernel, CpuOptions};
-use crate::span::Span;
 use evosdpa_core::{
     DType, Granularity, PageSize, Precision, Problem, Sequences, SideInputs, TensorView, TensorViewMut,
 };
@@ -110,8 +109,7 @@ unsafe fn clear_unowned(
 /// # Errors
 /// When an option cannot be met.
 pub fn workspace_bytes(problem: &Problem, options: &CpuOptions) -> Result<usize, Error> {
-    let sizes = problem.sizes();
-    flash_workspace_bytes(&Shape::new(problem), Span::new(problem, sizes.seq_q, sizes.seq_kv), options)
+    flash_workspace_bytes(problem, options)
 }
 
 /// The scales were checked against the tensor.

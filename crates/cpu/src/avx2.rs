@@ -82,13 +82,23 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn select_byte(words: __m256, part: usize, a: __m256, b: __m256) -> __m256 {
+    unsafe fn select_bit(words: __m256, bit: usize, a: __m256, b: __m256) -> __m256 {
         // SAFETY: trait contract.
         unsafe {
-            let byte = _mm256_set1_epi32((0xff_u32 << (8 * part)) as i32);
-            let bits = _mm256_and_si256(_mm256_castps_si256(words), byte);
-            let zero = _mm256_cmpeq_epi32(bits, _mm256_setzero_si256());
-            _mm256_blendv_ps(a, b, _mm256_castsi256_ps(zero))
+            let bit = _mm256_set1_epi32((1u32 << bit) as i32);
+            let set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_castps_si256(words), bit), bit);
+            _mm256_blendv_ps(b, a, _mm256_castsi256_ps(set))
+        }
+    }
+    #[inline(always)]
+    unsafe fn nonzero_bytes(p: *const u8) -> u64 {
+        // SAFETY: trait contract.
+        unsafe {
+            let zeros = |p: *const u8| {
+                let bytes = _mm256_loadu_si256(p.cast());
+                _mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())) as u32
+            };
+            !(u64::from(zeros(p)) | u64::from(zeros(p.add(32))) << 32)
         }
     }
     #[inline(always)]

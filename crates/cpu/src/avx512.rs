@@ -80,11 +80,19 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn select_byte(words: __m512, part: usize, a: __m512, b: __m512) -> __m512 {
+    unsafe fn select_bit(words: __m512, bit: usize, a: __m512, b: __m512) -> __m512 {
         // SAFETY: trait contract.
         unsafe {
-            let byte = _mm512_set1_epi32((0xff_u32 << (8 * part)) as i32);
-            _mm512_mask_mov_ps(b, _mm512_test_epi32_mask(_mm512_castps_si512(words), byte), a)
+            let bit = _mm512_set1_epi32((1u32 << bit) as i32);
+            _mm512_mask_mov_ps(b, _mm512_test_epi32_mask(_mm512_castps_si512(words), bit), a)
+        }
+    }
+    #[inline(always)]
+    unsafe fn nonzero_bytes(p: *const u8) -> u64 {
+        // SAFETY: trait contract.
+        unsafe {
+            let bytes = _mm512_loadu_si512(p.cast());
+            _mm512_test_epi8_mask(bytes, bytes)
         }
     }
     #[inline(always)]

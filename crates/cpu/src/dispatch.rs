@@ -14,16 +14,17 @@ use crate::portable::Portable;
 use crate::span::Span;
 use crate::workspace::with_scratch;
 use crate::{few, flash, pool};
+use evosdpa_core::Problem;
 
 /// Multiply-adds below which other threads are left asleep: about ten microseconds of one core.
 const ONE_THREAD_WORK: usize = 400_000;
 
 /// Runs the flash kernel.
 pub(crate) fn run_flash(job: &Job<'_>, options: &CpuOptions) -> Result<(), Error> {
-    let isa = Isa::resolve(options.isa)?;
-    let tiles = options.tile_sizes(job.shape.dim_qk, job.shape.dim_v)?;
+    let isa = Isa::resolve(options.isa)?.for_problem(job.problem);
+    let tiles = options.tile_sizes(isa, job.shape.dim_qk, job.shape.dim_v)?;
     let threads = useful_threads(&job.shape, |sequence| job.span(sequence), options.thread_count()?);
-    match isa.for_problem(job.problem) {
+    match isa {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         Isa::Amx => run_with::<Amx<amx::Hardware, Avx512Bf16>>(job, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
@@ -100,16 +101,19 @@ fn run_with<K: Kernels>(job: &Job<'_>, tiles: &FlashTiles, threads: usize) {
     });
 }
 
-/// Scratch memory the flash kernel takes for sequences of this length, in bytes, over all threads.
-pub(crate) fn flash_workspace_bytes(shape: &Shape, span: Span, options: &CpuOptions) -> Result<usize, Error> {
-    let isa = Isa::resolve(options.isa)?;
-    let tiles = options.tile_sizes(shape.dim_qk, shape.dim_v)?;
+/// Scratch memory the flash kernel takes for sequences of the longest, in bytes, over all threads.
+pub(crate) fn flash_workspace_bytes(problem: &Problem, options: &CpuOptions) -> Result<usize, Error> {
+    let sizes = problem.sizes();
+    let (shape, span) = (&Shape::new(problem), Span::new(problem, sizes.seq_q, sizes.seq_kv));
+    let isa = Isa::resolve(options.isa)?.for_problem(problem);
+    let tiles = options.tile_sizes(isa, shape.dim_qk, shape.dim_v)?;
     let threads = useful_threads(shape, |_| span, options.thread_count()?);
     Ok(match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxModel => {
-            workspace_bytes::<Avx512Bf16>(shape, span, &tiles, threads)
+        Isa::Amx | Isa::AmxModel => {
+            workspace_bytes::<Amx<amx::Model, amx::PortablePairs>>(shape, span, &tiles, threads)
         }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 => workspace_bytes::<Avx512Bf16>(shape, span, &tiles, threads),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, span, &tiles, threads),
         #[cfg(target_arch = "aarch64")]

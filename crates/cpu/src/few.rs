@@ -338,8 +338,8 @@ impl Work<'_> {
                 let head = self.query_head(head + r);
                 if let Some(dense) = &modifiers.bias {
                     let row = dense.row(unit.sequence, head, query);
-                    if modifiers.mask.is_some() {
-                        // Keys that the mask hides are left out.
+                    if modifiers.hide() {
+                        // Keys that a mask or a block table hides are left out.
                         for j in 0..keys.count {
                             *bias.add(j) = element(dense.dtype(), row, keys.index(j));
                         }

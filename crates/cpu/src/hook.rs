@@ -1,4 +1,4 @@
-//! What happens to scores between QKᵀ and the softmax: softcap and ALiBi here, then bias and boolean masks in `dense`.
+//! What happens to scores between QKᵀ and the softmax: softcap and ALiBi here, then a bias in `dense`.
 //!
 //! Passes of their own over a score tile, which lies in the first-level cache: the kernels of plain problems know nothing of them. Scores
 //! are in units of log2 here, and so are cap and slopes.
@@ -106,6 +106,7 @@ unsafe fn modify_rows<S: Simd, const NR: usize, const ALIBI: bool, const CLEAR: 
                         score[v] = S::select_between(query, lo, hi, score[v], S::splat(f32::NEG_INFINITY));
                     }
                 }
+                score[v] = t.hide::<S, NR>(row, v, score[v]);
                 S::store(at.add(v * S::LANES), score[v]);
                 maximum[v] = S::max(score[v], maximum[v]);
             }

@@ -4,12 +4,13 @@
 //! which is compiled with its instruction set enabled. What drives them (`flash`) is ordinary code.
 
 use crate::decode::{self, DecodeScores, DecodeValues};
-use crate::dense::{self, DenseRows, Shown};
+use crate::dense::{self, DenseRows};
 use crate::element::with_element;
 use crate::hook::{self, RowHook, TileHook};
 #[cfg(target_arch = "aarch64")]
 use crate::neon::Neon;
 use crate::pack::{self, Rows};
+use crate::shown::{self, MaskRows, Shown};
 #[cfg(target_arch = "x86_64")]
 use crate::{avx2::Avx2, avx512::Avx512};
 use crate::{
@@ -34,8 +35,6 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     const STEP: usize;
     /// Elements of the inner dimension in a lane of packed queries, keys and weights: [`Simd::PACKED`].
     const PACKED: usize = 1;
-    /// Whether the scores of the next query tile are begun before the weights of one are computed, so that a unit of its own multiplies while vectors weigh.
-    const OVERLAPPED: bool = false;
     /// Vectors of the register tile: a query tile is at most `VECTORS · LANES` wide.
     const VECTORS: usize;
 
@@ -47,12 +46,10 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     unsafe fn start_alibi(vectors: usize, t: &TileStep, hook: &TileHook);
     /// Of a bias in one of the float types.
     unsafe fn start_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
-    unsafe fn start_limits(vectors: usize, t: &TileStep, a: &DenseRows);
     /// Of a bias in one of the float types.
     unsafe fn add_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
-    unsafe fn hide(vectors: usize, t: &TileStep, a: &DenseRows);
-    unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, mask: &DenseRows);
-    unsafe fn scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown;
+    unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32);
+    unsafe fn scan(a: &MaskRows) -> Shown;
     unsafe fn softmax(vectors: usize, t: &TileStep) -> Weighed;
     unsafe fn values(vectors: usize, exact: bool, t: &TileStep);
     unsafe fn widen_rows(dtype: DType, a: &Rows);
@@ -110,16 +107,9 @@ macro_rules! kernels_of {
             modify(vectors: usize, t: &$crate::tile::TileStep, hook: &$crate::hook::TileHook);
             start_alibi(vectors: usize, t: &$crate::tile::TileStep, hook: &$crate::hook::TileHook);
             start_bias(dtype: DType, vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
-            start_limits(vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
             add_bias(dtype: DType, vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
-            hide(vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
-            mark_hidden(
-                vectors: usize,
-                t: &$crate::tile::TileStep,
-                hidden: *mut f32,
-                mask: &$crate::dense::DenseRows,
-            );
-            scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> $crate::dense::Shown;
+            mark_hidden(vectors: usize, t: &$crate::tile::TileStep, hidden: *mut f32);
+            scan(a: &$crate::shown::MaskRows) -> $crate::shown::Shown;
             modify_row(scores: *mut f32, keys: usize, hook: &$crate::hook::RowHook);
             widen_rows(dtype: DType, a: &$crate::pack::Rows);
             widen_rows_checked(dtype: DType, a: &$crate::pack::Rows) -> bool;
@@ -195,17 +185,18 @@ macro_rules! compile_kernels {
             unsafe fn start_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows) {
                 // SAFETY: trait contract.
                 unsafe {
-                    match dtype {
-                        DType::F16 => dense::start_bias::<$isa, f16>(vectors, t, a),
-                        DType::BF16 => dense::start_bias::<$isa, bf16>(vectors, t, a),
-                        _ => dense::start_bias::<$isa, f32>(vectors, t, a),
+                    match (dtype, vectors) {
+                        (DType::F16, 1) => dense::start_bias::<$isa, f16, 1>(t, a),
+                        (DType::F16, 2) => dense::start_bias::<$isa, f16, 2>(t, a),
+                        (DType::F16, _) => dense::start_bias::<$isa, f16, $vectors>(t, a),
+                        (DType::BF16, 1) => dense::start_bias::<$isa, bf16, 1>(t, a),
+                        (DType::BF16, 2) => dense::start_bias::<$isa, bf16, 2>(t, a),
+                        (DType::BF16, _) => dense::start_bias::<$isa, bf16, $vectors>(t, a),
+                        (_, 1) => dense::start_bias::<$isa, f32, 1>(t, a),
+                        (_, 2) => dense::start_bias::<$isa, f32, 2>(t, a),
+                        _ => dense::start_bias::<$isa, f32, $vectors>(t, a),
                     }
                 }
-            }
-            $(#[$feature])?
-            unsafe fn start_limits(vectors: usize, t: &TileStep, a: &DenseRows) {
-                // SAFETY: trait contract.
-                unsafe { dense::start_limits::<$isa>(vectors, t, a) }
             }
             $(#[$feature])?
             unsafe fn add_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows) {
@@ -225,31 +216,20 @@ macro_rules! compile_kernels {
                 }
             }
             $(#[$feature])?
-            unsafe fn hide(vectors: usize, t: &TileStep, a: &DenseRows) {
+            unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32) {
                 // SAFETY: trait contract.
                 unsafe {
                     match vectors {
-                        1 => dense::hide::<$isa, 1>(t, a),
-                        2 => dense::hide::<$isa, 2>(t, a),
-                        _ => dense::hide::<$isa, $vectors>(t, a),
+                        1 => shown::mark_hidden::<$isa, 1>(t, hidden),
+                        2 => shown::mark_hidden::<$isa, 2>(t, hidden),
+                        _ => shown::mark_hidden::<$isa, $vectors>(t, hidden),
                     }
                 }
             }
             $(#[$feature])?
-            unsafe fn mark_hidden(vectors: usize, t: &TileStep, hidden: *mut f32, mask: &DenseRows) {
+            unsafe fn scan(a: &MaskRows) -> Shown {
                 // SAFETY: trait contract.
-                unsafe {
-                    match vectors {
-                        1 => dense::mark_hidden::<$isa, 1>(t, hidden, mask),
-                        2 => dense::mark_hidden::<$isa, 2>(t, hidden, mask),
-                        _ => dense::mark_hidden::<$isa, $vectors>(t, hidden, mask),
-                    }
-                }
-            }
-            $(#[$feature])?
-            unsafe fn scan(rows: *const *const u8, lanes: usize, first: usize, keys: usize) -> Shown {
-                // SAFETY: trait contract.
-                unsafe { dense::scan::<$isa>(rows, lanes, first, keys) }
+                unsafe { shown::scan::<$isa>(a) }
             }
             $(#[$feature])?
             unsafe fn softmax(vectors: usize, t: &TileStep) -> Weighed {

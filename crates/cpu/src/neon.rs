@@ -72,9 +72,9 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    unsafe fn select_byte(words: float32x4_t, part: usize, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    unsafe fn select_bit(words: float32x4_t, bit: usize, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         // SAFETY: trait contract.
-        unsafe { vbslq_f32(vtstq_u32(vreinterpretq_u32_f32(words), vdupq_n_u32(0xff << (8 * part))), a, b) }
+        unsafe { vbslq_f32(vtstq_u32(vreinterpretq_u32_f32(words), vdupq_n_u32(1 << bit)), a, b) }
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: float32x4_t) {

@@ -39,8 +39,8 @@ impl CpuOptions {
     /// Refuses what this machine or these head dimensions cannot meet. Costs a few dozen nanoseconds.
     pub fn check(&self, problem: &Problem) -> Result<(), Error> {
         let sizes = problem.sizes();
-        Isa::resolve(self.isa)?;
-        self.tile_sizes(sizes.dim_qk, sizes.dim_v)?;
+        let isa = Isa::resolve(self.isa)?;
+        self.tile_sizes(isa, sizes.dim_qk, sizes.dim_v)?;
         self.thread_count().map(drop)
     }
 
@@ -54,9 +54,9 @@ impl CpuOptions {
         }
     }
 
-    /// The tile sizes to use for these head dimensions.
-    pub(crate) fn tile_sizes(&self, dim_qk: usize, dim_v: usize) -> Result<FlashTiles, Error> {
-        self.tiles.unwrap_or_else(|| FlashTiles::for_dims(dim_qk, dim_v)).checked()
+    /// The tile sizes to use with an instruction set for these head dimensions.
+    pub(crate) fn tile_sizes(&self, isa: Isa, dim_qk: usize, dim_v: usize) -> Result<FlashTiles, Error> {
+        self.tiles.unwrap_or_else(|| FlashTiles::for_isa(isa, dim_qk, dim_v)).checked()
     }
 }
 
@@ -86,6 +86,16 @@ impl FlashTiles {
             0..=192 => FlashTiles { block_q: 384, block_kv: 64 },
             193..=320 => FlashTiles { block_q: 192, block_kv: 64 },
             _ => FlashTiles { block_q: 96, block_kv: 48 },
+        }
+    }
+
+    /// The same with an instruction set. Matrix tiles multiply so fast that moving sums and keys between caches counts: more keys for each time sums are loaded, more
+    /// queries for each time keys are, within the 2 MiB L2 of the processors that have them.
+    fn for_isa(isa: Isa, dim_qk: usize, dim_v: usize) -> FlashTiles {
+        match dim_qk.max(dim_v) {
+            0..=128 if isa >= Isa::Amx => FlashTiles { block_q: 768, block_kv: 128 },
+            129..=256 if isa >= Isa::Amx => FlashTiles { block_q: 384, block_kv: 128 },
+            _ => FlashTiles::for_dims(dim_qk, dim_v),
         }
     }
 

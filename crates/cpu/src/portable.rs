@@ -99,8 +99,8 @@ impl<const N: usize> Simd for Lanes<N> {
         words.map(|word| f16::from_bits((word.to_bits() >> (16 * part)) as u16).to_f32())
     }
     #[inline(always)]
-    unsafe fn select_byte(words: [f32; N], part: usize, a: [f32; N], b: [f32; N]) -> [f32; N] {
-        std::array::from_fn(|i| if words[i].to_bits() >> (8 * part) & 0xff == 0 { b[i] } else { a[i] })
+    unsafe fn select_bit(words: [f32; N], bit: usize, a: [f32; N], b: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| if words[i].to_bits() >> bit & 1 == 0 { b[i] } else { a[i] })
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: [f32; N]) {

@@ -2,6 +2,7 @@
 
 use crate::kernels::Kernels;
 use crate::plan::query_span;
+use crate::shown::MaskRows;
 use crate::simd::MAX_LANES;
 use crate::span::Span;
 use crate::tile::{MAX_VECTORS, TileMask};
@@ -23,6 +24,10 @@ pub(crate) struct QueryTile {
     lane_query: [f32; MAX_TILE_ROWS],
     /// What it has to do with the block that is looked at.
     pub(crate) look: Look,
+    /// Whether nothing is left to compute.
+    pub(crate) done: bool,
+    /// Whether biases may be infinite in units of log2 that are finite as given.
+    pub(crate) careful: bool,
 }
 
 /// The key rows of a block that a tile is run against.
@@ -43,7 +48,16 @@ impl QueryTile {
             *index = (row_of_lane(&rows, lane) % span.queries - first_query) as f32;
         }
         let vectors = rows.len().div_ceil(K::LANES);
-        QueryTile { rows, vectors, first_query, last_query, lane_query, look: Look::default() }
+        QueryTile {
+            rows,
+            vectors,
+            first_query,
+            last_query,
+            lane_query,
+            look: Look::default(),
+            done: false,
+            careful: false,
+        }
     }
 
     /// Whether a row of the tile sees so few keys that rounding its weights to 16 bits could show in the output. The number of keys in a band
@@ -53,6 +67,14 @@ impl QueryTile {
             let (begin, end) = span.seen_by_any(query, query);
             end - begin < FEW_KEYS
         })
+    }
+
+    /// How many times the keys up to `until` those are that the tile sees among `keys`; 1 at least.
+    pub(crate) fn hope(&self, span: &Span, keys: &Range<usize>, until: usize) -> f32 {
+        let (begin, end) = span.seen_by_any(self.first_query, self.last_query);
+        let (begin, end) = (begin.max(keys.start), end.min(keys.end));
+        let (all, seen) = (end.saturating_sub(begin), until.saturating_sub(begin));
+        (all as f32 / seen.max(1) as f32).max(1.0)
     }
 
     /// The row of a lane.
@@ -72,15 +94,24 @@ impl QueryTile {
         Look { begin, end: seen.1.clamp(block, block + end) - block, hides: false }
     }
 
-    /// The same less what a boolean mask hides at both ends; `rows` is each lane's row of the mask.
+    /// The same less what a boolean mask hides at both ends, with `bits` of what it shows; `rows` is each lane's row of the mask.
     ///
     /// # Safety
-    /// The instruction set of `K`; the rows are valid for the keys of the block up to `look.end`.
-    pub(crate) unsafe fn unhide<K: Kernels>(&self, look: Look, block: usize, rows: *const *const u8) -> Look {
+    /// The instruction set of `K`; the rows are valid for the keys of the block up to `look.end`, `bits` for their words.
+    pub(crate) unsafe fn unhide<K: Kernels>(
+        &self,
+        look: Look,
+        block: usize,
+        rows: *const *const u8,
+        bits: *mut u32,
+    ) -> Look {
+        let lanes = self.vectors * K::LANES;
         // SAFETY: by contract.
-        let shown = unsafe { K::scan(rows, self.rows.len(), block + look.begin, look.end - look.begin) };
-        let begin = (look.begin + shown.begin) / K::STEP * K::STEP;
-        Look { begin, end: look.begin + shown.end, hides: shown.hides || look.hides }
+        let shown = unsafe {
+            K::scan(&MaskRows { rows, lanes, first: block, begin: look.begin, end: look.end, bits })
+        };
+        let begin = shown.begin / K::STEP * K::STEP;
+        Look { begin, end: shown.end, hides: shown.hides || look.hides }
     }
 
     /// The same less what a block table hides at both ends; `rows` is each lane's row of the table, whose blocks have so many keys.

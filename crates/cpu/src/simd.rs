@@ -50,8 +50,14 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn part_bf16(words: Self::V, part: usize) -> Self::V;
     /// Widens the half-precision value in the low (`part` 0) or high half of each lane's bits.
     unsafe fn part_f16(words: Self::V, part: usize) -> Self::V;
-    /// `b` where byte `part` of a lane's bits, the lowest first, is zero, else `a`.
-    unsafe fn select_byte(words: Self::V, part: usize, a: Self::V, b: Self::V) -> Self::V;
+    /// `a` where bit `bit` of a lane's bits is set, else `b`.
+    unsafe fn select_bit(words: Self::V, bit: usize, a: Self::V, b: Self::V) -> Self::V;
+    /// A bit for each of 64 bytes, the lowest for the first, set where the byte is not zero.
+    #[inline(always)]
+    unsafe fn nonzero_bytes(p: *const u8) -> u64 {
+        // SAFETY: valid for 64 bytes by contract.
+        (0..64).fold(0, |bits, i| bits | u64::from(unsafe { *p.add(i) } != 0) << i)
+    }
     /// Rounds to nearest even; NaN stays NaN.
     unsafe fn store_f16(p: *mut u16, v: Self::V);
     /// Rounds to nearest even; NaN stays NaN.
@@ -127,7 +133,8 @@ macro_rules! simd_of {
             load_e4m3(p: *const u8) -> Self::V;
             part_bf16(words: Self::V, part: usize) -> Self::V;
             part_f16(words: Self::V, part: usize) -> Self::V;
-            select_byte(words: Self::V, part: usize, a: Self::V, b: Self::V) -> Self::V;
+            select_bit(words: Self::V, bit: usize, a: Self::V, b: Self::V) -> Self::V;
+            nonzero_bytes(p: *const u8) -> u64;
             store_f16(p: *mut u16, v: Self::V);
             store_bf16(p: *mut u16, v: Self::V);
             add(a: Self::V, b: Self::V) -> Self::V;

@@ -87,16 +87,16 @@ impl Product {
 #[derive(Clone, Copy)]
 pub(crate) struct Amx<U, S>(PhantomData<(U, S)>);
 
-/// Implements [`Kernels`] for the tiles of `$unit` with vectors of pairs `$simd`, whose f32 kernels are `$base`'s and kernels for few queries `$few`'s.
+/// Implements [`Kernels`] for the tiles of `$unit` with vectors of pairs `$simd`, whose f32 kernels are `$base`'s; 8-bit rows are packed by
+/// `$codes`, and few queries, which are bound by memory, have `$few`'s kernels: Intel's processors multiply pairs in vectors slower than f32.
 macro_rules! tile_kernels {
-    ($unit:ty, $simd:ty, of $base:ty, few $few:ty, $(#[$feature:meta])?) => {
+    ($unit:ty, $simd:ty, of $base:ty, codes $codes:ty, few $few:ty, $(#[$feature:meta])?) => {
         impl Kernels for Amx<$unit, $simd> {
             type Few = $few;
             const LANES: usize = SIDE;
             const STEP: usize = KEYS;
             const VECTORS: usize = VECTORS;
             const PACKED: usize = 2;
-            const OVERLAPPED: bool = true;
 
             unsafe fn enter() {
                 // SAFETY: trait contract.
@@ -144,7 +144,7 @@ macro_rules! tile_kernels {
                     if dtype == DType::BF16 {
                         copy_rows::<$simd>(a);
                     } else {
-                        <$few as Kernels>::pack_rows(dtype, a);
+                        <$codes as Kernels>::pack_rows(dtype, a);
                     }
                 }
             }
@@ -184,15 +184,17 @@ macro_rules! tile_kernels {
     };
 }
 
-tile_kernels!(Model, PortablePairs, of Lanes<SIDE>, few Lanes<SIDE>,);
+tile_kernels!(Model, PortablePairs, of Lanes<SIDE>, codes Lanes<SIDE>, few Lanes<SIDE>,);
 #[cfg(target_arch = "x86_64")]
 tile_kernels!(
-    Model, crate::avx512bf16::Avx512Bf16, of crate::avx512::Avx512, few crate::avx512bf16::Avx512Bf16,
+    Model, crate::avx512bf16::Avx512Bf16, of crate::avx512::Avx512,
+    codes crate::avx512bf16::Avx512Bf16, few crate::avx512::Avx512,
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 );
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 tile_kernels!(
-    Hardware, crate::avx512bf16::Avx512Bf16, of crate::avx512::Avx512, few crate::avx512bf16::Avx512Bf16,
+    Hardware, crate::avx512bf16::Avx512Bf16, of crate::avx512::Avx512,
+    codes crate::avx512bf16::Avx512Bf16, few crate::avx512::Avx512,
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 );
 
@@ -296,10 +298,8 @@ unsafe fn finish_rows<S: Simd, const NR: usize, const FIRST: usize, const MASKED
                 let mut score = S::mul(S::load(sums.add((r - row) * width + v * SIDE)), scale);
                 if t.start == Start::Added {
                     score = S::add(score, S::load(p));
-                } else if t.start == Start::Limits {
-                    // As in `tile::scores`: hides NaN too, and keeps one that is seen.
-                    score = S::min(score, S::load(p));
                 }
+                score = t.hide::<S, NR>(r, v, score);
                 if MASKED {
                     let (lo, hi) = t.mask.bounds(r);
                     let index = S::load(t.mask.lane_query.add(v * SIDE));

@@ -95,9 +95,15 @@ pub(crate) struct TileStep {
     pub(crate) new_max: *mut f32,
     pub(crate) sum: *mut f32,
     pub(crate) rescale: *mut f32,
-    /// Per lane, the running sum of squared weights, where weights are [`Care::Measured`].
+    /// Per lane, the running sum of squared weights, and of those among them whose loss to rounding was multiplied, where weights are [`Care::Measured`].
     pub(crate) squares: *mut f32,
+    pub(crate) whole_squares: *mut f32,
+    /// How many times the weight seen so far, this block included, a row may expect in the end, and per lane the most that it may: 1 expects nothing.
+    pub(crate) hope: f32,
+    pub(crate) most_hope: *const f32,
     pub(crate) mask: TileMask,
+    /// Which keys a boolean mask or a block table shows to whom, as [`crate::shown`] has it; null where they hide nothing.
+    pub(crate) shown: *const u32,
     /// Read by the exact value kernel alone: 1 where a query does not see a key, else 0, `[key][NR·LANES]`.
     pub(crate) hidden: *const f32,
     /// Rows of the next block to bring nearer meanwhile.
@@ -111,8 +117,6 @@ pub(crate) enum Start {
     Nothing,
     /// What is added to the scores: a bias or ALiBi.
     Added,
-    /// What scores are at most: -inf hides a key, +inf leaves it.
-    Limits,
 }
 
 /// What is done about the rounding of weights to pairs of bfloat16, one part in 512 each.
@@ -120,7 +124,7 @@ pub(crate) enum Start {
 pub(crate) enum Care {
     /// Nothing: rows see so many keys that the errors of their weights cancel.
     Rounded,
-    /// What rounding takes from large weights is multiplied too, where few of them hold most of a row ([`FEW_WEIGHTS`]).
+    /// What rounding takes from large weights is multiplied too, where few of them are going to hold most of a row ([`FEW_WEIGHTS`], [`TileStep::hope`]).
     Measured,
     /// What rounding takes is multiplied too, always.
     Whole,
@@ -128,8 +132,9 @@ pub(crate) enum Care {
 
 /// Weights p of sum l are as few as `l² / Σp²` equal ones. Their rounding to bfloat16 moves an output of unit values by 8.3e-4 over the root of this
 /// number, one standard deviation: six of them are 1e-3 at 24. Half of that is left to tiles whose weights are all rounded, half to
-/// single weights beside larger ones.
-const FEW_WEIGHTS: f32 = 48.0;
+/// single weights beside larger ones. Fewer than so many at the end of a row, those left out whose loss was multiplied: more was hoped for than came, and the
+/// row is computed again without hope.
+pub(crate) const FEW_WEIGHTS: f32 = 48.0;
 
 /// Key rows of a tile whose weights are multiplied.
 #[derive(Clone, Copy, Debug)]

@@ -96,6 +96,7 @@ unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usi
                 key[r] = key[r / 3 * 3];
             }
         }
+        let out = t.scores.add(row * width);
         if S::PACKED == 2 {
             let scale = S::splat(t.score_scale);
             for r in 0..MR {
@@ -104,18 +105,17 @@ unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usi
                 }
             }
         }
-        let out = t.scores.add(row * width);
         if t.start == Start::Added {
             for r in 0..MR {
                 for v in FIRST..NR {
                     acc[r][v] = S::add(acc[r][v], S::load(out.add(r * width + v * S::LANES)));
                 }
             }
-        } else if t.start == Start::Limits {
+        }
+        if !t.shown.is_null() {
             for r in 0..MR {
                 for v in FIRST..NR {
-                    // A hidden score may be NaN; where one that is seen is NaN, its limit of infinity makes the row NaN as well.
-                    acc[r][v] = S::min(acc[r][v], S::load(out.add(r * width + v * S::LANES)));
+                    acc[r][v] = t.hide::<S, NR>(row + r, v, acc[r][v]);
                 }
             }
         }

@@ -18,20 +18,31 @@ pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) -> Weighed 
         }
         if t.care == Care::Whole {
             weigh::<S, NR, false, false>(t);
-            return pack_weights::<S, NR>(t, &[S::splat(-1.0); NR]);
+            return pack_weights::<S, NR, false>(t, &[S::splat(-1.0); NR]);
         }
         if stay_many::<S, NR>(t) {
             weigh::<S, NR, true, true>(t);
             return Weighed { live: all, heavy: 0 };
         }
         weigh::<S, NR, true, false>(t);
-        pack_weights::<S, NR>(t, &large_weights::<S, NR>(t))
+        let Some(large) = large_weights::<S, NR>(t) else {
+            round_weights::<S, NR>(t);
+            return Weighed { live: all, heavy: 0 };
+        };
+        pack_weights::<S, NR, true>(t, &large)
     }
 }
 
+/// How many times the weight seen so far each lane of a vector expects.
+#[inline(always)]
+unsafe fn hope<S: Simd>(t: &TileStep, at: usize) -> S::V {
+    // SAFETY: in bounds by the contract of `softmax`.
+    unsafe { S::min(S::splat(t.hope), S::load(t.most_hope.add(at))) }
+}
+
 /// Whether every lane's weights are so many before this block that they are whatever it brings. With sum `l` and sum of squares `q`, both relative to the
-/// new maximum, a block whose weights (1 at most) add up to `a` leaves `(l + a)²` and at most `q + a`: [`FEW_WEIGHTS`] hold between
-/// them for every `a` where they hold for 0 and `2l` is at least as many. A margin for rounding keeps the answer that [`large_weights`] would give.
+/// new maximum, and hope `f`, a block whose weights (1 at most) add up to `a` leaves `f(l + a)²` and at most `q + a`: [`FEW_WEIGHTS`] hold between
+/// them for every `a` where they hold for 0 and `2fl` is at least as many. A margin for rounding keeps the answer that [`large_weights`] would give.
 #[inline(always)]
 unsafe fn stay_many<S: Simd, const NR: usize>(t: &TileStep) -> bool {
     const MANY: f32 = FEW_WEIGHTS * 1.01;
@@ -44,8 +55,9 @@ unsafe fn stay_many<S: Simd, const NR: usize>(t: &TileStep) -> bool {
             let rescale = S::exp2(S::sub(S::load(t.old_max.add(at)), shift));
             let sum = S::mul(S::load(t.sum.add(at)), rescale);
             let squares = S::mul(S::mul(S::load(t.squares.add(at)), rescale), rescale);
-            many &= !S::exceeds(S::splat(0.5 * MANY), sum);
-            many &= !S::exceeds(S::mul(squares, S::splat(MANY)), S::mul(sum, sum));
+            let expected = S::mul(sum, hope::<S>(t, at));
+            many &= !S::exceeds(S::splat(0.5 * MANY), expected);
+            many &= !S::exceeds(S::mul(squares, S::splat(MANY)), S::mul(sum, expected));
         }
         many
     }
@@ -79,6 +91,8 @@ unsafe fn weigh<S: Simd, const NR: usize, const SQUARES: bool, const ROUND: bool
             if SQUARES {
                 let before = S::mul(S::load(t.squares.add(at)), rescale);
                 S::store(t.squares.add(at), S::fma(before, rescale, squares));
+                let whole = S::mul(S::load(t.whole_squares.add(at)), rescale);
+                S::store(t.whole_squares.add(at), S::mul(whole, rescale));
             }
             S::store(t.old_max.add(at), S::load(t.new_max.add(at)));
         }
@@ -95,17 +109,14 @@ unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize, const SQUARES
     sums: &mut [[S::V; 2]; NR],
 ) {
     let width = NR * S::LANES;
-    for row in (begin..end).step_by(if ROUND { S::PACKED } else { 1 }) {
+    for row in (begin..end).step_by(S::PACKED) {
         for v in FIRST..NR {
             // SAFETY: in bounds by the contract of `softmax`.
             unsafe {
                 let p = t.scores.add(row * width + v * S::LANES);
                 let weight = S::exp2(S::sub(S::load(p), shift[v]));
                 sums[v][0] = S::add(sums[v][0], weight);
-                if SQUARES {
-                    sums[v][1] = S::fma(weight, weight, sums[v][1]);
-                }
-                if S::PACKED == 1 || !ROUND {
+                if S::PACKED == 1 {
                     S::store(p, weight);
                     continue;
                 }
@@ -114,45 +125,77 @@ unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize, const SQUARES
                 if row + 1 < t.key_end {
                     partner = S::exp2(S::sub(S::load(p.add(width)), shift[v]));
                     sums[v][0] = S::add(sums[v][0], partner);
-                    if SQUARES {
-                        sums[v][1] = S::fma(partner, partner, sums[v][1]);
+                }
+                let pair = S::round_pair(weight, partner);
+                if SQUARES {
+                    sums[v][1] = S::fma(weight, weight, S::fma(partner, partner, sums[v][1]));
+                }
+                if ROUND {
+                    S::store(p, pair);
+                } else {
+                    S::store(p, weight);
+                    if row + 1 < t.key_end {
+                        S::store(p.add(width), partner);
                     }
                 }
-                S::store(p, S::round_pair(weight, partner));
             }
         }
     }
 }
 
-/// Above which weights of each lane what rounding takes from them is multiplied too. A lane's answer does not depend on its neighbours.
+/// Above which weights of each lane what rounding takes from them is multiplied too; none where that is no lane's. A lane's answer does not depend on its
+/// neighbours.
 #[inline(always)]
-unsafe fn large_weights<S: Simd, const NR: usize>(t: &TileStep) -> [S::V; NR] {
+unsafe fn large_weights<S: Simd, const NR: usize>(t: &TileStep) -> Option<[S::V; NR]> {
     // SAFETY: in bounds by the contract of `softmax`.
     unsafe {
-        let mut large = [S::splat(0.0); NR];
+        let (mut large, mut few) = ([S::splat(0.0); NR], false);
         for v in 0..NR {
             let sum = S::load(t.sum.add(v * S::LANES));
-            let share = S::mul(sum, S::splat(1.0 / FEW_WEIGHTS));
-            let squares = S::load(t.squares.add(v * S::LANES));
-            large[v] = S::select_above(squares, S::mul(sum, share), share, S::splat(f32::INFINITY));
+            let expected = S::mul(sum, hope::<S>(t, v * S::LANES));
+            let share = S::mul(expected, S::splat(1.0 / FEW_WEIGHTS));
+            let (squares, many) = (S::load(t.squares.add(v * S::LANES)), S::mul(sum, share));
+            large[v] = S::select_above(squares, many, share, S::splat(f32::INFINITY));
+            few |= S::exceeds(squares, many);
         }
-        large
+        few.then_some(large)
     }
 }
 
-/// Rounds the weights to pairs. Where one is above its lane's in `large`, what rounding takes from such weights is kept as well.
+/// Rounds all weights to pairs.
 #[inline(always)]
-unsafe fn pack_weights<S: Simd, const NR: usize>(t: &TileStep, large: &[S::V; NR]) -> Weighed {
+unsafe fn round_weights<S: Simd, const NR: usize>(t: &TileStep) {
+    let width = NR * S::LANES;
+    for row in (t.key_begin..t.key_end).step_by(2) {
+        for v in 0..NR {
+            // SAFETY: in bounds by the contract of `softmax`; what lies behind a vector's last key is not read again.
+            unsafe {
+                let p = t.scores.add(row * width + v * S::LANES);
+                // The last key may have no partner: its place then holds no weight.
+                let odd = if row + 1 < t.key_end { S::load(p.add(width)) } else { S::splat(0.0) };
+                S::store(p, S::round_pair(S::load(p), odd));
+            }
+        }
+    }
+}
+
+/// Rounds the weights to pairs. Where one is above its lane's in `large`, what rounding takes from such weights is kept as well; with `SQUARES` their
+/// squares are added up.
+#[inline(always)]
+unsafe fn pack_weights<S: Simd, const NR: usize, const SQUARES: bool>(
+    t: &TileStep,
+    large: &[S::V; NR],
+) -> Weighed {
     let mut weighed = Weighed { live: (t.key_end, t.key_begin), heavy: 0 };
     // SAFETY: in bounds by the contract of `softmax`.
     unsafe {
         let end = packed_ends::<S>(t);
-        pack_rows_of_weights::<S, NR, 0>(t, t.key_begin, end[0], large, &mut weighed);
+        pack_rows_of_weights::<S, NR, 0, SQUARES>(t, t.key_begin, end[0], large, &mut weighed);
         if NR > 1 {
-            pack_rows_of_weights::<S, NR, 1>(t, end[0], end[1], large, &mut weighed);
+            pack_rows_of_weights::<S, NR, 1, SQUARES>(t, end[0], end[1], large, &mut weighed);
         }
         if NR > 2 {
-            pack_rows_of_weights::<S, NR, 2>(t, end[1], end[2], large, &mut weighed);
+            pack_rows_of_weights::<S, NR, 2, SQUARES>(t, end[1], end[2], large, &mut weighed);
         }
     }
     weighed
@@ -160,7 +203,7 @@ unsafe fn pack_weights<S: Simd, const NR: usize>(t: &TileStep, large: &[S::V; NR
 
 /// [`pack_weights`] of key rows `begin..end` for the tile's vectors from `FIRST` on.
 #[inline(always)]
-unsafe fn pack_rows_of_weights<S: Simd, const NR: usize, const FIRST: usize>(
+unsafe fn pack_rows_of_weights<S: Simd, const NR: usize, const FIRST: usize, const SQUARES: bool>(
     t: &TileStep,
     begin: usize,
     end: usize,
@@ -199,6 +242,10 @@ unsafe fn pack_rows_of_weights<S: Simd, const NR: usize, const FIRST: usize>(
                 let even = S::select_above(even, large[v], even, zero);
                 let odd = S::select_above(odd, large[v], odd, zero);
                 S::store(at.add(width + v * S::LANES), S::lost_pair(even, odd));
+                if SQUARES {
+                    let p = t.whole_squares.add(v * S::LANES);
+                    S::store(p, S::fma(even, even, S::fma(odd, odd, S::load(p))));
+                }
             }
         }
     }

@@ -50,6 +50,7 @@ fn kinds_one_by_one_and_together() {
         "b2h2s200/700d64:causal-br:blocks=bh128/64",
         "b1h4/2s130/300d330:blocks=h64",
         "b2h8/2s1/700d64:used:blocks=bh64",
+        "b2h4/2s1/300d40:bias=k:blocks=b64",
         "b2h4/2s70/300d64:varlen:blocks=b64/128:mask=bk:softcap=20",
         "b1h2s150/200d64:causal-br:chunk=37",
         "b1h2s150d64:chunk=16",

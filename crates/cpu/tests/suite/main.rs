@@ -4,3 +4,4 @@ mod correctness;
 mod kinds;
 mod promises;
 mod running;
+mod weights;

@@ -32,10 +32,6 @@ def dim_on_gpu(dim: int, name: object, largest: int) -> str:
     return f"no CUDA kernel for a head dimension of {dim} of {name}; use at most {largest}, {FALLBACK}"
 
 
-def mask_on_gpu() -> str:
-    return f"an attn_mask of numbers or booleans is not computed on a GPU; say it by is_causal, a window or lengths, {FALLBACK}"
-
-
 def device(name: object) -> str:
     return f"no kernel for device {name}; use cpu or cuda, {FALLBACK}"
 
