@@ -87,10 +87,9 @@ impl Product {
 #[derive(Clone, Copy)]
 pub(crate) struct Amx<U, S>(PhantomData<(U, S)>);
 
-/// Implements [`Kernels`] for the tiles of `$unit` with vectors of pairs `$simd`, whose f32 kernels are `$base`'s; 8-bit rows are packed by
-/// `$codes`, and few queries, which are bound by memory, have `$few`'s kernels: Intel's processors multiply pairs in vectors slower than f32.
+/// Implements [`Kernels`] for the tiles of `$unit` with vectors of pairs `$simd`, whose f32 kernels are `$base`'s and kernels for few queries `$few`'s.
 macro_rules! tile_kernels {
-    ($unit:ty, $simd:ty, of $base:ty, codes $codes:ty, few $few:ty, $(#[$feature:meta])?) => {
+    ($unit:ty, $simd:ty, of $base:ty, few $few:ty, $(#[$feature:meta])?) => {
         impl Kernels for Amx<$unit, $simd> {
             type Few = $few;
             const LANES: usize = SIDE;
@@ -144,7 +143,7 @@ macro_rules! tile_kernels {
                     if dtype == DType::BF16 {
                         copy_rows::<$simd>(a);
                     } else {
-                        <$codes as Kernels>::pack_rows(dtype, a);
+                        <$few as Kernels>::pack_rows(dtype, a);
                     }
                 }
             }
@@ -184,17 +183,15 @@ macro_rules! tile_kernels {
     };
 }
 
-tile_kernels!(Model, PortablePairs, of Lanes<SIDE>, codes Lanes<SIDE>, few Lanes<SIDE>,);
+tile_kernels!(Model, PortablePairs, of Lanes<SIDE>, few Lanes<SIDE>,);
 #[cfg(target_arch = "x86_64")]
 tile_kernels!(
-    Model, crate::avx512bf16::Avx512Bf16, of crate::avx512::Avx512,
-    codes crate::avx512bf16::Avx512Bf16, few crate::avx512::Avx512,
+    Model, crate::avx512bf16::Avx512Bf16, of crate::avx512::Avx512, few crate::avx512bf16::Avx512Bf16,
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 );
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 tile_kernels!(
-    Hardware, crate::avx512bf16::Avx512Bf16, of crate::avx512::Avx512,
-    codes crate::avx512bf16::Avx512Bf16, few crate::avx512::Avx512,
+    Hardware, crate::avx512bf16::Avx512Bf16, of crate::avx512::Avx512, few crate::avx512bf16::Avx512Bf16,
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 );
 
