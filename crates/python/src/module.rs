@@ -115,9 +115,10 @@ fn straight<'py>(
 }
 
 /// Attention of plain torch tensors over packed sequences or a cache, new tokens written to it first: the output, or `(out, lse)`, or
-/// `None` when something about them is out of the ordinary. With `one_query` queries are `[sequences, heads, dim]`.
+/// `None` when something about them is out of the ordinary. With `one_query` queries are `[sequences, heads, dim]`; `planned` is what they must
+/// be.
 #[pyfunction]
-#[pyo3(signature = (tensors, new, angles, lists, scales, longest, scale, window, interleaved, with_lse, high, one_query=false))]
+#[pyo3(signature = (tensors, new, angles, lists, scales, longest, scale, window, interleaved, with_lse, high, one_query=false, planned=None))]
 fn straight_cache<'py>(
     py: Python<'py>,
     tensors: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
@@ -132,6 +133,7 @@ fn straight_cache<'py>(
     with_lse: &Bound<'py, PyAny>,
     high: bool,
     one_query: bool,
+    planned: Option<serving::PlannedFor>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let (Some(scale), Some(visible), Some(torch)) = (number(scale), visible(window), Torch::bound(py)) else {
         return Ok(None);
@@ -155,6 +157,7 @@ fn straight_cache<'py>(
         with_lse,
         precision,
         one_query,
+        planned,
     };
     serving::attention(py, &served)
 }

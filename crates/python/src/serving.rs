@@ -36,6 +36,9 @@ pub(crate) type Lists<'py> = (
     Given<'py>, // page_table
 );
 
+/// Query and key heads, head dimensions of keys and values, and the types of queries and keys by [`Kind`]'s number, below zero for any.
+pub(crate) type PlannedFor = (i64, i64, i64, i64, i64, i64);
+
 /// Of new lengths.
 const WORD_BYTES: usize = 4;
 
@@ -66,6 +69,8 @@ pub(crate) struct Served<'py> {
     pub(crate) precision: Precision,
     /// Queries are `[sequences, heads, dim]`, one each.
     pub(crate) one_query: bool,
+    /// What tensors must be; anything where there is none.
+    pub(crate) planned: Option<PlannedFor>,
 }
 
 /// The same as plain numbers, all of it ordinary.
@@ -350,7 +355,15 @@ impl<'py> Served<'py> {
         };
         let codes = k.kind == Kind::E4m3;
         let kind = if codes { Kind::E4m3 } else { found.kind };
+        let kinds = [found.kind, k.kind];
         let (k, v) = (of(kind, k, packed_k)?, of(kind, v, packed_k)?);
+        if let Some((heads, heads_kv, dim, dim_v, of_queries, of_keys)) = self.planned {
+            let sizes = [q.shape[1], k.shape[1], q.shape[3], v.shape[3]] == [heads, heads_kv, dim, dim_v];
+            let is = |kind: Kind, planned: i64| planned < 0 || kind as i64 == planned;
+            if !sizes || !is(kinds[0], of_queries) || !is(kinds[1], of_keys) {
+                return None;
+            }
+        }
         let batch = match cu_q {
             None => q.shape[0],
             Some(cu) => self.look(cu)?.shape[0] - 1,

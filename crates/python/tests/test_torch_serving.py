@@ -306,6 +306,23 @@ def test_eight_bit_caches(query):
     assert torch.equal(cache_k[:, 6].view(torch.uint8), new[:, 0].view(torch.uint8))
 
 
+def test_caches_of_integer_codes():
+    """Codes of uint8 lie evenly around 128; those of int8 are the same plus 128, and are refused by that name."""
+    cache_k, cache_v = (torch.randint(1, 256, (2, 8, 2, 16), dtype=torch.uint8) for _ in range(2))
+    q, descale = torch.randn(2, 1, 4, 16).bfloat16(), torch.rand(2, 2) * 0.005 + 0.002
+    scales = {"k_descale": descale, "v_descale": descale}
+    out = evosdpa.flash_attn_with_kvcache(q, cache_k, cache_v, cache_seqlens=6, **scales)
+    for b in range(2):
+        keys, values = ((x[b, :6].float() - 128) * 448 / 127 * descale[b][None, :, None] for x in (cache_k, cache_v))
+        close(out[b], reference.attention(q[b].float(), keys, values)[0])
+    new = torch.randint(1, 256, (2, 1, 2, 16), dtype=torch.uint8)
+    evosdpa.flash_attn_with_kvcache(q, cache_k, cache_v, new, new, cache_seqlens=6, **scales)
+    assert torch.equal(cache_k[:, 6], new[:, 0])
+    for kind, words in ((torch.int8, "codes of int8 plus 128 are those of uint8"), (torch.float8_e5m2, "float8_e4m3fn, or for caches uint8")):
+        with pytest.raises(NotImplementedError, match=f"{str(kind).removeprefix('torch.')}.*{words}"):
+            evosdpa.flash_attn_with_kvcache(q, cache_k.to(kind), cache_v.to(kind), cache_seqlens=6)
+
+
 def test_what_is_wrong_is_named():
     q, cache = torch.randn(2, 1, 2, 8), torch.randn(2, 4, 2, 8)
     new = torch.randn(2, 1, 2, 8)

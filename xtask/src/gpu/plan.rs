@@ -426,40 +426,8 @@ pub(super) fn steps() -> Vec<Step> {
             60,
             &["profile", "--shape", "mission,long128", "--kernels", "hopper_small,hopper_fwd,ampere_fwd"],
         ),
-        evosdpa(
-            "self-test",
-            "how often is a kernel called faster than itself?",
-            30,
-            &[
-                "bench",
-                "--device",
-                "cuda",
-                "--kernels",
-                "hopper_small",
-                "--shapes",
-                "mission",
-                "--self-test",
-                "60",
-            ],
-        ),
-        evosdpa(
-            "self-test-single",
-            "and where a reading is one launch?",
-            30,
-            &[
-                "bench",
-                "--device",
-                "cuda",
-                "--kernels",
-                "hopper_small",
-                "--shapes",
-                "mission",
-                "--timing",
-                "single",
-                "--self-test",
-                "60",
-            ],
-        ),
+        self_test("self-test", "how often is a kernel called faster than itself?", &[]),
+        self_test("self-test-single", "and where a reading is one launch?", &["--timing", "single"]),
     ]);
     steps
 }
@@ -473,6 +441,11 @@ const CHEATS: &str = "cheat_zeros,cheat_copies_v,cheat_cached_by_pointer,cheat_s
 fn grid(dim: usize, mask: &str) -> String {
     let shape = |length: usize| format!("b{}h{}s{length}d{dim}{mask}", 16384 / length, 2048 / dim);
     [512, 1024, 2048, 4096, 8192, 16384].map(shape).join(",")
+}
+
+fn self_test(name: &str, asks: &'static str, timing: &[&str]) -> Step {
+    let kernel = ["bench", "--device", "cuda", "--kernels", "hopper_small", "--shapes", "mission"];
+    evosdpa(name, asks, 30, &[&kernel[..], timing, &["--self-test", "60"]].concat())
 }
 
 fn evosdpa(name: &str, asks: &'static str, seconds: u64, arguments: &[&str]) -> Step {

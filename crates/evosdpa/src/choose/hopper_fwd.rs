@@ -45,7 +45,7 @@ impl Tile {
         if many && !look.masked() && seq_kv >= 1024 {
             return Self::Three;
         }
-        if long_for_three(look) {
+        if long_for_three(look) || fewer_rounds_of_three(look) {
             return Self::Three;
         }
         cost::tile(look).unwrap_or(Self::Two)
@@ -58,7 +58,7 @@ impl Tile {
             ..=64 if width > 1024 && look.q_tiles(192) >= 4 * look.sms() => Self::Three,
             ..=64 if width > 1024 => Self::Two,
             ..=64 if look.q_tiles(64) >= 5 * look.sms() => Self::ThreeSmall,
-            ..=64 if width <= 512 => Self::TwoSmall,
+            ..=64 => Self::TwoSmall,
             _ if shared_heads(look) > 1 => Self::Two,
             65..=112 if width < PRECISE_KEYS => Self::TwoSmall,
             113.. if width <= PRECISE_KEYS => Self::TwoSmall,
@@ -170,9 +170,20 @@ fn long_for_three(look: &Look<'_>) -> bool {
     let (rounds, keys) = match (has_odd_rows(look), look.masked()) {
         (true, false) => (2, 1024),
         (true, true) => (2, 2048),
-        (false, _) => (6, 4096),
+        (false, false) => (6, 4096),
+        (false, true) => (4, 4096),
     };
     suits_three(look) && look.q_tiles(192) >= rounds * look.sms() && look.facts.seq_kv >= keys
+}
+
+/// Whether Q tiles of 192 rows, which take up to 1.45 times as long as those of 128, need so many fewer rounds of the SMs.
+fn fewer_rounds_of_three(look: &Look<'_>) -> bool {
+    let rounds = |rows| look.q_tiles(rows).div_ceil(look.sms());
+    suits_three(look)
+        && !look.masked()
+        && !look.grouped()
+        && look.facts.seq_kv >= 1024
+        && 29 * rounds(192) < 20 * rounds(128)
 }
 
 pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
@@ -302,8 +313,13 @@ fn section_mib(look: &Look<'_>, tile: Tile, pack_heads: i64) -> i64 {
     let facts = look.facts;
     let row_bytes = u64::from(facts.head_dim + facts.value_dim) * facts.dtype.bytes() as u64;
     let mib = (look.kv_heads() * u64::from(facts.seq_kv) * row_bytes) >> 20;
-    // Of 128 columns reading K and V again shows soonest: narrower heads wait for the softmax, wider ones for the MMAs.
-    let past_l2 = if (65..=128).contains(&look.widest()) { mib >= 44 } else { mib >= 96 };
+    // Of 128 columns reading K and V again shows soonest: narrower heads wait for the softmax, wider ones for the MMAs. Small tiles
+    // read them most often.
+    let past_l2 = match look.widest() {
+        65..=128 => mib >= 44,
+        _ if tile.ctas() > 1 => mib >= 60,
+        _ => mib >= 96,
+    };
     // Three warpgroups read K and V again less often, and up to 96 columns sections cost more than they gain.
     if tile == Tile::Three && !look.narrow() {
         return if look.widest() <= 96 { 0 } else { 32 };

@@ -60,7 +60,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) flash_decode(
     await_inputs();
     if (now.valid()) queries.fetch(p, now);
   }
-  loader.ask_pages();
   if (COUNTS_FIRST && now.valid()) queries.load(p, now);  // ahead of keys, behind which they would be long in coming
   loader.fill();
   if (PACKED_QUERIES || USED_QUERIES)  // while the loads travel

@@ -24,6 +24,9 @@ __device__ __forceinline__ void copy_plain(u32 to, const unsigned char* from, in
 __device__ __forceinline__ void cp_async_4(u32 to, const void* from, int valid_bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid_bytes) : "memory");
 }
+__device__ __forceinline__ void cp_async_4_whole(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 
 // All 16 bytes of a row that one Q tile reads, and nobody after it: they leave L2 first.
 __device__ __forceinline__ void cp_async_16_once(u32 to, const void* from) {
@@ -206,10 +209,11 @@ struct Pages {
   // Part of the caller's commit group.
   __device__ __forceinline__ void ask(const SdpaParams& p, const Division& division, int slot) {
     if (ahead.tiles_left == 0) return;
-    const int* entry = p.page_table + ahead.block * p.page_table_stride;
-    const bool exists = ahead.exists();  // past a sequence's end not even the table is read
-    if (exists) entry += pages_of(p, ahead.own_token());
-    if (threadIdx.x % 32 < WARP_KEYS) cp_async_4(entry_of(slot, threadIdx.x % 32), entry, exists ? 4 : 0);
+    const u32 to = entry_of(slot, threadIdx.x % 32);
+    if (ahead.exists())
+      cp_async_4_whole(to, p.page_table + ahead.block * p.page_table_stride + pages_of(p, ahead.own_token()));
+    else if (threadIdx.x % 32 < WARP_KEYS)  // past a sequence's end not even the table is read
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(0) : "memory");
     ahead.next(p, division, [](const Cursor&) {});
   }
 
@@ -238,17 +242,15 @@ struct Loader {
 
   __device__ __forceinline__ Loader(const SdpaParams& params, unsigned char* smem, const Division& all, const Cursor& first)
       : p(params), ring(shared_address(smem) + threadIdx.x / TEAM * RING_BYTES), division(all), tiles(smem, 0), pages(smem), slot(0) {
+    if (PAGED_CACHE) {
+      // The pages of the first tiles, for which fill() waits.
+      pages.ahead.enter(first);
+#pragma unroll 1
+      for (int stage = 0; stage < STAGES - 1; ++stage) pages.ask(p, division, stage);
+      cp_async_commit();
+    }
     tiles.enter(first);
     enter(first);
-    if (PAGED_CACHE) pages.ahead.enter(first);
-  }
-
-  // The pages of the first tiles, for which fill() waits.
-  __device__ __forceinline__ void ask_pages() {
-    if (!PAGED_CACHE) return;
-#pragma unroll 1
-    for (int stage = 0; stage < STAGES - 1; ++stage) pages.ask(p, division, stage);
-    cp_async_commit();
   }
 
   __device__ __forceinline__ void fill() {

@@ -140,11 +140,10 @@ struct Division {
     if (SPLIT_TILES > 0 || units == 0 || fewest != most) return;
     const int q_tiles = units / u32(most);
     if (q_tiles >= ctas) {
-      // As many for nearly every CTA: then nothing has to be merged.
+      // As many for every CTA, or one less: then nothing has to be merged.
       const int each = (q_tiles + ctas - 1) / u32(ctas);
       if (16ll * q_tiles < 15ll * each * ctas || least * p.batch != units) return;
       length = most;
-      ctas = (q_tiles + each - 1) / u32(each);
     } else if (VALUE_DIM <= 128) {  // O of wider ones leaves no register for it
       // As many CTAs for each: then none has parts of two.
       const int each = min(most, ctas / u32(q_tiles));

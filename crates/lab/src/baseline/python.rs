@@ -15,6 +15,9 @@ use std::{
 use evosdpa_core::{Problem, Tensor};
 use serde_json::{Value, json};
 
+/// What every program begins with: how it is asked, and how it answers.
+const REQUESTS: &str = include_str!("requests.py");
+
 /// A running child.
 pub(crate) struct Python {
     child: Child,
@@ -30,7 +33,7 @@ impl Python {
     pub(crate) fn start(python: &str, program: &str, limit: Duration) -> Result<Self, String> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let mut child = Command::new(python)
-            .args(["-c", program])
+            .args(["-c", &format!("{REQUESTS}\n\n{program}")])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -1,25 +1,13 @@
 """Times attention by PyTorch, and by libraries that build on it, for evosdpa.
 
-Speaks JSON lines: one request on standard input, one answer on standard output.
+Runs behind ``requests.py``.
 """
 
 import contextlib
 import ctypes
 import importlib
-import json
-import os
 import sys
 import time
-
-# Libraries may print what they like; answers go through a descriptor of our own.
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-
-
-def answer(**fields):
-    answers.write(json.dumps(fields) + "\n")
-    answers.flush()
-
 
 def read_tensor(torch, description):
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[description["dtype"]]
@@ -33,7 +21,7 @@ def band_mask(torch, seq_q, seq_kv, lo, hi):
     return (distance >= lo) & (distance <= hi)
 
 
-class Absent(Exception):
+class Absent(Refusal):
     """A library that is not installed, or cannot be imported."""
 
 
@@ -599,26 +587,4 @@ class Session:
         return {}
 
 
-def main():
-    try:
-        import torch
-    except Exception as problem:  # noqa: BLE001 - whatever it is, it is the answer
-        answer(error=f"torch not importable: {problem}")
-        return
-    torch.set_grad_enabled(False)
-    session = Session(torch)
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            if request["op"] == "hello":
-                torch.set_num_threads(request["threads"])
-                answer(version=torch.__version__, threads=torch.get_num_threads(), cuda=torch.cuda.is_available())
-            else:
-                answer(**getattr(session, request["op"])(request))
-        except Absent as problem:
-            answer(error=str(problem))
-        except Exception as problem:  # noqa: BLE001
-            answer(error=f"{type(problem).__name__}: {problem}")
-
-
-main()
+serve(Session)

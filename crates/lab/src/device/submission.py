@@ -1,25 +1,17 @@
 """Calls a submission for evosdpa: KernelBench's ModelNew or GPU MODE's custom_kernel.
 
-Speaks JSON lines: one request on standard input, one answer on standard output.
+Runs behind ``requests.py``.
 """
 
 import ctypes
 import importlib.util
 import inspect
-import json
 import os
 import sys
 import time
 
-# Taken before anything of the submission runs. What it does to them later is seen by the clock outside.
+# Taken before anything of the submission runs. What it does to the clock later is seen by the one outside.
 now = time.perf_counter_ns
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-
-
-def answer(**fields):
-    answers.write(json.dumps(fields) + "\n")
-    answers.flush()
 
 
 class Session:
@@ -111,24 +103,4 @@ class Session:
         return {}
 
 
-def main():
-    try:
-        import torch
-    except Exception as problem:  # noqa: BLE001 - whatever it is, it is the answer
-        answer(error=f"torch not importable: {problem}")
-        return
-    torch.set_grad_enabled(False)
-    session = Session(torch)
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            if request["op"] == "hello":
-                torch.set_num_threads(request["threads"])
-                answer(version=torch.__version__)
-            else:
-                answer(**getattr(session, request["op"])(request))
-        except BaseException as problem:  # noqa: BLE001 - a submission may raise anything
-            answer(error=f"{type(problem).__name__}: {problem}")
-
-
-main()
+serve(Session)

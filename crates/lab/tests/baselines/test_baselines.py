@@ -12,7 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-PROGRAM = pathlib.Path(__file__).parents[2] / "src" / "baseline" / "torch_baseline.py"
+FOLDER = pathlib.Path(__file__).parents[2] / "src" / "baseline"
+PROGRAM = (FOLDER / "requests.py").read_text() + "\n\n" + (FOLDER / "torch_baseline.py").read_text()
 
 FLASH = """
 import torch
@@ -162,7 +163,7 @@ def attention(q, k, v, scale, left, right):
 class Child:
     def __init__(self, path):
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM)],
+            [sys.executable, "-c", PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -31,7 +31,7 @@ def check_plain(**named: Tensor) -> None:
         if _torch.is_differentiated(x):
             raise NotImplementedError(_words.without_fallback(_words.autograd()))
         if x.dtype not in ALL_CODES:
-            raise NotImplementedError(f"{name} holds {x.dtype}; no kernel reads it: use float32, float16, bfloat16 or float8_e4m3fn")
+            raise NotImplementedError(f"{name} holds {x.dtype}; no kernel reads it: use {_words.element_types(x.dtype)}")
 
 
 def append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, rotary_interleaved: bool, **named: Tensor | None) -> None:
@@ -109,7 +109,7 @@ def _check_cache(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor) -> None
         if x.device != k_cache.device:
             raise ValueError(f"{name} is on {x.device}, but k_cache is on {k_cache.device}; move it there")
     if k_cache.dtype not in ALL_CODES:
-        raise NotImplementedError(f"k_cache holds {k_cache.dtype}; use float32, float16, bfloat16 or float8_e4m3fn")
+        raise NotImplementedError(f"k_cache holds {k_cache.dtype}; use {_words.element_types(k_cache.dtype)}")
 
 
 def _operand(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

@@ -412,7 +412,7 @@ def dense(
 
 def has_codes(q: Any, k: Any) -> bool:
     """Whether one of them holds 8-bit codes."""
-    return any(str(getattr(x, "dtype", "")).startswith("torch.float8") for x in (q, k))
+    return any(str(getattr(x, "dtype", "")).removeprefix("torch.") in _side.EIGHT_BIT for x in (q, k))
 
 
 def _append(
@@ -576,7 +576,7 @@ def _scales(lib: ModuleType, q: Any, k: Any, v: Any, batch: int, q_descale: Any,
     _check_kind(lib, q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     heads, heads_kv = q.shape[-2], k.shape[-2]
     for name, tensor, given in (("q", q, q_descale), ("k", k, k_descale), ("v", v, v_descale)):
-        if not lib.facts(tensor)[0].startswith("float8"):
+        if lib.facts(tensor)[0] not in _side.EIGHT_BIT:
             continue
         times = heads // heads_kv if name == "q" else 1
         if given is None:

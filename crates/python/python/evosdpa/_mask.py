@@ -41,7 +41,7 @@ def beside(mask: Tensor, keys: int) -> _side.Side:
     mask = mask.expand(-1, -1, -1, keys)
     if keys > 1 and mask.stride(3) != 1:
         mask = mask.contiguous()
-    has_memory = not torch.compiler.is_compiling() and not torch._C._functorch.is_batchedtensor(mask)
+    has_memory = not torch.compiler.is_compiling() and not getattr(torch._C, "_functorch").is_batchedtensor(mask)
     if has_memory and mask.data_ptr() % mask.element_size():
         mask = mask.clone()
     return {"mask" if mask.dtype == torch.bool else "bias": mask}

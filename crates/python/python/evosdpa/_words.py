@@ -24,16 +24,18 @@ def autograd() -> str:
     )
 
 
+def element_types(given: object) -> str:
+    """What to use in the place of a type that no kernel reads."""
+    hint = "; codes of int8 plus 128 are those of uint8, with descales 127 / 448 times as large" if str(given).endswith("int8") else ""
+    return f"float32, float16, bfloat16, float8_e4m3fn, or for caches uint8{hint}"
+
+
 def dtype(name: object) -> str:
     return f"no kernel for {name}; use float32, float16 or bfloat16, {FALLBACK}"
 
 
 def dim_on_gpu(dim: int, name: object, largest: int) -> str:
     return f"no CUDA kernel for a head dimension of {dim} of {name}; use at most {largest}, {FALLBACK}"
-
-
-def mask_on_gpu() -> str:
-    return f"an attn_mask of numbers or booleans is not computed on a GPU; say it by is_causal, a window or lengths, {FALLBACK}"
 
 
 def device(name: object) -> str:

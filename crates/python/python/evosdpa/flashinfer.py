@@ -97,6 +97,11 @@ class _Steady:
         return steady
 
 
+#: The native side's numbers for types.
+_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float8_e4m3fn: 4}
+_EIGHT_BIT = (torch.float8_e4m3fn, torch.uint8)
+
+
 class _Plan:
     """A call without its tensors."""
 
@@ -128,7 +133,10 @@ class _Plan:
         self.longest = (side.get("max_seqlen_q"), side.get("max_seqlen_k"))
         #: Whether only the tensors bound the lengths of packed sequences.
         self.unbounded = not side.keys().isdisjoint(("cu_seqlens_q", "cu_seqlens_k")) and self.longest == (None, None)
-        self.is_plain = not side.keys() & {"softcap", "mask"}
+        #: Of a type that kernels do not have there is no number: the long way says so.
+        kinds = [-1 if kind is None else _KINDS.get(kind) for kind in self.types]
+        self.planned = (*heads, *dims, *kinds)
+        self.is_plain = not side.keys() & {"softcap", "mask"} and None not in kinds
 
     def move_to(self, device: torch.device) -> None:
         """Lists and tables to the tensors' device, where they stay: a run copies nothing."""
@@ -153,17 +161,12 @@ class _Plan:
         sequence has one. ``None`` is for :meth:`attend` to look into."""
         if not self.is_plain or sinks is not None or window_left is not None or scales != (None, None, None) or _torch.compiling():
             return None
-        (*_, heads, dim), (*_, heads_kv, _), dim_v = q.shape, k.shape, v.shape[-1]
-        if (heads, heads_kv) != self.heads or (dim, dim_v) != self.dims:
-            return None
-        q_type, k_type = self.types
-        if (q_type is not None and q.dtype != q_type) or (k_type is not None and k.dtype != k_type):
-            return None
-        self.move_to(q.device)
+        if self.device is None:
+            self.move_to(q.device)
         tensors, no_scales = (q, k, v), (None, None)
         longest = (q.shape[0], k.shape[0]) if self.unbounded else self.longest
         done: Tensor | None = _torch.straight_cache(
-            tensors, None, None, self.lists, no_scales, longest, self.sm_scale, self.window, True, False, False, one_query
+            tensors, None, None, self.lists, no_scales, longest, self.sm_scale, self.window, True, False, False, one_query, self.planned
         )
         return done
 
@@ -573,7 +576,7 @@ def _mask(qo_indptr: Tensor, keys: Tensor, longest: int, custom: Tensor | None, 
 def _scales_of_codes(q: Tensor, k: Tensor) -> _side.Side:
     """8-bit tensors are read at scale one: scales are numbers for whole tensors, applied to scores and output."""
     of = {"q_scales": (q,), "k_scales": (k,), "v_scales": (k,)}
-    side: _side.Side = {name: torch.ones(1, device=q.device) for name, (x,) in of.items() if x.dtype == torch.float8_e4m3fn}
+    side: _side.Side = {name: torch.ones(1, device=q.device) for name, (x,) in of.items() if x.dtype in _EIGHT_BIT}
     return side | {"scales_per": "tensor"} if side else side
 
 
