@@ -68,16 +68,16 @@ struct Layout {
   static __device__ __forceinline__ u32 empty(u32 full) { return full + 8; }
 
   // By one thread, before any other thread may use them. Full: one arrival, and bytes where TMA brings them; empty: one arrival per
-  // warp that reads.
+  // warp that reads. Of a message every lane writes what the same lanes of two warps read, and arrives for itself.
   __device__ __forceinline__ void init_barriers() const {
-    const auto pair = [](u32 full, int readers) {
-      mbarrier_init(full, 1);
+    const auto pair = [](u32 full, int writers, int readers) {
+      mbarrier_init(full, writers);
       mbarrier_init(empty(full), readers);
     };
     mbarrier_init(q_full(), 1);
-    for (int slot = 0; slot < K_SLOTS; ++slot) pair(k_full(slot), 4);
-    for (int slot = 0; slot < 2 * V_SLOTS; ++slot) pair(v_full(0, slot), 4);
-    for (int slot = 0; slot < 4 * MESSAGES; ++slot) pair(message_full(0, slot), 2);
+    for (int slot = 0; slot < K_SLOTS; ++slot) pair(k_full(slot), 1, 4);
+    for (int slot = 0; slot < 2 * V_SLOTS; ++slot) pair(v_full(0, slot), 1, 4);
+    for (int slot = 0; slot < 4 * MESSAGES; ++slot) pair(message_full(0, slot), 32, 64);
     mbarrier_init_fence();
   }
 };

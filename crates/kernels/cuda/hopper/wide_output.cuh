@@ -32,8 +32,7 @@ struct Output {
     return from;
   }
   __device__ void release_message() {
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(Layout::empty(layout.message_full(warp, message.slot)));
+    mbarrier_arrive(Layout::empty(layout.message_full(warp, message.slot)));
     message.advance();
   }
   // Weights of 16 keys, from the step-th on.

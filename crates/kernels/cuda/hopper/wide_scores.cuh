@@ -77,8 +77,7 @@ struct Scores {
         store_words(to + FACTOR_BYTES + P_BYTES, residual);
       }
     }
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(full);
+    mbarrier_arrive(full);
     message.advance();
   }
   __device__ void store_words(u32 to, const u32 (&words)[BLOCK_N / 4]) const {
