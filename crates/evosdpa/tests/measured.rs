@@ -31,9 +31,6 @@ fn the_table_that_is_built_in_chooses_what_was_fastest() {
             let kernel = kernel.split('[').next().unwrap_or_default().to_owned();
             measured.entry(text("problem")).or_default().insert(kernel, p50_us);
         }
-        if file == "decode.json" {
-            renew_decoding(&mut measured);
-        }
         for (problem, times_us) in measured {
             let (shape, dtype) = problem.split_once(' ').unwrap();
             let asked = Problem::new(shape.parse().unwrap(), dtype.parse().unwrap()).unwrap();
@@ -97,18 +94,4 @@ fn windows_and_odd_heads_take_what_was_fastest() {
     }
     assert!(slow.is_empty(), "{}", slow.join("\n"));
     assert!(problems >= 40, "{problems}");
-}
-
-/// flash_decode is faster than when decode.json was measured: what it takes since is another document's, of its fastest variants.
-fn renew_decoding(measured: &mut Times) {
-    let path = format!("{}/../../results/h200/decode-steps.json", env!("CARGO_MANIFEST_DIR"));
-    let document: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    for row in document["rows"].as_array().unwrap().iter().filter(|row| row["cache"] == "dense") {
-        let (heads, keys) = row["problem"].as_str().unwrap().split_once(' ').unwrap();
-        let Some(times_us) = measured.get_mut(&format!("{heads}s1/{keys}d128 bf16")) else { continue };
-        let variants = row["p50_us"].as_object().unwrap().iter();
-        let ours = variants.filter(|(variant, _)| variant.starts_with("new2"));
-        let fastest = ours.filter_map(|(_, p50_us)| p50_us.as_f64()).fold(f64::INFINITY, f64::min);
-        times_us.insert("flash_decode".to_owned(), fastest);
-    }
 }
