@@ -133,10 +133,10 @@ class _Plan:
         self.longest = (side.get("max_seqlen_q"), side.get("max_seqlen_k"))
         #: Whether only the tensors bound the lengths of packed sequences.
         self.unbounded = not side.keys().isdisjoint(("cu_seqlens_q", "cu_seqlens_k")) and self.longest == (None, None)
-        #: Of a type that kernels do not have there is no number: the long way says so.
-        kinds = [-1 if kind is None else _KINDS.get(kind) for kind in self.types]
+        #: Types that kernels do not have are -2: the long way says so.
+        kinds = [-1 if kind is None else _KINDS.get(kind, -2) for kind in self.types]
         self.planned = (*heads, *dims, *kinds)
-        self.is_plain = not side.keys() & {"softcap", "mask"} and None not in kinds
+        self.is_plain = not side.keys() & {"softcap", "mask"} and -2 not in kinds
 
     def move_to(self, device: torch.device) -> None:
         """Lists and tables to the tensors' device, where they stay: a run copies nothing."""
