@@ -7,6 +7,7 @@
 use crate::job::Shape;
 use crate::options::FlashTiles;
 use crate::span::Span;
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// Work for one thread at a time.
@@ -69,6 +70,9 @@ const SPLIT_ROWS: usize = 64;
 /// Units each thread should have at least, so that one that is late or slow does not leave the others waiting long.
 const UNITS_PER_THREAD: usize = 8;
 
+/// Work that is handed out longest first at the end, in units of the longest for each thread.
+const EVENING_OUT: usize = 2;
+
 impl Plan {
     /// Cuts sequences for `threads` threads; `width` is that of a full query tile.
     pub(crate) fn new(
@@ -97,9 +101,7 @@ impl Plan {
                 }
             }
         }
-        // Longest first, so that no thread begins a long unit when the others are done. Stable: equal units keep
-        // the order in which neighbours share keys in the cache.
-        plan.units.sort_by_key(|unit| std::cmp::Reverse(unit.cost()));
+        plan.units = in_order(plan.units, threads);
         plan
     }
 
@@ -133,6 +135,26 @@ impl Plan {
         self.partial_rows += splits * unit.rows.len();
         self.split_rows.push(SplitRows { sequence, kv_head, rows: unit.rows, splits, first_partial });
     }
+}
+
+/// Head by head, so that units which are computed one after the other share keys in the cache: those of all heads may not fit. The last ones of all are in the
+/// order of their length, so that no thread begins a long unit when the others are done.
+fn in_order(mut units: Vec<Unit>, threads: usize) -> Vec<Unit> {
+    // Stable: equal units keep the order in which they were cut.
+    units.sort_by_key(|unit| (unit.sequence, unit.kv_head, Reverse(unit.cost())));
+    let longest = units.iter().map(Unit::cost).max().unwrap_or(0);
+    let mut heads: Vec<&[Unit]> =
+        units.chunk_by(|a, b| (a.sequence, a.kv_head) == (b.sequence, b.kv_head)).collect();
+    heads.sort_by_key(|head| Reverse(head[0].cost()));
+    let evening_out = EVENING_OUT.saturating_mul(threads).saturating_mul(longest);
+    let (mut left, mut last) = (0usize, heads.len());
+    while last > 0 && left < evening_out {
+        last -= 1;
+        left = left.saturating_add(heads[last].iter().map(Unit::cost).sum());
+    }
+    let mut end: Vec<Unit> = heads[last..].concat();
+    end.sort_by_key(|unit| Reverse(unit.cost()));
+    heads[..last].iter().flat_map(|head| head.iter().cloned()).chain(end).collect()
 }
 
 /// Pairs of queries and keys of all sequences.
@@ -235,11 +257,47 @@ mod tests {
         }
     }
 
+    /// When the last thread is done, where each takes the next unit as soon as it is free.
+    fn ends(units: &[Unit], threads: usize) -> usize {
+        let mut free = vec![0; threads];
+        for unit in units {
+            *free.iter_mut().min().unwrap() += unit.cost();
+        }
+        free.into_iter().max().unwrap()
+    }
+
     #[test]
-    fn long_units_come_first() {
-        let (_, _, plan) = plan("b2h4s2000d64:causal", &[(2000, 2000); 2], 2);
-        let work: Vec<usize> = plan.units.iter().map(|unit| unit.rows.len() * unit.keys.len()).collect();
-        assert!(work.is_sorted_by(|a, b| a >= b) && work.first() > work.last());
+    fn threads_are_done_at_about_the_same_time() {
+        let (_, _, alone) = plan("b1h1s2000d64:causal", &[(2000, 2000)], 1);
+        assert!(ends(&alone.units, 1) > 0);
+        let skewed: Vec<_> = std::iter::once((4096, 4096)).chain([(100, 100); 20]).collect();
+        for (heads, spans) in [
+            ("h4", &[(2000, 2000); 2][..]),
+            ("h8/2", &[(700, 700)]),
+            ("h1", &skewed),
+            ("h16", &[(2048, 2048)]),
+        ] {
+            for threads in [1, 2, 3, 8, 64] {
+                let (_, _, plan) = plan(&format!("b1{heads}s5000d64:causal-br"), spans, threads);
+                let mut by_length = plan.units.clone();
+                by_length.sort_by_key(|unit| Reverse(unit.cost()));
+                let (here, best) = (ends(&plan.units, threads), ends(&by_length, threads));
+                assert!(here * 100 <= best * 102, "{heads} {threads} threads: {here}, not {best}");
+            }
+        }
+    }
+
+    #[test]
+    fn units_of_a_head_follow_one_another() {
+        let (_, _, plan) = plan("b2h8s2000d64:causal", &[(2000, 2000); 2], 2);
+        let heads: Vec<_> = plan.units.iter().map(|unit| (unit.sequence, unit.kv_head)).collect();
+        let mut changes = heads.windows(2).filter(|pair| pair[0] != pair[1]);
+        // All but the last few heads, which are evened out.
+        let once: Vec<_> = changes.by_ref().map(|pair| pair[0]).take(12).collect();
+        assert_eq!(once, (0..12).map(|head| (head / 8, head % 8)).collect::<Vec<_>>());
+        for head in plan.units[..40].chunk_by(|a, b| (a.sequence, a.kv_head) == (b.sequence, b.kv_head)) {
+            assert!(head.is_sorted_by_key(|unit| Reverse(unit.cost())));
+        }
     }
 
     #[test]

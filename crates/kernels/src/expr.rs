@@ -252,8 +252,12 @@ impl Evaluation<'_> {
             Kind::Binary(operator, a, b) => self.binary(node, *operator, self.node(a)?, self.node(b)?),
             Kind::Choose(condition, yes, no) => self.node(if self.node(condition)? != 0 { yes } else { no }),
             Kind::Call(function, arguments) => {
-                let values = arguments.iter().map(|a| self.node(a)).collect::<Result<Vec<_>, _>>()?;
-                self.call(node, *function, &values)
+                // The parser has checked that every call has exactly two arguments.
+                let [a, b] = arguments.as_slice() else {
+                    let given = arguments.len();
+                    return Err(self.error(node, format!("2 arguments expected, {given} given")));
+                };
+                self.call(node, *function, self.node(a)?, self.node(b)?)
             }
         }
     }
@@ -280,11 +284,7 @@ impl Evaluation<'_> {
         }
     }
 
-    fn call(&self, node: &Node, function: Function, values: &[i64]) -> Result<i64, ExprError> {
-        // The parser has checked that every call has exactly two arguments.
-        let &[a, b] = values else {
-            return Err(self.error(node, format!("2 arguments expected, {} given", values.len())));
-        };
+    fn call(&self, node: &Node, function: Function, a: i64, b: i64) -> Result<i64, ExprError> {
         let quotient_rounded_up = || match b {
             ..=0 => Err(self.error(node, format!("the divisor must be positive, it is {b}"))),
             _ => Ok(a.div_euclid(b) + i64::from(a.rem_euclid(b) != 0)),

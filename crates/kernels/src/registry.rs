@@ -12,7 +12,9 @@ use crate::{
     include::{Files, folder, headers, join},
     names::nearest,
     reads::{self, names_read},
+    support,
 };
+use evosdpa_core::Features;
 
 /// Where a kernel came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub struct Kernel {
     pub headers: Arc<[Header]>,
     /// The compile-time names of the manifest that they read.
     pub reads: BTreeSet<String>,
+    /// What it knows about beyond sizes and a mask. It follows from the manifest, and is asked for at every choice.
+    pub(crate) features: Features,
     /// Where it came from.
     pub origin: Origin,
 }
@@ -157,6 +161,7 @@ impl Registry {
         let manifest = Manifest::parse(&manifest_text, &manifest_file)?;
         let headers = headers(&source_file, source, &all);
         let kernel = Kernel {
+            features: support::features(&manifest),
             reads: names_read(&manifest, source, &headers),
             manifest,
             manifest_file,
@@ -208,6 +213,7 @@ impl Registry {
             let name = manifest.name.clone();
             let manifest_text = text.clone();
             let kernel = Kernel {
+                features: support::features(&manifest),
                 manifest,
                 manifest_file,
                 manifest_text,
@@ -300,13 +306,13 @@ impl Registry {
 
 impl Kernel {
     /// What it knows about beyond sizes and a mask.
-    pub fn features(&self) -> evosdpa_core::Features {
-        crate::support::features(&self.manifest)
+    pub fn features(&self) -> Features {
+        self.features
     }
 
     /// Whether the kernel is built for an architecture.
     pub fn compiles_for(&self, arch: Arch) -> bool {
-        crate::support::compiles_for(&self.manifest, arch)
+        support::compiles_for(&self.manifest, arch)
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use evosdpa_core::{DType, Feature, Features};
 
-use crate::{Arch, Manifest, MaskKind, ProblemFacts, Range, ValueDim};
+use crate::{Arch, Kernel, Manifest, MaskKind, ProblemFacts, Range, ValueDim};
 
 /// A kernel that cannot take a problem, and every reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,8 +118,9 @@ pub(crate) fn features(manifest: &Manifest) -> Features {
     Feature::ALL.into_iter().filter(asked).collect()
 }
 
-/// Every reason why the manifest does not support the problem.
-pub(crate) fn reasons(manifest: &Manifest, facts: &ProblemFacts, arch: Arch) -> Vec<Reason> {
+/// Every reason why the kernel does not support the problem.
+pub(crate) fn reasons(kernel: &Kernel, facts: &ProblemFacts, arch: Arch) -> Vec<Reason> {
+    let manifest = &kernel.manifest;
     let mut reasons = Vec::new();
     if !compiles_for(manifest, arch) {
         reasons.push(Reason::Arch(arch, manifest.archs.clone()));
@@ -158,7 +159,7 @@ pub(crate) fn reasons(manifest: &Manifest, facts: &ProblemFacts, arch: Arch) -> 
     if !manifest.lse && facts.lse {
         reasons.push(Reason::Lse);
     }
-    let refused = facts.features.without(features(manifest));
+    let refused = facts.features.without(kernel.features);
     if !refused.is_empty() {
         reasons.push(Reason::Features(refused));
     }

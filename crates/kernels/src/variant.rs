@@ -132,7 +132,7 @@ impl Kernel {
 
     /// Whether a problem is of the kind that it supports, whatever its tunables.
     fn takes(&self, facts: &ProblemFacts, target: &Target) -> Result<()> {
-        let reasons = support::reasons(&self.manifest, facts, target.arch);
+        let reasons = support::reasons(self, facts, target.arch);
         if reasons.is_empty() { Ok(()) } else { Err(self.refusal(facts, reasons)) }
     }
 

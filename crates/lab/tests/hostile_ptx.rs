@@ -2,7 +2,10 @@
 //!
 //! `cargo xtask fuzz` does more of the same for longer.
 
-use std::{panic, time::Instant};
+use std::{
+    panic,
+    time::{Duration, Instant},
+};
 
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::Builder;
@@ -94,7 +97,7 @@ fn survives(text: &str, like: &Variant, schedule: Schedule) -> bool {
 fn spoiled_kernels_do_no_harm() {
     let builder = Builder::new().unwrap();
     let (mut read, mut tried) = (0, 0);
-    let start = Instant::now();
+    let mut slowest = Duration::ZERO;
     for (kernel, dtype) in
         [("sdpa_v2c", DType::F16), ("sdpa_fp8_stage_c", DType::E4M3), ("ampere_fwd", DType::BF16)]
     {
@@ -106,12 +109,15 @@ fn spoiled_kernels_do_no_harm() {
             let mut random = Rng::of_series(17, seed);
             let text = changed(&lines, &mut random);
             let schedule = Schedule::ALL[seed as usize % Schedule::ALL.len()];
+            let start = Instant::now();
             let survived = panic::catch_unwind(|| survives(&text, &variant, schedule));
             read += usize::from(survived.unwrap_or_else(|_| panic!("{kernel}, change {seed}: a panic")));
             tried += 1;
+            slowest = slowest.max(start.elapsed());
         }
     }
     // If nearly everything were refused, nothing would have been run.
     assert!(read * 4 > tried, "only {read} of {tried} were read");
-    assert!(start.elapsed().as_secs() < 120, "something took too long: {:?}", start.elapsed());
+    // Each alone: all of them together take as long as other work on the machine lets them.
+    assert!(slowest < Duration::from_secs(60), "something took too long: {slowest:?}");
 }

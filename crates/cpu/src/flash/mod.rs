@@ -182,8 +182,7 @@ impl Work<'_> {
                 (begin, end) = (wanted.begin, wanted.end);
                 all_clear &= !wanted.hides;
             }
-            let (keys, values) = (scratch.add(layout.keys), scratch.add(layout.values));
-            self.pack_keys::<K>(block, begin, end, keys);
+            let (keys, values) = (self.keys::<K>(block, begin, end), scratch.add(layout.values));
             // Only where some query is masked, or weights are looked at, does it matter whether V is finite.
             let harmless = all_clear && cut.iter().all(|tile| self.care::<K>(tile) == Care::Rounded);
             let finite = self.pack_values::<K>(block, begin, end, values, !harmless) || harmless;
@@ -193,19 +192,20 @@ impl Work<'_> {
                         self.next_rows(&job.k, job.shape.dim_qk, block, index, cut.len()),
                         self.next_rows(&job.v, job.shape.dim_v, block, index, cut.len()),
                     ];
-                    self.run_tile::<K>(index, tile, block, end, ahead, finite);
+                    self.run_tile::<K>(index, tile, block, end, keys, ahead, finite);
                 }
             }
         }
     }
 
-    /// One tile against the packed rows of a block, which end at `end`.
+    /// One tile against the rows of a block, which end at `end`; `keys` are those of its keys.
     unsafe fn run_tile<K: Kernels>(
         &self,
         index: usize,
         tile: &QueryTile,
         block: usize,
         end: usize,
+        keys: (*const f32, usize),
         ahead: [Ahead; 2],
         finite: bool,
     ) {
@@ -220,8 +220,8 @@ impl Work<'_> {
                 queries: scratch.add(layout.queries + index * layout.queries_per_tile),
                 dim_qk: job.shape.dim_qk.div_ceil(K::PACKED),
                 score_scale: job.score_scale(self.unit.sequence, self.unit.kv_head),
-                keys: scratch.add(layout.keys),
-                key_stride: layout.key_stride,
+                keys: keys.0,
+                key_stride: keys.1,
                 values: scratch.add(layout.values),
                 value_stride: layout.value_stride,
                 output: scratch.add(layout.output + index * layout.output_per_tile),

@@ -8,6 +8,7 @@ use crate::plan::Unit;
 use crate::query_tile::QueryTile;
 use crate::simd::MAX_LANES;
 use crate::tile::Ahead;
+use evosdpa_core::DType;
 use std::ptr;
 
 /// # Safety
@@ -55,14 +56,39 @@ impl Work<'_> {
         }
     }
 
-    /// Packs the keys of rows `begin..end` of a block, page by page where there are pages.
-    pub(super) unsafe fn pack_keys<K: Kernels>(
+    /// Where the keys of rows `begin..end` of a block are, and the floats from row to row: packed now, or in the tensor where they lie there as the score
+    /// kernel reads them. It reads a few rows from end to end at a time, so that it does not matter which cache sets these share.
+    pub(super) unsafe fn keys<K: Kernels>(
         &self,
         block: usize,
         begin: usize,
         end: usize,
-        packed: *mut f32,
-    ) {
+    ) -> (*const f32, usize) {
+        let Work { job, layout, unit, .. } = *self;
+        let (k, columns) = (&job.k, job.shape.dim_qk);
+        // Whole vectors of columns, and whole steps of rows: nothing is read beyond them.
+        let as_read = K::PACKED == 1
+            && k.dtype == DType::F32
+            && k.scales.is_none()
+            && k.row_stride == columns
+            && k.data.cast::<f32>().is_aligned()
+            && columns.is_multiple_of(MAX_LANES)
+            && end.is_multiple_of(K::STEP)
+            && job.page.is_none();
+        // SAFETY: as `run_unit`; without pages the keys of a sequence lie one behind the other.
+        unsafe {
+            if as_read {
+                let (place, _) = job.key_run(unit.sequence, block, end);
+                return (k.row(place.batch, unit.kv_head, place.row).cast(), columns);
+            }
+            let packed = self.scratch.add(layout.keys);
+            self.pack_keys::<K>(block, begin, end, packed);
+            (packed, layout.key_stride)
+        }
+    }
+
+    /// Packs the keys of rows `begin..end` of a block, page by page where there are pages.
+    unsafe fn pack_keys<K: Kernels>(&self, block: usize, begin: usize, end: usize, packed: *mut f32) {
         let Work { job, layout, unit, .. } = *self;
         let mut row = begin;
         while row < end {

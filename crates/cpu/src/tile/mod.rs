@@ -66,7 +66,7 @@ pub(crate) struct TileStep {
     pub(crate) dim_qk: usize,
     /// What scores of pairs are multiplied with.
     pub(crate) score_scale: f32,
-    /// Packed keys of the block, `[key][key_stride]`.
+    /// Keys of the block, packed or as they are given, `[key][key_stride]`.
     pub(crate) keys: *const f32,
     pub(crate) key_stride: usize,
     /// Packed values of the block, `[key][value_stride]`, or `[pair of keys][value_stride]`.

@@ -159,6 +159,29 @@ fn a_visible_infinity_stays_one() {
     }
 }
 
+/// Keys that lie one behind the other are read where they are, others are packed first: it shows in no bit.
+#[test]
+fn results_do_not_depend_on_where_rows_of_keys_lie() {
+    for shape in
+        ["b1h2s128d64", "b2h3s300d64:causal", "b1h4/2s70/301d128:causal-br", "b1h2s200d48:window=70/30"]
+    {
+        let problem = problem(shape, DType::F32);
+        let inputs = Inputs::generate(&problem, Family::Normal, 3);
+        let [_, heads, keys, columns] = problem.k_shape();
+        let given = inputs.k.view();
+        let apart = elements::from_fn(problem.k_shape(), DType::F32, Layout::Bshd, |[b, h, s, d]| {
+            f64::from(given.elements::<f32>().unwrap()[((b * heads + h) * keys + s) * columns + d])
+        });
+        let apart = Inputs { k: apart, ..inputs.clone() };
+        for (kernel, options) in ways() {
+            let [(near, near_lse), (far, far_lse)] =
+                [&inputs, &apart].map(|inputs| run(&problem, inputs, kernel, &options));
+            assert_eq!(near.bytes(), far.bytes(), "{problem} {kernel:?} {options:?}");
+            assert_eq!(near_lse, far_lse, "{problem} {kernel:?} {options:?}");
+        }
+    }
+}
+
 /// K and V of one head shared by all through strides of zero.
 #[test]
 fn inputs_may_repeat_through_zero_strides() {
