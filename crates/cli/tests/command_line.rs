@@ -186,38 +186,6 @@ fn bench_times_what_the_library_would_run_unless_told_otherwise() {
 }
 
 #[test]
-fn check_passes_and_every_forced_control_fails() {
-    let folder = tempfile::tempdir().unwrap();
-    let base = ["check", "--shapes", "b1h4/2s33/65d24:causal-br", "--seeds", "1", "--dtype", "f32,bf16"];
-    let output = evosdpa(folder.path(), &base);
-    assert!(output.status.success(), "{}", text(&output.stdout));
-    for control in ["zeros", "copy-of-v", "mean-of-v", "previous-output", "another-mask"] {
-        let output = evosdpa(folder.path(), &[&base[..], &["--force", control]].concat());
-        assert_eq!(output.status.code(), Some(1), "{control}: {}", text(&output.stdout));
-        assert!(text(&output.stdout).contains("FAIL"), "{control}");
-    }
-}
-
-#[test]
-fn each_instruction_set_can_be_forced() {
-    let folder = tempfile::tempdir().unwrap();
-    for isa in evosdpa::Isa::available() {
-        let args = [
-            "check",
-            "--shapes",
-            "tiny:causal",
-            "--seeds",
-            "1",
-            "--kernels",
-            "cpu_flash",
-            "--isa",
-            isa.name(),
-        ];
-        assert!(evosdpa(folder.path(), &args).status.success(), "{isa}");
-    }
-}
-
-#[test]
 fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
     for (args, expected) in [
         (&["bench", "--shapes", "misson"][..], "did you mean `mission`"),
@@ -241,6 +209,8 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
         (&["bench", "--threads", "0"], "0 is not in 1..=4096"),
         (&["bench", "--budget", "-3"], "must be above 0"),
         (&["check", "--force", "zeroes"], "did you mean `zeros`"),
+        (&["check", "--shapes", "tiny", "--families", "nromal"], "did you mean `normal`"),
+        (&["check", "--families", "normal"], "--shapes"),
         (&["compare", "nothing", "here"], "no such run"),
         (&["compare", "a", "b", "--margin", "7"], "below 1"),
         (&["bnech"], "bench"),
@@ -253,28 +223,6 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
         assert!(output.stdout.is_empty(), "{args:?}");
         assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "{args:?} left something behind");
     }
-}
-
-/// The first kernel of the line reads no 8-bit codes, so nothing is left to do, and silence would look like success.
-#[test]
-fn nothing_checked_exits_2_with_each_reason() {
-    let folder = tempfile::tempdir().unwrap();
-    for json in [&[][..], &["--json"]] {
-        let command =
-            ["check", "--shapes", "tiny", "--seeds", "1", "--device", "sim", "--kernels", "sdpa_v1"];
-        let args = [&command[..], &["--dtype", "u8,e4m3"], json].concat();
-        let output = evosdpa(folder.path(), &args);
-        let message = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
-        assert!(message.contains("nothing could be checked:\n  sdpa_v1: "), "{args:?}: {message}");
-        for dtype in ["u8", "e4m3"] {
-            let reason = format!("not supported by `sdpa_v1`: it reads f16, bf16, not {dtype}");
-            assert!(message.contains(&reason), "{args:?}: {message}");
-        }
-    }
-    // With something that runs, what does not is no failure.
-    let some = ["check", "--device", "cpu", "--shapes", "tiny", "--seeds", "1", "--dtype", "u8,f32"];
-    assert_eq!(evosdpa(folder.path(), &some).status.code(), Some(0));
 }
 
 #[test]

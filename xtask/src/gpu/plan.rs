@@ -266,6 +266,8 @@ pub(super) fn steps() -> Vec<Step> {
                 "1",
                 "--runs",
                 "1000",
+                "--families",
+                "normal,large-logits",
             ],
         ),
         evosdpa(

@@ -6,7 +6,10 @@ use clap::Args;
 use evosdpa_core::{DType, Shape};
 use evosdpa_kernels::Arch;
 use evosdpa_lab::{device::DeviceId, gate::sanitizer::Tool};
-use evosdpa_oracle::{Control, inputs::LengthFamily};
+use evosdpa_oracle::{
+    Control,
+    inputs::{Family, LengthFamily},
+};
 
 use super::{
     Common, CudaKernels,
@@ -19,6 +22,7 @@ use super::{
   evosdpa check --quick --dtype bf16 --kernels cpu_flash
   evosdpa check --shapes b1h4/2s33/65d40:causal-br --seeds 3
   evosdpa check --shapes b4h4/2s300d64:causal-br:varlen --lengths 300,3x1-40
+  evosdpa check --shapes small:causal --families normal,large-logits --seeds 1 --runs 100
   evosdpa check --device cuda --kernels sdpa_fp8_stage_c --all-variants")]
 pub(crate) struct Check {
     #[command(flatten)]
@@ -26,6 +30,9 @@ pub(crate) struct Check {
     /// Check these shapes with every input family, instead of the whole suite
     #[arg(long, value_delimiter = ',')]
     pub(crate) shapes: Vec<Shape>,
+    /// Input families for the shapes, separated by commas, normal or large-logits say [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES", requires = "shapes")]
+    pub(crate) families: Vec<Family>,
     /// How long sequences are, where lengths are data, as `bench --lengths` has them [default: drawn, other ones for each input
     /// family and seed]
     #[arg(long, value_name = "LENGTHS", requires = "shapes")]

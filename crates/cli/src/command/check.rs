@@ -222,8 +222,7 @@ fn specs(args: &Check, device: DeviceId, dtypes: &[DType]) -> anyhow::Result<Vec
         for (at, &shape) in args.shapes.iter().enumerate() {
             let lengths = lengths::of_shape(&args.lengths, at, args.shapes.len())?;
             let problem = lengths::fitted(&Problem::new(shape, dtype)?.with_lse(true), lengths)?;
-            let families = if args.once { &Family::ALL[..1] } else { &Family::ALL[..] };
-            for &family in families {
+            for family in families(args) {
                 for seed in 0..args.seeds {
                     specs.push(CaseSpec {
                         group: Group::Families,
@@ -238,6 +237,12 @@ fn specs(args: &Check, device: DeviceId, dtypes: &[DType]) -> anyhow::Result<Vec
         }
     }
     Ok(specs)
+}
+
+/// The input families of shapes that were given: those asked for, and otherwise all, but for one where nobody looks.
+fn families(args: &Check) -> Vec<Family> {
+    let all = if args.once { &Family::ALL[..1] } else { &Family::ALL[..] };
+    if args.families.is_empty() { all.to_vec() } else { args.families.clone() }
 }
 
 /// Counts by kernel, dtype and group, then every failure and every fault of the machine in full.

@@ -191,8 +191,10 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
     let keys = i64::from(tile.block_n(look));
     let values = [("CONSUMERS", tile.consumers()), ("BLOCK_N", keys), ("CTAS_PER_SM", tile.ctas())];
     settings.decide("tile", &values, tile.why(look));
+    let settles = settles(look, tile);
     schedule(look, tile, settings);
-    pipeline(look, tile, settings);
+    pipeline(look, tile, settles, settings);
+    softmax(look, settles, settings);
     accumulator(look, tile, settings);
 }
 
@@ -363,13 +365,15 @@ fn shared_heads(look: &Look<'_>) -> i64 {
 }
 
 /// What runs under what.
-fn pipeline(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
+fn pipeline(look: &Look<'_>, tile: Tile, settles: bool, settings: &mut Settings) {
     let wide = look.widest() > 128;
-    let softmax_bound = tile == Tile::Three && look.masked();
-    // The answer costs a register: three and four warpgroups have none left, nor have the widest heads and masks of 128 columns.
+    let softmax_bound = tile == Tile::Three && look.masked() && !(settles && look.narrow());
+    // The answer costs a register: three and four warpgroups have none left, nor have the widest heads, nor masks of 128 columns beside
+    // maxima.
     let probe = match look.widest() {
         ..=64 => tile.consumers() <= 2,
         65..=127 => tile != Tile::Three,
+        128 if settles => true,
         128..=192 => !look.masked(),
         _ => false,
     };
@@ -398,6 +402,42 @@ fn pipeline(look: &Look<'_>, tile: Tile, settings: &mut Settings) {
         "MMA and softmax overlap; warpgroups take turns from the first QKᵀ on, and the next Q tile is loaded ahead"
     };
     settings.decide("pipeline", &values, why);
+}
+
+/// Whether rows of which no key holds much are weighed without a maximum, and after how many keys that is first asked.
+fn softmax(look: &Look<'_>, settles: bool, settings: &mut Settings) {
+    let (keys, why) = match (settles, look.masked()) {
+        (false, _) => (
+            0,
+            "every KV tile has its maximum: its rows are few, its scores modified, or its MMAs take longer",
+        ),
+        // A mask leaves some rows of the first tiles few keys.
+        (true, masked) => (
+            if masked { 256 } else { 128 },
+            "rows of which no key holds a quarter are weighed without a maximum, which the tensor cores would wait for",
+        ),
+    };
+    settings.decide("softmax", &[("SETTLE_KEYS", keys)], why);
+}
+
+/// Whether that pays: rows are long enough to settle early, and CTAs have more than one of them to fetch the longer code for.
+fn settles(look: &Look<'_>, tile: Tile) -> bool {
+    let facts = look.facts;
+    // Rows are read again in whole chunks of eight elements where a weight has overflowed. The widest heads wait for their MMAs.
+    let whole_chunks = facts.head_dim.is_multiple_of(8) && facts.value_dim.is_multiple_of(8);
+    let has_code = whole_chunks
+        && look.widest() <= 128
+        && matches!(tile, Tile::Two | Tile::Three)
+        && !look.modified()
+        && !look.every_row_precise()
+        && !look.asks_for(&[Feature::PagedCache, Feature::Chunks, Feature::BlockMask]);
+    // Of lengths that no host knows there is only the longest.
+    let keys = match () {
+        () if look.own_lengths() => 4096,
+        () if look.masked() && !look.narrow() => 2048,
+        () => 1024,
+    };
+    has_code && look.window().is_none() && facts.seq_kv >= keys && !one_round(look)
 }
 
 /// Where Q and O live.

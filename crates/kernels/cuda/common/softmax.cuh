@@ -252,6 +252,69 @@ __device__ __forceinline__ void scale_rows(float (&o)[COUNT], const float (&fact
   for (int i = 0; i < COUNT; ++i) o[i] *= factor[(i / 2) % 2];
 }
 
+// ------------------- rows that are settled
+//
+// Where no key holds much of a row's weight, new keys seldom do. Weights are then relative to a reference that stays: there is no maximum
+// between QKᵀ and the exponentials, and O is not rescaled. Where new weights outweigh all that a thread has seen of its row, the reference
+// rises to the row's largest, which so is exactly 1 and not rounded, as it is where every tile has its maximum. A weight that overflows leaves
+// a sum or an O that is not finite.
+
+constexpr float SETTLED_SUM = 4.f;  // in largest weights
+// Weights of so many powers of two and more count as overflowed: what they are divided by would be no normal number.
+constexpr float MOST_RISE = 120.f;
+
+// Whether no key holds more than a quarter of this thread's rows.
+__device__ __forceinline__ bool are_settled(const RowPair& state) {
+  bool settled = true;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float total = state.sum[r] + __shfl_xor_sync(~0u, state.sum[r], 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    settled = settled && total >= SETTLED_SUM;
+  }
+  return settled;
+}
+
+// Weights relative to the reference, `offset` in log2 units. Whether some of this warp's outweigh what was there.
+template <int N, typename Wait>
+__device__ __forceinline__ bool softmax_settled(float (&s)[N / 2], RowPair& state, float scale_log2, const float (&offset)[2],
+                                                Wait wait) {
+  wait();
+  float sum[2][2] = {};
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    const int r = i / 2 % 2;
+    s[i] = exp2_approx(fmaf(s[i], scale_log2, offset[r]));
+    sum[r][i % 2] += s[i];
+  }
+  bool beyond = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    beyond = beyond || fmaxf(sum[r][0], sum[r][1]) > fmaxf(state.sum[r], 1.f);
+    state.sum[r] += sum[r][0] + sum[r][1];
+  }
+  return __any_sync(~0u, beyond);
+}
+
+// The reference becomes the largest weight of each row of this tile, where that is above it.
+template <int N, int COLUMNS>
+__device__ __forceinline__ void raise_reference(float (&s)[N / 2], float (&o)[COLUMNS], RowPair& state, float scale_log2,
+                                                float (&offset)[2]) {
+  float top[2], factor[2];
+  own_maxima<N>(s, {1.f, 1.f}, top);
+  maxima_of_lanes(top);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float rise = __log2f(top[r]);
+    factor[r] = rise < MOST_RISE ? exp2_approx(-rise) : __int_as_float(0x7fffffff);
+    offset[r] -= rise;
+    if (rise > 0.f) state.max[r] += __fdividef(rise, scale_log2);
+    state.sum[r] *= factor[r];
+  }
+  scale_rows(s, factor);
+  scale_rows(o, factor);
+}
+
 // Probabilities as the A operand of PV.
 template <int N>
 __device__ __forceinline__ void pack_probabilities(const float (&s)[N / 2], u32 (&packed)[N / 4]) {

@@ -4,6 +4,7 @@
 #include "layout.cuh"
 #include "lse.cuh"
 #include "mma.cuh"
+#include "recompute.cuh"
 #include "score.cuh"
 #include "store.cuh"
 
@@ -52,7 +53,7 @@ __device__ __forceinline__ void store_by_tma(const float (&o)[VALUE_DIM / 2], co
 }
 
 __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap& o_map, const Layout& layout, RingPosition<Q_STAGES> q_at,
-                                           int warpgroup, float (&o)[VALUE_DIM / 2], RowPair& state) {
+                                           int warpgroup, float (&o)[VALUE_DIM / 2], RowPair& state, bool overflowed) {
   const int lane = threadIdx.x % 32;
   // Read again, so that rows, head and batch are not kept in registers over the loop.
   const int slot = RingPosition<WORK_SLOTS>{q_at.uses}.slot();
@@ -72,7 +73,7 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
   for (int r = 0; r < 2; ++r) inverse[r] = ScoreHook::inverse(p, head, state.max[r], state.sum[r]);
   scale_rows(o, inverse);
   __syncwarp();  // all eight lanes have read their word
-  if (lane == 0) mbarrier_arrive(layout.work_empty(slot));
+  if (lane == 0 && !overflowed) mbarrier_arrive(layout.work_empty(slot));
   if (!STORE_DIRECT) named_barrier_sync(EPILOGUE_BARRIER + warpgroup, 128);  // no warp still reads this warpgroup's Q
   if (STORE_DIRECT || MIXED_STORES && m0 + 16 > seq_q) {
     element* o_head = static_cast<element*>(p.o) + batch * p.o_stride[0] + head * p.o_stride[1];
@@ -87,6 +88,12 @@ __device__ __forceinline__ void store_tile(const SdpaParams& p, const TensorMap&
   for (int r = 0; r < 2; ++r)
     if (p.lse && lane % 4 == 0 && rows[r] < seq_q)
       LSE_OF(p, batch, head, first + rows[r]) = ScoreHook::lse(p, head, state.max[r], state.sum[r]);
+  if (overflowed) {
+    if (!STORE_DIRECT && elect_lane()) tma_store_wait();  // what is stored again must come second
+    __syncwarp();
+    recompute_rows(p, bounds_of<OWN_LENGTHS>(layout.work_slot(slot), p), batch, head, __shfl_sync(~0u, m0, 0));
+    if (lane == 0) mbarrier_arrive(layout.work_empty(slot));
+  }
 }
 
 }  // namespace

@@ -52,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const WarpWork work(layout.work_slot(work_at.slot()));
       if (!work.more()) break;
       consumer.attend(work.tile(p, layout.work_slot(work_at.slot())));
-      store_tile(p, o_map, layout, consumer.q_at, consumer.warpgroup, consumer.o, consumer.state);
+      const bool overflowed = consumer.overflowed();
+      store_tile(p, o_map, layout, consumer.q_at, consumer.warpgroup, consumer.o, consumer.state, overflowed);
       consumer.q_at.advance();
     }
     if (STORE_LATER && elect_lane()) tma_store_wait_read();

@@ -35,6 +35,8 @@ constexpr bool FETCHES = ScoreHook::READS && !(BIAS && BOOLEAN_MASK) && !(SOFTCA
 constexpr bool SLOPED = ScoreHook::MOVES && DTYPE_BF16 && RESIDUAL_FITS && PRECISE_KEYS <= 256 && PACK_HEADS == 1 && !OWN_BOUNDS && !BLOCK_MASK;
 // Whether the weights of capped scores say which tiles get a second PV (watched.cuh).
 constexpr bool WATCHED = ScoreHook::BOUNDED && RESIDUAL_FITS && PRECISE_KEYS <= 256 && !OWN_BOUNDS && !BLOCK_MASK;
+// Whether whole tiles of settled rows (softmax.cuh) have a loop of their own.
+constexpr bool SETTLES = SETTLE_KEYS > 0 && !ScoreHook::ACTIVE && !CHUNKED && !PAGED_CACHE && !BLOCK_MASK;
 constexpr bool TAKES_TURNS = PINGPONG > 0 && CONSUMERS > 1;
 constexpr bool FIRST_TOO = TAKES_TURNS && PINGPONG > 1;
 
@@ -68,6 +70,7 @@ struct Consumer {
   u32 packed[BLOCK_N / 4];
   float shrink[2];
   RowPair state;
+  bool settled;         // whether the Q tile's rows were
   float unit, base[2];  // what scores are multiplied with and moved by, where ScoreHook::MOVES
 
   __device__ Consumer(const SdpaParams& params, const Layout& where)
@@ -296,6 +299,15 @@ struct Consumer {
     }
   }
 
+  // Whether a weight of this warp's, or what was added up with it, is no longer finite. Then neither is its product with 0.
+  __device__ bool overflowed() const {
+    if (!SETTLES || !settled) return false;
+    float zero = (state.sum[0] + state.sum[1]) * 0.f;
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 2; ++i) zero = fmaf(o[i], 0.f, zero);
+    return __any_sync(~0u, zero != 0.f);
+  }
+
   // MMAs and softmax overlapped.
   template <bool WITH_RESIDUAL, bool BOUNDED = false>
   __device__ void run_overlapped(const QTile& t, const Queries& q, int n) {
@@ -308,7 +320,8 @@ struct Consumer {
     mask_and_softmax<BOUNDED>(t, first_scores(t, q, n));
     pack();
     bool k_ready = probe_k();
-    auto step = [&](auto maybe_masked, bool masked) {
+    float offset[2];  // of settled rows: minus the reference, in log2 units
+    auto step = [&](auto maybe_masked, bool masked, auto is_settled) {
       if (!k_ready) await_k();
       const bool v_ready = probe_v();
       EarlyReads<FETCHES> early;
@@ -319,7 +332,7 @@ struct Consumer {
       pin_registers(o);
       wgmma_fence();
       multiply_qk(q);
-      if (!SCALE_LATE) rescale_output<BOUNDED>();
+      if (!SCALE_LATE && !decltype(is_settled)::value) rescale_output<BOUNDED>();
       if (!v_ready) await_v();
       multiply_values<WITH_RESIDUAL>(residual);
       if (TAKES_TURNS) pass_turn();
@@ -331,7 +344,12 @@ struct Consumer {
       release_k(t, n);
       if (FETCHES && !BOOLEAN_MASK) early.read.share(lane);
       k_ready = probe_k();
-      if constexpr (BOUNDED && !decltype(maybe_masked)::value) {
+      if constexpr (decltype(is_settled)::value) {
+        const float scale_log2 = ScoreHook::scale_log2(p);
+        const bool beyond = softmax_settled<BLOCK_N>(s, state, scale_log2, offset, [&] { return await_pv(); });
+        pack();
+        return beyond;
+      } else if constexpr (BOUNDED && !decltype(maybe_masked)::value) {
         ScoreHook(p, bounds(), t.batch, head_of_warp(t)).template weigh_bounded<BLOCK_N>(s, state, [&] { return await_pv(); });
       } else {
         change_scores(t, tile, BLOCK_MASK || masked, early);
@@ -340,20 +358,48 @@ struct Consumer {
       }
       pack();
       if (SCALE_LATE) rescale_output<BOUNDED>();
+      return false;
     };
     --n;
+    const auto run_plain = [&](int first) {
+      for (; n >= first; --n) step(Constant<false>(), false, Constant<false>());
+    };
+    const auto run_settled = [&](int first) {
+      settled = true;
+      if (!SCALE_LATE) rescale_output<BOUNDED>(), shrink[0] = shrink[1] = 1.f;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) offset[r] = -state.max[r] * ScoreHook::scale_log2(p);
+      while (n >= first) {
+        bool beyond = false;
+        for (; n >= first && !beyond; --n) beyond = step(Constant<false>(), false, Constant<true>());
+        if (!beyond) return;
+        raise_reference<BLOCK_N>(s, o, state, ScoreHook::scale_log2(p), offset);
+        pack();
+      }
+    };
+    // Down to tile `first`. Whether rows have settled is asked ever less often.
+    const auto run_whole = [&](int first) {
+      if constexpr (SETTLES && !WITH_RESIDUAL) {
+        for (int span = (SETTLE_KEYS + BLOCK_N - 1) / BLOCK_N; n >= first; span *= 2) {
+          run_plain(max(first, n - span + 1));
+          if (n > first && all_agree(are_settled(state))) return run_settled(first);
+        }
+      } else {
+        run_plain(first);
+      }
+    };
     if constexpr (WHOLE_TILES) {
-      for (; n >= t.first; --n) step(Constant<false>(), false);
+      run_whole(t.first);
     } else if constexpr (WITH_RESIDUAL || BLOCK_MASK) {  // few tiles, or any in any order: one loop is enough
-      for (; n >= t.first; --n) step(Constant<true>(), !BLOCK_MASK && needs_mask(t, n));
+      for (; n >= t.first; --n) step(Constant<true>(), !BLOCK_MASK && needs_mask(t, n), Constant<false>());
     } else {
       // Loops of their own for tiles that the right edge cuts, whole ones, and tiles that the left edge cuts.
       const auto& b = bounds();
       const int last_whole = max(t.first - 1, min(band_last(b, first_row(t)) + 1, b.seq_kv) / BLOCK_N - 1);
       const int first_whole = max(t.first, (max(0, band_first(b, last_row(t))) + BLOCK_N - 1) / BLOCK_N);
-      for (; n > last_whole; --n) step(Constant<true>(), true);
-      for (; n >= first_whole; --n) step(Constant<false>(), false);
-      for (; n >= t.first; --n) step(Constant<true>(), true);
+      for (; n > last_whole; --n) step(Constant<true>(), true, Constant<false>());
+      run_whole(first_whole);
+      for (; n >= t.first; --n) step(Constant<true>(), true, Constant<false>());
     }
     if (!SCALE_LATE) rescale_output<BOUNDED>();
     await_v();
@@ -370,6 +416,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
     row_pair_reset(state);
+    settled = false;
     mbarrier_wait(layout.q_full(q_at.slot()), q_at.parity());
     Queries q;
     q.read(layout.q(q_at.slot()), warpgroup, first_row_of_warp(), lane);

@@ -55,11 +55,14 @@ pub enum Family {
     /// Normal, with infinite keys where no query sees them: a hidden score must not matter, whatever it is. In 8-bit problems, which
     /// have no infinity, plain normal.
     HiddenKeys,
+    /// Normal, with a first key a hundred times as large. It is all of the rows whose queries lie its way, and a kernel that goes from the last
+    /// key to the first meets it when it has seen everything else.
+    FirstKey,
 }
 
 impl Family {
     /// Every family, the plain one first.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Normal,
         Self::Uniform,
         Self::LargeLogits,
@@ -70,6 +73,7 @@ impl Family {
         Self::Zeros,
         Self::MaxValues,
         Self::HiddenKeys,
+        Self::FirstKey,
     ];
 
     /// The families that are not plain noise, those first that are hardest for 16-bit weights.
@@ -98,6 +102,7 @@ impl Family {
             Self::Zeros => "zeros",
             Self::MaxValues => "max-values",
             Self::HiddenKeys => "hidden-keys",
+            Self::FirstKey => "first-key",
         }
     }
 
@@ -341,6 +346,10 @@ impl Source {
                 let target = (s * 7 + 3) % keys;
                 self.normals(Which::K, [b, h / self.problem.group(), target], out);
                 scaled(8.0, out);
+            }
+            (Family::FirstKey, Which::K) if s == 0 => {
+                self.normals(which, at, out);
+                scaled(100.0, out);
             }
             (Family::Ties, Which::K) => self.normals(which, [b, h, s % 4], out),
             (Family::ConstantRows, _) => {

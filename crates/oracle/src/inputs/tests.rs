@@ -64,6 +64,8 @@ fn families_are_what_they_say() {
     assert!(values(&draw(Family::MaxValues).v).iter().all(|&x| x.abs() == 65504.0));
     assert!(values(&draw(Family::Uniform).q).iter().all(|&x| (-1.0..=1.0).contains(&x)));
     assert!(values(&draw(Family::LargeLogits).q).iter().any(|&x| x > 80.0));
+    let first = values(&draw(Family::FirstKey).k);
+    assert!(first[..16].iter().any(|x| x.abs() > 80.0) && first[16..33 * 16].iter().all(|x| x.abs() < 8.0));
     let denormal = draw(Family::Denormals);
     assert!(values(&denormal.k).iter().any(|&x| x != 0.0 && x.abs() < Float::F16.min_normal()));
     let tied = values(&draw(Family::Ties).k);

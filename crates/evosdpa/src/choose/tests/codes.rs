@@ -7,8 +7,8 @@ use evosdpa_kernels::{Arch, ProblemFacts, Target};
 
 use super::*;
 
-/// The most codes that may answer one head dimension, type, mask kind and group size.
-const CODES_MAX: usize = 12;
+/// The most codes that may answer one head dimension, type, mask kind and group size. Up to four are those of long rows, which settle.
+const CODES_MAX: usize = 16;
 
 /// The most on older GPUs.
 const OLDER_MAX: usize = 8;
@@ -128,9 +128,9 @@ fn a_new_length_or_batch_is_never_new_code() {
     assert!(f16.is_empty(), "{}", f16.join("\n"));
 }
 
-/// Of packed sequences, whose lengths no host knows, not even the bounds of lengths are.
+/// Of packed sequences, whose lengths no host knows, only whether some may be long is.
 #[test]
-fn packed_sequences_have_one_code() {
+fn packed_sequences_have_one_code_for_short_ones_and_one_for_long() {
     let (registry, target) = (Registry::embedded().unwrap(), Target::nominal(Arch::Sm90a));
     let kernel = registry.kernel("hopper_fwd").unwrap();
     for (dim, mask, group) in [(64, "causal", 1), (128, "causal", 4), (128, "window", 8), (128, "full", 2)] {
@@ -145,7 +145,9 @@ fn packed_sequences_have_one_code() {
                 );
             }
         }
-        assert_eq!(codes.len(), 1, "{dim} {mask} group {group}: {codes:?}");
+        // Windows do not settle, however long.
+        let most = if mask == "window" { 1 } else { 2 };
+        assert_eq!(codes.len(), most, "{dim} {mask} group {group}: {codes:?}");
     }
 }
 
@@ -154,7 +156,7 @@ fn older_gpus_have_fewer_codes() {
     let dims = [(64, 64), (128, 128), (256, 256), (512, 512)];
     let wrong = too_many(Arch::Sm89, &dims, &[DType::BF16, DType::F16], &[1, 4], OLDER_MAX);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    let single = too_many(Arch::Sm90a, &[(64, 64), (256, 256)], &[DType::F32], &[1], CODES_MAX / 3);
+    let single = too_many(Arch::Sm90a, &[(64, 64), (256, 256)], &[DType::F32], &[1], CODES_MAX / 4);
     assert!(single.is_empty(), "{}", single.join("\n"));
 }
 

@@ -192,7 +192,7 @@ fn every_decision_has_its_reason_and_what_is_set_comes_first() {
         decided.join(" ")
     };
     assert_eq!(concerns("mission"), "split tile pipeline PDL mask code precision");
-    assert_eq!(concerns("long"), "tile schedule packing pipeline registers mask code precision");
+    assert_eq!(concerns("long"), "tile schedule packing pipeline softmax registers mask code precision");
     assert_eq!(concerns("b1h8s512d36"), "tile pipeline registers schedule precision");
     assert_eq!(kernel("b1h8s512d36", DType::BF16, Arch::Sm90a), "ampere_fwd");
 
