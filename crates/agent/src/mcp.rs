@@ -48,7 +48,7 @@ const SOURCE: (&str, &str, bool, &str) = (
 const TUNABLES: (&str, &str, bool, &str) = ("tunables", "object", false, "values of the kernel's tunables");
 const PROBLEMS: (&str, &str, bool, &str) =
     ("problems", "array", true, "shapes such as tiny, mission:causal or b2h8s2048d128:causal");
-const DTYPE: (&str, &str, bool, &str) = ("dtype", "string", false, "f32, f16, bf16, u8 or e4m3");
+const DTYPE: (&str, &str, bool, &str) = ("dtype", "string", false, "f32, f16, bf16, u8, e4m3 or i8");
 
 const TOOLS: [Described; 6] = [
     ("list_kernels", "The kernels there are, with what each is and what it grew from.", &[]),

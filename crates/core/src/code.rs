@@ -1,11 +1,11 @@
 //! The 8-bit codes: what one byte of a quantised tensor stands for at scale one.
 //!
-//! Both codes cover ±448, the range of e4m3, so that the same scale per head, `absmax / 448`, serves both. A tensor's real
-//! values are its codes' values times its head's scale ([`crate::quantize`]).
+//! u8 and e4m3 codes cover ±448, the range of e4m3, so that the same scale per head, `absmax / 448`, serves both; i8 codes are
+//! the integers themselves, whose scale is `absmax / 127`. A tensor's real values are its codes' values times their scale.
 
 use crate::{DType, Element, float::binade};
 
-/// The largest value of either code at scale one.
+/// The largest value of u8 and e4m3 codes at scale one.
 pub const CODE_MAX: f64 = 448.0;
 
 /// The code of zero in u8 tensors; the others lie evenly on both sides of it.
@@ -36,6 +36,36 @@ impl Element for U8Code {
         let x = if x.is_nan() { 0.0 } else { x.clamp(-CODE_MAX, CODE_MAX) };
         // From 1 to 255, so the conversion cannot lose anything.
         Self((x / CODE_MAX * U8_STEPS + U8_ZERO).round_ties_even() as u8)
+    }
+
+    fn from_f32(x: f32) -> Self {
+        Self::from_f64(f64::from(x))
+    }
+}
+
+/// An i8 code: it stands for the integer itself.
+///
+/// Quantising gives the codes −127 to 127; −128 is read as one step below. There is no NaN and no infinity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub struct I8Code(pub i8);
+
+impl Element for I8Code {
+    const DTYPE: DType = DType::I8;
+
+    fn to_f64(self) -> f64 {
+        f64::from(self.0)
+    }
+
+    fn to_f32(self) -> f32 {
+        f32::from(self.0)
+    }
+
+    /// The nearest code, ties to even, saturating at ±127; zero for NaN, which i8 cannot hold.
+    fn from_f64(x: f64) -> Self {
+        // The conversion takes NaN to zero; from −127 to 127 it cannot lose anything.
+        let most = f64::from(i8::MAX);
+        Self(x.clamp(-most, most).round_ties_even() as i8)
     }
 
     fn from_f32(x: f32) -> Self {
@@ -119,6 +149,18 @@ mod tests {
             let error = (U8Code::from_f64(x).to_f64() - x).abs();
             assert!(error <= 448.0 / 127.0 / 2.0 + 1e-12, "{x}: {error}");
         }
+    }
+
+    #[test]
+    fn every_i8_code_is_its_integer() {
+        for code in i8::MIN..=i8::MAX {
+            assert_eq!((I8Code(code).to_f64(), I8Code(code).to_f32()), (f64::from(code), f32::from(code)));
+            // −128 lies outside ±127, where quantising never goes.
+            assert_eq!(I8Code::from_f64(f64::from(code)), I8Code(code.max(-127)));
+        }
+        let rounded = [0.5, 1.5, -0.5, -2.5, 126.5, 126.51, -127.4].map(|x| I8Code::from_f64(x).0);
+        assert_eq!(rounded, [0, 2, 0, -2, 126, 127, -127]);
+        assert_eq!([f64::NAN, f64::INFINITY, -1e9].map(|x| I8Code::from_f64(x).0), [0, 127, -127]);
     }
 
     /// Values from the OCP 8-bit floating point specification, and the order of the codes between them.

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::{Error, Float, error::nearest};
+use crate::{CODE_MAX, Error, Float, error::nearest};
 
 /// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,17 +17,19 @@ pub enum DType {
     U8,
     /// 8-bit floating point, 4 exponent and 3 mantissa bits, with a scale per head ([`crate::E4M3Code`]).
     E4M3,
+    /// 8-bit integers with a scale per head: a value is the integer times the scale ([`crate::I8Code`]).
+    I8,
 }
 
 impl DType {
     /// Every type.
-    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::BF16, Self::U8, Self::E4M3];
+    pub const ALL: [Self; 6] = [Self::F32, Self::F16, Self::BF16, Self::U8, Self::E4M3, Self::I8];
 
     /// The floating-point types: what every backend is asked for by default.
     pub const FLOATS: [Self; 3] = [Self::F32, Self::F16, Self::BF16];
 
     /// The types whose elements are codes with a scale per head; results come as f16.
-    pub const EIGHT_BIT: [Self; 2] = [Self::U8, Self::E4M3];
+    pub const EIGHT_BIT: [Self; 3] = [Self::U8, Self::E4M3, Self::I8];
 
     /// The name used on the command line and in records.
     pub fn name(self) -> &'static str {
@@ -37,6 +39,7 @@ impl DType {
             Self::BF16 => "bf16",
             Self::U8 => "u8",
             Self::E4M3 => "e4m3",
+            Self::I8 => "i8",
         }
     }
 
@@ -45,7 +48,7 @@ impl DType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
-            Self::U8 | Self::E4M3 => 1,
+            Self::U8 | Self::E4M3 | Self::I8 => 1,
         }
     }
 
@@ -60,7 +63,16 @@ impl DType {
             Self::F32 => Some(Float::F32),
             Self::F16 => Some(Float::F16),
             Self::BF16 => Some(Float::BF16),
-            Self::U8 | Self::E4M3 => None,
+            Self::U8 | Self::E4M3 | Self::I8 => None,
+        }
+    }
+
+    /// The largest value of a code at scale one, which a scale puts the largest element at; `None` for floating-point types.
+    pub fn code_max(self) -> Option<f64> {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => None,
+            Self::U8 | Self::E4M3 => Some(CODE_MAX),
+            Self::I8 => Some(f64::from(i8::MAX)),
         }
     }
 }
@@ -117,7 +129,7 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for (dtype, name) in DType::ALL.into_iter().zip(["f32", "f16", "bf16", "u8", "e4m3"]) {
+        for (dtype, name) in DType::ALL.into_iter().zip(["f32", "f16", "bf16", "u8", "e4m3", "i8"]) {
             assert_eq!((dtype.name(), name.parse::<DType>().unwrap()), (name, dtype));
         }
     }
@@ -127,6 +139,7 @@ mod tests {
         for dtype in DType::ALL {
             assert_eq!(DType::FLOATS.contains(&dtype), dtype.float().is_some());
             assert_eq!(DType::EIGHT_BIT.contains(&dtype), dtype.is_eight_bit());
+            assert_eq!(dtype.code_max().is_some(), dtype.is_eight_bit());
             assert_eq!(dtype.float().map_or(dtype, Float::dtype), dtype);
         }
     }
@@ -135,6 +148,6 @@ mod tests {
     fn unknown_name_suggests_the_nearest() {
         let message = "fp16".parse::<DType>().unwrap_err().to_string();
         assert!(message.contains("fp16") && message.contains("did you mean `f16`"), "{message}");
-        assert!("e5m2".parse::<DType>().unwrap_err().to_string().contains("u8, e4m3"));
+        assert!("e5m2".parse::<DType>().unwrap_err().to_string().contains("u8, e4m3, i8"));
     }
 }

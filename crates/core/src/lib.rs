@@ -22,7 +22,7 @@ mod tensor;
 mod types;
 
 pub use append::{NewRow, NewTokens, Placement, check_position};
-pub use code::{CODE_MAX, E4M3Code, U8Code};
+pub use code::{CODE_MAX, E4M3Code, I8Code, U8Code};
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use feature::{Feature, Features};

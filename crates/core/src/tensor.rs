@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt;
 
-use crate::{DType, E4M3Code, Element, Error, Layout, U8Code};
+use crate::{DType, E4M3Code, Element, Error, I8Code, Layout, U8Code};
 
 /// A cache line: the unit in which tensors are allocated, so that their data is aligned for any vector width.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -29,12 +29,16 @@ impl Tensor {
     }
 
     /// A tensor in a larger buffer: rows are `row_gap` elements further apart than they need to be. Every byte of the
-    /// buffer is set to `0xFF`, so that a read outside the elements shows: a NaN in every dtype but u8, where it is the
-    /// largest value.
+    /// buffer is set to [`Tensor::gap_byte`], so that a read outside the elements shows.
     pub fn poisoned_gaps(shape: [usize; 4], dtype: DType, layout: Layout, row_gap: usize) -> Self {
         let mut tensor = Self::with_gaps(shape, dtype, layout, row_gap);
-        tensor.bytes_mut().fill(0xFF);
+        tensor.bytes_mut().fill(Self::gap_byte(dtype));
         tensor
+    }
+
+    /// What gaps are filled with: NaN in every dtype that has it, the value farthest from zero in u8 and i8.
+    pub fn gap_byte(dtype: DType) -> u8 {
+        if dtype == DType::I8 { i8::MIN as u8 } else { 0xFF }
     }
 
     /// As [`Tensor::poisoned_gaps`], but zero everywhere: for a buffer that is to be written whole.
@@ -154,6 +158,7 @@ impl<'a> TensorView<'a> {
             DType::BF16 => widen::<half::bf16>(row, out),
             DType::U8 => widen::<U8Code>(row, out),
             DType::E4M3 => widen::<E4M3Code>(row, out),
+            DType::I8 => widen::<I8Code>(row, out),
         }
     }
 
@@ -171,6 +176,7 @@ impl<'a> TensorView<'a> {
             DType::BF16 => widen::<half::bf16>(row, out),
             DType::U8 => widen::<U8Code>(row, out),
             DType::E4M3 => widen::<E4M3Code>(row, out),
+            DType::I8 => widen::<I8Code>(row, out),
         }
     }
 
@@ -291,6 +297,7 @@ mod tests {
             row
         };
         assert_eq!(row(DType::U8), [-448.0, 0.0, 448.0 / 127.0, -2.0 / 127.0 * 448.0]);
+        assert_eq!(row(DType::I8), [1.0, -128.0, -127.0, 126.0]);
         assert_eq!(row(DType::E4M3), [f64::powi(2.0, -9), 0.0, -f64::powi(2.0, -9), 448.0]);
     }
 

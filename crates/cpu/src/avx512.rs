@@ -49,6 +49,11 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m512 {
+        // SAFETY: trait contract.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
     unsafe fn load_e4m3(p: *const u8) -> __m512 {
         // SAFETY: trait contract.
         unsafe {

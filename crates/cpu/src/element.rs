@@ -1,7 +1,7 @@
 //! The element types of tensors, and how vectors of them are read and written.
 
 use crate::simd::{MAX_LANES, Simd};
-use evosdpa_core::{DType, E4M3Code, U8Code};
+use evosdpa_core::{DType, E4M3Code, I8Code, U8Code};
 use half::{bf16, f16};
 
 /// A tensor element as kernels read it: its value, or its code's value over [`unit`].
@@ -53,7 +53,7 @@ pub(crate) trait Rounded: Element {
 /// What the values that [`Element::load`] gives for a type are multiples of: folded into scales, where it costs nothing.
 pub(crate) fn unit(dtype: DType) -> f32 {
     match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => 1.0,
+        DType::F32 | DType::F16 | DType::BF16 | DType::I8 => 1.0,
         // The code less 128, of 127 steps to 448.
         DType::U8 => 448.0 / 127.0,
         // Read through f16, whose exponents are biased by 8 more.
@@ -83,6 +83,10 @@ macro_rules! with_element {
             }
             evosdpa_core::DType::E4M3 => {
                 type $name = evosdpa_core::E4M3Code;
+                $body
+            }
+            evosdpa_core::DType::I8 => {
+                type $name = evosdpa_core::I8Code;
                 $body
             }
         }
@@ -161,5 +165,15 @@ impl Element for E4M3Code {
     unsafe fn load<S: Simd>(p: *const Self) -> S::V {
         // SAFETY: contract of this trait is that of `Simd`; the type is as large as what is read.
         unsafe { S::load_e4m3(p.cast()) }
+    }
+}
+
+impl Element for I8Code {
+    const ZERO: Self = I8Code(0);
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V {
+        // SAFETY: contract of this trait is that of `Simd`; the type is as large as what is read.
+        unsafe { S::load_i8(p.cast()) }
     }
 }

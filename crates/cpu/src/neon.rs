@@ -44,6 +44,11 @@ impl Simd for Neon {
         unsafe { vcvtq_f32_s32(vmovl_s16(veor_s16(widen_i8(p), vdup_n_s16(!0x7f)))) }
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> float32x4_t {
+        // SAFETY: trait contract.
+        unsafe { vcvtq_f32_s32(vmovl_s16(widen_i8(p.cast()))) }
+    }
+    #[inline(always)]
     unsafe fn load_e4m3(p: *const u8) -> float32x4_t {
         // SAFETY: trait contract.
         unsafe {

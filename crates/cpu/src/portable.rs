@@ -85,6 +85,12 @@ impl<const N: usize> Simd for Lanes<N> {
         codes.map(|code| f32::from(code) - 128.0)
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> [f32; N] {
+        // SAFETY: trait contract.
+        let codes = unsafe { p.cast::<[i8; N]>().read_unaligned() };
+        codes.map(f32::from)
+    }
+    #[inline(always)]
     unsafe fn load_e4m3(p: *const u8) -> [f32; N] {
         // SAFETY: trait contract.
         let codes = unsafe { p.cast::<[u8; N]>().read_unaligned() };

@@ -44,6 +44,8 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_bf16(p: *const u16) -> Self::V;
     /// `LANES` u8 codes less 128.
     unsafe fn load_u8(p: *const u8) -> Self::V;
+    /// `LANES` i8 codes.
+    unsafe fn load_i8(p: *const i8) -> Self::V;
     /// `LANES` e4m3 codes, their values divided by 256; NaN stays NaN.
     unsafe fn load_e4m3(p: *const u8) -> Self::V;
     /// Widens the bfloat16 in the low (`part` 0) or high half of each lane's bits.
@@ -130,6 +132,7 @@ macro_rules! simd_of {
             load_f16(p: *const u16) -> Self::V;
             load_bf16(p: *const u16) -> Self::V;
             load_u8(p: *const u8) -> Self::V;
+            load_i8(p: *const i8) -> Self::V;
             load_e4m3(p: *const u8) -> Self::V;
             part_bf16(words: Self::V, part: usize) -> Self::V;
             part_f16(words: Self::V, part: usize) -> Self::V;

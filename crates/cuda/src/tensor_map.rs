@@ -152,7 +152,7 @@ fn data_type(dtype: DType) -> DataType {
         DType::F16 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         DType::BF16 => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::F32 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        DType::U8 | DType::E4M3 => DataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        DType::U8 | DType::E4M3 | DType::I8 => DataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     }
 }
 

@@ -162,7 +162,7 @@ pub fn variant(arch: Arch, element: DType) -> Variant {
         DType::F32 => 0,
         DType::F16 => 1,
         DType::BF16 => 2,
-        DType::U8 | DType::E4M3 => 3,
+        DType::U8 | DType::E4M3 | DType::I8 => 3,
     };
     Variant {
         id: VariantId::new("cache_write", [("ELEMENT", code)]),

@@ -45,7 +45,7 @@ pub struct ProblemFacts {
 
 impl ProblemFacts {
     /// The names an expression may use for these facts and the target's.
-    pub const NAMES: [&'static str; 39] = [
+    pub const NAMES: [&'static str; 40] = [
         "batch",
         "heads_q",
         "heads_kv",
@@ -63,6 +63,7 @@ impl ProblemFacts {
         "dtype_bytes",
         "kv_e4m3",
         "kv_u8",
+        "kv_i8",
         "sm_count",
         "smem_limit",
         "packed_queries",
@@ -146,6 +147,7 @@ impl ProblemFacts {
             "dtype_bytes" => self.dtype.bytes() as i64,
             "kv_e4m3" => i64::from(self.kv_dtype == DType::E4M3),
             "kv_u8" => i64::from(self.kv_dtype == DType::U8),
+            "kv_i8" => i64::from(self.kv_dtype == DType::I8),
             "sm_count" => target.sm_count.into(),
             "smem_limit" => target.smem_limit_bytes.into(),
             _ => {

@@ -83,11 +83,56 @@ fn caches_of_codes() {
         on(5, "b2h4/2s1/200d64:used:paged=7:kv=e4m3:scales=token", BF16),
         Trial { seed: 2, ..on(3, "b3h2/1s3/90d64:causal-br:varlen:kv=e4m3:scales=token", F16) },
         on(2, "b1h4/1s1/40d256:used:paged=16:kv=e4m3", F16),
+        on(3, "b1h4/2s1/300d64:used:paged=16:kv=i8", BF16),
+        on(2, "b1h2s1/70d20:kv=i8:scales=token", F16),
+        on(3, "b2h4/2s20/130d128:causal-br:kv=i8:scales=tensor", BF16),
+        Trial { seed: 2, ..on(3, "b3h2/1s3/90d64:causal-br:varlen=q:used:paged=7:kv=i8:scales=token", BF16) },
     ]);
     // Before sm_89 there is no instruction for e4m3.
     let sim = Sim::open(Registry::embedded().unwrap()).unwrap().preferring(Arch::Sm80);
     let wrong = run(&sim, 0, &on(2, "b1h4/1s1/70d32:kv=e4m3:scales=token", BF16));
     assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+/// Each of the 256 integer codes in K and in V, -128 of i8 included: with one key a head, the score is what the key's code stands for, and O
+/// what the value's does.
+#[test]
+fn every_integer_code_is_read_as_its_value() {
+    let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+    for codes in [DType::U8, DType::I8] {
+        let shape: &'static str = format!("b1h256s1/1d16/32:kv={codes}:scales=tensor").leak();
+        let (spec, mut case) = case_of(&trial(DECODE, shape, F16));
+        let inputs = &mut case.inputs;
+        let [q_head, k_head, v_head] = [&inputs.q, &inputs.k, &inputs.v].map(|x| x.view().strides()[1]);
+        // The first of all dimensions counts alone: one, and the head's code.
+        inputs.q.bytes_mut().chunks_mut(2 * q_head).for_each(|q| {
+            q.fill(0);
+            q[1] = 0x3C;
+        });
+        inputs.k.bytes_mut().fill(if codes == DType::U8 { 128 } else { 0 });
+        for head in 0..256 {
+            inputs.k.bytes_mut()[head * k_head] = head as u8;
+            let values = &mut inputs.v.bytes_mut()[head * v_head..][..32];
+            values.iter_mut().enumerate().for_each(|(dim, value)| *value = (head + 8 * dim) as u8);
+        }
+        let scales = inputs.scales.as_mut().unwrap();
+        (scales.k, scales.v) = (vec![0.125], vec![2.0]);
+        let simulation = sim.simulation(DECODE, &spec.problem).unwrap();
+        let (output, outcome) = simulation.run(&case.inputs, &Options::default()).unwrap();
+        assert!(outcome.is_clean(), "{codes}");
+        let lse = output.lse.unwrap();
+        let is = |got: f64, wanted: f64| (got - wanted).abs() <= 1e-3 * wanted.abs();
+        let (mut key, mut values, mut got) = (Vec::new(), Vec::new(), Vec::new());
+        for head in 0..256 {
+            case.inputs.k.view().row_f64(0, head, 0, &mut key);
+            case.inputs.v.view().row_f64(0, head, 0, &mut values);
+            output.o.view().row_f64(0, head, 0, &mut got);
+            assert!(is(f64::from(lse[head]), key[0] * 0.125 / 4.0), "{codes} {head}: {}", lse[head]);
+            for (got, value) in got.iter().zip(&values) {
+                assert!(is(*got, 2.0 * value), "{codes} {head}: {got} for {value}");
+            }
+        }
+    }
 }
 
 /// Batch-invariant results are the same bits alone, beside another sequence and on any number of CTAs; equal shares are not.
@@ -148,6 +193,8 @@ fn code_of_another_cache_is_found_out() {
         (":kv=e4m3", ":kv=e4m3:scales=tensor"),
         (":kv=e4m3:scales=token", ":kv=e4m3"),
         (":kv=u8", ":kv=e4m3"),
+        (":kv=i8", ":kv=u8"),
+        (":kv=i8:scales=token", ":kv=i8"),
         (":kv=e4m3", ""),
         (":used:paged=16", ":used"),
         (":used", ""),

@@ -21,7 +21,7 @@ const HALF: &[DType] = &[DType::F16, DType::BF16];
 const CODES: &[DType] = &DType::EIGHT_BIT;
 
 /// Every field by itself or in the company that its users give it.
-const FIELDS: [Field; 31] = [
+const FIELDS: [Field; 32] = [
     ("b3h4/2s9/33d16:varlen", ANY, Feature::PackedQueries),
     ("b3h4/2s9/33d16:causal-br:varlen=q", ANY, Feature::PackedQueries),
     ("b3h4/2s9/33d16:causal:varlen=kv", ANY, Feature::PackedKeys),
@@ -48,6 +48,7 @@ const FIELDS: [Field; 31] = [
     ("b2h4/2s20/33d16:causal-br:sinks", ANY, Feature::Sinks),
     ("b2h4/2s9/33d16:kv=e4m3", HALF, Feature::KvType),
     ("b3h4/2s9/33d16:used:paged=16:kv=u8", HALF, Feature::KvType),
+    ("b3h4/2s9/33d16:used:paged=16:kv=i8", ANY, Feature::KvType),
     ("b2h4/2s9/33d16:o=f32", HALF, Feature::OutputType),
     ("b2h4/2s9/33d16:scales=tensor", CODES, Feature::TensorScales),
     ("b3h4/2s9/33d16:used:paged=4:scales=token", CODES, Feature::TokenScales),

@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_control_that_is_right_proves_nothing() {
-        for dtype in [DType::F32, DType::U8, DType::E4M3] {
+        for dtype in [DType::F32, DType::U8, DType::E4M3, DType::I8] {
             let case = case("b1h1s4/1d8", dtype, Family::Normal);
             // With one key the answer is V whatever the scores are.
             let mut wrong = case.accepted_controls(|_| true);

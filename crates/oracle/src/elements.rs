@@ -1,6 +1,6 @@
 //! All elements of a tensor at once, in parallel: filled by a function of their index.
 
-use evosdpa_core::{DType, E4M3Code, Element, Layout, Tensor, U8Code};
+use evosdpa_core::{DType, E4M3Code, Element, I8Code, Layout, Tensor, U8Code};
 use rayon::prelude::*;
 
 /// Rows that one thread works on before another may help: less is not worth the handing over.
@@ -34,6 +34,7 @@ pub fn fill_rows(tensor: &mut Tensor, values: impl Fn([usize; 3], &mut [f64]) + 
         DType::BF16 => fill_typed::<half::bf16>(tensor, values),
         DType::U8 => fill_typed::<U8Code>(tensor, values),
         DType::E4M3 => fill_typed::<E4M3Code>(tensor, values),
+        DType::I8 => fill_typed::<I8Code>(tensor, values),
     }
 }
 

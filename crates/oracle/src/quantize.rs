@@ -1,13 +1,11 @@
 //! Quantising: f32 tensors into 8-bit codes with scales.
 //!
-//! A scale is `absmax / 448` in fp32 of the elements it is for, which puts the largest of them at the end of either code's
-//! range; all-zero elements have scale 1, and so have those so small that their scale would underflow: their codes are then
-//! all zero. A code's real value is its value at scale one ([`evosdpa_core::U8Code`], [`evosdpa_core::E4M3Code`]) times the
-//! scale.
+//! A scale is `absmax / 448` in fp32 of the elements it is for, `absmax / 127` for i8, which puts the largest of them at the
+//! end of the code's range; all-zero elements have scale 1, and so have those so small that their scale would underflow: their
+//! codes are then all zero. A code's real value is its value at scale one ([`evosdpa_core::U8Code`], [`evosdpa_core::E4M3Code`],
+//! [`evosdpa_core::I8Code`]) times the scale.
 
-use evosdpa_core::{
-    CODE_MAX, DType, Granularity, Layout, Lengths, Problem, Sequences, SideInputs, Tensor, TensorView,
-};
+use evosdpa_core::{DType, Granularity, Layout, Lengths, Problem, Sequences, SideInputs, Tensor, TensorView};
 use rayon::prelude::*;
 
 use crate::elements;
@@ -96,7 +94,7 @@ pub(crate) struct Quantized {
 }
 
 /// Quantises elements into `codes`, a tensor of the same shape and of an 8-bit dtype. What is not finite is of nobody: it
-/// becomes NaN, or the largest code of u8, which has no NaN.
+/// becomes NaN, or the largest code of u8 and i8, which have no NaN.
 pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor, groups: &Groups) -> Quantized {
     let [blocks, heads, rows, _] = tensor.shape();
     let index = |r: usize| (r / (heads * rows), r / rows % heads, r % rows);
@@ -119,12 +117,15 @@ pub(crate) fn quantize_into(tensor: &TensorView<'_>, mut codes: Tensor, groups: 
             (0..groups.batch).for_each(|b| largest[b * heads + head] = of_all);
         }
     }
+    let dtype = codes.view().dtype();
+    // Floating-point tensors are not quantised.
+    let code_max = dtype.code_max().unwrap_or(1.0);
     let scale_of = |absmax: f64| {
-        let scale = (absmax / CODE_MAX) as f32;
+        let scale = (absmax / code_max) as f32;
         if scale == 0.0 { 1.0 } else { scale }
     };
     let scales: Vec<f32> = largest.into_iter().map(scale_of).collect();
-    let poison = if codes.view().dtype() == DType::U8 { f64::INFINITY } else { f64::NAN };
+    let poison = if dtype == DType::E4M3 { f64::NAN } else { f64::INFINITY };
     elements::fill_rows(&mut codes, |[block, h, s], row| {
         let Some(group) = groups.of(block, h, s) else { return row.fill(poison) };
         let mut values = Vec::with_capacity(row.len());
@@ -182,9 +183,13 @@ mod tests {
             assert_eq!(quantized.scales[3], 1.0);
             for (head, scale) in quantized.scales[..3].iter().enumerate() {
                 let absmax = values(&tensor)[head * 45..][..45].iter().fold(0f32, |m, x| m.max(x.abs()));
-                assert_eq!(*scale, absmax / 448.0);
+                let (most, ends): (f32, [u8; 2]) = match dtype {
+                    DType::U8 => (448.0, [1, 255]),
+                    DType::I8 => (127.0, [127, -127i8 as u8]),
+                    _ => (448.0, [0x7E, 0xFE]),
+                };
+                assert_eq!(*scale, absmax / most);
                 let codes = &quantized.codes.bytes()[head * 45..][..45];
-                let ends: [u8; 2] = if dtype == DType::U8 { [1, 255] } else { [0x7E, 0xFE] };
                 assert!(codes.iter().any(|code| ends.contains(code)), "{dtype} head {head}");
             }
             let zero = if dtype == DType::U8 { 128 } else { 0 };
@@ -208,6 +213,13 @@ mod tests {
             assert_eq!(f64::from(quantized.codes.bytes()[i]), formula);
             assert!((back[i] - x).abs() <= 448.0 * s / 127.0 * 0.500_001);
         }
+        let (quantized, back) = quantized_to(DType::I8);
+        for (i, x) in values(&tensor).into_iter().enumerate() {
+            let s = quantized.scales[i / 45];
+            let formula = (f64::from(x) / f64::from(s)).round();
+            assert_eq!(f64::from(quantized.codes.bytes()[i] as i8), formula);
+            assert!((back[i] - x).abs() <= s * 0.500_001);
+        }
         let (quantized, back) = quantized_to(DType::E4M3);
         for (i, x) in values(&tensor).into_iter().enumerate() {
             // Half a unit of three mantissa bits, or half the smallest subnormal.
@@ -227,8 +239,9 @@ mod tests {
             assert_eq!(gapped.scales, packed.scales);
             let back = |q: &Quantized| values(&dequantize(&q.codes, &q.scales, &groups));
             assert_eq!(back(&gapped), back(&packed));
-            // Whether or not 0xFF is a number in this dtype, the gaps are never read as one.
-            assert_eq!(gapped.codes.bytes().chunks(8).filter(|row| row[5..] == [0xFF; 3]).count(), 36);
+            // Whether or not a gap's byte is a number in this dtype, the gaps are never read as one.
+            let gap = [Tensor::gap_byte(dtype); 3];
+            assert_eq!(gapped.codes.bytes().chunks(8).filter(|row| row[5..] == gap).count(), 36);
         }
     }
 
@@ -261,6 +274,7 @@ mod tests {
         };
         assert_eq!(codes(f64::NAN, DType::U8), (1.0, vec![128, 255]));
         assert_eq!(codes(f64::INFINITY, DType::E4M3).1, [0, 0x7F]);
+        assert_eq!(codes(f64::NAN, DType::I8), (1.0, vec![0, 127]));
         assert_eq!(codes(1e-45, DType::U8), (1.0, vec![128, 128]));
         let (scale, huge) = codes(f64::from(f32::MAX), DType::U8);
         assert!(scale.is_finite() && huge == [128, 255]);

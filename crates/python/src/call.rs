@@ -74,7 +74,7 @@ pub enum Place {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call<'a> {
     /// Element type of the tensors, where [`Side`] does not say another: 0 for f32, 1 for f16, 2 for bf16, 3 for e4m3, 4 for
-    /// the codes u8.
+    /// the codes u8, 5 for those of i8.
     pub dtype: u8,
     /// Queries.
     pub q: Operand,
@@ -184,7 +184,7 @@ impl Call<'_> {
 
 /// The element type that a code stands for.
 pub(crate) fn dtype(code: u8) -> Result<DType, Error> {
-    const CODES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::E4M3, DType::U8];
+    const CODES: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::E4M3, DType::U8, DType::I8];
     CODES.get(usize::from(code)).copied().ok_or(Error::DTypeCode { code })
 }
 

@@ -88,12 +88,22 @@ pub(crate) enum Kind {
     Bfloat16 = 2,
     Int32 = 3,
     E4m3 = 4,
+    Int8 = 5,
 }
 
 impl Kind {
     /// The code of a floating-point type, as in [`crate::Call`].
     pub(crate) fn float(self) -> Option<u8> {
         matches!(self, Self::Float32 | Self::Float16 | Self::Bfloat16).then_some(self as u8)
+    }
+
+    /// The code of the type of an 8-bit cache, likewise.
+    pub(crate) fn codes(self) -> Option<u8> {
+        match self {
+            Self::E4m3 => Some(3),
+            Self::Int8 => Some(5),
+            _ => None,
+        }
     }
 }
 
@@ -139,6 +149,7 @@ pub(crate) fn look(tensor: &Bound<'_, PyAny>) -> Option<Looked> {
         (BFLOAT, 16, 1) => Kind::Bfloat16,
         (INT, 32, 1) => Kind::Int32,
         (E4M3FN, 8, 1) => Kind::E4m3,
+        (INT, 8, 1) => Kind::Int8,
         _ => return None,
     };
     let gpu = match found.device_type {

@@ -45,9 +45,6 @@ const WORD_BYTES: usize = 4;
 /// What kernels like queries to be aligned to.
 const ALIGNED_BYTES: usize = 16;
 
-/// The code of the type of 8-bit caches, as in [`crate::Call`].
-const E4M3: u8 = 3;
-
 /// What a call asks for.
 pub(crate) struct Served<'py> {
     pub(crate) torch: &'py Torch,
@@ -353,8 +350,9 @@ impl<'py> Served<'py> {
         let of = |kind: Kind, other: &Looked, packed| {
             (other.kind == kind && other.gpu == gpu).then(|| four(other, packed))?
         };
-        let codes = k.kind == Kind::E4m3;
-        let kind = if codes { Kind::E4m3 } else { found.kind };
+        let kv_dtype = k.kind.codes();
+        let codes = kv_dtype.is_some();
+        let kind = if codes { k.kind } else { found.kind };
         let kinds = [found.kind, k.kind];
         let (k, v) = (of(kind, k, packed_k)?, of(kind, v, packed_k)?);
         if let Some((heads, heads_kv, dim, dim_v, of_queries, of_keys)) = self.planned {
@@ -388,7 +386,7 @@ impl<'py> Served<'py> {
             leftpad_kv: self.list(leftpad, batch, gpu)?,
             cache_batch_idx: self.list(index, batch, gpu)?,
             page_table: self.table(gpu)?,
-            kv_dtype: codes.then_some(E4M3),
+            kv_dtype,
             scales: match codes {
                 false => [None; 3],
                 true => [None, self.scale(0, batch, &k, gpu)?, self.scale(1, batch, &v, gpu)?],

@@ -82,6 +82,30 @@ def test_batch_invariant():
         assert evosdpa.set_batch_invariant(False) is True
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+def test_caches_of_codes(kind):
+    """With scales for each sequence and head, new tokens among them; without a scale it is one."""
+    info = numpy.iinfo(kind)
+    random = numpy.random.default_rng(3)
+    k, v = (random.integers(info.min, info.max + 1, (2, 8, 2, 16)).astype(kind) for _ in "kv")
+    new = random.integers(info.min, info.max + 1, (2, 1, 2, 16)).astype(kind)
+    q = random.standard_normal((2, 1, 4, 16)).astype(numpy.float32)
+    scales = {f"{name}_descale": (random.random((2, 2)) * 0.01 + 0.005).astype(numpy.float32) for name in "kv"}
+    out = evosdpa.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=5, **scales)
+    numpy.testing.assert_array_equal(k[:, 5], new[:, 0])
+    values = (x.astype(numpy.float64) if kind == "int8" else (x - 128.0) * 448 / 127 for x in (k, v))
+    scaled = [(x * scale[:, None, :, None])[:, :6].swapaxes(1, 2) for x, scale in zip(values, scales.values())]
+    wanted = oracle.attention(q.swapaxes(1, 2).astype(numpy.float64), *scaled)[0].swapaxes(1, 2)
+    numpy.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
+    alone = evosdpa.flash_attn_with_kvcache(q, k, v, cache_seqlens=1)
+    first = v[:, :1].astype(numpy.float64) if kind == "int8" else (v[:, :1] - 128.0) * 448 / 127
+    numpy.testing.assert_allclose(alone, first.repeat(2, 2), rtol=1e-6)
+    with pytest.raises(NotImplementedError, match="no kernel for int16"):
+        evosdpa.flash_attn_with_kvcache(q, k.astype("int16"), v.astype("int16"), cache_seqlens=1)
+    with pytest.raises(TypeError, match="q, k and v hold float32, .*convert them to one type"):
+        evosdpa.flash_attn_with_kvcache(q, k, v.astype("float32"), cache_seqlens=1)
+
+
 def test_lse_forms():
     q, *_ = drawn("normal", [(1, 5, 2, 8)] * 3)
     out, lse = evosdpa.flash_attn_func(q, q, q, return_attn_probs=True)

@@ -110,6 +110,27 @@ def test_eight_bit_caches():
         torch.testing.assert_close(out[b : b + 1].double(), wanted, rtol=2.0**-6, atol=1e-3)
 
 
+@pytest.mark.parametrize("planned", [torch.int8, "int8"])
+def test_caches_of_int8(planned):
+    both, described, tokens = cache("NHD")
+    codes = (both.nan_to_num(0.0) * 30).round().clamp(-128, 127).to(torch.int8)
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    decode.plan(*described, HEADS, HEADS_KV, DIM, PAGE, q_data_type="bfloat16", kv_data_type=planned)
+    q = torch.randn(3, HEADS, DIM, dtype=torch.bfloat16)
+    out, lse = decode.run(q, codes, k_scale=1 / 30, v_scale=1 / 15, return_lse=True)
+    prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper()
+    prefill.plan(integers([0, 1, 2, 3]), *described, HEADS, HEADS_KV, DIM, PAGE, causal=True, q_data_type="bfloat16", kv_data_type=planned)
+    torch.testing.assert_close(prefill.run(q, codes, k_scale=1 / 30, v_scale=1 / 15), out)
+    for b, (k, v) in enumerate(tokens):
+        k, v = ((x * 30).round().clamp(-128, 127) / 30 for x in (k, v))
+        wanted, wanted_lse = reference.attention(q[b : b + 1], k, 2 * v)
+        torch.testing.assert_close(out[b : b + 1].double(), wanted, rtol=2.0**-6, atol=2e-3)
+        torch.testing.assert_close(lse[b].double() * math.log(2.0), wanted_lse[:, 0], rtol=1e-2, atol=1e-2)
+    with pytest.raises(TypeError, match="keys hold torch.int8, but were planned with torch.float8_e4m3fn"):
+        decode.plan(*described, HEADS, HEADS_KV, DIM, PAGE, q_data_type="bfloat16", kv_data_type=torch.float8_e4m3fn)
+        decode.run(q, codes)
+
+
 def test_single():
     q, k, v = torch.randn(5, HEADS, DIM), torch.randn(9, HEADS_KV, DIM), torch.randn(9, HEADS_KV, DIM)
     out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True, window_left=3, return_lse=True)

@@ -306,21 +306,69 @@ def test_eight_bit_caches(query):
     assert torch.equal(cache_k[:, 6].view(torch.uint8), new[:, 0].view(torch.uint8))
 
 
-def test_caches_of_integer_codes():
-    """Codes of uint8 lie evenly around 128; those of int8 are the same plus 128, and are refused by that name."""
-    cache_k, cache_v = (torch.randint(1, 256, (2, 8, 2, 16), dtype=torch.uint8) for _ in range(2))
-    q, descale = torch.randn(2, 1, 4, 16).bfloat16(), torch.rand(2, 2) * 0.005 + 0.002
-    scales = {"k_descale": descale, "v_descale": descale}
+def integer_values(codes):
+    return codes.float() if codes.dtype == torch.int8 else (codes.float() - 128) * 448 / 127
+
+
+@pytest.mark.parametrize("query", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+def test_caches_of_integer_codes(kind, query):
+    """Codes of int8 are numbers, -128 among them; those of uint8 lie evenly around 128. New tokens are codes and are copied."""
+    lowest = torch.iinfo(kind).min
+    cache_k, cache_v = (torch.randint(lowest, lowest + 256, (2, 8, 2, 16), dtype=kind) for _ in range(2))
+    cache_v[:, 0] = lowest
+    q, descale = torch.randn(2, 1, 4, 16).to(query), torch.rand(2, 2) * 0.01 + 0.005
+    descale = descale if kind == torch.int8 else descale * 127 / 448
+    scales = {"k_descale": descale, "v_descale": descale.flip(0)}
     out = evosdpa.flash_attn_with_kvcache(q, cache_k, cache_v, cache_seqlens=6, **scales)
-    for b in range(2):
-        keys, values = ((x[b, :6].float() - 128) * 448 / 127 * descale[b][None, :, None] for x in (cache_k, cache_v))
-        close(out[b], reference.attention(q[b].float(), keys, values)[0])
-    new = torch.randint(1, 256, (2, 1, 2, 16), dtype=torch.uint8)
-    evosdpa.flash_attn_with_kvcache(q, cache_k, cache_v, new, new, cache_seqlens=6, **scales)
-    assert torch.equal(cache_k[:, 6], new[:, 0])
-    for kind, words in ((torch.int8, "codes of int8 plus 128 are those of uint8"), (torch.float8_e5m2, "float8_e4m3fn, or for caches uint8")):
-        with pytest.raises(NotImplementedError, match=f"{str(kind).removeprefix('torch.')}.*{words}"):
-            evosdpa.flash_attn_with_kvcache(q, cache_k.to(kind), cache_v.to(kind), cache_seqlens=6)
+    assert out.dtype == query
+
+    def check(out, held):
+        for b in range(2):
+            keys, values = (
+                integer_values(x[b, :held]) * scale[b][None, :, None] for x, scale in zip((cache_k, cache_v), scales.values())
+            )
+            close(out[b], reference.attention(q[b].float(), keys, values)[0])
+
+    check(out, 6)
+    # By one native call where lengths and scales are tensors.
+    held = torch.full((2,), 6, dtype=INT)
+    assert torch.equal(out, evosdpa.flash_attn_with_kvcache(q, cache_k, cache_v, cache_seqlens=held, **scales))
+    new = torch.randint(lowest, lowest + 256, (2, 1, 2, 16), dtype=kind)
+    out = evosdpa.flash_attn_with_kvcache(q, cache_k, cache_v, new, new, cache_seqlens=6, **scales)
+    assert torch.equal(cache_k[:, 6], new[:, 0]) and torch.equal(cache_v[:, 6], new[:, 0])
+    check(out, 7)
+    plain = evosdpa.flash_attn_with_kvcache(q, cache_k, cache_v, cache_seqlens=1)
+    torch.testing.assert_close(plain.float(), integer_values(cache_v[:, :1]).repeat_interleave(2, 2), rtol=2.0**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize("wrong", ["k_cache", "k"])
+def test_other_codes_are_refused(wrong):
+    q, cache, new = torch.randn(2, 1, 4, 16).bfloat16(), torch.zeros(2, 8, 2, 16, dtype=torch.int8), torch.zeros(2, 1, 2, 16)
+    if wrong == "k":
+        with pytest.raises(TypeError, match="k holds torch.bfloat16, but k_cache holds torch.int8; convert it"):
+            evosdpa.flash_attn_with_kvcache(q, cache, cache, new.bfloat16(), new.bfloat16(), cache_seqlens=6)
+        return
+    with pytest.raises(NotImplementedError, match="float8_e5m2.*for caches with scales float8_e4m3fn, int8 or uint8; scales give"):
+        evosdpa.flash_attn_with_kvcache(q, cache.to(torch.float8_e5m2), cache.to(torch.float8_e5m2), cache_seqlens=6)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_caches_of_codes_are_compiled_without_a_graph_break(dynamic):
+    def step(q, k_cache, v_cache, k, v, held, scale):
+        return evosdpa.flash_attn_with_kvcache(2 * q, k_cache, v_cache, k, v, cache_seqlens=held, k_descale=scale, v_descale=scale) + 1
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for new in (1, 3):
+        q = torch.randn(2, new, 4, 16, dtype=torch.bfloat16)
+        caches = [torch.randint(-128, 128, (2, 9, 2, 16), dtype=torch.int8) for _ in "kv"]
+        k, v = (torch.randint(-128, 128, (2, new, 2, 16), dtype=torch.int8) for _ in "kv")
+        copies = [x.clone() for x in caches]
+        held, scale = torch.tensor([2, 5], dtype=INT), torch.rand(2, 2) * 0.01
+        with torch.no_grad():
+            wanted, ours = step(q, *copies, k, v, held, scale), compiled(q, *caches, k, v, held, scale)
+        for mine, theirs in zip((ours, *caches), (wanted, *copies)):
+            torch.testing.assert_close(mine, theirs)
 
 
 def test_what_is_wrong_is_named():
@@ -458,7 +506,7 @@ def test_compile_without_a_graph_break(dynamic):
 def test_the_page_of_the_documentation_runs():
     text = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     exec(compile("\n".join(blocks), "serving.md", "exec"), {})
 
 

@@ -43,12 +43,13 @@ const DECODE: &str = "b1h32/8s1/1024d128,b1h32/8s1/8192d128,b4h32/8s1/4096d128,b
 /// Grouped heads and every path of the Hopper kernels: few and many keys, whole and ragged tiles, both alignments, windows.
 const PATHS: &str = "b1h8s640d64,b1h8s640d64:causal,b1h8/2s700d128:causal-br,b2h4s1024d128:causal,b1h4s2048d64:window=300/0,\
                      b1h4/1s513/1100d256,b1h32/8s1/8192d128,b1h4s511d96:causal,b1h4/1s513/1100d512:causal-br,b1h2s640d320";
-/// Packed sequences, filled parts of caches, pages of every size, and each modifier of scores.
+/// Packed sequences, filled parts of caches, pages of every size, i8 caches, and each modifier of scores.
 const KINDS: &str = "b3h8/2s130d128:causal-br:varlen,b2h4s257d64:causal:varlen,b5h4/2s90d96:varlen=q:used,b4h8/2s1/1000d128:used:paged=16,\
                      b3h4/1s17/700d64:used:paged=1,b2h8/2s64/900d128:causal-br:used:paged=256,b3h4s700d128:causal-br:varlen:softcap=50,\
                      b2h4s300d64:softcap=30,b2h4s300d128:causal-br:alibi,b2h4s300d64:bias=h,b2h4s130d256:causal:bias=bh,b2h4s300d128:mask=b,\
                      b2h4s333d64:mask=bhk,b2h4s512d128:mask=b,b1h4s1024d64:bias=h,\
-                     b1h4s1100d128:softcap=5,b2h4s200d64:causal:softcap=4:sinks,b2h4s500d64:blocks=h64,b1h4s700d128:causal:blocks=128,b2h4s300d64:causal:chunk=100,b2h8/2s300d64:window=127/0:sinks,b2h4s200d128:causal:softcap=20:sinks";
+                     b1h4s1100d128:softcap=5,b2h4s200d64:causal:softcap=4:sinks,b2h4s500d64:blocks=h64,b1h4s700d128:causal:blocks=128,b2h4s300d64:causal:chunk=100,b2h8/2s300d64:window=127/0:sinks,b2h4s200d128:causal:softcap=20:sinks,\
+                     b1h4/2s1/300d64:used:paged=16:kv=i8,b3h8/2s20/900d128:window=255/0:used:paged=16:kv=i8:scales=token";
 /// f32: each tile, masks, lengths, pages and modifiers.
 const F32: &str = "b1h4/2s300/513d64:causal-br,b2h2s257d128,b1h2s130d256:causal,b1h2s77/900d100,b3h2s200d64:causal-br:varlen,\
                    b2h2s99/400d96:used:paged=16:softcap=30,b2h4s300d64:bias=h,b2h4s300d128:mask=b:sinks,b2h4s300d64:blocks=h64";
@@ -56,10 +57,10 @@ const F32: &str = "b1h4/2s300/513d64:causal-br,b2h2s257d128,b1h2s130d256:causal,
 const MODELS: &str = "b8h16s2048d128:causal,b8h16s2048d128:causal:alibi,b8h16s2048d128:causal:softcap=5,b8h16s2048d128:causal:softcap=50,\
                       b8h16s2048d128:mask=b,b8h16s2048d128:bias=h,b1h4s8192d512,b2h8s4096d256,b2h8s4096d512:causal,b4h16s4096d72,\
                       b4h16s4096d72:causal,b1h16s8192d64:window=255/0";
-/// What a server asks for: prompts, pages of two sizes, e4m3 codes with scales of every reach.
+/// What a server asks for: prompts, pages of two sizes, e4m3 codes with scales of every reach and i8 codes with one for each token.
 const SERVING: &str = "b16h32/8s1/8192d128:used:paged=16,b16h32/8s1/8192d128:used:paged=1,\
                        b16h32/8s1/8192d128:used:kv=e4m3,b16h32/8s1/8192d128:used:paged=16:kv=e4m3:scales=token,\
-                       b1h32/8s1/131072d128:kv=e4m3:scales=tensor";
+                       b1h32/8s1/131072d128:kv=e4m3:scales=tensor,b16h32/8s1/8192d128:used:paged=16:kv=i8:scales=token";
 /// Packed prompts, and how long their sequences are: equal, one long among short ones, short ones, single tokens beside two prompts.
 const PACKED: [(&str, &str); 4] = [
     ("b16h32/8s1024d128:causal-br:varlen", "equal"),

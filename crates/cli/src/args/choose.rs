@@ -134,7 +134,7 @@ pub(crate) struct Plan {
     /// Plan for an architecture instead, GPU or not: sm_80, sm_86, sm_89, sm_90a
     #[arg(long, value_name = "ARCH", conflicts_with = "device")]
     pub(crate) arch: Option<Arch>,
-    /// The element type: f32, f16, bf16, u8, e4m3 [default: f32 on a CPU, bf16 on a GPU]
+    /// The element type: f32, f16, bf16, u8, e4m3, i8 [default: f32 on a CPU, bf16 on a GPU]
     #[arg(long)]
     pub(crate) dtype: Option<DType>,
     /// The log-sum-exp is wanted too

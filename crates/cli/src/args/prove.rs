@@ -40,8 +40,7 @@ pub(crate) struct Check {
     /// Kernels, separated by commas [default: all of the device]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,
-    /// Element types, separated by commas: f32, f16, bf16, and u8, e4m3 for CUDA kernels [default: those that each
-    /// kernel takes]
+    /// Element types, separated by commas: f32, f16, bf16, u8, e4m3, i8 [default: those that each kernel takes]
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
     /// Seeds of the acceptance set

@@ -119,11 +119,11 @@ proptest! {
         mask in proptest::option::of((any::<bool>(), any::<bool>(), any::<bool>())),
         chunk in proptest::option::of(1usize..100_000),
         blocks in proptest::option::of((1usize..100, 1usize..100, any::<bool>(), any::<bool>())),
-        types in (proptest::option::of(0usize..5), proptest::option::of(0usize..3), 0usize..3, any::<bool>(), any::<bool>()),
+        types in (proptest::option::of(0usize..6), proptest::option::of(0usize..3), 0usize..3, any::<bool>(), any::<bool>()),
     ) {
         let (packed_queries, packed_keys, used, page) = lengths;
         let broadcast = |(batch, heads, queries)| Broadcast { batch, heads, queries };
-        let dtypes = [DType::F32, DType::F16, DType::BF16, DType::U8, DType::E4M3];
+        let dtypes = DType::ALL;
         let kinds = Kinds {
             lengths: Lengths {
                 packed_queries,

@@ -71,7 +71,8 @@ fn types_of_their_own() {
     let halves = [DType::F16, DType::BF16, DType::F32];
     for (seed, size) in sizes.iter().enumerate() {
         for reach in ["tensor", "head", "token"] {
-            for (kv, dtype) in ["u8", "e4m3"].into_iter().flat_map(|kv| halves.map(|dtype| (kv, dtype))) {
+            for (kv, dtype) in ["u8", "e4m3", "i8"].into_iter().flat_map(|kv| halves.map(|dtype| (kv, dtype)))
+            {
                 let shape = format!("{size}:kv={kv}:scales={reach}");
                 check(
                     &Problem::new(shape.parse::<Shape>().unwrap(), dtype).unwrap(),

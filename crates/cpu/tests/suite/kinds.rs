@@ -85,6 +85,10 @@ fn eight_bit_caches_in_pages_and_packed() {
         ("b2h4/2s1/300d40/100:kv=e4m3", DType::BF16),
         ("b1h3s1/200d161/65:kv=e4m3", DType::BF16),
         ("b1h2s70/600d72/33:causal-br:paged=7:kv=e4m3", DType::BF16),
+        ("b3h8/2s1/700d128:used:paged=16:kv=i8", DType::BF16),
+        ("b3h4/2s70/200d64:causal-br:varlen=q:used:paged=5:kv=i8:scales=token", DType::F16),
+        ("b2h4/2s3/300d40/100:used:leftpad:paged=1:kv=i8:scales=tensor", DType::F32),
+        ("b3h2s50/90d64:varlen:scales=token", DType::I8),
     ]
     .into_iter()
     .enumerate()
@@ -126,7 +130,7 @@ prop_compose! {
 
 prop_compose! {
     fn types()(
-        kv in prop_oneof![4 => Just(None), 1 => Just(Some(DType::E4M3)), 1 => Just(Some(DType::U8)), 1 => Just(Some(DType::BF16))],
+        kv in prop_oneof![4 => Just(None), 1 => Just(Some(DType::E4M3)), 1 => Just(Some(DType::U8)), 1 => Just(Some(DType::I8)), 1 => Just(Some(DType::BF16))],
         output in prop_oneof![3 => Just(None), 1 => Just(Some(Float::F32)), 1 => Just(Some(Float::F16))],
         scales in 0usize..3,
     ) -> Types {
@@ -386,6 +390,45 @@ fn sinks_of_every_size() {
         for answer in &answers {
             let close = answer.iter().zip(&answers[0]).all(|(a, b)| (a - b).abs() < 1e-5);
             assert!(close, "{shape}");
+        }
+    }
+}
+
+/// Each of the 256 codes in K and in V, -128 of i8 included: with one key a sequence, the score is what the key's code stands for, and O what
+/// the value's does.
+#[test]
+fn every_code_is_read_as_its_value() {
+    for codes in DType::EIGHT_BIT {
+        let shape = format!("b256h1s1/1d1/3:kv={codes}:scales=tensor:o=f32");
+        for dtype in [DType::F32, DType::BF16] {
+            let problem = problem(&shape, dtype);
+            let mut inputs = Inputs::generate(&problem, Family::Normal, 1);
+            let one = if dtype == DType::F32 { &[0, 0, 0x80, 0x3F][..] } else { &[0x80, 0x3F][..] };
+            inputs.q.bytes_mut().chunks_mut(one.len()).for_each(|q| q.copy_from_slice(one));
+            inputs.k.bytes_mut().iter_mut().zip(0..=255).for_each(|(k, code)| *k = code);
+            inputs.v.bytes_mut().iter_mut().enumerate().for_each(|(at, v)| *v = (at / 3) as u8);
+            let scales = inputs.scales.as_mut().unwrap();
+            (scales.k, scales.v) = (vec![0.125], vec![2.0]);
+            let mut value = Vec::new();
+            for (kernel, options) in ways() {
+                let (o, lse) = run(&problem, &inputs, kernel, &options);
+                let o = elements(&problem, &o);
+                for code in 0..256 {
+                    inputs.k.view().row_f64(code, 0, 0, &mut value);
+                    let value = value[0];
+                    let is = |got: f64, wanted: f64| {
+                        got.is_nan() && value.is_nan() || (got - wanted).abs() <= 1e-6 * wanted.abs()
+                    };
+                    assert!(
+                        is(f64::from(lse[code]), 0.125 * value),
+                        "{codes} {code} {options:?}: {}",
+                        lse[code]
+                    );
+                    // A score that is no number spoils all of the row.
+                    let row = &o[3 * code..3 * code + 3];
+                    assert!(row.iter().all(|&o| is(o, 2.0 * value)), "{codes} {code} {options:?}: {row:?}");
+                }
+            }
         }
     }
 }

@@ -206,7 +206,7 @@ impl DeviceSide {
         check_wanted(what, given.is_some(), asked.is_some())?;
         let (Some(given), Some(asked)) = (given, asked) else { return Ok(()) };
         let bytes = what == "mask";
-        if given.dtype.is_eight_bit() != bytes || given.dtype == DType::E4M3 {
+        if if bytes { given.dtype != DType::U8 } else { given.dtype.is_eight_bit() } {
             let allowed = if bytes { "bytes (u8), 0 to hide" } else { "f32, f16 or bf16" };
             return Err(Asked::SideType { what, got: given.dtype, allowed }.into());
         }

@@ -4,16 +4,26 @@
 
 namespace {
 
-// u8 codes lie around 128, and 127 of them stand for 448.
+// u8 codes lie around 128, and 127 of them stand for 448; i8 codes stand for themselves.
 constexpr float CODE_FACTOR = KV_CODES == 2 ? 448.f / 127.f : 1.f;
+
+// The same codes around 128: with its sign turned i8 is what u8 is.
+__device__ __forceinline__ u32 around_128(u32 codes) { return KV_CODES == 3 ? codes ^ 0x80808080u : codes; }
+
+// The two codes in the low bytes of `pair`, which lie around 128.
+__device__ __forceinline__ u32 halves_around_128(u32 pair) {
+  // Under the exponent of 1024 a byte is the half 1024 + code.
+  u32 halves;
+  const u32 shifted = __byte_perm(pair, 0x64646464u, 0x4140);
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(shifted), "r"(0x64806480u));
+  return halves;
+}
 
 // The two codes in the low bytes of `pair`.
 __device__ __forceinline__ u32 halves_of_low_codes(u32 pair) {
   u32 halves;
-#if KV_CODES == 2
-  // Under the exponent of 1024 a byte is the half 1024 + code.
-  const u32 shifted = __byte_perm(pair, 0x64646464u, 0x4140);
-  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(shifted), "r"(0x64806480u));
+#if KV_CODES >= 2
+  halves = halves_around_128(around_128(pair));
 #elif __CUDA_ARCH__ >= 890
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low; }" : "=r"(halves) : "r"(pair));
 #else
@@ -33,6 +43,8 @@ __device__ __forceinline__ u32 halves_of_high_codes(u32 pair) {
   u32 halves;
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high; }" : "=r"(halves) : "r"(pair));
   return halves;
+#elif KV_CODES >= 2
+  return halves_around_128(around_128(pair) >> 16);
 #else
   return halves_of_low_codes(pair >> 16);
 #endif

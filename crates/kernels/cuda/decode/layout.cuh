@@ -9,7 +9,7 @@
 
 namespace {
 
-// Codes of K and V: none (they are elements of Q's type), e4m3, u8 around 128.
+// Codes of K and V: none (they are elements of Q's type), e4m3, u8 around 128, i8.
 constexpr bool CODES = KV_CODES > 0;
 constexpr bool E4M3 = KV_CODES == 1;
 constexpr int KV_BYTES = CODES ? 1 : 2;

@@ -24,7 +24,7 @@ fn tensor_map(request: &TensorMapRequest<'_>) -> Result<TensorMap, Error> {
         DType::F16 => TensorElement::F16,
         DType::BF16 => TensorElement::Bf16,
         DType::F32 => TensorElement::F32,
-        DType::U8 | DType::E4M3 => TensorElement::U8,
+        DType::U8 | DType::E4M3 | DType::I8 => TensorElement::U8,
     };
     let swizzle = match request.swizzle {
         Swizzle::None => wgmma::Swizzle::None,

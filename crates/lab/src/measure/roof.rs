@@ -22,7 +22,7 @@ impl Roof {
             // As TF32, which tensor cores multiply half as fast.
             DType::F32 => 0.5,
             DType::F16 | DType::BF16 => 1.0,
-            DType::U8 | DType::E4M3 => 2.0,
+            DType::U8 | DType::E4M3 | DType::I8 => 2.0,
         };
         let per_cycle = of_type * tensor_flops_per_sm_cycle(arch);
         Self { gflops: per_cycle * f64::from(sm_count) * f64::from(clock_khz) * 1e-6, gbps }

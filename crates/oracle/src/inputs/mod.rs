@@ -45,7 +45,7 @@ pub enum Family {
     /// Every row of Q, K and V holds one value.
     ConstantRows,
     /// Normal, with every other element denormal in the tensors' dtype. In 8-bit problems these elements are so small
-    /// against their head's largest that e4m3 holds them as subnormal codes, and u8, which has none, as zeros.
+    /// against their head's largest that e4m3 holds them as subnormal codes, and u8 and i8, which have none, as zeros.
     Denormals,
     /// All zeros.
     Zeros,

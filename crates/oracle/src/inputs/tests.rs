@@ -112,8 +112,12 @@ fn eight_bit_inputs_are_the_originals_quantised() {
                 let [batch, _, seq, dim] = original.view().shape();
                 assert_eq!(scales.len(), batch * heads);
                 for (i, (x, y)) in values(original).iter().zip(values(back)).enumerate() {
-                    // Half a step of u8, or of the last binade of e4m3.
-                    let half_step = if dtype == DType::U8 { 448.0 / 254.0 } else { 16.0 };
+                    // Half a step of u8 and i8, or of the last binade of e4m3.
+                    let half_step = match dtype {
+                        DType::U8 => 448.0 / 254.0,
+                        DType::I8 => 0.5,
+                        _ => 16.0,
+                    };
                     let allowed = half_step * scales[i / (seq * dim)] as f64;
                     assert!((x - y).abs() <= allowed * 1.000_001, "{dtype} {family} {x} {y}");
                 }
@@ -132,6 +136,7 @@ fn eight_bit_denormals_are_subnormal_codes() {
     let e4m3 = small(&codes(DType::E4M3));
     assert!((1..8).all(|code| e4m3.contains(&code) && e4m3.contains(&(0x80 | code))));
     assert!(small(&codes(DType::U8)).iter().all(|&code| code == 128));
+    assert!(small(&codes(DType::I8)).iter().all(|&code| code == 0));
 }
 
 fn arranged(text: &str, lengths: LengthFamily, pages: PageOrder) -> Inputs {

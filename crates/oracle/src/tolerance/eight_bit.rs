@@ -237,7 +237,9 @@ mod tests {
     #[test]
     fn the_end_to_end_rule_applies_where_quantisation_leaves_room() {
         for text in ["mission", "mission:causal"] {
-            assert!(applies(&case(text, DType::U8, Family::Normal)), "{text}");
+            for dtype in [DType::U8, DType::I8] {
+                assert!(applies(&case(text, dtype, Family::Normal)), "{text} {dtype}");
+            }
         }
         assert!(applies(&case("mission", DType::E4M3, Family::Normal)));
         // Rows that see few keys are nearly V itself, of which e4m3 keeps three bits after the leading one.

@@ -116,7 +116,7 @@ pub enum Standard {
         /// Whether rows that see many keys may show that their weights were rounded.
         rounds_weights: bool,
     },
-    /// u8 and e4m3: see [`eight_bit`].
+    /// u8, e4m3 and i8: see [`eight_bit`].
     EightBit {
         /// The oracle's output for the inputs before quantisation.
         original: Vec<f64>,

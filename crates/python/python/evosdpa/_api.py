@@ -179,7 +179,7 @@ def flash_attn_func(
     With ``return_softmax_lse``, ``return_attn_probs`` or ``return_lse`` the result is ``(out, lse)``, where ``lse`` is the
     log-sum-exp of each row's scores, float32 ``[batch, heads, queries]``.
 
-    ``softcap``, ``attention_chunk``, ``alibi_slopes``, ``s_aux`` (sink logits) and the scales of float8 tensors are as for
+    ``softcap``, ``attention_chunk``, ``alibi_slopes``, ``s_aux`` (sink logits) and the scales of 8-bit tensors are as for
     :func:`flash_attn_varlen_func`, and so are the arguments that change no result. ``precision`` is as for :func:`sdpa`.
     Dropout and gradients raise ``NotImplementedError``, or are left to torch with ``fallback=True``.
 

@@ -81,7 +81,9 @@ def forward(
     import numpy
 
     batch, heads, queries, _ = q.shape
-    if q.dtype != k.dtype or q.dtype != v.dtype:
+    # Keys and values of codes have scales beside them.
+    kv_dtype = _side.CODES[k.dtype.name] if side and "k_scales" in side else None
+    if k.dtype != v.dtype or (q.dtype != k.dtype and kv_dtype is None):
         raise TypeError(f"q, k and v hold {q.dtype}, {k.dtype} and {v.dtype}; convert them to one type")
     code = _code(q.dtype)
     if code is None:
@@ -96,6 +98,8 @@ def forward(
     native = held = None
     if side:
         native, held = _side.described(side, _fact, "cpu")
+        if kv_dtype is not None:
+            native["kv_dtype"] = kv_dtype
     if _side.sees_nothing(native, out.size, k.shape[2]):
         out.fill(0)
         if lse is not None:

@@ -25,6 +25,8 @@ def check_plain(**named: Any) -> None:
             raise TypeError(_words.subclass(name, type(array).__name__))
         if not array.dtype.isnative:
             raise TypeError(f"{name} holds {array.dtype.str}, another machine's byte order; convert it")
+        if name != "q" and array.dtype.name in _side.EIGHT_BIT:
+            continue
         refusal = _arrays._refusal(array, 0.0)
         if refusal is not None:
             raise NotImplementedError(_words.without_fallback(refusal))
@@ -41,7 +43,7 @@ def append(k_cache: Any, v_cache: Any, k: Any, v: Any, rotary_interleaved: bool,
     operands = [_arrays._described((x if x.ndim == 4 else x[None]).swapaxes(1, 2)) for x in (k_cache, v_cache, k, v)]
     k_old, v_old, k_new, v_new = operands
     named_too = _side.with_rotary(native, rotary_interleaved)
-    _native.append(_arrays._CODES[k_cache.dtype.name], k_old, v_old, k_new, v_new, -1, 0, named_too)
+    _native.append(_side.CODES[k_cache.dtype.name], k_old, v_old, k_new, v_new, -1, 0, named_too)
     del held  # had to live until here
 
 

@@ -116,10 +116,10 @@ def flash_attn_varlen_func(
 
     With ``return_softmax_lse`` or ``return_attn_probs`` the result is ``(out, lse)``, ``lse`` float32 ``[heads, tokens]``.
 
-    ``q_descale`` and the like, ``[batch, key/value heads]``, are read for float8 tensors alone. ``s_aux`` are sink logits, one
-    a head. ``num_splits``, ``pack_gqa``, ``deterministic`` and ``sm_margin`` change no result, and nothing else either: a
-    result never depends on how work is divided. Everything after ``max_seqlen_k`` is given by name: the versions of
-    FlashAttention differ in the order.
+    ``q_descale`` and the like, ``[batch, key/value heads]``, are read for tensors of 8-bit codes alone: float8_e4m3fn, int8,
+    and uint8 around 128. ``s_aux`` are sink logits, one a head. ``num_splits``, ``pack_gqa``, ``deterministic`` and
+    ``sm_margin`` change no result, and nothing else either: a result never depends on how work is divided. Everything after
+    ``max_seqlen_k`` is given by name: the versions of FlashAttention differ in the order.
 
     >>> import numpy, evosdpa
     >>> x = numpy.arange(5, dtype=numpy.float32).reshape(5, 1, 1)

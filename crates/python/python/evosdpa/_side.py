@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 Side = dict[str, Any]
 
 #: Element types by name: what the native side calls them.
-CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "uint8": 4}
+CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "uint8": 4, "int8": 5}
 #: Those that scales belong to.
-EIGHT_BIT = frozenset(("float8_e4m3fn", "uint8"))
+EIGHT_BIT = frozenset(("float8_e4m3fn", "uint8", "int8"))
 
 _LISTS = {
     "cu_seqlens_q": "int32",

@@ -26,8 +26,8 @@ def autograd() -> str:
 
 def element_types(given: object) -> str:
     """What to use in the place of a type that no kernel reads."""
-    hint = "; codes of int8 plus 128 are those of uint8, with descales 127 / 448 times as large" if str(given).endswith("int8") else ""
-    return f"float32, float16, bfloat16, float8_e4m3fn, or for caches uint8{hint}"
+    hint = "; scales give float8_e4m3fn and int8 the range of float8_e5m2, with more bits" if "e5m2" in str(given) else ""
+    return f"float32, float16, bfloat16, or for caches with scales float8_e4m3fn, int8 or uint8{hint}"
 
 
 def dtype(name: object) -> str:

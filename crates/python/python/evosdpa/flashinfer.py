@@ -98,8 +98,8 @@ class _Steady:
 
 
 #: The native side's numbers for types.
-_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float8_e4m3fn: 4}
-_EIGHT_BIT = (torch.float8_e4m3fn, torch.uint8)
+_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float8_e4m3fn: 4, torch.int8: 5}
+_EIGHT_BIT = (torch.float8_e4m3fn, torch.uint8, torch.int8)
 
 
 class _Plan:
