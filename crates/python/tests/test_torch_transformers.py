@@ -247,6 +247,35 @@ def test_operations_on_a_mask_see_its_elements():
     assert torch.equal(~mask & True, ~wanted) and torch.equal(mask.to(torch.float32), wanted.float())
 
 
+def test_a_mask_keeps_the_place_it_was_made_for():
+    """A static cache gives the tensor in which it counts, and counts on before a layer looks."""
+    given = arguments_of(masking_utils.causal_mask_function, 3, 9, 4, 0, None)
+    wanted = masking_utils.sdpa_mask(**given)
+    counted = given["cache_position"] if "cache_position" in given else torch.tensor(4)
+    mask = _deferred.mask(**given if "cache_position" in given else {**given, "q_offset": counted})
+    counted += 3
+    assert type(mask) is _deferred.DeferredMask and torch.equal(mask.clone(), wanted)
+
+
+@torch.no_grad()
+def test_a_static_cache_where_torch_computes():
+    """float64 is torch's: its mask is written out in a layer, when the cache has counted on."""
+    _, model = table.built("llama")
+    model = model.double()
+    tokens = torch.arange(24).reshape(2, 12) + 3
+
+    def steps(implementation):
+        model.set_attn_implementation(implementation)
+        old = {} if NEW else {"max_batch_size": 2}
+        cache, said = transformers.StaticCache(config=model.config, max_cache_len=20, **old), []
+        for first, last in ((0, 5), (5, 6), (6, 9), (9, 12)):
+            place = {} if NEW else {"cache_position": torch.arange(first, last)}
+            said.append(model(tokens[:, first:last], past_key_values=cache, use_cache=True, **place).logits)
+        return torch.cat(said, 1)
+
+    torch.testing.assert_close(steps("evosdpa"), steps("sdpa"))
+
+
 def test_a_pattern_that_means_another_thing_is_not_taken_for_it():
     def made(sliding_window):
         def inner_mask(batch_idx, head_idx, q_idx, kv_idx):

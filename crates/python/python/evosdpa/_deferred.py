@@ -118,7 +118,12 @@ class DeferredMask(Tensor):
     def dense(self) -> Tensor:
         """Its elements, made once."""
         if self._dense is None:
-            whole = {**self._arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            # A static cache counts on in the very tensor that said where queries begin, before the first layer looks.
+            first = self.facts.first_key + self.facts.shift
+            places: Any = {"q_offset": first}
+            if self._arguments.get("cache_position") is not None:
+                places = {"cache_position": torch.arange(first, first + self.facts.queries, device=self.device)}
+            whole = {**self._arguments, **places, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
             dense: Tensor = _sdpa_mask(**whole)
             self._dense = dense
         return self._dense
