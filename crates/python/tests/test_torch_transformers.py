@@ -276,6 +276,23 @@ def test_a_static_cache_where_torch_computes():
     torch.testing.assert_close(steps("evosdpa"), steps("sdpa"))
 
 
+@torch.no_grad()
+def test_a_model_that_says_only_by_its_mask_that_it_is_causal():
+    """PEGASUS-X' decoder does not call itself causal; transformers' own attention by torch refuses it."""
+    config = transformers.PegasusXConfig(
+        **{**table.SEQ2SEQ, "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "block_size": 8, "num_global_tokens": 4}
+    )
+    torch.manual_seed(0)
+    model = transformers.PegasusXForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    for weight in model.parameters():
+        if weight.dim() >= 2:
+            weight.normal_(0.0, 1.5 * weight[0].numel() ** -0.5)
+    given, _ = table.inputs_of("seq2seq", "right")
+    wanted = table.answer(model, given, None)
+    model.set_attn_implementation("evosdpa")
+    torch.testing.assert_close(table.answer(model, given, None), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_a_pattern_that_means_another_thing_is_not_taken_for_it():
     def made(sliding_window):
         def inner_mask(batch_idx, head_idx, q_idx, kv_idx):

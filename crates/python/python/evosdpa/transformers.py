@@ -64,6 +64,8 @@ def evosdpa_attention_forward(
     if not kwargs.keys() <= _HARMLESS:
         _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if isinstance(attention_mask, _deferred.DeferredMask) and _packed.has_lengths(kwargs) and attention_mask.facts.is_causal_alone():
+        attention_mask, causal = None, True  # lengths say where sequences are
     if indices is not None:
         attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal and cache is None)
     is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
@@ -82,7 +84,10 @@ def evosdpa_attention_forward(
         if out is not None:
             return out, None
     if isinstance(attention_mask, _deferred.DeferredMask):
-        attention_mask = attention_mask.dense()
+        if is_plain and attention_mask.facts.is_causal_alone():
+            attention_mask, is_causal = None, True  # torch is faster without
+        else:
+            attention_mask = attention_mask.dense()
     if attention_mask is not None and _blocks.is_block_mask(attention_mask):
         raise NotImplementedError(_words.block_mask())
     if softcap is None and s_aux is None and position_bias is None:
@@ -232,8 +237,10 @@ def _together(bias: Tensor | None, mask: Tensor | None) -> Tensor | None:
 def _choose(self: PreTrainedModel, requested_attention: str | None, *rest: Any, **named: Any) -> str:
     """transformers takes any name with "sdpa" in it for torch's function, which some models cannot use. Those that can use
     FlashAttention's or FlexAttention's say all they mean by arguments, and what is not known here is refused."""
-    if requested_attention == NAME and (self._supports_flash_attn or self._supports_flex_attn):
-        return NAME
+    if requested_attention == NAME:
+        _deferred.learn(self)
+        if self._supports_flash_attn or self._supports_flex_attn:
+            return NAME
     return _chosen(self, requested_attention, *rest, **named)  # type: ignore[no-any-return]
 
 
