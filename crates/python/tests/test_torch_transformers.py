@@ -124,9 +124,17 @@ def test_unknown_arguments_are_refused_by_name():
         with pytest.raises(NotImplementedError, match=f"'{name}'"):
             layer(**{name: torch.zeros(1)})
         layer(**{name: None})
-    with pytest.raises(NotImplementedError, match="'output_attentions'"):
+    with pytest.raises(NotImplementedError, match="'output_attentions'.*attn_implementation=\"eager\"$"):
         layer(output_attentions=True)
     layer(output_attentions=False, sliding_window=3, position_ids=torch.arange(5)[None], use_cache=True)
+
+
+def test_models_with_layers_of_their_own_are_refused_by_name():
+    own = r"FALCON_ATTENTION_CLASSES has attention layers that ask no registry.*'sdpa'.*evosdpa\.patch\(\)"
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match=own):
+            transformers.AutoModelForCausalLM.from_config(transformers.FalconConfig(**small), attn_implementation="evosdpa")
 
 
 @pytest.mark.skipif(not NEW, reason="no such models before 5")

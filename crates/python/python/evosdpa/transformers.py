@@ -17,6 +17,8 @@ Versions 4.57 to 5.22 of transformers are tested.
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 import torch
@@ -238,10 +240,23 @@ def _choose(self: PreTrainedModel, requested_attention: str | None, *rest: Any, 
     """transformers takes any name with "sdpa" in it for torch's function, which some models cannot use. Those that can use
     FlashAttention's or FlexAttention's say all they mean by arguments, and what is not known here is refused."""
     if requested_attention == NAME:
+        _refuse_own_classes(self)
         _deferred.learn(self)
         if self._supports_flash_attn or self._supports_flex_attn:
             return NAME
     return _chosen(self, requested_attention, *rest, **named)  # type: ignore[no-any-return]
+
+
+def _refuse_own_classes(model: PreTrainedModel) -> None:
+    """Some layers (of Falcon, GPT-J, SAM) do not ask the registry, but are looked up as classes by the implementation's name."""
+    module = type(model).__module__
+    for table, classes in vars(sys.modules.get(module, sys)).items():
+        if table.endswith("ATTENTION_CLASSES") and isinstance(classes, dict) and NAME not in classes:
+            classes[NAME] = functools.partial(_refuse_class, _words.own_classes(f"{module}.{table}", list(classes)))
+
+
+def _refuse_class(why: str, *given: Any, **named: Any) -> Any:
+    raise NotImplementedError(why)
 
 
 _chosen: Any = PreTrainedModel.get_correct_attn_implementation
