@@ -123,6 +123,8 @@ def sdpa(
     if mask is not None and fallback and q.is_cuda:
         # Such calls cost the host more than torch's, and short ones are no faster (docs/log/models.md).
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
+    if refusal is None and isinstance(mask, Tensor) and is_differentiated(mask):
+        refusal = _words.autograd()
     if mask is not None and refusal is None:
         mask = autocast(mask)[0] if isinstance(mask, Tensor) else mask
         objection = _mask.objection(mask, q, k)
@@ -157,8 +159,9 @@ def sdpa(
         if not fallback or side is None:
             raise
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
-    if not compiling() and _traced() is None and q.device.type == "cpu":
-        out = _laid_out(out, q)
+    if not compiling() and _traced() is None and _transformed() is None and q.device.type == "cpu":
+        # With a mask of three dimensions torch's own is contiguous.
+        out = out.contiguous() if mask is not None and mask.dim() == 3 and not three else _laid_out(out, q)
         if three and not _keeps_three_in_order():
             out = out.contiguous()
     return out.squeeze(0) if three else out

@@ -218,7 +218,7 @@ def _is_for(side: _side.Side, query: Tensor) -> bool:
     for name, given in side.items():
         if not isinstance(given, Tensor):
             continue
-        if (given.requires_grad and torch.is_grad_enabled()) or given.device != query.device:
+        if _torch.is_differentiated(given) or given.device != query.device:
             return False
         given = given.detach()
         if name == "sinks":
