@@ -35,6 +35,16 @@ ARGUMENTS = [
 ]
 
 
+def test_sinks_without_keys():
+    """Who sees no key sees the sink."""
+    q, k, sinks = torch.ones(2, 5, 4, 16), torch.ones(2, 0, 2, 16), torch.arange(4.0)
+    for out, lse in (
+        evosdpa.flash_attn_func(q, k, k, s_aux=sinks, return_lse=True),
+        evosdpa.flash_attn_with_kvcache(q, k, k, s_aux=sinks, cache_seqlens=0, return_softmax_lse=True),
+    ):
+        assert not out.any() and torch.equal(lse, sinks[None, :, None].expand(2, 4, 5))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ours,theirs", ARGUMENTS)
 def test_varlen(ours, theirs, dtype):
