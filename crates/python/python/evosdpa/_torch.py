@@ -332,6 +332,12 @@ def number(scale: Any) -> float | None:
     return cast("float | None", scale)
 
 
+def is_memory(*tensors: Tensor) -> bool:
+    """Whether nobody watches operators, and tensors are what they look like."""
+    watched = _watched() > 0 or _overridden() > 0 or _transformed() is not None or _traced() is not None
+    return not watched and all(type(x) in _PLAIN for x in tensors)
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -344,15 +350,7 @@ def attend(
     side: _side.Side | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Through the operator where somebody watches operators, else straight to the native side."""
-    if (
-        compiling()
-        or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)
-        or _watched() > 0
-        or _overridden() > 0
-        or _transformed() is not None
-        or _traced() is not None
-        or _profiling()
-    ):
+    if compiling() or not is_memory(q, k, v) or _profiling():
         if any(type(x).__name__ == "DTensor" for x in (q, k, v)):
             shard_on_demand()
         side = {name: value for name, value in (side or {}).items() if name != "fast"}  # whoever watches can wait
