@@ -143,6 +143,23 @@ impl Call<'_> {
         Ok(())
     }
 
+    /// Refuses what [`Call::run`] would refuse on a CPU, before anything is done.
+    ///
+    /// # Safety
+    /// As [`Call::run`] on a CPU, for the inputs.
+    pub unsafe fn check(&self) -> Result<(), Error> {
+        let problem = self.problem()?;
+        // SAFETY: by this function's contract.
+        unsafe {
+            self.check_lists()?;
+            self.q.view("Q", problem.dtype())?;
+            self.k.view("K", problem.kv_dtype())?;
+            self.v.view("V", problem.kv_dtype())?;
+            self.side.map_or(Ok(SideInputs::default()), |side| side.inputs(&problem))?;
+        }
+        Ok(())
+    }
+
     /// Computes attention where the tensors are. Every call from Python comes through here.
     ///
     /// # Safety

@@ -26,7 +26,7 @@ type Four = (i64, i64, i64, i64);
 mod _native {
     #[pymodule_export]
     use super::{
-        append, check_append, check_lists, check_rotate, described, ending, forward, rotate, run,
+        append, check_append, check_call, check_lists, check_rotate, described, ending, forward, rotate, run,
         set_batch_invariant, straight, straight_cache, suggest_packages, use_torch,
     };
     #[pymodule_export]
@@ -200,6 +200,30 @@ fn check_lists(
     let call = Call { dtype, q, k, v, o: q, lse: 0, scale, visible, precision, side: Some(&side) };
     // SAFETY: the Python half has copied the lists, and holds them.
     unsafe { call.check_lists() }.map_err(raised)
+}
+
+/// Checks a call before anything is done: whole where `reads`, else without looking at what is in memory.
+#[pyfunction]
+fn check_call(
+    dtype: u8,
+    q: (usize, Four, Four),
+    k: (usize, Four, Four),
+    v: (usize, Four, Four),
+    scale: Option<f64>,
+    window: (i64, i64, bool),
+    side: &Bound<'_, PyDict>,
+    reads: bool,
+) -> PyResult<()> {
+    let (q, k, v, side) = (operand(q), operand(k), operand(v), beside(side)?);
+    let (left, right, bottom_right) = window;
+    let visible = Visible { left, right, bottom_right };
+    let precision = Precision::Default;
+    let call = Call { dtype, q, k, v, o: q, lse: 0, scale, visible, precision, side: Some(&side) };
+    if reads {
+        // SAFETY: the Python half holds the tensors and the lists, which are in this process's memory.
+        return unsafe { call.check() }.map_err(raised);
+    }
+    call.problem().map(drop).map_err(raised)
 }
 
 /// Lists come as `(address, length)`, the page table as `(address, (rows, columns), row stride)`, a bias as `(type, operand)`.

@@ -10,7 +10,7 @@ use evosdpa::{
 use pyo3::prelude::*;
 
 use crate::{
-    Angles, Append, Error, List, Operand, Place, Rotate, Side, Table, Visible,
+    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible,
     call::{caught, sizes},
     exchange::{self, Kind, Looked},
     exit::detached,
@@ -149,9 +149,11 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
     let work = move || {
         if let (Some(write), Some(filled)) = (plain.append(&given, interleaved), plain.side.seqused_kv) {
             let rotate = write.rotary.map(|rotary| plain.rotate(&given, q, rotary, visible));
+            let asks = given.leftpad_kv.is_some() || given.cu_seqlens_q.is_some();
+            let call = asks.then(|| plain.call(visible));
             // SAFETY: the tensors are alive in the caller's frame, and what is written is new or the caches; on a GPU the
             // allocator that owns the memory keeps the order of this stream.
-            unsafe { append(&write, rotate.as_ref(), filled, place) }?;
+            unsafe { append(&write, rotate.as_ref(), call.as_ref(), filled, place) }?;
         }
         let stream = if let Place::Cuda { stream, .. } = place { stream } else { 0 };
         let operands = [plain.q, plain.k, plain.v];
@@ -188,23 +190,35 @@ fn one_query(found: &Looked) -> Option<Operand> {
     usable.then_some(Operand { address: found.address, shape, strides })
 }
 
-/// Writes new tokens, turned queries and new lengths.
+/// Writes new tokens, turned queries and new lengths. On a CPU nothing is written where one of them, or the attention behind, is refused.
 ///
 /// # Safety
 /// As [`Append::run`] and [`Rotate::run`]; `filled` is new.
-unsafe fn append(write: &Append, rotate: Option<&Rotate>, filled: List, place: Place) -> Result<(), Error> {
+unsafe fn append(
+    write: &Append,
+    rotate: Option<&Rotate>,
+    call: Option<&Call<'_>>,
+    filled: List,
+    place: Place,
+) -> Result<(), Error> {
     let Place::Cuda { ordinal, stream } = place else {
         // SAFETY: by this function's contract; lists are as long as they say.
         unsafe {
-            write.run(place)?;
-            rotate.map_or(Ok(()), |rotate| rotate.run(place))?;
+            if rotate.is_some() || call.is_some() {
+                write.check_lists()?;
+                rotate.map_or(Ok(()), |rotate| rotate.check_lists())?;
+            }
             let held = write.lengths.read::<i32>("cache_seqlens")?;
             let cu = write.cu_seqlens.map(|cu| cu.read::<i32>("cu_seqlens_k_new")).transpose()?;
             let each = write.new[0].shape[2] as i32;
             let out = std::slice::from_raw_parts_mut(filled.address as *mut i32, filled.len);
             for (b, out) in out.iter_mut().enumerate() {
-                *out = held[b] + cu.map_or(each, |cu| cu[b + 1] - cu[b]);
+                // Lengths that overflow are refused before they are read.
+                *out = held[b].wrapping_add(cu.map_or(each, |cu| cu[b + 1].wrapping_sub(cu[b])));
             }
+            call.map_or(Ok(()), |call| call.check_lists())?;
+            write.run(place)?;
+            rotate.map_or(Ok(()), |rotate| rotate.run(place))?;
         }
         return Ok(());
     };
@@ -231,6 +245,13 @@ impl Plain {
             rotary_first: self.first,
             ..write
         })
+    }
+
+    /// The attention behind, as far as lists are concerned.
+    fn call(&self, visible: Visible) -> Call<'_> {
+        let (dtype, side, precision) = (self.dtype, Some(&self.side), Precision::Default);
+        let (q, k, v) = (self.q, self.k, self.v);
+        Call { dtype, q, k, v, o: q, lse: 0, scale: None, visible, precision, side }
     }
 
     /// The queries `x`, turned into those that are attended.

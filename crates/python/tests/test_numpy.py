@@ -200,6 +200,20 @@ def test_nobody_to_see():
     assert evosdpa.sdpa(q[:0], k[:0], k[:0]).shape == (0, 2, 3, 4)
 
 
+def test_packed_sequences_without_keys():
+    """NumPy gives arrays without elements strides of 0."""
+    q, k = numpy.ones((10, 4, 16), numpy.float32), numpy.zeros((0, 2, 16), numpy.float32)
+    places = numpy.array([0, 3, 10], numpy.int32)
+    out, lse = evosdpa.flash_attn_varlen_func(q, k, k, places, 0 * places, 7, 0, return_softmax_lse=True)
+    assert (out == 0).all() and (lse == -numpy.inf).all()
+
+
+def test_sinks_without_keys():
+    q, k, sinks = numpy.ones((2, 5, 4, 16), numpy.float32), numpy.ones((2, 0, 2, 16), numpy.float32), numpy.arange(4, dtype=numpy.float32)
+    out, lse = evosdpa.flash_attn_func(q, k, k, s_aux=sinks, return_lse=True)
+    assert (out == 0).all() and (lse == sinks[None, :, None]).all()
+
+
 def test_errors_say_what_is_wrong():
     q, k, v = drawn("normal", [(1, 4, 8, 16), (1, 2, 8, 16), (1, 2, 8, 16)])
     with pytest.raises(ValueError, match="enable_gqa=True"):

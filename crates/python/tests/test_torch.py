@@ -180,6 +180,19 @@ def test_no_gradient_is_lost():
         assert not flash(x, x, x, s_aux=slopes).requires_grad
 
 
+@pytest.mark.parametrize("of", ["queries", "keys", "values"])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_vmap_along_any_dimension(of, dim):
+    place = ("queries", "keys", "values").index(of)
+    whole = [torch.randn(2, 4, 9, 16) for _ in range(3)]
+    many = torch.randn(3, 2, 4, 9, 16).movedim(0, dim).contiguous()
+    batched = [many if i == place else x for i, x in enumerate(whole)]
+    out = torch.vmap(evosdpa.sdpa, in_dims=tuple(dim if i == place else None for i in range(3)))(*batched)
+    for i in range(3):
+        alone = [many.select(dim, i).contiguous() if j == place else x for j, x in enumerate(whole)]
+        torch.testing.assert_close(out[i], evosdpa.sdpa(*alone))
+
+
 def test_vmap_of_a_mask_is_refused_by_name():
     x, masks = torch.randn(3, 2, 4, 9, 16), torch.ones(3, 9, 9, dtype=torch.bool)
     with pytest.raises(NotImplementedError, match="torch.vmap of a call with mask"):

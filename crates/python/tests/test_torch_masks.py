@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 import evosdpa
 from test_torch_patch import alike, counted, drawn
@@ -98,6 +99,32 @@ def test_other_calls(monkeypatch):
         assert len(done) == 6
         alike(lambda: F.scaled_dot_product_attention(q, q, q, learned))
         assert len(done) == 6, "a gradient is torch's"
+
+
+def test_a_mask_of_three_dimensions_leaves_a_contiguous_output(monkeypatch):
+    q, k, v = (x.transpose(1, 2) for x in drawn((2, 33, 4, 16), (2, 65, 4, 16), (2, 65, 4, 16)))
+    with counted(monkeypatch) as done:
+        for mask in (torch.randn(4, 33, 65), torch.randn(1, 33, 1), torch.rand(4, 1, 65) < 0.7):
+            alike(lambda: F.scaled_dot_product_attention(q, k, v, mask))
+        assert len(done) == 3
+
+
+def test_no_forward_gradient_of_a_mask_is_lost():
+    """torch has none for its attention on a CPU, and says so."""
+    q, k, v = drawn((2, 4, 33, 16), (2, 4, 65, 16), (2, 4, 65, 16))
+    mask = torch.randn(33, 65)
+
+    def tangent_of(attention):
+        return torch.func.jvp(lambda mask: attention(q, k, v, mask), (mask,), (mask,))[1]
+
+    alike(lambda: tangent_of(lambda *given: F.scaled_dot_product_attention(*given)))
+    with pytest.raises(NotImplementedError, match="requires grad"):
+        tangent_of(evosdpa.sdpa)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(mask, mask)
+        alike(lambda: F.scaled_dot_product_attention(q, k, v, dual))
+        with pytest.raises(NotImplementedError, match="requires grad"):
+            evosdpa.sdpa(q, k, v, dual)
 
 
 def test_wrong_masks_are_torchs():

@@ -35,6 +35,16 @@ ARGUMENTS = [
 ]
 
 
+def test_sinks_without_keys():
+    """Who sees no key sees the sink."""
+    q, k, sinks = torch.ones(2, 5, 4, 16), torch.ones(2, 0, 2, 16), torch.arange(4.0)
+    for out, lse in (
+        evosdpa.flash_attn_func(q, k, k, s_aux=sinks, return_lse=True),
+        evosdpa.flash_attn_with_kvcache(q, k, k, s_aux=sinks, cache_seqlens=0, return_softmax_lse=True),
+    ):
+        assert not out.any() and torch.equal(lse, sinks[None, :, None].expand(2, 4, 5))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ours,theirs", ARGUMENTS)
 def test_varlen(ours, theirs, dtype):
@@ -557,3 +567,49 @@ def test_a_plan_is_not_kept_over_a_change_of_invariance():
         assert torch.equal(out, evosdpa.flash_attn_with_kvcache(q, k, k))
     finally:
         evosdpa.set_batch_invariant(before)
+
+
+def test_what_is_missing_is_named():
+    q, k, places = torch.randn(4, 4, 16), torch.randn(4, 2, 16), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(TypeError, match="v is missing; give a Tensor"):
+        evosdpa.flash_attn_varlen_func(q, k, None, places, places, 4, 4)
+    with pytest.raises(TypeError, match="k_cache is missing"):
+        evosdpa.flash_attn_with_kvcache(q[None], None, k[None], cache_seqlens=2)
+
+
+REFUSED_BEHIND = {
+    "scale": {"softmax_scale": float("nan")},
+    "softcap": {"softcap": -1.0},
+    "chunk": {"attention_chunk": -3},
+    "slopes": {"alibi_slopes": torch.ones(3)},
+    "slopes of float64": {"alibi_slopes": torch.ones(4, dtype=torch.float64)},
+    "sinks": {"s_aux": torch.ones(3)},
+    "a gradient": {"s_aux": torch.ones(4, requires_grad=True)},
+    "left padding": {"cache_leftpad": torch.tensor([0, 40], dtype=torch.int32)},
+    "window": {"window_size": (-5, 0)},
+    "queries' places": {"q": torch.randn(2, 4, 16), "cu_seqlens_q": torch.tensor([0, 5, 2], dtype=torch.int32), "max_seqlen_q": 2},
+    "an inner stride": {"q": torch.randn(2, 1, 4, 32)[..., ::2]},
+    "a query's angle": {"q": torch.randn(2, 9, 4, 16), "causal": True, "rotary_cos": torch.ones(25, 8), "rotary_sin": torch.ones(25, 8)},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_BEHIND)
+@pytest.mark.parametrize("kind", ["torch", "NumPy"])
+def test_nothing_is_written_where_attention_is_refused(name, kind):
+    given = {
+        "q": torch.randn(2, 1, 4, 16),
+        "k_cache": torch.randn(2, 32, 2, 16),
+        "v_cache": torch.randn(2, 32, 2, 16),
+        "k": torch.randn(2, 1, 2, 16),
+        "v": torch.randn(2, 1, 2, 16),
+        "cache_seqlens": torch.tensor([3, 20], dtype=torch.int32),
+        **REFUSED_BEHIND[name],
+    }
+    if kind == "NumPy":
+        if name in ("a gradient", "an inner stride"):
+            pytest.skip("NumPy has no gradients, and arrays are copied")
+        given = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+    before = given["k_cache"].copy() if kind == "NumPy" else given["k_cache"].clone()
+    with pytest.raises((ValueError, TypeError, NotImplementedError)):
+        evosdpa.flash_attn_with_kvcache(**given)
+    assert (given["k_cache"] == before).all()

@@ -124,9 +124,17 @@ def test_unknown_arguments_are_refused_by_name():
         with pytest.raises(NotImplementedError, match=f"'{name}'"):
             layer(**{name: torch.zeros(1)})
         layer(**{name: None})
-    with pytest.raises(NotImplementedError, match="'output_attentions'"):
+    with pytest.raises(NotImplementedError, match="'output_attentions'.*attn_implementation=\"eager\"$"):
         layer(output_attentions=True)
     layer(output_attentions=False, sliding_window=3, position_ids=torch.arange(5)[None], use_cache=True)
+
+
+def test_models_with_layers_of_their_own_are_refused_by_name():
+    own = r"FALCON_ATTENTION_CLASSES has attention layers that ask no registry.*'sdpa'.*evosdpa\.patch\(\)"
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match=own):
+            transformers.AutoModelForCausalLM.from_config(transformers.FalconConfig(**small), attn_implementation="evosdpa")
 
 
 @pytest.mark.skipif(not NEW, reason="no such models before 5")
@@ -245,6 +253,52 @@ def test_operations_on_a_mask_see_its_elements():
     assert torch.equal(mask[:, :, :, :3], wanted[:, :, :, :3])
     assert torch.equal(torch.where(mask, 0.0, -1.0), torch.where(wanted, 0.0, -1.0))
     assert torch.equal(~mask & True, ~wanted) and torch.equal(mask.to(torch.float32), wanted.float())
+
+
+def test_a_mask_keeps_the_place_it_was_made_for():
+    """A static cache gives the tensor in which it counts, and counts on before a layer looks."""
+    given = arguments_of(masking_utils.causal_mask_function, 3, 9, 4, 0, None)
+    wanted = masking_utils.sdpa_mask(**given)
+    counted = given["cache_position"] if "cache_position" in given else torch.tensor(4)
+    mask = _deferred.mask(**given if "cache_position" in given else {**given, "q_offset": counted})
+    counted += 3
+    assert type(mask) is _deferred.DeferredMask and torch.equal(mask.clone(), wanted)
+
+
+@torch.no_grad()
+def test_a_static_cache_where_torch_computes():
+    """float64 is torch's: its mask is written out in a layer, when the cache has counted on."""
+    _, model = table.built("llama")
+    model = model.double()
+    tokens = torch.arange(24).reshape(2, 12) + 3
+
+    def steps(implementation):
+        model.set_attn_implementation(implementation)
+        old = {} if NEW else {"max_batch_size": 2}
+        cache, said = transformers.StaticCache(config=model.config, max_cache_len=20, **old), []
+        for first, last in ((0, 5), (5, 6), (6, 9), (9, 12)):
+            place = {} if NEW else {"cache_position": torch.arange(first, last)}
+            said.append(model(tokens[:, first:last], past_key_values=cache, use_cache=True, **place).logits)
+        return torch.cat(said, 1)
+
+    torch.testing.assert_close(steps("evosdpa"), steps("sdpa"))
+
+
+@torch.no_grad()
+def test_a_model_that_says_only_by_its_mask_that_it_is_causal():
+    """PEGASUS-X' decoder does not call itself causal; transformers' own attention by torch refuses it."""
+    config = transformers.PegasusXConfig(
+        **{**table.SEQ2SEQ, "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "block_size": 8, "num_global_tokens": 4}
+    )
+    torch.manual_seed(0)
+    model = transformers.PegasusXForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    for weight in model.parameters():
+        if weight.dim() >= 2:
+            weight.normal_(0.0, 1.5 * weight[0].numel() ** -0.5)
+    given, _ = table.inputs_of("seq2seq", "right")
+    wanted = table.answer(model, given, None)
+    model.set_attn_implementation("evosdpa")
+    torch.testing.assert_close(table.answer(model, given, None), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_pattern_that_means_another_thing_is_not_taken_for_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -103,7 +104,7 @@ def forward(
     if _side.sees_nothing(native, out.size, k.shape[2]):
         out.fill(0)
         if lse is not None:
-            lse.fill(-numpy.inf)
+            lse[...] = side["sinks"][:, None] if side and side.get("sinks") is not None else -numpy.inf
         return out, lse
     operands = (_described(q), _described(k), _described(v), _described(out))
     lse_address = 0 if lse is None else _native.described(lse)[0]
@@ -119,7 +120,10 @@ def _fact(array: Any) -> _side.Described:
 
 
 def _described(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    return _native.described(array)
+    address, shape, strides = _native.described(array)
+    if array.size == 0:  # NumPy gives such arrays strides of 0
+        strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return address, shape, strides
 
 
 def _readable(array: Any) -> Any:

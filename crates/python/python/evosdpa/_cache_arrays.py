@@ -32,15 +32,47 @@ def check_plain(**named: Any) -> None:
             raise NotImplementedError(_words.without_fallback(refusal))
 
 
-def append(k_cache: Any, v_cache: Any, k: Any, v: Any, rotary_interleaved: bool, **named: Any) -> None:
-    """Puts new keys and values, ``[…, tokens, heads, dim]``, into a cache of the same layout."""
+def check_step(
+    append: Any, place: _side.Side, turn: Any, q: Any, scale: float | None, window: _window.Window, side: _side.Side
+) -> None:
+    """Refuses a call of which a part would be refused when new tokens are written already."""
+    k_cache, v_cache, k, v, interleaved = append
+    _check_cache(k_cache, v_cache, k, v)
+    if q.dtype != k_cache.dtype:
+        raise TypeError(f"q, k and v hold {q.dtype}, {k_cache.dtype} and {v_cache.dtype}; convert them to one type")
+    code = _arrays._CODES[k_cache.dtype.name]
+    native, held = _side.described(place, _arrays._fact, "cpu")
+    old, new = [_operand(k_cache), _operand(v_cache)], [_operand(k), _operand(v)]
+    _native.check_append(code, *old, *new, _side.with_rotary(native, interleaved))
+    if turn is not None:
+        x, cos, sin, first, cu_seqlens, advance, interleaved = turn
+        named = {"rotary_cos": cos, "rotary_sin": sin, "rotary_seqlens": first, "cu_seqlens_q": cu_seqlens}
+        more, held_too = _side.described(named, _arrays._fact, "cpu")
+        angles = _side.with_rotary(more, interleaved)["rotary"]
+        _native.check_rotate(code, _operand(x), angles, more["rotary_seqlens"], more.get("cu_seqlens_q"), advance)
+        del held_too  # had to live until here
+    beside, held_also = _side.described(side, _arrays._fact, "cpu")
+    _native.check_call(code, _operand(_arrays._readable(q if q.ndim == 4 else q[None])), *old, scale, window, beside, True)
+    del held, held_also  # had to live until here
+
+
+def _operand(x: Any) -> Any:
+    return _arrays._described((x if x.ndim == 4 else x[None]).swapaxes(1, 2))
+
+
+def _check_cache(k_cache: Any, v_cache: Any, k: Any, v: Any) -> None:
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
         if x.dtype != k_cache.dtype:
             raise TypeError(f"{name} holds {x.dtype}, but k_cache holds {k_cache.dtype}; convert it")
         if "cache" in name and not x.flags.writeable:
             raise ValueError(f"{name} is read-only, but new tokens are written to it")
+
+
+def append(k_cache: Any, v_cache: Any, k: Any, v: Any, rotary_interleaved: bool, **named: Any) -> None:
+    """Puts new keys and values, ``[…, tokens, heads, dim]``, into a cache of the same layout."""
+    _check_cache(k_cache, v_cache, k, v)
     native, held = _side.described(named, _arrays._fact, "cpu")
-    operands = [_arrays._described((x if x.ndim == 4 else x[None]).swapaxes(1, 2)) for x in (k_cache, v_cache, k, v)]
+    operands = [_operand(x) for x in (k_cache, v_cache, k, v)]
     k_old, v_old, k_new, v_new = operands
     named_too = _side.with_rotary(native, rotary_interleaved)
     _native.append(_side.CODES[k_cache.dtype.name], k_old, v_old, k_new, v_new, -1, 0, named_too)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _side, _torch, _window, _words
-from ._operator import ALL_CODES, check, described, is_checked, place
+from ._operator import ALL_CODES, CODES, check, described, is_checked, place
 
 
 def attend(
@@ -32,6 +32,42 @@ def check_plain(**named: Tensor) -> None:
             raise NotImplementedError(_words.without_fallback(_words.autograd()))
         if x.dtype not in ALL_CODES:
             raise NotImplementedError(f"{name} holds {x.dtype}; no kernel reads it: use {_words.element_types(x.dtype)}")
+
+
+def check_step(
+    append: Any, place: _side.Side, turn: Any, q: Tensor, scale: float | None, window: _window.Window, side: _side.Side
+) -> None:
+    """Refuses a call of which a part would be refused when new tokens are written already. What a GPU holds is not looked at, unless that
+    is asked for; compilers and modes see each operator check its own."""
+    side = {name: value for name, value in side.items() if value is not None}
+    tensors = [x for x in (q, *append, *(turn or ()), *side.values(), *place.values()) if isinstance(x, Tensor)]
+    if _torch.is_differentiated(*tensors):
+        raise NotImplementedError(_words.without_fallback(_words.autograd()))
+    number = _torch.number(scale)
+    if _torch.compiling() or not _torch.is_memory(*tensors):
+        return
+    k_cache, v_cache, k, v, interleaved = append
+    _check_cache(k_cache, v_cache, k, v)
+    check(q.transpose(1, 2) if q.dim() == 4 else q[None], k_cache, v_cache, True)
+    if turn is not None and q.dtype not in CODES:
+        raise NotImplementedError(f"q holds {q.dtype}: rotary embedding turns float32, float16 and bfloat16")
+    reads = not q.is_cuda or is_checked(q)
+    if reads:
+        copies, copied = _copied(place)
+        operands = [_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (k_cache, v_cache, k, v)]
+        _native.check_append(ALL_CODES[k_cache.dtype], *operands, _side.with_rotary(copies, interleaved))
+        if turn is not None:
+            _check_turn(*turn)
+        del copied  # had to live until here
+    here = {name: value.cpu() if isinstance(value, Tensor) and reads else value for name, value in side.items()}
+    native, held = _side.described(here, described, "cpu" if reads else str(q.device))
+    if k_cache.dtype != q.dtype:
+        native["kv_dtype"] = ALL_CODES[k_cache.dtype]
+    if q.dtype not in CODES:
+        native["o_dtype"] = CODES[torch.bfloat16]
+    three = (_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (q, k_cache, v_cache))
+    _native.check_call(ALL_CODES[q.dtype], *three, number, window, native, reads and not q.is_cuda)
+    del held  # had to live until here
 
 
 def append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, rotary_interleaved: bool, **named: Tensor | None) -> None:
@@ -129,14 +165,23 @@ def _rotate_op(x, rotary_cos, rotary_sin, first, cu_seqlens, advance, interleave
     turned, into = (_operand(tensor if tensor.dim() == 4 else tensor.unsqueeze(0)) for tensor in (x, out))
     lists = native["rotary_seqlens"], native.get("cu_seqlens_q")
     if is_checked(x):
-        copies, copied = _copied(side)
-        copied_angles = _side.with_rotary(copies, interleaved)["rotary"]
-        _native.check_rotate(ALL_CODES[x.dtype], turned, copied_angles, copies["rotary_seqlens"], copies.get("cu_seqlens_q"), advance)
-        del copied  # had to live until here
+        _check_turn(x, rotary_cos, rotary_sin, first, cu_seqlens, advance, interleaved)
     ordinal, queue = place(x)
     _native.rotate(ALL_CODES[x.dtype], turned, into, angles, *lists, advance, ordinal, queue)
     del held  # had to live until here
     return out
+
+
+def _check_turn(
+    x: Tensor, rotary_cos: Tensor, rotary_sin: Tensor, first: Tensor, cu_seqlens: Tensor | None, advance: bool, interleaved: bool
+) -> None:
+    """Positions that have no angles."""
+    side = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": first, "cu_seqlens_q": cu_seqlens}
+    copies, copied = _copied(side)
+    angles = _side.with_rotary(copies, interleaved)["rotary"]
+    turned = _operand(x if x.dim() == 4 else x.unsqueeze(0))
+    _native.check_rotate(ALL_CODES[x.dtype], turned, angles, copies["rotary_seqlens"], copies.get("cu_seqlens_q"), advance)
+    del copied  # had to live until here
 
 
 def _no_backward(ctx, *gradients):  # type: ignore[no-untyped-def]

@@ -118,7 +118,12 @@ class DeferredMask(Tensor):
     def dense(self) -> Tensor:
         """Its elements, made once."""
         if self._dense is None:
-            whole = {**self._arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            # A static cache counts on in the very tensor that said where queries begin, before the first layer looks.
+            first = self.facts.first_key + self.facts.shift
+            places: Any = {"q_offset": first}
+            if self._arguments.get("cache_position") is not None:
+                places = {"cache_position": torch.arange(first, first + self.facts.queries, device=self.device)}
+            whole = {**self._arguments, **places, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
             dense: Tensor = _sdpa_mask(**whole)
             self._dense = dense
         return self._dense
@@ -180,8 +185,21 @@ def _padded(padding: Tensor, bottom_right: bool, may_shift: bool) -> _side.Side:
     return {"mask": padding[:, None, None, :].contiguous()}
 
 
+#: By the type of a model's configuration: whether its layers say themselves whether they are causal. Those that transformers' own attention by
+#: torch may not compute need not, and say it by masks alone (PEGASUS-X).
+_may_be_left_out: dict[type, bool] = {}
+
+
+def learn(model: Any) -> None:
+    """Remembers what a model may be given in the place of a mask."""
+    kind = type(model.config)
+    _may_be_left_out[kind] = _may_be_left_out.get(kind, True) and bool(model._supports_sdpa)
+
+
 def mask(**arguments: Any) -> Tensor | None:
     """In the place of transformers' ``sdpa_mask``, for its mask registry."""
+    if not _may_be_left_out.get(type(arguments.get("config")), False):
+        arguments |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     facts = None if _is_traced(arguments) else _facts(arguments)
     if facts is None:
         written: Tensor | None = _sdpa_mask(**arguments)

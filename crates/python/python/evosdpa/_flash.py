@@ -341,26 +341,32 @@ def flash_attn_with_kvcache(
         _table(lib, q, table)
     _check_rotary(k, rotary_cos, rotary_sin)
     filled = cache_seqlens
-    if k is not None:
-        _check_fit(q, k_cache)
-        rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": rotary_seqlens}
-        filled = _append(lib, k_cache, v_cache, k, v, cache_seqlens, cu_seqlens_k_new, table, cache_batch_idx, rotary, rotary_interleaved)
-        if rotary_cos is not None:
-            first = cache_seqlens if rotary_seqlens is None else rotary_seqlens
-            advance = window[:2] != (-1, -1)
-            q = lib.rotate(q, rotary_cos, rotary_sin, first, cu_seqlens_q, advance, rotary_interleaved)
-    elif v is not None or cu_seqlens_k_new is not None:
-        raise ValueError("new values come with new keys: k is missing")
     side: _side.Side = {
         "cu_seqlens_q": cu_seqlens_q,
         "max_seqlen_q": None if cu_seqlens_q is None else _longest(cu_seqlens_q, max_seqlen_q),
-        "seqused_k": filled,
         "leftpad_k": cache_leftpad,
         "cache_batch_idx": cache_batch_idx,
         "page_table": table,
     }
     side |= _scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
     side |= _scales(lib, q, k_cache, v_cache, batch, q_descale, k_descale, v_descale)
+    if k is not None:
+        _check_fit(q, k_cache)
+        filled = _held_then(lib, k_cache, k, v, cache_seqlens, cu_seqlens_k_new)
+        rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": rotary_seqlens}
+        place = {"cache_seqlens": cache_seqlens, "cu_seqlens_k_new": cu_seqlens_k_new, "page_table": table, "cache_batch_idx": cache_batch_idx}
+        append = (k_cache, v_cache, k, v, rotary_interleaved)
+        turn = None
+        if rotary_cos is not None:
+            first = cache_seqlens if rotary_seqlens is None else rotary_seqlens
+            turn = (q, rotary_cos, rotary_sin, first, cu_seqlens_q, window[:2] != (-1, -1), rotary_interleaved)
+        # Nothing is written if anything behind it would be refused.
+        lib.check_step(append, {**place, **rotary}, turn, q, softmax_scale, window, {**side, "seqused_k": filled})
+        lib.append(*append, **place, **rotary)
+        q = q if turn is None else lib.rotate(*turn)
+    elif v is not None or cu_seqlens_k_new is not None:
+        raise ValueError("new values come with new keys: k is missing")
+    side["seqused_k"] = filled
     packed = cu_seqlens_q is not None
     tensors = (x.swapaxes(1, 2) for x in (q[None] if packed else q, k_cache, v_cache))
     out, lse = lib.attend(*tensors, softmax_scale, window, return_softmax_lse, high, side)
@@ -415,39 +421,14 @@ def has_codes(q: Any, k: Any) -> bool:
     return any(str(getattr(x, "dtype", "")).removeprefix("torch.") in _side.EIGHT_BIT for x in (q, k))
 
 
-def _append(
-    lib: ModuleType,
-    k_cache: Any,
-    v_cache: Any,
-    k: Any,
-    v: Any,
-    cache_seqlens: Any,
-    cu_seqlens_k_new: Any,
-    table: Any,
-    cache_batch_idx: Any,
-    rotary: dict[str, Any],
-    interleaved: bool,
-) -> Any:
-    """Writes new tokens; returns how many each sequence holds then."""
+def _held_then(lib: ModuleType, k_cache: Any, k: Any, v: Any, cache_seqlens: Any, cu_seqlens_k_new: Any) -> Any:
+    """How many tokens each sequence holds when the new ones are written."""
     if v is None:
         raise ValueError("new keys come with new values: v is missing")
     if cache_seqlens is None:
         raise ValueError("cache_seqlens is missing: it says where new keys and values go")
     _expect(lib, k_cache, 4 if cu_seqlens_k_new is None else 3, k=k, v=v)
-    lib.append(
-        k_cache,
-        v_cache,
-        k,
-        v,
-        interleaved,
-        cache_seqlens=cache_seqlens,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        page_table=table,
-        cache_batch_idx=cache_batch_idx,
-        **rotary,
-    )
-    new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1]
-    return cache_seqlens + new
+    return cache_seqlens + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1])
 
 
 def _library(q: Any) -> ModuleType | None:
@@ -479,6 +460,9 @@ def _one_of(**named: Any) -> Any:
 
 
 def _expect(lib: ModuleType, like: Any, dimensions: int, **named: Any) -> None:
+    for name, value in named.items():
+        if value is None:
+            raise TypeError(f"{name} is missing; give a {type(like).__name__}, as q is")
     _check_kind(lib, like, **named)
     for name, value in named.items():
         lib.check_plain(**{name: value})
@@ -564,10 +548,18 @@ def _scores(lib: ModuleType, q: Any, softcap: float, chunk: int, alibi_slopes: A
             alibi_slopes = alibi_slopes[0]
         if alibi_slopes.ndim != 1:
             raise NotImplementedError(f"alibi_slopes has shape {list(alibi_slopes.shape)}: evosdpa has slopes a head, not a sequence")
+        _check_heads(q, alibi_slopes=alibi_slopes)
         side["alibi_slopes"] = alibi_slopes
     if s_aux is not None:
+        _check_heads(q, s_aux=s_aux)
         side["sinks"] = lib.float32(s_aux)
     return side
+
+
+def _check_heads(q: Any, **named: Any) -> None:
+    for name, value in named.items():
+        if tuple(value.shape) != (q.shape[-2],):
+            raise ValueError(f"{name} has shape {list(value.shape)}, but must be [{q.shape[-2]}], one for each query head")
 
 
 def _scales(lib: ModuleType, q: Any, k: Any, v: Any, batch: int, q_descale: Any, k_descale: Any, v_descale: Any) -> _side.Side:

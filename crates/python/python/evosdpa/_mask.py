@@ -13,11 +13,9 @@ from . import _side, _words
 
 
 def objection(mask: object, q: Tensor, k: Tensor) -> Exception | None:
-    """Why a mask cannot be taken; ``None`` when it can. ``q`` and ``k`` have three or four dimensions."""
+    """Why a mask that nobody differentiates cannot be taken; ``None`` when it can. ``q`` and ``k`` have three or four dimensions."""
     if not isinstance(mask, Tensor):
         return TypeError(f"attn_mask is a {type(mask).__name__}; give a tensor")
-    if mask.requires_grad and torch.is_grad_enabled():
-        return NotImplementedError(_words.autograd())
     if mask.is_nested or mask.layout != torch.strided:
         return NotImplementedError(_words.layout("nested" if mask.is_nested else mask.layout))
     if k.dim() != q.dim():

@@ -39,6 +39,16 @@ def append(
     named: dict[str, Any],
 ) -> None: ...
 def check_append(dtype: int, k_cache: _Operand, v_cache: _Operand, k: _Operand, v: _Operand, named: dict[str, Any]) -> None: ...
+def check_call(
+    dtype: int,
+    q: _Operand,
+    k: _Operand,
+    v: _Operand,
+    scale: float | None,
+    window: tuple[int, int, bool],
+    side: dict[str, Any],
+    reads: bool,
+) -> None: ...
 def rotate(
     dtype: int,
     x: _Operand,

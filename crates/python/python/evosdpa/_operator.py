@@ -43,7 +43,9 @@ def compute(
             native["o_dtype"] = CODES[dtype]
     if _side.sees_nothing(native, out.numel(), k.size(2)):
         out.zero_()
-        if lse is not None:
+        if lse is not None and side is not None and (sinks := side.get("sinks")) is not None:
+            lse.copy_(sinks[:, None])
+        elif lse is not None:
             lse.fill_(-torch.inf)
         return out, lse
     operands = (

@@ -24,8 +24,12 @@ def is_packed(query: Tensor, attention_mask: Tensor | None, cache: Any, named: d
     batching a mask is one of the model's own, which knows nothing of the requests."""
     if query.shape[0] != 1:
         return False
-    lengths = [named.get(name) for name in _LENGTHS]
-    return cache is not None or (attention_mask is None and all(isinstance(given, Tensor) for given in lengths))
+    return cache is not None or (attention_mask is None and has_lengths(named))
+
+
+def has_lengths(named: dict[str, Any]) -> bool:
+    """Whether cumulative lengths are given."""
+    return all(isinstance(named.get(name), Tensor) for name in _LENGTHS)
 
 
 def _update(cache: Any, module: torch.nn.Module, key: Tensor, value: Tensor, named: dict[str, Any]) -> tuple[Tensor, Tensor]:

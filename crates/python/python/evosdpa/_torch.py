@@ -123,6 +123,8 @@ def sdpa(
     if mask is not None and fallback and q.is_cuda:
         # Such calls cost the host more than torch's, and short ones are no faster (docs/log/models.md).
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
+    if refusal is None and isinstance(mask, Tensor) and is_differentiated(mask):
+        refusal = _words.autograd()
     if mask is not None and refusal is None:
         mask = autocast(mask)[0] if isinstance(mask, Tensor) else mask
         objection = _mask.objection(mask, q, k)
@@ -157,8 +159,9 @@ def sdpa(
         if not fallback or side is None:
             raise
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
-    if not compiling() and _traced() is None and q.device.type == "cpu":
-        out = _laid_out(out, q)
+    if not compiling() and _traced() is None and _transformed() is None and q.device.type == "cpu":
+        # With a mask of three dimensions torch's own is contiguous.
+        out = out.contiguous() if mask is not None and mask.dim() == 3 and not three else _laid_out(out, q)
         if three and not _keeps_three_in_order():
             out = out.contiguous()
     return out.squeeze(0) if three else out
@@ -329,6 +332,12 @@ def number(scale: Any) -> float | None:
     return cast("float | None", scale)
 
 
+def is_memory(*tensors: Tensor) -> bool:
+    """Whether nobody watches operators, and tensors are what they look like."""
+    watched = _watched() > 0 or _overridden() > 0 or _transformed() is not None or _traced() is not None
+    return not watched and all(type(x) in _PLAIN for x in tensors)
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -341,15 +350,7 @@ def attend(
     side: _side.Side | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Through the operator where somebody watches operators, else straight to the native side."""
-    if (
-        compiling()
-        or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)
-        or _watched() > 0
-        or _overridden() > 0
-        or _transformed() is not None
-        or _traced() is not None
-        or _profiling()
-    ):
+    if compiling() or not is_memory(q, k, v) or _profiling():
         if any(type(x).__name__ == "DTensor" for x in (q, k, v)):
             shard_on_demand()
         side = {name: value for name, value in (side or {}).items() if name != "fast"}  # whoever watches can wait

@@ -53,9 +53,18 @@ def layout(name: object) -> str:
 
 
 def argument(name: str) -> str:
+    instead = '"eager"' if name == "output_attentions" else '"eager" or "sdpa"'  # torch's own has no weights to give either
     return (
         f"a model passes {name!r} to its attention, which evosdpa does not know and must not leave out; load it with "
-        'attn_implementation="eager" or "sdpa"'
+        f"attn_implementation={instead}"
+    )
+
+
+def own_classes(table: str, names: list[str]) -> str:
+    patched = '; with "sdpa" inside evosdpa.patch() it runs on evosdpa' if "sdpa" in names else ""
+    return (
+        f"{table} has attention layers that ask no registry: evosdpa cannot stand in for them; load the model with "
+        f"attn_implementation={' or '.join(map(repr, names))}{patched}"
     )
 
 

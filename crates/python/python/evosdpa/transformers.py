@@ -17,6 +17,8 @@ Versions 4.57 to 5.22 of transformers are tested.
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 import torch
@@ -64,6 +66,8 @@ def evosdpa_attention_forward(
     if not kwargs.keys() <= _HARMLESS:
         _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if isinstance(attention_mask, _deferred.DeferredMask) and _packed.has_lengths(kwargs) and attention_mask.facts.is_causal_alone():
+        attention_mask, causal = None, True  # lengths say where sequences are
     if indices is not None:
         attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal and cache is None)
     is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
@@ -82,7 +86,10 @@ def evosdpa_attention_forward(
         if out is not None:
             return out, None
     if isinstance(attention_mask, _deferred.DeferredMask):
-        attention_mask = attention_mask.dense()
+        if is_plain and attention_mask.facts.is_causal_alone():
+            attention_mask, is_causal = None, True  # torch is faster without
+        else:
+            attention_mask = attention_mask.dense()
     if attention_mask is not None and _blocks.is_block_mask(attention_mask):
         raise NotImplementedError(_words.block_mask())
     if softcap is None and s_aux is None and position_bias is None:
@@ -211,7 +218,7 @@ def _is_for(side: _side.Side, query: Tensor) -> bool:
     for name, given in side.items():
         if not isinstance(given, Tensor):
             continue
-        if (given.requires_grad and torch.is_grad_enabled()) or given.device != query.device:
+        if _torch.is_differentiated(given) or given.device != query.device:
             return False
         given = given.detach()
         if name == "sinks":
@@ -232,9 +239,24 @@ def _together(bias: Tensor | None, mask: Tensor | None) -> Tensor | None:
 def _choose(self: PreTrainedModel, requested_attention: str | None, *rest: Any, **named: Any) -> str:
     """transformers takes any name with "sdpa" in it for torch's function, which some models cannot use. Those that can use
     FlashAttention's or FlexAttention's say all they mean by arguments, and what is not known here is refused."""
-    if requested_attention == NAME and (self._supports_flash_attn or self._supports_flex_attn):
-        return NAME
+    if requested_attention == NAME:
+        _refuse_own_classes(self)
+        _deferred.learn(self)
+        if self._supports_flash_attn or self._supports_flex_attn:
+            return NAME
     return _chosen(self, requested_attention, *rest, **named)  # type: ignore[no-any-return]
+
+
+def _refuse_own_classes(model: PreTrainedModel) -> None:
+    """Some layers (of Falcon, GPT-J, SAM) do not ask the registry, but are looked up as classes by the implementation's name."""
+    module = type(model).__module__
+    for table, classes in vars(sys.modules.get(module, sys)).items():
+        if table.endswith("ATTENTION_CLASSES") and isinstance(classes, dict) and NAME not in classes:
+            classes[NAME] = functools.partial(_refuse_class, _words.own_classes(f"{module}.{table}", list(classes)))
+
+
+def _refuse_class(why: str, *given: Any, **named: Any) -> Any:
+    raise NotImplementedError(why)
 
 
 _chosen: Any = PreTrainedModel.get_correct_attn_implementation
