@@ -10,6 +10,7 @@ use std::{
 
 use assert_cmd::cargo::cargo_bin;
 use evosdpa_cuda::toolkit::{HOME_VARIABLE, Toolkit};
+use evosdpa_oracle::inputs::Family;
 use serde_json::Value;
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/custom-kernel");
@@ -124,8 +125,8 @@ fn the_example_is_right_under_the_simulator() {
     let output = check(EXAMPLE);
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     let rows = json(&output)["rows"].as_array().unwrap().clone();
-    // Three shapes and ten input families in two types.
-    assert_eq!(rows.len(), 60);
+    // Three shapes and all input families in two types.
+    assert_eq!(rows.len(), 3 * Family::ALL.len() * 2);
     assert!(rows.iter().all(|row| row["gates"][0]["verdict"] == "PASS"), "{rows:?}");
 
     let unscaled = changed(home.path(), &same, &|text| text.replace(" * p.scale_log2", ""));
