@@ -135,7 +135,8 @@ impl Problem {
                 return Err(Error::SideShape { what, got: tensor.shape(), expected });
             }
             let (dtype, bytes) = (tensor.dtype(), what != "bias");
-            if if bytes { dtype != DType::U8 } else { dtype.is_eight_bit() } {
+            let wrong = if bytes { dtype != DType::U8 } else { dtype.is_eight_bit() };
+            if wrong {
                 let allowed = if bytes { "bytes (u8), 0 to hide" } else { "f32, f16 or bf16" };
                 return Err(Error::SideType { what, got: dtype, allowed });
             }

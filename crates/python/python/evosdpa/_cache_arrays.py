@@ -42,8 +42,8 @@ def check_step(
         raise TypeError(f"q, k and v hold {q.dtype}, {k_cache.dtype} and {v_cache.dtype}; convert them to one type")
     code = _arrays._CODES[k_cache.dtype.name]
     native, held = _side.described(place, _arrays._fact, "cpu")
-    old, new = [_operand(k_cache), _operand(v_cache)], [_operand(k), _operand(v)]
-    _native.check_append(code, *old, *new, _side.with_rotary(native, interleaved))
+    k_old, v_old = _operand(k_cache), _operand(v_cache)
+    _native.check_append(code, k_old, v_old, _operand(k), _operand(v), _side.with_rotary(native, interleaved))
     if turn is not None:
         x, cos, sin, first, cu_seqlens, advance, interleaved = turn
         named = {"rotary_cos": cos, "rotary_sin": sin, "rotary_seqlens": first, "cu_seqlens_q": cu_seqlens}
@@ -52,7 +52,8 @@ def check_step(
         _native.check_rotate(code, _operand(x), angles, more["rotary_seqlens"], more.get("cu_seqlens_q"), advance)
         del held_too  # had to live until here
     beside, held_also = _side.described(side, _arrays._fact, "cpu")
-    _native.check_call(code, _operand(_arrays._readable(q if q.ndim == 4 else q[None])), *old, scale, window, beside, True)
+    asked = _operand(_arrays._readable(q if q.ndim == 4 else q[None]))
+    _native.check_call(code, asked, k_old, v_old, scale, window, beside, True)
     del held, held_also  # had to live until here
 
 

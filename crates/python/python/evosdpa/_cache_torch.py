@@ -54,8 +54,8 @@ def check_step(
     reads = not q.is_cuda or is_checked(q)
     if reads:
         copies, copied = _copied(place)
-        operands = [_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (k_cache, v_cache, k, v)]
-        _native.check_append(ALL_CODES[k_cache.dtype], *operands, _side.with_rotary(copies, interleaved))
+        k_old, v_old, k_new, v_new = (_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (k_cache, v_cache, k, v))
+        _native.check_append(ALL_CODES[k_cache.dtype], k_old, v_old, k_new, v_new, _side.with_rotary(copies, interleaved))
         if turn is not None:
             _check_turn(*turn)
         del copied  # had to live until here
@@ -65,8 +65,8 @@ def check_step(
         native["kv_dtype"] = ALL_CODES[k_cache.dtype]
     if q.dtype not in CODES:
         native["o_dtype"] = CODES[torch.bfloat16]
-    three = (_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (q, k_cache, v_cache))
-    _native.check_call(ALL_CODES[q.dtype], *three, number, window, native, reads and not q.is_cuda)
+    asked, keys, values = (_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (q, k_cache, v_cache))
+    _native.check_call(ALL_CODES[q.dtype], asked, keys, values, number, window, native, reads and not q.is_cuda)
     del held  # had to live until here
 
 
