@@ -317,11 +317,13 @@ class Flex:
 
 
 class FlashAttention3(FlashAttention):
-    """FlashAttention 3, whose package or vLLM's has a packed form too: packed [tokens, heads, dim], caches [blocks or pages, tokens,
-    heads, dim] with filled lengths. vLLM's has no dense one."""
+    """FlashAttention 3, whose packages have a packed form too: packed [tokens, heads, dim], caches [blocks or pages, tokens,
+    heads, dim] with filled lengths. vLLM's has no dense one; fa3-fwd is its forward from PyPI, without windows and pages."""
+
+    MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface", "fa3_fwd_interface", "vllm.vllm_flash_attn.flash_attn_interface")
 
     def __init__(self):
-        super().__init__("flash_attn_interface", "flash_attn_3.flash_attn_interface", "vllm.vllm_flash_attn.flash_attn_interface")
+        super().__init__(*self.MODULES)
         self.of_vllm = not hasattr(self.module, "flash_attn_func")
 
     def prepare(self, problem, tensors):

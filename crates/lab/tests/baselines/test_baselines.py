@@ -392,6 +392,18 @@ def test_flash_attention_3_is_not_asked_for_left_padding(child, folder):
     assert "not asked of it" in child.ask(op="save", backend="flash-attn-3", path=str(folder / "o"))["error"]
 
 
+def test_the_forward_alone_is_flash_attention_3_too(tmp_path):
+    (tmp_path / "by_definition.py").write_text(DEFINITION)
+    (tmp_path / "packed.py").write_text(PACKED)
+    (tmp_path / "fa3_fwd_interface.py").write_text(FLASH.replace("RESULT", "out.transpose(1, 2)") + PACKED_OWN)
+    child = Child(tmp_path)
+    assert "version" in child.ask(op="hello", threads=1)
+    shape = (2, 4, 2, 5, 7, 8)
+    tensors = load(child, tmp_path, shape, -UNBOUNDED, 2)
+    torch.testing.assert_close(output(child, tmp_path, "flash-attn-3", shape), expected(tensors, -UNBOUNDED, 2), rtol=1e-5, atol=1e-5)
+    child.process.kill()
+
+
 def test_vllms_package_has_no_dense_form(child_of_vllm, folder):
     load(child_of_vllm, folder, (1, 2, 2, 3, 3, 8), -UNBOUNDED, UNBOUNDED)
     assert child_of_vllm.ask(op="find", backend="flash-attn-3") == {}
@@ -412,7 +424,8 @@ def test_what_is_not_installed_says_so(tmp_path):
     child = Child(tmp_path)
     child.ask(op="hello", threads=1)
     absent = child.ask(op="find", backend="flash-attn-3")["error"]
-    wanted = "flash_attn_interface or flash_attn_3.flash_attn_interface or vllm.vllm_flash_attn.flash_attn_interface is not installed in"
+    modules = ["flash_attn_interface", "flash_attn_3.flash_attn_interface", "fa3_fwd_interface", "vllm.vllm_flash_attn.flash_attn_interface"]
+    wanted = f"{' or '.join(modules)} is not installed in"
     assert absent.startswith(wanted)
     broken = child.ask(op="find", backend="flash-attn-2")["error"]
     assert broken == "flash_attn cannot be imported: No module named 'a_module_that_is_missing'"
