@@ -28,11 +28,12 @@ impl Float {
     }
 
     /// Unit roundoff: the largest relative error of rounding to nearest, away from underflow.
+    #[inline]
     pub fn unit_roundoff(self) -> f64 {
         match self {
-            Self::F32 => f64::powi(2.0, -24),
-            Self::F16 => f64::powi(2.0, -11),
-            Self::BF16 => f64::powi(2.0, -8),
+            Self::F32 => const { 1.0 / (1u64 << 24) as f64 },
+            Self::F16 => const { 1.0 / (1u64 << 11) as f64 },
+            Self::BF16 => const { 1.0 / (1u64 << 8) as f64 },
         }
     }
 
@@ -46,11 +47,12 @@ impl Float {
     }
 
     /// The smallest positive normal value.
+    #[inline]
     pub fn min_normal(self) -> f64 {
         match self {
             Self::F32 => f32::MIN_POSITIVE as f64,
-            Self::F16 => half::f16::MIN_POSITIVE.to_f64(),
-            Self::BF16 => half::bf16::MIN_POSITIVE.to_f64(),
+            Self::F16 => const { half::f16::MIN_POSITIVE.to_f64_const() },
+            Self::BF16 => const { half::bf16::MIN_POSITIVE.to_f64_const() },
         }
     }
 
@@ -64,12 +66,14 @@ impl Float {
     }
 
     /// The largest error of rounding a value of magnitude `|x|` to this format: half a unit in its last place.
+    #[inline]
     pub fn rounding_error(self, x: f64) -> f64 {
         binade(x.abs().max(self.min_normal())) * self.unit_roundoff()
     }
 }
 
 /// The power of two at or below a positive, normal `x`.
+#[inline]
 pub(crate) fn binade(x: f64) -> f64 {
     f64::from_bits(x.to_bits() & (0x7FF << 52))
 }
@@ -96,6 +100,7 @@ impl Element for f32 {
 
 /// `x` rounded to the nearest multiple of the format's spacing at `x`. The conversions of `half` from f64 look at its
 /// upper bits only and so miss ties; a value already rounded here converts exactly.
+#[inline]
 fn round_to_spacing(x: f64, float: Float) -> f64 {
     if !x.is_finite() {
         return x;

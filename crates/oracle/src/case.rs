@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use evosdpa_core::{Float, Precision, Problem, SideInputs, Tensor, TensorView};
+use rayon::prelude::*;
 
 use crate::{
     Control, control_output,
@@ -99,8 +100,8 @@ impl Case {
                 Float::F16 | Float::BF16 => {
                     let naive = reference::solve_in_dtype(&question, &reference.sample);
                     // An overflow of the naive computation says nothing of how close one may come: count finite errors only.
-                    let errors = naive.iter().zip(&reference.o).map(|(a, b)| (a - b).abs());
-                    let naive_max_error = errors.filter(|error| error.is_finite()).fold(0.0, f64::max);
+                    let errors = naive.par_iter().zip(&reference.o).map(|(&a, b)| (f64::from(a) - b).abs());
+                    let naive_max_error = errors.filter(|error| error.is_finite()).reduce(|| 0.0, f64::max);
                     let rounds_weights = family.is_adversarial() && problem.precision() == Precision::Default;
                     Standard::Half { naive_max_error, rounds_weights }
                 }
@@ -140,7 +141,8 @@ impl Case {
 
     /// The controls that the case's own rules let pass: if there is one, the rules are broken on this data.
     pub fn broken_controls(&self) -> &[Control] {
-        self.broken_controls.get_or_init(|| self.accepted_controls(|o| self.judge(o, None).passed()))
+        self.broken_controls
+            .get_or_init(|| self.accepted_controls(|o| tolerance::passes(&self.problem, &self.truth, o)))
     }
 
     /// Puts every control through `judge`, which must refuse each one that is really wrong, and lists what it let pass.
@@ -345,6 +347,8 @@ mod tests {
             output.bytes_mut()[last..].copy_from_slice(wrong.bytes());
             let judgement = case.judge(&output.view(), None);
             assert!(!judgement.passed(), "{dtype}");
+            assert!(!tolerance::passes(&case.problem, &case.truth, &output.view()), "{dtype}");
+            assert!(tolerance::passes(&case.problem, &case.truth, &rounded_truth(&case).view()), "{dtype}");
             assert_eq!(judgement.errors.worst_at, [0, 7, 511, 63]);
         }
     }

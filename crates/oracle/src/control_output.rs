@@ -27,8 +27,11 @@ pub(crate) fn of(case: &Case, values: &Inputs, control: Control) -> Tensor {
         elements::fill_rows(&mut tensor, values);
         tensor
     };
-    let of_rows = |o: Vec<f64>| {
-        make_rows(&|[b, h, s], row| row.copy_from_slice(&o[row_of([b, h, s, 0]) * dim..][..dim]))
+    let of_rows = |o: Vec<f32>| {
+        make_rows(&|[b, h, s], row| {
+            let values = &o[row_of([b, h, s, 0]) * dim..][..dim];
+            row.iter_mut().zip(values).for_each(|(row, &x)| *row = f64::from(x));
+        })
     };
     match control {
         Control::Zeros => make(&|_| 0.0),
@@ -72,7 +75,7 @@ pub(crate) fn of(case: &Case, values: &Inputs, control: Control) -> Tensor {
             let rest = &case.truth.reference.o;
             make(&|index| {
                 let at = row_of(index) * dim + index[3];
-                first.get(at).copied().unwrap_or_else(|| rest[at])
+                first.get(at).map_or_else(|| rest[at], |&x| f64::from(x))
             })
         }
         Control::NoScales => {

@@ -132,15 +132,15 @@ pub fn solve_output(question: &Question<'_>) -> Vec<f64> {
 /// The same computation as PyTorch's unfused one in the queries' dtype: scores and weights each rounded to it, sums in f32,
 /// the output rounded to its own. Its distance from [`solve`] is the error that a user of that dtype already accepts. Rows
 /// outside the sample are zero.
-pub fn solve_in_dtype(question: &Question<'_>, sample: &Sample) -> Vec<f64> {
+pub fn solve_in_dtype(question: &Question<'_>, sample: &Sample) -> Vec<f32> {
     let rounding =
         InDtype { inside: question.problem.compute_float(), output: question.problem.output_float() };
-    run::<f32>(question, &rounding, false, sample).o.into_iter().map(f64::from).collect()
+    run::<f32>(question, &rounding, false, sample).o
 }
 
 /// The answer in f32: quicker than [`solve`], and close enough to stand for an answer to *another* question.
-pub(crate) fn solve_roughly(question: &Question<'_>, sample: &Sample) -> Vec<f64> {
-    run::<f32>(question, &Unrounded, false, sample).o.into_iter().map(f64::from).collect()
+pub(crate) fn solve_roughly(question: &Question<'_>, sample: &Sample) -> Vec<f32> {
+    run::<f32>(question, &Unrounded, false, sample).o
 }
 
 /// What scores and weights are rounded to, and what outputs.

@@ -218,7 +218,8 @@ fn computing_in_the_dtype_loses_what_the_dtype_loses() {
         let inputs = Inputs::generate(&problem, Family::Normal, 5);
         let exact = solved(&problem, &inputs);
         let rounded = solve_in_dtype(&question_of(&problem, &inputs), &Sample::whole());
-        let worst = exact.o.iter().zip(&rounded).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let errors = exact.o.iter().zip(&rounded).map(|(a, &b)| (a - f64::from(b)).abs());
+        let worst = errors.fold(0.0, f64::max);
         assert!((low..high).contains(&worst), "{dtype}: {worst}");
     }
 }

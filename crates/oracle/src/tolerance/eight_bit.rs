@@ -12,7 +12,7 @@
 //! does not apply, with that answer's numbers, and the dequantised rule stands alone.
 
 use super::{
-    Judgement, Rule, Standard, Tally, Truth, distance::Distances, finite_rule, judge_lse, over_elements,
+    Judgement, Rule, Standard, Tally, Truth, distance::Distances, finite_rule, judge_lse, over_rows,
 };
 use evosdpa_core::{Float, Problem, TensorView};
 
@@ -97,9 +97,12 @@ impl Tally for Seen {
 
 /// Whether an output keeps the dequantised rule.
 pub(crate) fn is_within(problem: &Problem, truth: &Truth, o: &TensorView<'_>) -> bool {
-    let own = over_elements(problem, o, |own: &mut Distances, index, at, got| {
-        if truth.reference.is_owned(index / truth.reference.dim_v) {
-            add_own(own, truth, problem.output_float(), (index, at, got));
+    let own = over_rows(problem, o, |own: &mut Distances, row, at, values| {
+        if !truth.reference.is_owned(row) {
+            return;
+        }
+        for (d, &got) in values.iter().enumerate() {
+            add_own(own, truth, problem.output_float(), (row * truth.reference.dim_v + d, at(d), got));
         }
     });
     own.bad == 0 && own.errors().wrongly_finite == 0 && own.errors().relative < DEQUANTISED
@@ -129,12 +132,15 @@ pub(super) fn judge(
     lse: Option<&[f32]>,
 ) -> Judgement {
     let (reference, value_scale, output) = (&truth.reference, truth.value_scale, problem.output_float());
-    let Seen { own, whole } = over_elements(problem, o, |seen: &mut Seen, index, at, got| {
-        if !reference.is_owned(index / reference.dim_v) {
+    let Seen { own, whole } = over_rows(problem, o, |seen: &mut Seen, row, at, values| {
+        if !reference.is_owned(row) {
             return;
         }
-        add_own(&mut seen.own, truth, output, (index, at, got));
-        add_end_to_end(&mut seen.whole, got, original[index], output, value_scale, at);
+        for (d, &got) in values.iter().enumerate() {
+            let index = row * reference.dim_v + d;
+            add_own(&mut seen.own, truth, output, (index, at(d), got));
+            add_end_to_end(&mut seen.whole, got, original[index], output, value_scale, at(d));
+        }
     });
     let errors = own.errors();
     let mut rules = vec![

@@ -5,7 +5,7 @@
 //!
 //! - **absolute** (f16, bf16): each element within 1e-3 of the oracle for V ~ N(0, 1), plus half a unit in the last place
 //!   of the output format at that element. Attention is linear in V, so the 1e-3 grows with V's size.
-//!   In adversarial families, rows that see [`MANY_KEYS`] or more may add [`weight_rounding`], unless the problem asks for
+//!   In adversarial families, rows that see [`MANY_KEYS`] or more may add what rounding their weights can do, unless the problem asks for
 //!   high precision.
 //! - **twice-naive** (f16, bf16): FlashAttention's rule. The largest error is at most twice that of the unfused
 //!   computation in the same dtype, plus output rounding. Where weights may be rounded, the unfused error counts as at least
@@ -138,6 +138,62 @@ pub fn judge(problem: &Problem, truth: &Truth, o: &TensorView<'_>, lse: Option<&
     }
 }
 
+/// Whether an output passes. One that is wrong all over, as a control is, is refused by the first of its rows that are looked at.
+pub(crate) fn passes(problem: &Problem, truth: &Truth, o: &TensorView<'_>) -> bool {
+    let element_rules = match &truth.standard {
+        Standard::Single => ElementRules { problem, truth, absolute: false, rounds_weights: false },
+        Standard::Half { rounds_weights, .. } => {
+            ElementRules { problem, truth, absolute: true, rounds_weights: *rounds_weights }
+        }
+        // Their rules are about all of an output.
+        Standard::EightBit { .. } => return judge(problem, truth, o, None).passed(),
+    };
+    let refused = |first: usize| {
+        let seen: Seen =
+            part(problem, o, first, |seen, row, at, values| element_rules.look(seen, row, at, values));
+        seen.distances.bad > 0
+    };
+    !parts(problem).into_par_iter().any(refused) && judge(problem, truth, o, None).passed()
+}
+
+/// What is asked of each element of a floating-point output.
+#[derive(Clone, Copy)]
+struct ElementRules<'a> {
+    problem: &'a Problem,
+    truth: &'a Truth,
+    /// Whether the absolute tolerance applies, as to the 16-bit dtypes.
+    absolute: bool,
+    rounds_weights: bool,
+}
+
+impl ElementRules<'_> {
+    fn look(&self, seen: &mut Seen, row: usize, at: Place<'_>, values: &[f64]) {
+        let Self { problem, truth, absolute, rounds_weights } = *self;
+        let (reference, output) = (&truth.reference, problem.output_float());
+        if !reference.is_owned(row) {
+            return;
+        }
+        if !reference.sample.has(row) {
+            return values.iter().for_each(|&got| seen.distances.add_unanswered(got));
+        }
+        let bound = RowBound::of(problem, reference, row);
+        let weight_roundoff = if rounds_weights { weight_roundoff(problem, reference, row) } else { 0.0 };
+        let first = row * reference.dim_v;
+        for (d, &got) in values.iter().enumerate() {
+            let (want, abs) = (reference.o[first + d], reference.abs_o[first + d]);
+            let Some(error) = seen.distances.add(got, want, output, at(d)) else { continue };
+            let rounding = output.rounding_error(want);
+            let of_weights = weight_roundoff * abs;
+            let past_bound = seen.past_bound.add(error, bound.of_element(abs, rounding));
+            let past_absolute =
+                seen.past_absolute.add(error, ABSOLUTE * truth.value_scale + of_weights + rounding);
+            seen.distances.bad += usize::from(past_bound || absolute && past_absolute);
+            seen.largest_weight_rounding = seen.largest_weight_rounding.max(of_weights);
+            seen.largest_rounding = seen.largest_rounding.max(rounding);
+        }
+    }
+}
+
 /// `naive_max_error` is there for the 16-bit dtypes, which the absolute tolerance applies to as well.
 fn judge_float(
     problem: &Problem,
@@ -147,32 +203,10 @@ fn judge_float(
     o: &TensorView<'_>,
     lse: Option<&[f32]>,
 ) -> Judgement {
-    let output = problem.output_float();
     let reference = &truth.reference;
+    let element_rules = ElementRules { problem, truth, absolute: naive_max_error.is_some(), rounds_weights };
     let Seen { distances, past_absolute, past_bound, largest_rounding, largest_weight_rounding } =
-        over_elements(problem, o, |seen: &mut Seen, index, at, got| {
-            let row = index / reference.dim_v;
-            if !reference.is_owned(row) {
-                return;
-            }
-            if !reference.sample.has(row) {
-                return seen.distances.add_unanswered(got);
-            }
-            let want = reference.o[index];
-            if let Some(error) = seen.distances.add(got, want, output, at) {
-                let rounding = output.rounding_error(want);
-                let bound = error_bound(problem, reference, index / reference.dim_v, index % reference.dim_v);
-                let of_weights =
-                    if rounds_weights { weight_rounding(problem, reference, index) } else { 0.0 };
-                let past = seen.past_bound.add(error, bound)
-                    | seen.past_absolute.add(error, ABSOLUTE * truth.value_scale + of_weights + rounding);
-                seen.largest_weight_rounding = seen.largest_weight_rounding.max(of_weights);
-                // f32 is held to the bound alone.
-                let bad = if naive_max_error.is_some() { past } else { error > bound };
-                seen.distances.bad += usize::from(bad);
-                seen.largest_rounding = seen.largest_rounding.max(rounding);
-            }
-        });
+        over_rows(problem, o, |seen: &mut Seen, row, at, values| element_rules.look(seen, row, at, values));
     let errors = distances.errors();
     let element_rule = |name: &str, past: &Past| Rule {
         name: name.to_owned(),
@@ -243,7 +277,10 @@ struct Past {
 impl Past {
     fn add(&mut self, error: f64, tolerance: f64) -> bool {
         self.count += usize::from(error > tolerance);
-        self.worst = self.worst.max(error / tolerance);
+        // A division takes longer than all else that is done with an element.
+        if error > self.worst * tolerance {
+            self.worst = error / tolerance;
+        }
         error > tolerance
     }
 
@@ -263,27 +300,17 @@ trait Tally: Default + Send {
 /// that sums come out the same everywhere.
 const PART_ROWS: usize = 128;
 
-/// Calls `each(tally, index in logical order, [batch, head, query, column], value)` for every element of an output, parts
-/// of it in parallel.
-fn over_elements<T: Tally>(
+/// `[batch, head, query, column]` of a row's columns.
+type Place<'a> = &'a dyn Fn(usize) -> [usize; 4];
+
+/// Calls `each(tally, row, place, values)` for every row of an output, in logical order, parts of it in parallel.
+fn over_rows<T: Tally>(
     problem: &Problem,
     o: &TensorView<'_>,
-    each: impl Fn(&mut T, usize, [usize; 4], f64) + Sync,
+    each: impl Fn(&mut T, usize, Place<'_>, &[f64]) + Sync,
 ) -> T {
-    let [_, heads, seq, dim] = problem.o_shape();
-    let part = |first: usize| {
-        let mut tally = T::default();
-        let mut row = Vec::with_capacity(dim);
-        for r in first..problem.rows().min(first + PART_ROWS) {
-            let (b, h, s) = (r / (heads * seq), r / seq % heads, r % seq);
-            o.row_f64(b, h, s, &mut row);
-            for (d, &got) in row.iter().enumerate() {
-                each(&mut tally, r * dim + d, [b, h, s, d], got);
-            }
-        }
-        tally
-    };
-    let starts: Vec<usize> = (0..problem.rows()).step_by(PART_ROWS).collect();
+    let part = |first: usize| part(problem, o, first, &each);
+    let starts = parts(problem);
     // Waking threads for a small output takes longer than looking at it.
     let parts: Vec<T> = if starts.len() <= 8 {
         starts.into_iter().map(part).collect()
@@ -294,6 +321,29 @@ fn over_elements<T: Tally>(
         whole.merge(part);
         whole
     })
+}
+
+/// The first rows of an output's parts.
+fn parts(problem: &Problem) -> Vec<usize> {
+    (0..problem.rows()).step_by(PART_ROWS).collect()
+}
+
+/// What the rows of one part show.
+fn part<T: Tally>(
+    problem: &Problem,
+    o: &TensorView<'_>,
+    first: usize,
+    each: impl Fn(&mut T, usize, Place<'_>, &[f64]),
+) -> T {
+    let [_, heads, seq, dim] = problem.o_shape();
+    let mut tally = T::default();
+    let mut values = Vec::with_capacity(dim);
+    for row in first..problem.rows().min(first + PART_ROWS) {
+        let (b, h, s) = (row / (heads * seq), row / seq % heads, row % seq);
+        o.row_f64(b, h, s, &mut values);
+        each(&mut tally, row, &|d| [b, h, s, d], &values);
+    }
+    tally
 }
 
 fn finite_rule(errors: &Errors) -> Rule {
@@ -316,28 +366,46 @@ fn finite_rule(errors: &Errors) -> Rule {
 /// roundoff, or half the distance of its subnormal numbers where the weight is one (f16 below 2⁻¹⁴ of the largest). A relative error ε of all weights moves the output by at most `2ε·Σ w|v|` (once in the numerator, once in
 /// the sum), and adding up `n` terms by another `2n·u·Σ w|v|`. Last, the output itself is rounded.
 pub fn error_bound(problem: &Problem, reference: &Reference, row: usize, column: usize) -> f64 {
-    let (output, compute) = (problem.output_float(), problem.compute_float());
-    let scores = reference.score_size[row];
-    let score_error = score_error(problem, reference, row);
-    let weight_error = score_error + U32 * (8.0 + 2.0 * scores.range.min(110.0)) + compute.unit_roundoff();
     let index = row * reference.dim_v + column;
-    reference.abs_o[index] * (2.0 * weight_error + 2.0 * scores.keys as f64 * U32)
-        + compute.rounding_error(0.0) * scores.faint
-        + output.rounding_error(reference.o[index])
-        + f32::MIN_POSITIVE as f64
+    let rounding = problem.output_float().rounding_error(reference.o[index]);
+    RowBound::of(problem, reference, row).of_element(reference.abs_o[index], rounding)
+}
+
+/// What the elements of a row have in common in [`error_bound`].
+#[derive(Clone, Copy)]
+struct RowBound {
+    /// For each unit of Σ w|v|.
+    of_abs: f64,
+    /// Of weights that are subnormal.
+    of_faint: f64,
+}
+
+impl RowBound {
+    fn of(problem: &Problem, reference: &Reference, row: usize) -> Self {
+        let (compute, scores) = (problem.compute_float(), reference.score_size[row]);
+        let of_weights = score_error(problem, reference, row)
+            + U32 * (8.0 + 2.0 * scores.range.min(110.0))
+            + compute.unit_roundoff();
+        Self {
+            of_abs: 2.0 * of_weights + 2.0 * scores.keys as f64 * U32,
+            of_faint: compute.rounding_error(0.0) * scores.faint,
+        }
+    }
+
+    /// With the output's own rounding.
+    fn of_element(self, abs: f64, rounding: f64) -> f64 {
+        abs * self.of_abs + self.of_faint + rounding + f32::MIN_POSITIVE as f64
+    }
 }
 
 /// What rounding the weights to the dtype, before they are multiplied with V, can do to an element of a row that sees many
-/// keys.
+/// keys, for each unit of `Σ p|v|`.
 ///
 /// A weight `p` becomes `p·(1 + δ)` with `|δ| ≤ u`, the unit roundoff of the dtype (2⁻⁸ for bf16, 2⁻¹¹ for f16); the sum that
 /// they are divided by is of the unrounded ones. So the element moves by at most `Σ p·|δ|·|v| ≤ u·Σ p|v|`. Independent
 /// roundings of many weights of one size average out far below that; of a few weights that hold most of the sum they do not.
-pub fn weight_rounding(problem: &Problem, reference: &Reference, index: usize) -> f64 {
-    if reference.score_size[index / reference.dim_v].keys < MANY_KEYS {
-        return 0.0;
-    }
-    problem.compute_float().unit_roundoff() * reference.abs_o[index]
+fn weight_roundoff(problem: &Problem, reference: &Reference, row: usize) -> f64 {
+    if reference.score_size[row].keys < MANY_KEYS { 0.0 } else { problem.compute_float().unit_roundoff() }
 }
 
 fn score_error(problem: &Problem, reference: &Reference, row: usize) -> f64 {
