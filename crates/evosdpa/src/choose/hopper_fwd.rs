@@ -194,7 +194,7 @@ pub(super) fn tunables(look: &Look<'_>, settings: &mut Settings) {
     let settles = settles(look, tile);
     schedule(look, tile, settings);
     pipeline(look, tile, settles, settings);
-    softmax(look, settles, settings);
+    softmax(settles, settings);
     accumulator(look, tile, settings);
 }
 
@@ -405,17 +405,14 @@ fn pipeline(look: &Look<'_>, tile: Tile, settles: bool, settings: &mut Settings)
 }
 
 /// Whether rows of which no key holds much are weighed without a maximum, and after how many keys that is first asked.
-fn softmax(look: &Look<'_>, settles: bool, settings: &mut Settings) {
-    let (keys, why) = match (settles, look.masked()) {
-        (false, _) => (
-            0,
-            "every KV tile has its maximum: its rows are few, its scores modified, or its MMAs take longer",
-        ),
-        // A mask leaves some rows of the first tiles few keys.
-        (true, masked) => (
-            if masked { 256 } else { 128 },
+fn softmax(settles: bool, settings: &mut Settings) {
+    let (keys, why) = if settles {
+        (
+            512,
             "rows of which no key holds a quarter are weighed without a maximum, which the tensor cores would wait for",
-        ),
+        )
+    } else {
+        (0, "every KV tile has its maximum: its rows are few, its scores modified, or its MMAs take longer")
     };
     settings.decide("softmax", &[("SETTLE_KEYS", keys)], why);
 }
@@ -432,11 +429,7 @@ fn settles(look: &Look<'_>, tile: Tile) -> bool {
         && !look.every_row_precise()
         && !look.asks_for(&[Feature::PagedCache, Feature::Chunks, Feature::BlockMask]);
     // Of lengths that no host knows there is only the longest.
-    let keys = match () {
-        () if look.own_lengths() => 4096,
-        () if look.masked() && !look.narrow() => 2048,
-        () => 1024,
-    };
+    let keys = if look.own_lengths() { 4096 } else { 2048 };
     has_code && look.window().is_none() && facts.seq_kv >= keys && !one_round(look)
 }
 

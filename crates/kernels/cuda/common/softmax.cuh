@@ -255,11 +255,14 @@ __device__ __forceinline__ void scale_rows(float (&o)[COUNT], const float (&fact
 // ------------------- rows that are settled
 //
 // Where no key holds much of a row's weight, new keys seldom do. Weights are then relative to a reference that stays: there is no maximum
-// between QKᵀ and the exponentials, and O is not rescaled. Where new weights outweigh all that a thread has seen of its row, the reference
-// rises to the row's largest, which so is exactly 1 and not rounded, as it is where every tile has its maximum. A weight that overflows leaves
-// a sum or an O that is not finite.
+// between QKᵀ and the exponentials, and O is not rescaled. Where new weights are much beside all that a thread has seen of its row, the
+// reference rises to the row's largest, which so is exactly 1 and not rounded, as it is where every tile has its maximum. A weight that
+// overflows leaves a sum or an O that is not finite.
 
 constexpr float SETTLED_SUM = 4.f;  // in largest weights
+// New weights above 1 that add up to this share of what a thread has seen are much: a thread has a quarter of a row, so that a tenth of the row
+// is never rounded. What rounding a weight of more does to O of N(0, 1) values is past 1e-3 in one element of some ten million.
+constexpr float MUCH = 0.4f;
 // Weights of so many powers of two and more count as overflowed: what they are divided by would be no normal number.
 constexpr float MOST_RISE = 120.f;
 
@@ -275,7 +278,7 @@ __device__ __forceinline__ bool are_settled(const RowPair& state) {
   return settled;
 }
 
-// Weights relative to the reference, `offset` in log2 units. Whether some of this warp's outweigh what was there.
+// Weights relative to the reference, `offset` in log2 units. Whether some of this warp's are much beside what was there.
 template <int N, typename Wait>
 __device__ __forceinline__ bool softmax_settled(float (&s)[N / 2], RowPair& state, float scale_log2, const float (&offset)[2],
                                                 Wait wait) {
@@ -290,7 +293,7 @@ __device__ __forceinline__ bool softmax_settled(float (&s)[N / 2], RowPair& stat
   bool beyond = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    beyond = beyond || fmaxf(sum[r][0], sum[r][1]) > fmaxf(state.sum[r], 1.f);
+    beyond = beyond || fmaxf(sum[r][0], sum[r][1]) > fmaxf(MUCH * state.sum[r], 1.f);
     state.sum[r] += sum[r][0] + sum[r][1];
   }
   return __any_sync(~0u, beyond);
