@@ -14,7 +14,7 @@ use evosdpa_oracle::{
 use crate::{
     Error, ErrorKind,
     baseline::torch::{self, Torch},
-    device::{Device, DeviceId, TimedDevice, Timing},
+    device::{Device, DeviceId, DeviceLock, TimedDevice, Timing},
     gate::{GateResult, Verdict, correctness},
     machine,
     measure::{
@@ -81,6 +81,8 @@ pub struct Measured {
 pub enum Step<'a> {
     /// Inputs are drawn and the oracle is at work.
     Solving,
+    /// Another process measures on the device.
+    Waiting,
     /// A kernel is being checked.
     Checking(&'a str),
     /// Contestants are being timed; how much is done, from 0 to 1.
@@ -122,6 +124,10 @@ pub fn measure(
     let work = Work::with_lengths(problem, request.lengths);
     let hard = Case::adversarial(*problem, request.seed);
     let inputs: Vec<Inputs> = (0..sets).map(|set| cases[set % cases.len()].inputs.clone()).collect();
+    // From here on the device is busy: others may draw and solve meanwhile.
+    let Some(_lock) = DeviceLock::wait(device, || proceed(Step::Waiting))? else {
+        return Ok(Measured { rows: Vec::new(), words: Vec::new(), interrupted: true });
+    };
 
     let mut entries = Vec::new();
     for kernel in &request.kernels {

@@ -12,8 +12,7 @@ use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_lab::{
     baseline::torch::{self, Torch},
     bench::{self, Request, Step},
-    device::{AUTO, DeviceId, SUBMISSION, TimedDevice, Timing, WithSubmission},
-    evolve::gates::DeviceLock,
+    device::{AUTO, DeviceId, DeviceLock, SUBMISSION, TimedDevice, Timing, WithSubmission},
     exchange::Submission,
     machine::Environment,
     measure::{compare::Comparison, duel::Rule, interleave},
@@ -138,6 +137,10 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
             let proceed = |step: Step<'_>| {
                 match step {
                     Step::Solving => progress::say(&bar, format!("{problem}: solving in f64")),
+                    Step::Waiting => progress::say(
+                        &bar,
+                        format!("{problem}: waiting for another program that measures on this GPU"),
+                    ),
                     Step::Checking(kernel) => progress::say(&bar, format!("{problem}: checking {kernel}")),
                     Step::Timing(share) => {
                         bar.set_position(done * 100 + (share * 100.0) as u64);
@@ -147,8 +150,6 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
                 !interrupt::asked()
             };
             let torch = torch.as_ref().map_err(String::as_str);
-            // One measurement at a time on a GPU.
-            let _lock = DeviceLock::wait(device)?;
             let outcome = bench::measure(device, problem, &request, torch, proceed)?;
             if outcome.interrupted {
                 status = RunStatus::Interrupted;
@@ -247,8 +248,8 @@ fn self_test(
                 refused.push((kernel.clone(), why));
                 continue;
             }
-            let _lock = DeviceLock::wait(device)?;
             let proceed = |_| !interrupt::asked();
+            let Some(_lock) = DeviceLock::wait(device, || !interrupt::asked())? else { break };
             rows.push(self_test::against_itself(
                 device,
                 kernel,

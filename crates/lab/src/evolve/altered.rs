@@ -14,6 +14,10 @@ pub(crate) const CPU: Cpu = Cpu { threads: Some(1), isa: None };
 
 /// What a test is about; the rest is the CPU's.
 pub(crate) trait Alteration {
+    fn lock_name(&self) -> Option<String> {
+        None
+    }
+
     fn ceilings(&self, problem: &Problem) -> Result<Option<Ceilings>, Error>;
 
     fn load<'a>(
@@ -30,6 +34,10 @@ pub(crate) struct Altered<T>(pub(crate) T);
 impl<T: Alteration> Device for Altered<T> {
     fn id(&self) -> DeviceId {
         CPU.id()
+    }
+
+    fn lock_name(&self) -> Option<String> {
+        self.0.lock_name()
     }
 
     fn kernels(&self) -> Vec<KernelInfo> {

@@ -1,7 +1,7 @@
 //! What a candidate goes through on the device: right on every problem, watched by audits, and faster than the default by
 //! the rule of duels.
 
-use std::{collections::BTreeMap, fs::File, path::Path, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use evosdpa_core::Problem;
 use evosdpa_oracle::{
@@ -17,8 +17,7 @@ use super::{
 use crate::{
     Error, ErrorKind,
     bench::{AUDIT, FLOOR},
-    device::{Device, TimedDevice, Timing},
-    error::IoContext,
+    device::{TimedDevice, Timing},
     gate::{GateResult, correctness},
     machine,
     measure::{
@@ -401,44 +400,6 @@ impl Arm for KernelArm<'_, '_> {
     }
 }
 
-/// Held while a GPU is measured: one process at a time, whoever starts it.
-#[derive(Debug)]
-pub struct DeviceLock {
-    _file: File,
-}
-
-impl DeviceLock {
-    /// Waits until the device is free. A CPU is not locked: its users see each other in the load.
-    pub fn wait(device: &(impl Device + ?Sized)) -> Result<Option<Self>, Error> {
-        let Some(name) = device.lock_name() else { return Ok(None) };
-        let path = std::env::temp_dir().join(format!("evosdpa-{name}.lock"));
-        let hint = "make the folder of temporary files writable";
-        let file = lock_file(&path).doing("open", &path, hint)?;
-        file.lock().doing("lock", &path, hint)?;
-        Ok(Some(Self { _file: file }))
-    }
-}
-
-/// A file that several users lock, whoever of them made it: to lock it is to read it, and a file that is there is not created,
-/// which systems refuse in folders of temporary files when it is somebody else's.
-fn lock_file(path: &Path) -> std::io::Result<File> {
-    use std::os::unix::fs::PermissionsExt;
-    match File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        opened => return opened,
-    }
-    match File::options().create_new(true).write(true).open(path) {
-        Ok(made) => {
-            // Whatever the user's mask hides: others have to open it.
-            made.set_permissions(std::fs::Permissions::from_mode(0o444))?;
-            Ok(made)
-        }
-        // Somebody was quicker.
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => File::open(path),
-        Err(error) => Err(error),
-    }
-}
-
 /// The rule of a tune's duels.
 pub fn rule(limit: Option<Duration>) -> Rule {
     Rule { most_blocks: 60, limit, hopeless_below: 0.85, ..Rule::default() }
@@ -518,21 +479,5 @@ mod tests {
         // What the device never showed to be possible is no result.
         let impossible = judged(0, usize::MAX);
         assert!(impossible.is_too_fast() && impossible.status == Standing::Rejected, "{impossible:?}");
-    }
-
-    /// The second user can only read the file, and must not be able to change it.
-    #[test]
-    fn a_lock_works_for_whoever_can_read_it() {
-        use std::os::unix::fs::MetadataExt;
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("gpu.lock");
-        let first = lock_file(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o444);
-        first.lock().unwrap();
-        let second = lock_file(&path).unwrap();
-        assert!(second.try_lock().is_err(), "it is held");
-        drop(first);
-        second.try_lock().unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     }
 }

@@ -9,7 +9,7 @@
 
 pub mod ahead;
 #[cfg(test)]
-mod altered;
+pub(crate) mod altered;
 pub mod evaluator;
 pub mod gates;
 pub mod insight;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ahead::{Ahead, Prepared},
-    gates::{DeviceLock, Judge, Judged, LastGate, Material},
+    gates::{Judge, Judged, LastGate, Material},
     insight::{Diagnosis, InsightSource},
     log::{Evaluation, Standing},
     space::{Space, label},
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Error,
-    device::TimedDevice,
+    device::{DeviceLock, TimedDevice},
     gate::GateResult,
     measure::{compare::Outcome, duel::Rule},
 };
@@ -226,7 +226,7 @@ impl Workplace for Here<'_> {
         self.judge()?;
         let begun = Begun::now();
         let judged = {
-            let _lock = DeviceLock::wait(self.device)?;
+            let _lock = DeviceLock::wait(self.device, || true)?;
             self.judge()?.default_result()?
         };
         Ok(Some(Done::now(Prepared::default(), judged, begun)))
@@ -256,7 +256,7 @@ impl Workplace for Here<'_> {
             return Ok(Waited::Done(Done::now(prepared, judged, begun)));
         }
         let judged = {
-            let _lock = DeviceLock::wait(self.device)?;
+            let _lock = DeviceLock::wait(self.device, || true)?;
             let elite_above = job.elite_above.unwrap_or(f64::NEG_INFINITY);
             self.judge()?.judge(&job.label, elite_above, || !stopped())
         };
@@ -271,7 +271,7 @@ impl Workplace for Here<'_> {
     }
 
     fn look(&mut self, best: &Evaluation, _stopped: &dyn Fn() -> bool) -> Result<Option<Diagnosis>, Error> {
-        let _lock = DeviceLock::wait(self.device)?;
+        let _lock = DeviceLock::wait(self.device, || true)?;
         Ok(Some(self.insights.look(best, &self.terms.space)))
     }
 
@@ -284,7 +284,7 @@ impl Workplace for Here<'_> {
         let rule =
             Rule { hopeless_below: 0.0, most_blocks: 2 * self.terms.rule.most_blocks, ..self.terms.rule };
         let judged = {
-            let _lock = DeviceLock::wait(self.device)?;
+            let _lock = DeviceLock::wait(self.device, || true)?;
             Judge::new(self.device, &self.default_label(), &materials, rule, seed)?.judge(
                 label,
                 f64::INFINITY,
