@@ -12,12 +12,12 @@ use crate::pack::Rows;
 use crate::pairs::{copy_rows, load_row, pair_rows, pair_tiles, transpose_pairs};
 use crate::simd::{Simd, simd_of};
 use crate::tile::{self, TileStep, Weighed};
-use evosdpa_core::{DType, E4M3Code};
+use evosdpa_core::{DType, E4M3Code, I8Code, U8Code};
 use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// Marker for AVX-512 with AVX512-BF16, for queries of bfloat16, and keys and values that are too or are e4m3 codes.
+/// Marker for AVX-512 with AVX512-BF16, for queries of bfloat16, and keys and values that are too or are 8-bit codes.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16;
 
@@ -86,26 +86,48 @@ impl Kernels for Avx512Bf16 {
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn pack_rows(dtype: DType, a: &Rows) {
         // SAFETY: trait contract.
-        unsafe { if dtype == DType::BF16 { copy_rows::<Self>(a) } else { round_rows::<E4M3Code>(a) } }
+        unsafe {
+            match dtype {
+                DType::E4M3 => round_rows::<E4M3Code>(a),
+                DType::I8 => round_rows::<I8Code>(a),
+                DType::U8 => round_rows::<U8Code>(a),
+                _ => copy_rows::<Self>(a),
+            }
+        }
     }
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn pack_values(dtype: DType, checked: bool, a: &Rows) -> bool {
         // SAFETY: trait contract.
         unsafe {
-            if dtype == DType::BF16 {
-                pair_rows::<Self, bf16>(checked, a)
-            } else {
-                pair_rows::<Self, E4M3Code>(checked, a)
+            match dtype {
+                DType::E4M3 => pair_rows::<Self, E4M3Code>(checked, a),
+                DType::I8 => pair_rows::<Self, I8Code>(checked, a),
+                DType::U8 => pair_rows::<Self, U8Code>(checked, a),
+                _ => pair_rows::<Self, bf16>(checked, a),
             }
         }
     }
     unsafe fn decode_scores(dtype: DType, rows: usize, a: &DecodeScores) {
         // SAFETY: trait contract; codes come only where VBMI is.
-        unsafe { if dtype == DType::BF16 { bf16_scores(rows, a) } else { e4m3_scores(rows, a) } }
+        unsafe {
+            match dtype {
+                DType::E4M3 => e4m3_scores(rows, a),
+                DType::I8 => i8_scores(rows, a),
+                DType::U8 => u8_scores(rows, a),
+                _ => bf16_scores(rows, a),
+            }
+        }
     }
     unsafe fn decode_values(dtype: DType, rows: usize, a: &DecodeValues) {
         // SAFETY: trait contract; codes come only where VBMI is.
-        unsafe { if dtype == DType::BF16 { bf16_values(rows, a) } else { e4m3_values(rows, a) } }
+        unsafe {
+            match dtype {
+                DType::E4M3 => e4m3_values(rows, a),
+                DType::I8 => i8_values(rows, a),
+                DType::U8 => u8_values(rows, a),
+                _ => bf16_values(rows, a),
+            }
+        }
     }
 
     kernels_of!(Avx512);
@@ -144,6 +166,18 @@ decode_kernels!(
     bf16,
     bf16_scores,
     bf16_values
+);
+decode_kernels!(
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi",
+    I8Code,
+    i8_scores,
+    i8_values
+);
+decode_kernels!(
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi",
+    U8Code,
+    u8_scores,
+    u8_values
 );
 decode_kernels!(
     "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi",

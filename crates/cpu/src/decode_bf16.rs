@@ -1,11 +1,11 @@
-//! The decode kernels of AVX512-BF16: queries are bfloat16, keys and values too or e4m3 codes, whose values bfloat16 holds exactly.
+//! The decode kernels of AVX512-BF16: queries are bfloat16, keys and values too or 8-bit codes, whose values bfloat16 holds exactly.
 //!
 //! Scores are sums of pairs, which multiply exactly. Weights stay f32: values are widened, the even and the odd columns of a vector apart, which
 //! costs one instruction each where columns in their order cost two.
 
 use crate::decode::{DECODE_BLOCK, DecodeScores, DecodeValues};
 use crate::portable::E4M3_OVER_256;
-use evosdpa_core::E4M3Code;
+use evosdpa_core::{E4M3Code, I8Code, U8Code};
 use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -64,8 +64,46 @@ impl Stored for E4M3Code {
     }
 }
 
-/// The low and the high bytes of the bfloat16 that hold e4m3 codes' values over 256, by their magnitude.
-static E4M3_BYTES: [[u8; 128]; 2] = {
+/// AVX-512 with VBMI.
+impl Stored for I8Code {
+    const VECTORS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(p: *const I8Code) -> [__m512i; MAX_VECTORS] {
+        // SAFETY: trait contract.
+        unsafe { widen_integers(_mm512_loadu_si512(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_first(p: *const I8Code, count: usize) -> [__m512i; MAX_VECTORS] {
+        // SAFETY: trait contract.
+        unsafe { widen_integers(_mm512_maskz_loadu_epi8((1 << count) - 1, p.cast())) }
+    }
+}
+
+/// AVX-512 with VBMI. Codes less 128, as [`crate::element::unit`] has it.
+impl Stored for U8Code {
+    const VECTORS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(p: *const U8Code) -> [__m512i; MAX_VECTORS] {
+        // SAFETY: trait contract.
+        unsafe { widen_integers(_mm512_xor_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi8(i8::MIN))) }
+    }
+    #[inline(always)]
+    unsafe fn load_first(p: *const U8Code, count: usize) -> [__m512i; MAX_VECTORS] {
+        // SAFETY: trait contract.
+        unsafe {
+            let zero = _mm512_set1_epi8(i8::MIN);
+            widen_integers(_mm512_xor_si512(_mm512_mask_loadu_epi8(zero, (1 << count) - 1, p.cast()), zero))
+        }
+    }
+}
+
+/// The low and the high bytes of a bfloat16 for each of 128 magnitudes.
+type Bytes = [[u8; 128]; 2];
+
+/// Of e4m3 codes' values over 256.
+static E4M3_BYTES: Bytes = {
     let mut bytes = [[0; 128]; 2];
     let mut code = 0;
     while code < 128 {
@@ -76,8 +114,56 @@ static E4M3_BYTES: [[u8; 128]; 2] = {
     bytes
 };
 
+/// Of whole numbers.
+static INTEGER_BYTES: Bytes = {
+    let mut bytes = [[0; 128]; 2];
+    let mut number = 0;
+    while number < 128 {
+        let [_, _, low, high] = (number as f32).to_bits().to_le_bytes();
+        (bytes[0][number], bytes[1][number]) = (low, high);
+        number += 1;
+    }
+    bytes
+};
+
 /// Which eight codes come where, so that unpacking each 128-bit lane leaves them in their order.
 static BEFORE_UNPACKING: [u64; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+unsafe fn before_unpacking(codes: __m512i) -> __m512i {
+    // SAFETY: by contract.
+    unsafe { _mm512_permutexvar_epi64(_mm512_loadu_si512(BEFORE_UNPACKING.as_ptr().cast()), codes) }
+}
+
+/// The bytes that the low seven bits of each lane stand for.
+///
+/// # Safety
+/// AVX-512 with VBMI.
+#[inline(always)]
+unsafe fn look_up(bytes: &[u8; 128], lanes: __m512i) -> __m512i {
+    // SAFETY: by contract; the two halves of a table are a vector each.
+    unsafe {
+        let (first, second) =
+            (_mm512_loadu_si512(bytes.as_ptr().cast()), _mm512_loadu_si512(bytes.as_ptr().add(64).cast()));
+        _mm512_permutex2var_epi8(first, lanes, second)
+    }
+}
+
+/// Magnitudes' bytes and signs, brought before unpacking, as bfloat16.
+///
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+unsafe fn unpack(low: __m512i, high: __m512i, signs: __m512i) -> [__m512i; MAX_VECTORS] {
+    // SAFETY: by contract.
+    unsafe {
+        // high | signs & sign
+        let high = _mm512_ternarylogic_epi32::<0xf8>(high, signs, _mm512_set1_epi8(i8::MIN));
+        [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
+    }
+}
 
 /// 64 e4m3 codes as bfloat16, their values over 256.
 ///
@@ -85,16 +171,29 @@ static BEFORE_UNPACKING: [u64; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 /// AVX-512 with VBMI.
 #[inline(always)]
 unsafe fn widen_codes(codes: __m512i) -> [__m512i; MAX_VECTORS] {
-    // SAFETY: by contract. A lookup takes the low seven bits of a code.
+    // SAFETY: by contract.
     unsafe {
-        let codes = _mm512_permutexvar_epi64(_mm512_loadu_si512(BEFORE_UNPACKING.as_ptr().cast()), codes);
-        let table =
-            |byte: usize, half: usize| _mm512_loadu_si512(E4M3_BYTES[byte].as_ptr().add(64 * half).cast());
-        let low = _mm512_permutex2var_epi8(table(0, 0), codes, table(0, 1));
-        let size = _mm512_permutex2var_epi8(table(1, 0), codes, table(1, 1));
-        // size | codes & sign
-        let high = _mm512_ternarylogic_epi32::<0xf8>(size, codes, _mm512_set1_epi8(i8::MIN));
-        [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
+        let codes = before_unpacking(codes);
+        unpack(look_up(&E4M3_BYTES[0], codes), look_up(&E4M3_BYTES[1], codes), codes)
+    }
+}
+
+/// 64 signed bytes as bfloat16, which holds every one of them.
+///
+/// # Safety
+/// AVX-512 with VBMI.
+#[inline(always)]
+unsafe fn widen_integers(numbers: __m512i) -> [__m512i; MAX_VECTORS] {
+    const HIGH_OF_128: i8 = 0x43;
+    // SAFETY: by contract.
+    unsafe {
+        let numbers = before_unpacking(numbers);
+        let size = _mm512_abs_epi8(numbers);
+        // -128 is looked up as 0, whose low byte is the same.
+        let least = _mm512_cmpeq_epi8_mask(numbers, _mm512_set1_epi8(i8::MIN));
+        let high = look_up(&INTEGER_BYTES[1], size);
+        let high = _mm512_mask_blend_epi8(least, high, _mm512_set1_epi8(HIGH_OF_128));
+        unpack(look_up(&INTEGER_BYTES[0], size), high, numbers)
     }
 }
 
@@ -364,40 +463,43 @@ mod tests {
     use crate::isa::Isa;
     use evosdpa_core::Element;
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-    fn widened(codes: &[E4M3Code], count: usize) -> [bf16; 64] {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi")]
+    fn widened<E: Stored>(codes: &[E], count: usize) -> [bf16; 64] {
         let mut out = [bf16::ZERO; 64];
         // SAFETY: the features are enabled here; there are so many codes, and room for two vectors.
         unsafe {
             let whole = count == codes.len();
-            let vectors = if whole {
-                E4M3Code::load(codes.as_ptr())
-            } else {
-                E4M3Code::load_first(codes.as_ptr(), count)
-            };
+            let vectors = if whole { E::load(codes.as_ptr()) } else { E::load_first(codes.as_ptr(), count) };
             _mm512_storeu_si512(out.as_mut_ptr().cast(), vectors[0]);
             _mm512_storeu_si512(out.as_mut_ptr().add(ELEMENTS).cast(), vectors[1]);
         }
         out
     }
 
-    #[test]
-    fn every_e4m3_code_is_widened_to_its_value() {
+    /// Widens every code there is, and says of each what it became beside what it should.
+    fn check<E: Stored + std::fmt::Debug>(code: fn(u8) -> E, value: fn(E) -> f32) {
         if !(Isa::Avx512Bf16.is_available() && is_x86_feature_detected!("avx512vbmi")) {
             eprintln!("UNAVAILABLE: this machine has no AVX512-BF16 with VBMI");
             return;
         }
-        let codes: Vec<E4M3Code> = (0..=u8::MAX).map(E4M3Code).collect();
+        let codes: Vec<E> = (0..=u8::MAX).map(code).collect();
         for count in [64, 33, 32, 1] {
             for codes in codes.chunks_exact(64) {
                 // SAFETY: the instruction set is available.
                 let got = unsafe { widened(codes, count) };
                 for (i, got) in got.into_iter().enumerate() {
-                    let want = if i < count { (codes[i].to_f64() / 256.0) as f32 } else { 0.0 };
+                    let want = if i < count { value(codes[i]) } else { 0.0 };
                     let same = got.to_f32() == want && got.is_sign_negative() == want.is_sign_negative();
                     assert!(same || got.is_nan() && want.is_nan(), "{:?}: {got}, not {want}", codes[i]);
                 }
             }
         }
+    }
+
+    #[test]
+    fn every_code_is_widened_to_its_value() {
+        check(E4M3Code, |code| (code.to_f64() / 256.0) as f32);
+        check(|byte| I8Code(byte as i8), |code| f32::from(code.0));
+        check(U8Code, |code| f32::from(code.0) - 128.0);
     }
 }

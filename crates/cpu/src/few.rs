@@ -97,6 +97,8 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
         while block < unit.keys.end {
             let until = (block + DECODE_BLOCK).min(unit.keys.end);
             let [now, next] = &mut keys;
+            // Who comes after the first finds the rows in a cache.
+            let mut fetched = false;
             for query in 0..span.queries {
                 let range = work.seen(query, block);
                 if range.is_empty() {
@@ -123,7 +125,8 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
                         work.find_keys(now, head, query, range.clone());
                     }
                     if now.count > 0 {
-                        work.step::<K>(head, count, query, now, next);
+                        work.step::<K>(head, count, query, now, next, !fetched);
+                        fetched = true;
                     }
                     head += count;
                 }
@@ -259,13 +262,23 @@ impl Work<'_> {
         }
     }
 
-    /// `count` heads of a query from `head` on against keys, all of which they see. Meanwhile what comes next is fetched: these keys' values,
-    /// then the `next` keys.
-    unsafe fn step<K: Kernels>(&self, head: usize, count: usize, query: usize, keys: &Keys, next: &Keys) {
+    /// `count` heads of a query from `head` on against keys, all of which they see. Behind the keys their values are read, then the `next` keys; rows are fetched
+    /// ahead where that is asked for.
+    unsafe fn step<K: Kernels>(
+        &self,
+        head: usize,
+        count: usize,
+        query: usize,
+        keys: &Keys,
+        next: &Keys,
+        fetch: bool,
+    ) {
         let Work { job, layout, unit, scratch, .. } = *self;
         let at = self.slot(head, query);
-        let value = keys.rows(&keys.value, job.v.row_bytes());
+        let (key, value) =
+            (keys.rows(&keys.key, job.k.row_bytes()), keys.rows(&keys.value, job.v.row_bytes()));
         let next_key = next.rows(&next.key, job.k.row_bytes());
+        let fetched = |count: usize| if fetch { count } else { 0 };
         let (key_bytes, value_bytes) =
             (job.shape.dim_qk * job.k.dtype.bytes(), job.shape.dim_v * job.v.dtype.bytes());
         // SAFETY: as `run_unit`.
@@ -275,11 +288,18 @@ impl Work<'_> {
                 queries: scratch.add(layout.queries + at * layout.query_stride),
                 query_stride: layout.query_stride,
                 dim: job.shape.dim_qk,
-                key: keys.rows(&keys.key, job.k.row_bytes()),
+                key,
                 keys: keys.count,
                 scores,
                 scale: job.score_scale(unit.sequence, unit.kv_head),
-                ahead: Ahead { rows: value, count: keys.count, row_bytes: value_bytes },
+                ahead: Ahead {
+                    rows: key,
+                    count: fetched(keys.count),
+                    row_bytes: key_bytes,
+                    then: value,
+                    then_count: fetched(keys.count),
+                    then_bytes: value_bytes,
+                },
             };
             K::decode_scores(job.k.dtype, count, &dots);
             if job.k.row_scales(0, 0, 0).is_some() {
@@ -308,7 +328,14 @@ impl Work<'_> {
                 dim: job.shape.dim_v,
                 output: scratch.add(layout.output + at * layout.output_stride),
                 output_stride: layout.output_stride,
-                ahead: Ahead { rows: next_key, count: next.count, row_bytes: key_bytes },
+                ahead: Ahead {
+                    rows: value,
+                    count: fetched(keys.count),
+                    row_bytes: value_bytes,
+                    then: next_key,
+                    then_count: fetched(next.count),
+                    then_bytes: key_bytes,
+                },
             };
             K::decode_values(job.v.dtype, count, &sums);
         }

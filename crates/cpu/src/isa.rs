@@ -19,7 +19,7 @@ pub enum Isa {
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
     /// The same with AVX512-BF16, which multiplies pairs of bfloat16: for queries of bfloat16, and keys and values that are bfloat16 too or, with VBMI,
-    /// e4m3 without a scale for each row.
+    /// 8-bit codes without a scale for each row.
     Avx512Bf16,
     /// The same with AMX-BF16, which multiplies tiles of 16 rows of 16 pairs; on Linux.
     Amx,
@@ -105,7 +105,7 @@ impl Isa {
     }
 
     /// The instruction set that a problem takes where this one is chosen: itself, or [`Isa::of_f32`] for what it does not multiply as pairs. bfloat16 holds
-    /// e4m3 codes exactly, but not what a scale for each row makes of them; their lookup needs VBMI.
+    /// 8-bit codes exactly, but not what a scale for each row makes of them; their lookup needs VBMI.
     pub fn for_problem(self, problem: &Problem) -> Isa {
         let codes = match self {
             #[cfg(target_arch = "x86_64")]
@@ -116,7 +116,7 @@ impl Isa {
         };
         let held = match problem.kv_dtype() {
             DType::BF16 => true,
-            DType::E4M3 => codes && problem.scale_granularity() != Granularity::Token,
+            DType::E4M3 | DType::I8 | DType::U8 => codes && problem.scale_granularity() != Granularity::Token,
             _ => false,
         };
         if problem.dtype() == DType::BF16 && held { self } else { self.of_f32() }

@@ -31,16 +31,14 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
     /// Instruction set to use; `None` for the best this machine has. The naive kernel is always portable.
     pub isa: Option<Isa>,
-    /// Tile sizes of the flash kernel; `None` for [`FlashTiles::for_dims`].
+    /// Tile sizes of the flash kernel; `None` for what instruction set and head dimensions ask for.
     pub tiles: Option<FlashTiles>,
 }
 
 impl CpuOptions {
     /// Refuses what this machine or these head dimensions cannot meet. Costs a few dozen nanoseconds.
     pub fn check(&self, problem: &Problem) -> Result<(), Error> {
-        let sizes = problem.sizes();
-        let isa = Isa::resolve(self.isa)?;
-        self.tile_sizes(isa, sizes.dim_qk, sizes.dim_v)?;
+        self.tiles_for(problem)?;
         self.thread_count().map(drop)
     }
 
@@ -52,6 +50,15 @@ impl CpuOptions {
             Some(count) if (1..=MOST).contains(&count) => Ok(count),
             Some(count) => Err(Error::ThreadCount { count, most: MOST }),
         }
+    }
+
+    /// The tile sizes that a problem is computed with.
+    ///
+    /// # Errors
+    /// When this machine cannot meet what was chosen.
+    pub fn tiles_for(&self, problem: &Problem) -> Result<FlashTiles, Error> {
+        let (sizes, isa) = (problem.sizes(), Isa::resolve(self.isa)?.for_problem(problem));
+        self.tile_sizes(isa, sizes.dim_qk, sizes.dim_v)
     }
 
     /// The tile sizes to use with an instruction set for these head dimensions.
@@ -81,7 +88,7 @@ impl FlashTiles {
 
     /// Sizes for given head dimensions: packed queries, outputs, keys and values together stay well inside a 1 MiB
     /// L2, and a score tile inside the first level.
-    pub fn for_dims(dim_qk: usize, dim_v: usize) -> FlashTiles {
+    fn for_dims(dim_qk: usize, dim_v: usize) -> FlashTiles {
         match dim_qk.max(dim_v) {
             0..=192 => FlashTiles { block_q: 384, block_kv: 64 },
             193..=320 => FlashTiles { block_q: 192, block_kv: 64 },
@@ -89,12 +96,14 @@ impl FlashTiles {
         }
     }
 
-    /// The same with an instruction set. Matrix tiles multiply so fast that moving sums and keys between caches counts: more keys for each time sums are loaded, more
-    /// queries for each time keys are, within the 2 MiB L2 of the processors that have them.
+    /// The same with an instruction set. More keys a block mean that queries and sums are loaded less often; 128 are two of the words that masks are looked through in.
+    /// Matrix tiles multiply so fast that moving keys between caches counts too, and their processors have an L2 of 2 MiB: more queries for each time keys are packed.
     fn for_isa(isa: Isa, dim_qk: usize, dim_v: usize) -> FlashTiles {
-        match dim_qk.max(dim_v) {
-            0..=128 if isa >= Isa::Amx => FlashTiles { block_q: 768, block_kv: 128 },
-            129..=256 if isa >= Isa::Amx => FlashTiles { block_q: 384, block_kv: 128 },
+        match (isa, dim_qk.max(dim_v)) {
+            (Isa::Amx | Isa::AmxModel, 0..=128) => FlashTiles { block_q: 768, block_kv: 128 },
+            (Isa::Amx | Isa::AmxModel, 129..=256) | (Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16, 0..=192) => {
+                FlashTiles { block_q: 384, block_kv: 128 }
+            }
             _ => FlashTiles::for_dims(dim_qk, dim_v),
         }
     }

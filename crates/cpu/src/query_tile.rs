@@ -11,7 +11,7 @@ use std::ops::Range;
 /// Widest query tile of any instruction set.
 const MAX_TILE_ROWS: usize = MAX_VECTORS * MAX_LANES;
 
-/// A row that sees fewer keys has some weights so large that their rounding to bfloat16 (one part in 512) would move the output by more than
+/// A row that sees fewer keys has some weights so large that their rounding to bfloat16 (one part in 256) would move the output by more than
 /// rounding the output does; from here on the errors of many small weights cancel.
 const FEW_KEYS: usize = 512;
 

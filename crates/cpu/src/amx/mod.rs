@@ -25,7 +25,7 @@ use crate::pairs::{copy_rows, is_zero, load_pair, transpose_pairs};
 use crate::portable::Lanes;
 use crate::simd::Simd;
 use crate::tile::{self, MAX_VECTORS, Start, TileStep, Weighed, add_infinite, finite_part, packed_ends};
-use evosdpa_core::{DType, E4M3Code};
+use evosdpa_core::{DType, E4M3Code, I8Code, U8Code};
 use half::bf16;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -153,10 +153,11 @@ macro_rules! tile_kernels {
             unsafe fn pack_values(dtype: DType, checked: bool, a: &Rows) -> bool {
                 // SAFETY: trait contract.
                 unsafe {
-                    if dtype == DType::BF16 {
-                        turn_values::<$simd, bf16>(checked, a)
-                    } else {
-                        turn_values::<$simd, E4M3Code>(checked, a)
+                    match dtype {
+                        DType::E4M3 => turn_values::<$simd, E4M3Code>(checked, a),
+                        DType::I8 => turn_values::<$simd, I8Code>(checked, a),
+                        DType::U8 => turn_values::<$simd, U8Code>(checked, a),
+                        _ => turn_values::<$simd, bf16>(checked, a),
                     }
                 }
             }

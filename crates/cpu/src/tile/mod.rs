@@ -119,7 +119,7 @@ pub(crate) enum Start {
     Added,
 }
 
-/// What is done about the rounding of weights to pairs of bfloat16, one part in 512 each.
+/// What is done about the rounding of weights to pairs of bfloat16, one part in 256 each at most.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Care {
     /// Nothing: rows see so many keys that the errors of their weights cancel.
@@ -130,11 +130,10 @@ pub(crate) enum Care {
     Whole,
 }
 
-/// Weights p of sum l are as few as `l² / Σp²` equal ones. Their rounding to bfloat16 moves an output of unit values by 8.3e-4 over the root of this
-/// number, one standard deviation: six of them are 1e-3 at 24. Half of that is left to tiles whose weights are all rounded, half to
-/// single weights beside larger ones. Fewer than so many at the end of a row, those left out whose loss was multiplied: more was hoped for than came, and the
-/// row is computed again without hope.
-pub(crate) const FEW_WEIGHTS: f32 = 48.0;
+/// Weights p of sum l are as few as `l² / Σp²` equal ones. bfloat16 has eight bits, so rounding moves a weight by one part in 256 at most, and an output of unit values
+/// by 1.66e-3 over the root of this number (one standard deviation): six of these are 1e-3 at 99. Fewer than so many at the end of a row, those left
+/// out whose loss was multiplied: more was hoped for than came, and the row is computed again without hope.
+pub(crate) const FEW_WEIGHTS: f32 = 96.0;
 
 /// Key rows of a tile whose weights are multiplied.
 #[derive(Clone, Copy, Debug)]

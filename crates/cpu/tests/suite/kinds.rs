@@ -89,6 +89,10 @@ fn eight_bit_caches_in_pages_and_packed() {
         ("b3h4/2s70/200d64:causal-br:varlen=q:used:paged=5:kv=i8:scales=token", DType::F16),
         ("b2h4/2s3/300d40/100:used:leftpad:paged=1:kv=i8:scales=tensor", DType::F32),
         ("b3h2s50/90d64:varlen:scales=token", DType::I8),
+        ("b2h8/2s1/300d40/100:kv=u8", DType::BF16),
+        ("b1h3s1/200d161/65:kv=i8:scales=tensor", DType::BF16),
+        ("b1h2s70/600d72/33:causal-br:paged=7:kv=u8", DType::BF16),
+        ("b1h2s70/600d72/33:causal-br:kv=i8", DType::BF16),
     ]
     .into_iter()
     .enumerate()

@@ -74,8 +74,7 @@ impl Space {
 
     /// Of `cpu_flash`: its tiles, and how many threads share the work.
     pub fn of_cpu(problem: &Problem, threads: usize) -> Result<Self, Error> {
-        let sizes = problem.sizes();
-        let tiles = evosdpa::FlashTiles::for_dims(sizes.dim_qk, sizes.dim_v);
+        let tiles = evosdpa_cpu::CpuOptions::default().tiles_for(problem).map_err(evosdpa::Error::from)?;
         let mut thread_counts: Vec<i64> =
             (0..).map(|power| 1_i64 << power).take_while(|count| *count < threads as i64).collect();
         thread_counts.push(threads as i64);
