@@ -66,8 +66,10 @@ def evosdpa_attention_forward(
     if not kwargs.keys() <= _HARMLESS:
         _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if isinstance(attention_mask, _deferred.DeferredMask) and _packed.has_lengths(kwargs) and attention_mask.facts.is_causal_alone():
-        attention_mask, causal = None, True  # lengths say where sequences are
+    if isinstance(attention_mask, _deferred.DeferredMask) and _packed.has_lengths(kwargs):
+        facts = attention_mask.facts
+        if facts.is_causal_alone() or facts.is_nothing():
+            attention_mask, causal = None, not facts.is_nothing()  # lengths say where sequences are
     if indices is not None:
         attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal and cache is None)
     is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
@@ -86,8 +88,9 @@ def evosdpa_attention_forward(
         if out is not None:
             return out, None
     if isinstance(attention_mask, _deferred.DeferredMask):
-        if is_plain and attention_mask.facts.is_causal_alone():
-            attention_mask, is_causal = None, True  # torch is faster without
+        facts = attention_mask.facts
+        if facts.is_nothing() or (is_plain and facts.is_causal_alone()):
+            attention_mask, is_causal = None, not facts.is_nothing()  # torch is faster without
         else:
             attention_mask = attention_mask.dense()
     if attention_mask is not None and _blocks.is_block_mask(attention_mask):
