@@ -96,6 +96,65 @@ def test_varlen_corner_cases():
     assert torch.equal(fused, evosdpa.flash_attn_varlen_func(*(x.contiguous() for x in packed.unbind(1)), cu, cu, 3, 3))
 
 
+def test_who_belongs_to_no_sequence_sees_no_sink():
+    q, none, sinks = torch.randn(3, 2, 8), torch.zeros(0, 2, 8), torch.ones(2)
+    for lengths in ([], [2]):
+        cu = cumulative(lengths)
+        for lib in (torch.as_tensor, numpy.asarray):
+            tensors = [lib(x) for x in (q, none, none, cu, cumulative([0] * len(lengths)))]
+            _, lse = evosdpa.flash_attn_varlen_func(*tensors, 2, 0, s_aux=lib(sinks), return_softmax_lse=True)
+            assert lse.tolist() == [[1.0] * sum(lengths) + [-torch.inf] * (3 - sum(lengths))] * 2
+
+
+def test_windows_of_any_width():
+    q, k = torch.randn(1, 5, 2, 8), torch.randn(1, 9, 2, 8)
+    whole = evosdpa.flash_attn_func(q, k, k)
+    for window in [(2**63 - 1, 2**63 - 1), (None, None), (numpy.int64(8), None), torch.tensor([9, 5])]:
+        assert torch.equal(evosdpa.flash_attn_func(q, k, k, window_size=window), whole), window
+        assert torch.equal(evosdpa.flash_attn_with_kvcache(q, k, k, window_size=window), whole), window
+    with pytest.raises(ValueError, match="value head dimension is 0"):
+        evosdpa.flash_attn_func(q, k, k[..., :0], return_lse=True)
+    for shape in (q[0], q[0, 0], q[None]):
+        with pytest.raises(ValueError, match=r"use 4 \(batch, sequence, heads, head dimension\)$"):
+            evosdpa.flash_attn_func(shape, shape, shape, fallback=True)
+
+
+def test_rows_that_are_not_contiguous_are_copied():
+    q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 8)
+    wide = [torch.stack([x, x + 1], dim=-1)[..., 0] for x in (q, k, v)]
+    lengths = cumulative([2, 1]), cumulative([3, 2]), 2, 3
+    sinks = torch.stack([torch.arange(4.0)] * 2, dim=-1)[:, 0]
+    for arguments in ({}, {"softcap": 2.0}, {"s_aux": sinks}):
+        wanted = evosdpa.flash_attn_func(q, k, v, **{name: x.clone() if name == "s_aux" else x for name, x in arguments.items()})
+        assert torch.equal(evosdpa.flash_attn_func(*wide, **arguments), wanted)
+    packed = evosdpa.flash_attn_varlen_func(q[0], k[0], v[0], *lengths)
+    assert torch.equal(evosdpa.flash_attn_varlen_func(*(x[0] for x in wide), *lengths), packed)
+    caches = [torch.zeros(4, 2, 9, 2, 8)[i] for i in range(4)]
+    steps = [evosdpa.flash_attn_with_kvcache(tensors[0], *cache, *tensors[1:], cache_seqlens=numpy.int64(1)) for tensors, cache in (((q, k, v), caches[:2]), (wide, caches[2:]))]
+    assert torch.equal(*steps) and torch.equal(caches[0], caches[2]) and torch.equal(caches[1], caches[3])
+
+
+@pytest.mark.parametrize("lib", [torch.as_tensor, numpy.asarray])
+def test_a_cache_takes_nothing_and_gives_nothing(lib):
+    """No new token, no query, no sequence: each is an empty step of a server."""
+    q, cache, new = torch.randn(2, 1, 4, 8), torch.zeros(2, 5, 2, 8), torch.randn(2, 1, 2, 8)
+    angles, held = torch.ones(5, 4), torch.tensor([1, 3], dtype=INT)
+    k_cache, v_cache = lib(cache), lib(cache.clone())
+    turn = {"rotary_cos": lib(angles), "rotary_sin": lib(angles)}
+    step = lambda q, k, b=2, **more: evosdpa.flash_attn_with_kvcache(  # noqa: E731
+        lib(q), k_cache[:b], v_cache[:b], lib(k), lib(k), cache_seqlens=lib(held)[:b], **more
+    )
+    assert step(q[:, :0], new).shape == (2, 0, 4, 8)
+    assert (k_cache[0, 1] == lib(new)[0, 0]).all() and (v_cache[1, 3] == lib(new)[1, 0]).all()
+    before = torch.as_tensor(k_cache).clone()
+    assert step(q[:, :0], new[:, :0], **turn).shape == (2, 0, 4, 8)
+    assert step(q[:0], new[:0], 0).shape == (0, 1, 4, 8)
+    assert step(q, new[:, :0], **turn).shape == (2, 1, 4, 8)
+    assert torch.equal(torch.as_tensor(k_cache), before)
+    with pytest.raises(ValueError, match="sequence 1 holds 5 tokens and gets 1 more"):
+        evosdpa.flash_attn_with_kvcache(lib(q[:, :0]), k_cache, v_cache, lib(new), lib(new), cache_seqlens=lib(held + 2))
+
+
 class Cache:
     """A cache of random tokens, in pages or not, with garbage wherever no sequence has a token."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import _binding, _exchange, _given, _side, _window, _words
@@ -155,13 +156,14 @@ def flash_attn_varlen_func(
         return _exchange.again(flash_attn_varlen_func, locals())
     _given.refuse(qv, dropout_p)
     table = _given.one_of(page_table=page_table, block_table=block_table)
-    _given.expect(lib, q, 3, q=q, **({} if table is not None else {"k": k, "v": v}))
+    _given.expect(lib, q, 3, q=q)
+    _given.expect(lib, q, 3 if table is None else 4, k=k, v=v)
     batch = _given.count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
     _given.integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _given.integers(lib, q, batch, seqused_q=seqused_q, seqused_k=seqused_k)
     side: _side.Side = {
         "cu_seqlens_q": cu_seqlens_q,
-        "max_seqlen_q": _given.longest(cu_seqlens_q, max_seqlen_q),
+        "max_seqlen_q": _given.longest("max_seqlen_q", cu_seqlens_q, max_seqlen_q),
         "seqused_q": seqused_q,
         "seqused_k": seqused_k,
     }
@@ -173,10 +175,13 @@ def flash_attn_varlen_func(
     elif cu_seqlens_k is None:
         raise ValueError("cu_seqlens_k is missing: packed keys need it, or a page_table")
     else:
-        side |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": _given.longest(cu_seqlens_k, max_seqlen_k)}
+        side |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": _given.longest("max_seqlen_k", cu_seqlens_k, max_seqlen_k)}
     side |= _given.scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
     side |= _given.scales(lib, q, k, v, batch, q_descale, k_descale, v_descale)
-    q, k, v = q[None], *((k, v) if table is not None else (k[None], v[None]))
+    (q,) = lib.rows(q)
+    if table is None:
+        k, v = (x[None] for x in lib.rows(k, v))
+    q = q[None]
     tensors = (x.swapaxes(1, 2) for x in (q, k, v))
     out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, high, side)
     out = out.swapaxes(1, 2)[0]
@@ -329,6 +334,8 @@ def flash_attn_with_kvcache(
     _given.expect(lib, q, 3 if cu_seqlens_q is not None else 4, q=q)
     _given.expect(lib, q, 4, k_cache=k_cache, v_cache=v_cache)
     batch = q.shape[0] if cu_seqlens_q is None else _given.count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
+    if not isinstance(cache_seqlens, int) and isinstance(cache_seqlens, numbers.Integral):
+        cache_seqlens = int(cache_seqlens)  # NumPy's
     if isinstance(cache_seqlens, int):
         if not 0 <= cache_seqlens < 2**31:
             raise ValueError(f"cache_seqlens is {cache_seqlens}, but must be the number of tokens that each sequence holds")
@@ -342,27 +349,29 @@ def flash_attn_with_kvcache(
     filled = cache_seqlens
     side: _side.Side = {
         "cu_seqlens_q": cu_seqlens_q,
-        "max_seqlen_q": None if cu_seqlens_q is None else _given.longest(cu_seqlens_q, max_seqlen_q),
+        "max_seqlen_q": None if cu_seqlens_q is None else _given.longest("max_seqlen_q", cu_seqlens_q, max_seqlen_q),
         "leftpad_k": cache_leftpad,
         "cache_batch_idx": cache_batch_idx,
         "page_table": table,
     }
     side |= _given.scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
     side |= _given.scales(lib, q, k_cache, v_cache, batch, q_descale, k_descale, v_descale)
+    (q,) = lib.rows(q)
     if k is not None:
         _given.check_fit(q, k_cache)
         filled = _given.held_then(lib, k_cache, k, v, cache_seqlens, cu_seqlens_k_new)
         rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": rotary_seqlens}
         place = {"cache_seqlens": cache_seqlens, "cu_seqlens_k_new": cu_seqlens_k_new, "page_table": table, "cache_batch_idx": cache_batch_idx}
-        append = (k_cache, v_cache, k, v, rotary_interleaved)
+        append = (k_cache, v_cache, *lib.rows(k, v), rotary_interleaved)
         turn = None
         if rotary_cos is not None:
             first = cache_seqlens if rotary_seqlens is None else rotary_seqlens
             turn = (q, rotary_cos, rotary_sin, first, cu_seqlens_q, window[:2] != (-1, -1), rotary_interleaved)
         # Nothing is written if anything behind it would be refused.
         lib.check_step(append, {**place, **rotary}, turn, q, softmax_scale, window, {**side, "seqused_k": filled})
-        lib.append(*append, **place, **rotary)
-        q = q if turn is None else lib.rotate(*turn)
+        if 0 not in k.shape:
+            lib.append(*append, **place, **rotary)
+        q = q if turn is None or 0 in q.shape else lib.rotate(*turn)
     elif v is not None or cu_seqlens_k_new is not None:
         raise ValueError("new values come with new keys: k is missing")
     side["seqused_k"] = filled
@@ -397,7 +406,7 @@ def dense(
         _given.refuse(qv, dropout_p)
         side = _given.scores(lib, q, extras["softcap"], extras["chunk"], extras["alibi_slopes"], extras["sinks"])
         side |= _given.scales(lib, q, k, v, q.shape[0], *descale)
-        tensors = (x.swapaxes(1, 2) for x in (q, k, v))
+        tensors = (x.swapaxes(1, 2) for x in lib.rows(q, k, v))
         out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, high, side)
         return out.swapaxes(1, 2), lse
     except NotImplementedError:

@@ -102,11 +102,11 @@ def count(lib: ModuleType, q: Any, name: str, value: Any) -> int:
     return int(value.shape[0])
 
 
-def longest(cu_seqlens: Any, given: Any) -> int:
+def longest(name: str, cu_seqlens: Any, given: Any) -> int:
     """The length of the longest sequence: as given, or counted."""
     if given is None:
-        given = (cu_seqlens[1:] - cu_seqlens[:-1]).max() if cu_seqlens.shape[0] > 1 else 1
-    return max(int(given), 1)
+        return max(int((cu_seqlens[1:] - cu_seqlens[:-1]).max()), 1) if cu_seqlens.shape[0] > 1 else 1
+    return max(_side.whole(name, given), 1)
 
 
 def check_fit(q: Any, k_cache: Any) -> None:
@@ -129,7 +129,7 @@ def scores(lib: ModuleType, q: Any, softcap: float, chunk: int, alibi_slopes: An
     if softcap:
         side["softcap"] = lib.number(softcap)
     if chunk:
-        side["chunk"] = int(chunk)
+        side["chunk"] = _side.whole("attention_chunk", chunk)
     if alibi_slopes is not None:
         if alibi_slopes.ndim == 2 and alibi_slopes.shape[0] == 1:
             alibi_slopes = alibi_slopes[0]
