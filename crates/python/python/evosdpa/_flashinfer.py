@@ -3,6 +3,7 @@ without its tensors."""
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -64,27 +65,51 @@ class Plan:
         logits_soft_cap: float | None,
         sm_scale: float | None,
         pos_encoding_mode: str,
-        data_types: tuple[Any, Any],
+        data_types: tuple[Any, Any, Any],
+        page_size: int | None = None,
     ) -> None:
-        if pos_encoding_mode != "NONE":
-            raise NotImplementedError(f"pos_encoding_mode is {pos_encoding_mode!r}: evosdpa has 'NONE'; turn q and k beforehand")
-        if heads[0] % heads[1]:
+        if heads[1] < 1 or heads[0] % heads[1]:
             raise ValueError(f"{heads[0]} query heads cannot share {heads[1]} key/value heads")
-        self.side, self.heads, self.dims, self.causal, self.window_left = side, heads, dims, causal, window_left
-        self.sm_scale = sm_scale
-        self.types = tuple(_dtype(kind) for kind in data_types)
-        if logits_soft_cap:
-            self.side["softcap"] = float(logits_soft_cap)
+        self.side, self.heads, self.dims, self.page_size = side, heads, dims, page_size
+        self.types = _types(*data_types)
         self.device: torch.device | None = None
         self.lists: tuple[Any, ...] = ()
-        self.window = (window_left, 0 if causal else -1, True)
+        #: Whether each sequence has one query, and queries no dimension of tokens.
+        self.one_query = page_size is not None and "cu_seqlens_q" not in side
         self.longest = (side.get("max_seqlen_q"), side.get("max_seqlen_k"))
         #: Whether only the tensors bound the lengths of packed sequences.
         self.unbounded = not side.keys().isdisjoint(("cu_seqlens_q", "cu_seqlens_k")) and self.longest == (None, None)
         #: Types that kernels do not have are -2: the long way says so.
         kinds = [-1 if kind is None else _KINDS.get(kind, -2) for kind in self.types]
         self.planned = (*heads, *dims, *kinds)
-        self.is_plain = not side.keys() & {"softcap", "mask"} and -2 not in kinds
+        self._modify(causal, window_left, logits_soft_cap, sm_scale, pos_encoding_mode)
+
+    def _modify(self, causal: bool, window_left: int, logits_soft_cap: float | None, sm_scale: float | None, pos_encoding_mode: str) -> None:
+        if pos_encoding_mode != "NONE":
+            raise NotImplementedError(f"pos_encoding_mode is {pos_encoding_mode!r}: evosdpa has 'NONE'; turn q and k beforehand")
+        self.sm_scale, self.window = sm_scale, (window_left, 0 if causal else -1, True)
+        self.side = {name: value for name, value in self.side.items() if name != "softcap"}
+        if logits_soft_cap:
+            self.side["softcap"] = float(logits_soft_cap)
+        self.is_plain = not self.side.keys() & {"softcap", "mask"} and -2 not in self.planned
+
+    def changed(self, causal: bool | None, *rest: Any) -> Plan:
+        """The same sequences under other modifiers; causal as it was where that is not said, and never with a mask."""
+        other = copy.copy(self)
+        other._modify(self.window[1] == 0 if causal is None else causal and "mask" not in self.side, *rest)
+        return other
+
+    def pages_of(self, cache: Tensor | tuple[Tensor, Tensor], layout: str) -> tuple[Tensor, Tensor]:
+        """Keys and values, ``[pages, page size, heads, dim]``."""
+        k, v = halves(cache)
+        if k.dim() != 4 or v.dim() != 4:
+            form = "[pages, page size, heads, dim]" if layout == "NHD" else "[pages, heads, page size, dim]"
+            raise ValueError(f"the cache has shapes {list(k.shape)} and {list(v.shape)}; use {form} for keys and for values")
+        if layout == "HND":
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+        if k.size(1) != self.page_size:
+            raise ValueError(f"the cache has pages of {k.size(1)} tokens in the layout {layout}, but was planned with {self.page_size}")
+        return k, v
 
     def move_to(self, device: torch.device) -> None:
         """Lists and tables to the tensors' device, where they stay: a run copies nothing."""
@@ -103,7 +128,6 @@ class Plan:
         scales: tuple[float | None, float | None, float | None],
         window_left: int | None,
         sinks: Tensor | None,
-        one_query: bool = False,
     ) -> Tensor | None:
         """The output alone, by one native call: ``[…, tokens, heads, dim]`` in and out, or queries ``[sequences, heads, dim]`` where each
         sequence has one. ``None`` is for :meth:`attend` to look into."""
@@ -114,7 +138,7 @@ class Plan:
         tensors, no_scales = (q, k, v), (None, None)
         longest = (q.shape[0], k.shape[0]) if self.unbounded else self.longest
         done: Tensor | None = _torch.straight_cache(
-            tensors, None, None, self.lists, no_scales, longest, self.sm_scale, self.window, True, False, False, one_query, self.planned
+            tensors, None, None, self.lists, no_scales, longest, self.sm_scale, self.window, True, False, False, self.one_query, self.planned
         )
         return done
 
@@ -135,8 +159,8 @@ class Plan:
         for name, tensor, planned in (("q", q, self.types[0]), ("keys", k, self.types[1])):
             if planned is not None and tensor.dtype != planned:
                 raise TypeError(f"{name} hold {tensor.dtype}, but were planned with {planned}")
-        q_scale, k_scale, v_scale = (1.0 if scale is None else float(scale) for scale in scales)
-        left = self.window_left if window_left is None else window_left
+        q_scale, k_scale, v_scale = (_scale(name, scale) for name, scale in zip("qkv", scales))
+        window = self.window if window_left is None else (window_left, *self.window[1:])
         self.move_to(q.device)
         side = {**self.side, **_scales_of_codes(q, k)}
         if self.unbounded:
@@ -144,7 +168,7 @@ class Plan:
         if sinks is not None:
             side["sinks"] = sinks.to(q.device, torch.float32)
         scale = (q.size(3) ** -0.5 if self.sm_scale is None else self.sm_scale) * q_scale * k_scale
-        out, lse = _cache_torch.attend(q, k, v, scale, (left, 0 if self.causal else -1, True), True, False, side)
+        out, lse = _cache_torch.attend(q, k, v, scale, window, True, False, side)
         assert lse is not None  # asked for
         return out * v_scale if v_scale != 1.0 else out, lse
 
@@ -166,18 +190,10 @@ def halves(cache: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def by_head(k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """``[pages, heads, page size, dim]``."""
-    return (k, v) if layout == "HND" else (k.transpose(1, 2), v.transpose(1, 2))
-
-
-def by_token(k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """``[pages, page size, heads, dim]``."""
-    return (k, v) if layout == "NHD" else (k.transpose(1, 2), v.transpose(1, 2))
-
-
 def _integers(**named: Tensor) -> None:
     for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}, but must be a list of int32 in a torch tensor")
         if value.dtype != torch.int32 or value.dim() != 1:
             raise TypeError(f"{name} holds {value.dtype} of shape {list(value.shape)}, but must be a list of int32")
 
@@ -212,27 +228,35 @@ def paged(indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int
     return {"page_table": table, "seqused_k": keys}
 
 
+def rows_of(count: int, batch: int) -> Tensor:
+    """Where queries begin when each sequence has so many."""
+    if count < 1:
+        raise ValueError(f"q_len_per_req is {count}, but must be 1 or more")
+    return torch.arange(0, count * batch + 1, count, dtype=torch.int32)
+
+
 def masks(qo_indptr: Tensor, keys: Tensor, longest: int, custom: Tensor | None, bits: Tensor | None) -> _side.Side:
     """FlashInfer's flat masks, ``queries × keys`` of one sequence after the other, as one dense tensor."""
-    if custom is None and bits is None:
+    name, given = ("custom_mask", custom) if bits is None else ("packed_custom_mask", bits)
+    if given is None:
         return {}
+    if given.dtype not in (torch.uint8,) + (() if bits is not None else (torch.bool,)):
+        raise TypeError(f"{name} holds {given.dtype}, but must hold {'booleans' if bits is None else 'bits in uint8'}; True shows a key")
     queries = (qo_indptr[1:] - qo_indptr[:-1]).tolist()
     dense = torch.zeros(len(queries), 1, max([1, *queries]), longest, dtype=torch.bool)
-    at = 0
+    given, at = given.reshape(-1).cpu(), 0
     for b, (rows, columns) in enumerate(zip(queries, keys.tolist())):
         size = rows * columns
+        # Each sequence begins with a new byte, the lowest bit first.
+        part = given[at : at + (size if bits is None else -(-size // 8))]
+        at += part.numel()
         if bits is not None:
-            # Each sequence begins with a new byte, the lowest bit first.
-            size_bytes = -(-size // 8)
-            part = bits[at : at + size_bytes].cpu()
-            single = (part[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
-            flat, at = single.reshape(-1)[:size].bool(), at + size_bytes
-        else:
-            assert custom is not None
-            flat, at = custom.reshape(-1)[at : at + size].cpu().bool(), at + size
-        if flat.numel() != size:
-            raise ValueError(f"the mask ends in sequence {b}, which has {rows} queries and {columns} keys")
-        dense[b, 0, :rows, :columns] = flat.reshape(rows, columns)
+            part = ((part[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).reshape(-1)[:size]
+        if part.numel() != size:
+            raise ValueError(f"{name} ends in sequence {b}, which has {rows} queries and {columns} keys")
+        dense[b, 0, :rows, :columns] = part.reshape(rows, columns).bool()
+    if at != given.numel():
+        raise ValueError(f"{name} has {given.numel()} values, but {at} belong to the queries and keys that are planned")
     return {"mask": dense}
 
 
@@ -243,28 +267,45 @@ def _scales_of_codes(q: Tensor, k: Tensor) -> _side.Side:
     return side | {"scales_per": "tensor"} if side else side
 
 
+def _scale(name: str, scale: Any) -> float:
+    if isinstance(scale, Tensor) and scale.numel() != 1:
+        raise NotImplementedError(f"{name}_scale has shape {list(scale.shape)}: evosdpa's wrappers take one for the whole tensor")
+    return 1.0 if scale is None else float(scale)
+
+
 def _dtype(kind: Any) -> torch.dtype | None:
-    found = getattr(torch, kind) if isinstance(kind, str) else kind
-    return found if isinstance(found, torch.dtype) else None
+    found = getattr(torch, kind, None) if isinstance(kind, str) else kind
+    if kind is not None and not isinstance(found, torch.dtype):
+        raise TypeError(f"a data type is {kind!r}; give one of torch's, or its name")
+    return found
+
+
+def _types(q: Any, kv: Any, out: Any) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """What queries and keys must be. Outputs are of the queries' type, and bfloat16 where those are codes."""
+    queries, keys, wanted = (_dtype(kind) for kind in (q, kv, out))
+    made = torch.bfloat16 if queries in _EIGHT_BIT else queries
+    if wanted is not None and wanted != made:
+        if queries is not None or wanted not in (torch.float32, torch.float16, torch.bfloat16):
+            raise NotImplementedError(f"o_data_type is {wanted}: outputs are of the queries' type, bfloat16 for codes; convert the result")
+        queries = wanted
+    return queries, keys
 
 
 #: Options that choose among FlashInfer's kernels, or give them memory or what follows from other arguments: results are the same without.
 _STEERING = frozenset(
     "backend jit_args jit_kwargs use_tensor_cores non_blocking allow_fp16_qk_reduction disable_split_kv fixed_split_size block_tables "
-    "seq_lens seq_lens_q max_token_per_sequence max_sequence_kv".split()
+    "seq_lens seq_lens_q max_token_per_sequence max_sequence_kv use_fp16_qk_reduction use_fp16_softmax".split()
 )
+#: What others are when they say nothing. One query sees nothing behind it, whatever the window there.
+_NEUTRAL = {"q_len_per_req": (1,), "window_right": (0, -1), "o_scale": (1.0,)}
 
 
 def refuse_unknown(options: dict[str, Any]) -> None:
     """Anything else might change the result."""
     for name, value in options.items():
-        if value is not None and name not in _STEERING:
-            raise NotImplementedError(f"{name}={value!r} is not known to evosdpa's wrappers; leave it out")
-
-
-def refuse_output(wanted: Any, q: Any) -> None:
-    if wanted is not None and _dtype(wanted) != _dtype(q):
-        raise NotImplementedError(f"o_data_type is {wanted}: outputs are of the queries' type; convert the result")
+        if value is None or value is False or name in _STEERING or (type(value) in (int, float) and value in _NEUTRAL.get(name, (0,))):
+            continue
+        raise NotImplementedError(f"{name}={value!r} is not known to evosdpa's wrappers; leave it out")
 
 
 def given_back(out: Tensor, lse: Tensor, out_given: Tensor | None, lse_given: Tensor | None, return_lse: bool) -> Any:

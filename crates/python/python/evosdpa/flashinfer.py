@@ -14,6 +14,9 @@ with keys and values along its second dimension. Log-sum-exps are to base 2, ``[
 With ``use_cuda_graph=True`` and the buffers that FlashInfer takes then, a captured ``run`` reads what the last ``plan`` said: plan as
 often as you like between replays, for as many sequences as at first, and no more pages than the buffer of indices has.
 
+``run_return_lse`` is ``run(…, return_lse=True)``. ``forward`` and ``forward_return_lse`` are FlashInfer's older forms of both: scale, softcap,
+window and ``causal`` are what they are given, whatever was planned.
+
 Options that only steer FlashInfer's kernels (workspaces, backends, splits) change nothing here. Rotary embedding and ALiBi inside the
 kernel, and masks of one's own under ``use_cuda_graph``, raise ``NotImplementedError``.
 """
@@ -41,6 +44,8 @@ class _Wrapper:
 
     #: Buffers for graphs: the first says how many sequences there are, one that ends in ``indices`` how many pages.
     _BUFFERS: tuple[str, ...] = ()
+    #: What :meth:`forward` takes where nobody says whether it is causal; ``None`` is as planned.
+    _CAUSAL: bool | None = False
 
     def __init__(self, float_workspace_buffer: Any = None, kv_layout: str = "NHD", use_cuda_graph: bool = False, **steering: Any) -> None:
         del float_workspace_buffer  # memory of FlashInfer's kernels
@@ -59,14 +64,84 @@ class _Wrapper:
             raise RuntimeError("call plan() before run()")
         return self._planned
 
+    def run(self, *tensors: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def run_return_lse(self, *tensors: Any, **options: Any) -> Any:
+        """:meth:`run` with the log-sum-exp."""
+        return self.run(*tensors, **{**options, "return_lse": True})
+
+    def forward(
+        self,
+        *tensors: Any,
+        causal: bool | None = None,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """:meth:`run` with these instead of what was planned, from now on."""
+        del rope_scale, rope_theta, use_fp16_qk_reduction
+        planned = self._plan()
+        planned.move_to(tensors[0].device)
+        self._planned = planned.changed(self._CAUSAL if causal is None else causal, window_left, logits_soft_cap, sm_scale, pos_encoding_mode)
+        return self.run(*tensors, **options)
+
+    def forward_return_lse(self, *tensors: Any, **options: Any) -> Any:
+        """:meth:`forward` with the log-sum-exp."""
+        return self.forward(*tensors, **{**options, "return_lse": True})
+
     def end_forward(self) -> None:
         """Does nothing, as in FlashInfer."""
 
 
-class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
+class _Paged(_Wrapper):
+    """Over a paged cache."""
+
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        *,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        window_left: int | None = None,
+        sinks: Tensor | None = None,
+        enable_pdl: bool | None = None,
+        **steering: Any,
+    ) -> Any:
+        """Attention of ``q``, ``[tokens, heads, dim]``: the output of the same form, with ``return_lse`` and ``[tokens, heads]``."""
+        del enable_pdl
+        _flashinfer.refuse_unknown(steering)
+        plan, scales = self._plan(), (q_scale, k_scale, v_scale)
+        k, v = plan.pages_of(paged_kv_cache, self._layout)
+        if not return_lse and out is None:
+            done = plan.straight(q, k, v, scales, window_left, sinks)
+            if done is not None:
+                return done
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        if plan.one_query:
+            result, found = plan.attend(q.unsqueeze(2), k, v, scales, window_left, sinks)
+            result, found = result.squeeze(2), found.squeeze(2)
+        else:
+            result, found = plan.attend(q.transpose(0, 1).unsqueeze(0), k, v, scales, window_left, sinks)
+            result, found = result[0].transpose(0, 1), found[0].T
+        return _flashinfer.given_back(result, found, out, lse, return_lse)
+
+
+class BatchDecodeWithPagedKVCacheWrapper(_Paged):
     """One query a sequence, over a paged cache."""
 
     _BUFFERS = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+    _CAUSAL = None
 
     def plan(
         self,
@@ -87,55 +162,33 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         sm_scale: float | None = None,
         rope_scale: float | None = None,
         rope_theta: float | None = None,
+        q_len_per_req: int = 1,
         **steering: Any,
     ) -> None:
-        """Sequence ``i`` has the pages ``indices[indptr[i] : indptr[i + 1]]``, the last filled with ``last_page_len[i]`` tokens."""
+        """Sequence ``i`` has the pages ``indices[indptr[i] : indptr[i + 1]]``, the last filled with ``last_page_len[i]`` tokens.
+        ``q_len_per_req`` queries of each are its last tokens."""
         del rope_scale, rope_theta
         _flashinfer.refuse_unknown(steering)
-        _flashinfer.refuse_output(o_data_type, q_data_type or data_type)
+        side = _flashinfer.paged(indptr, indices, last_page_len, page_size)
+        if q_len_per_req != 1:
+            side |= _flashinfer.packed("q", _flashinfer.rows_of(q_len_per_req, last_page_len.numel()))
         self._planned = _flashinfer.Plan(
-            self._side(_flashinfer.paged(indptr, indices, last_page_len, page_size)),
+            self._side(side),
             (num_qo_heads, num_kv_heads),
             (head_dim, head_dim),
-            causal=False,
+            page_size=page_size,
+            causal=q_len_per_req != 1,
             window_left=window_left,
             logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale,
             pos_encoding_mode=pos_encoding_mode,
-            data_types=(q_data_type or data_type, kv_data_type or data_type or q_data_type),
+            data_types=(q_data_type or data_type, kv_data_type or data_type or q_data_type, o_data_type),
         )
 
     begin_forward = plan
 
-    def run(
-        self,
-        q: Tensor,
-        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
-        *,
-        q_scale: float | None = None,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
-        out: Tensor | None = None,
-        lse: Tensor | None = None,
-        return_lse: bool = False,
-        window_left: int | None = None,
-        sinks: Tensor | None = None,
-        enable_pdl: bool | None = None,
-    ) -> Any:
-        """Attention of ``q``, ``[sequences, heads, dim]``: the output of the same form, with ``return_lse`` and ``[sequences, heads]``."""
-        del enable_pdl
-        k, v = _flashinfer.halves(paged_kv_cache)
-        plan, scales = self._plan(), (q_scale, k_scale, v_scale)
-        if not return_lse and out is None:
-            done = plan.straight(q, *_flashinfer.by_token(k, v, self._layout), scales, window_left, sinks, True)
-            if done is not None:
-                return done
-        k, v = _flashinfer.by_head(k, v, self._layout)
-        result, found = plan.attend(q.unsqueeze(2), k, v, scales, window_left, sinks)
-        return _flashinfer.given_back(result.squeeze(2), found.squeeze(2), out, lse, return_lse)
 
-
-class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
+class BatchPrefillWithPagedKVCacheWrapper(_Paged):
     """Packed queries, over a paged cache."""
 
     _BUFFERS = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
@@ -169,7 +222,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         """Sequence ``i`` has the queries ``qo_indptr[i] … qo_indptr[i + 1]``, and pages as in decoding."""
         del rope_scale, rope_theta, use_fp16_qk_reduction
         _flashinfer.refuse_unknown(steering)
-        _flashinfer.refuse_output(o_data_type, q_data_type)
         side = _flashinfer.paged(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         side |= _flashinfer.packed("q", qo_indptr)
         masks = _flashinfer.masks(qo_indptr, side["seqused_k"], side["page_table"].size(1) * page_size, custom_mask, packed_custom_mask)
@@ -177,42 +229,16 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             self._side(side | masks),
             (num_qo_heads, num_kv_heads),
             (head_dim_qk, head_dim_vo or head_dim_qk),
+            page_size=page_size,
             causal=causal and not masks,
             window_left=window_left,
             logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale,
             pos_encoding_mode=pos_encoding_mode,
-            data_types=(q_data_type, kv_data_type or q_data_type),
+            data_types=(q_data_type, kv_data_type or q_data_type, o_data_type),
         )
 
     begin_forward = plan
-
-    def run(
-        self,
-        q: Tensor,
-        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
-        *,
-        q_scale: float | None = None,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
-        out: Tensor | None = None,
-        lse: Tensor | None = None,
-        return_lse: bool = False,
-        window_left: int | None = None,
-        sinks: Tensor | None = None,
-        enable_pdl: bool | None = None,
-    ) -> Any:
-        """Attention of packed ``q``, ``[tokens, heads, dim]``."""
-        del enable_pdl
-        k, v = _flashinfer.halves(paged_kv_cache)
-        plan, scales = self._plan(), (q_scale, k_scale, v_scale)
-        if not return_lse and out is None:
-            done = plan.straight(q, *_flashinfer.by_token(k, v, self._layout), scales, window_left, sinks)
-            if done is not None:
-                return done
-        k, v = _flashinfer.by_head(k, v, self._layout)
-        result, found = plan.attend(q.transpose(0, 1).unsqueeze(0), k, v, scales, window_left, sinks)
-        return _flashinfer.given_back(result[0].transpose(0, 1), found[0].T, out, lse, return_lse)
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
@@ -246,7 +272,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         """Sequence ``i`` has the queries ``qo_indptr[i] … qo_indptr[i + 1]`` and the keys ``kv_indptr[i] … kv_indptr[i + 1]``."""
         del rope_scale, rope_theta, use_fp16_qk_reduction
         _flashinfer.refuse_unknown(steering)
-        _flashinfer.refuse_output(o_data_type, q_data_type)
         side = _flashinfer.packed("q", qo_indptr) | _flashinfer.packed("k", kv_indptr)
         keys = kv_indptr[1:] - kv_indptr[:-1]
         masks = _flashinfer.masks(qo_indptr, keys, side["max_seqlen_k"], custom_mask, packed_custom_mask)
@@ -259,7 +284,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale,
             pos_encoding_mode=pos_encoding_mode,
-            data_types=(q_data_type, kv_data_type or q_data_type),
+            data_types=(q_data_type, kv_data_type or q_data_type, o_data_type),
         )
 
     begin_forward = plan
@@ -279,9 +304,11 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         window_left: int | None = None,
         sinks: Tensor | None = None,
         enable_pdl: bool | None = None,
+        **steering: Any,
     ) -> Any:
         """Attention of packed tensors, ``[tokens, heads, dim]``."""
         del enable_pdl
+        _flashinfer.refuse_unknown(steering)
         plan, scales = self._plan(), (q_scale, k_scale, v_scale)
         if not return_lse and out is None:
             done = plan.straight(q, k, v, scales, window_left, sinks)
@@ -320,12 +347,14 @@ def single_prefill_with_kv_cache(
     v_scale: float | None = None,
     sinks: Tensor | None = None,
     return_lse: bool = False,
-    use_tensor_cores: bool = False,
-    use_fp16_qk_reduction: bool = False,
-    backend: str = "auto",
+    o_dtype: Any = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    **steering: Any,
 ) -> Any:
     """Queries of one sequence, ``[tokens, heads, dim]``, over its keys and values."""
-    del use_tensor_cores, use_fp16_qk_reduction, backend
+    del rope_scale, rope_theta
+    _flashinfer.refuse_unknown(steering)
     if _flashinfer.checked_layout(kv_layout) == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     wrapper = BatchPrefillWithRaggedKVCacheWrapper(None, "NHD")
@@ -344,5 +373,8 @@ def single_prefill_with_kv_cache(
         window_left=window_left,
         logits_soft_cap=logits_soft_cap,
         sm_scale=sm_scale,
+        q_data_type=q.dtype,
+        kv_data_type=k.dtype,
+        o_data_type=o_dtype,
     )
     return wrapper.run(q, k, v, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, sinks=sinks, return_lse=return_lse)
