@@ -83,6 +83,12 @@ class Facts:
         plan = self.plan() if sees_all and self.pattern.right == 0 and self._is_wide() else None
         return plan is not None and not plan.side
 
+    def within_sequences(self) -> Pattern | None:
+        """What each of packed sequences sees of its own tokens; ``None`` where the mask says more than that: chunks count from the first
+        token of all, for transformers."""
+        plan = self.plan() if self.shift == 0 and self.queries == self.keys else None
+        return self.pattern if plan is not None and not plan.side else None
+
     def is_nothing(self) -> bool:
         """Whether every query sees every key."""
         plan = self.plan() if self.pattern.right != 0 and self._is_wide() else None

@@ -66,10 +66,15 @@ def evosdpa_attention_forward(
     if not kwargs.keys() <= _HARMLESS:
         _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if isinstance(attention_mask, _deferred.DeferredMask) and _packed.has_lengths(kwargs):
-        facts = attention_mask.facts
-        if facts.is_causal_alone() or facts.is_nothing():
-            attention_mask, causal = None, not facts.is_nothing()  # lengths say where sequences are
+    if cache is not None or (query.shape[0] == 1 and _packed.has_lengths(kwargs)):
+        if cache is not None and indices is not None:
+            raise NotImplementedError(_words.argument("indices"))
+        pattern = _packed.pattern_of(attention_mask, cache, causal, kwargs)
+        alone = pattern is not None and position_bias is None and indices is None
+        if pattern is not None and alone and _torch.takes(query, key, value, dropout, scaling):
+            return _packed.attention(module, query, key, value, cache, pattern, scaling, softcap, s_aux, kwargs), None
+        if cache is None:
+            attention_mask = _packed.written_out(attention_mask, pattern, query.shape[2], key.shape[2], kwargs)
     if indices is not None:
         attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal and cache is None)
     is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
@@ -77,9 +82,6 @@ def evosdpa_attention_forward(
         out = _straight(query, key, value, attention_mask, causal, scaling, kwargs)
         if out is not None:
             return out, None
-    is_packed = position_bias is None and _packed.is_packed(query, attention_mask, cache, kwargs)
-    if is_packed and _torch.takes(query, key, value, dropout, scaling):
-        return _packed.attention(module, query, key, value, cache, causal, scaling, softcap, s_aux, kwargs), None
     # One query is the last one: it sees every key.
     causal = query.shape[2] > 1 and causal and attention_mask is None
     if cache is None:
