@@ -134,6 +134,20 @@ def test_rows_that_are_not_contiguous_are_copied():
     assert torch.equal(*steps) and torch.equal(caches[0], caches[2]) and torch.equal(caches[1], caches[3])
 
 
+@pytest.mark.parametrize("asked", [{}, {"causal": True}, {"window_size": (3, 5)}, {"attention_chunk": 4}])
+def test_queries_advance_under_every_mask(asked):
+    """Without one all are at the first position, as FlashAttention-3 has it."""
+    q, new, cache = torch.randn(1, 3, 2, 8), torch.randn(1, 3, 2, 8), torch.randn(1, 9, 2, 8)
+    angles = torch.rand(9, 4) * 6.28
+    turn = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "rotary_interleaved": False}
+    out = evosdpa.flash_attn_with_kvcache(q, cache.clone(), cache.clone(), new, new, cache_seqlens=4, **turn, **asked)
+    steps = torch.arange(3)
+    turned = lambda x, positions: reference.rotated(x, angles.cos(), angles.sin(), positions, False)  # noqa: E731
+    k, v = torch.cat([cache[0, :4], turned(new[0], 4 + steps)]), torch.cat([cache[0, :4], new[0]])
+    meant = {"causal": asked.get("causal", False), "window": asked.get("window_size", (-1, -1)), "chunk": asked.get("attention_chunk", 0)}
+    close(out[0], reference.attention(turned(q[0], 4 + steps * bool(asked)), k, v, **meant)[0])
+
+
 @pytest.mark.parametrize("lib", [torch.as_tensor, numpy.asarray])
 def test_a_cache_takes_nothing_and_gives_nothing(lib):
     """No new token, no query, no sequence: each is an empty step of a server."""

@@ -268,7 +268,7 @@ def flash_attn_with_kvcache(
     New ``k`` and ``v`` (``[batch, new, heads, dim]``, or packed with ``cu_seqlens_k_new``) are written into the cache *in
     place* behind them first, and attended like all others. With ``rotary_cos`` and ``rotary_sin`` (``[positions, rotary
     dimension / 2]``) new keys and the queries are turned first, from position ``cache_seqlens`` (or ``rotary_seqlens``) on;
-    without ``causal`` or a window all queries are at the first position.
+    without ``causal``, a window or a chunk all queries are at the first position.
 
     With ``return_softmax_lse`` the result is ``(out, lse)``, ``lse`` float32 ``[batch, heads, queries]`` or ``[heads, tokens]``.
 
@@ -366,7 +366,8 @@ def flash_attn_with_kvcache(
         turn = None
         if rotary_cos is not None:
             first = cache_seqlens if rotary_seqlens is None else rotary_seqlens
-            turn = (q, rotary_cos, rotary_sin, first, cu_seqlens_q, window[:2] != (-1, -1), rotary_interleaved)
+            advance = window[:2] != (-1, -1) or bool(attention_chunk)
+            turn = (q, rotary_cos, rotary_sin, first, cu_seqlens_q, advance, rotary_interleaved)
         # Nothing is written if anything behind it would be refused.
         lib.check_step(append, {**place, **rotary}, turn, q, softmax_scale, window, {**side, "seqused_k": filled})
         if 0 not in k.shape:
