@@ -144,6 +144,9 @@ REFUSED_BEHIND = {
     "window": {"window_size": (-5, 0)},
     "queries' places": {"q": torch.randn(2, 4, 16), "cu_seqlens_q": torch.tensor([0, 5, 2], dtype=torch.int32), "max_seqlen_q": 2},
     "an inner stride": {"v_cache": torch.randn(2, 32, 2, 32)[..., ::2]},
+    "a cache for more sequences": {"k_cache": torch.randn(3, 32, 2, 16), "v_cache": torch.randn(3, 32, 2, 16)},
+    "more sequences, capped": {"k_cache": torch.randn(3, 32, 2, 16), "v_cache": torch.randn(3, 32, 2, 16), "softcap": 2.0},
+    "a table for more sequences": {"page_table": torch.tensor([[0], [1], [0]], dtype=torch.int32)},
     "a query's angle": {"q": torch.randn(2, 9, 4, 16), "causal": True, "rotary_cos": torch.ones(25, 8), "rotary_sin": torch.ones(25, 8)},
 }
 
