@@ -188,13 +188,22 @@ def test_what_is_wrong_is_named():
     prefill, lengths = flashinfer.BatchPrefillWithPagedKVCacheWrapper(), integers([0, *itertools.accumulate(QUERIES)])
     count = sum(rows * columns for rows, columns in zip(QUERIES, KEYS))
     for error, words, more in [
-        (ValueError, f"custom_mask has {count + 1} values, but {count} belong", {"custom_mask": torch.ones(count + 1, dtype=torch.bool)}),
-        (ValueError, "custom_mask ends in sequence 2", {"custom_mask": torch.ones(count - 1, dtype=torch.bool)}),
+        (ValueError, f"custom_mask has {count + 1} values, but .* planned have {count}", {"custom_mask": torch.ones(count + 1, dtype=torch.bool)}),
+        (ValueError, f"custom_mask has {count - 1} values", {"custom_mask": torch.ones(count - 1, dtype=torch.bool)}),
         (TypeError, "custom_mask holds torch.float32", {"custom_mask": torch.zeros(count)}),
         (TypeError, "packed_custom_mask holds torch.bool", {"packed_custom_mask": torch.ones(count, dtype=torch.bool)}),
     ]:
         with pytest.raises(error, match=words):
             prefill.plan(lengths, indptr, indices, last, *sizes, **more)
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper()
+    for words, q_indptr, kv_indptr in [
+        (r"qo_indptr is \[0, 3, 2\]", integers([0, 3, 2]), integers([0, 3, 4])),
+        ("kv_indptr is .* not go back", integers([0, 3, 4]), integers([0, 2**31 - 1, -(2**31)])),
+        ("qo_indptr is empty", integers([]), integers([0])),
+        ("queries are of 2 sequences, keys of 1", integers([0, 3, 4]), integers([0, 4])),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            ragged.plan(q_indptr, kv_indptr, HEADS, HEADS_KV, DIM, custom_mask=torch.ones(4, dtype=torch.bool))
 
 
 def test_what_says_nothing_is_taken():

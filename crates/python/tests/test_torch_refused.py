@@ -94,6 +94,7 @@ def test_what_is_wrong_is_named():
         (ValueError, r"page_table has shape \[2\]", {"page_table": table[0]}),
         (ValueError, "1 rows, but there are 2", {"page_table": table[:1]}),
         (ValueError, "uses 5 keys", {"page_table": table, "cache_seqlens": 5}),
+        (ValueError, "page_table has no columns", {"page_table": table[:, :0], "k": new, "v": new, "cache_seqlens": 0}),
         # The second sequence writes into a page that the first one reads.
         (ValueError, "sequences 1 and 0", {"page_table": table, "k": new, "v": new, "cache_seqlens": torch.tensor([1, 2], dtype=INT)}),
     ]:

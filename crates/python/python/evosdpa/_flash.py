@@ -358,7 +358,7 @@ def flash_attn_with_kvcache(
     side |= _given.scales(lib, q, k_cache, v_cache, batch, q_descale, k_descale, v_descale)
     (q,) = lib.rows(q)
     if k is not None:
-        _given.check_fit(q, k_cache)
+        _given.check_fit(q, k_cache, k, table)
         filled = _given.held_then(lib, k_cache, k, v, cache_seqlens, cu_seqlens_k_new)
         rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": rotary_seqlens}
         place = {"cache_seqlens": cache_seqlens, "cu_seqlens_k_new": cu_seqlens_k_new, "page_table": table, "cache_batch_idx": cache_batch_idx}

@@ -199,9 +199,14 @@ def _integers(**named: Tensor) -> None:
 
 
 def packed(which: str, indptr: Tensor) -> _side.Side:
-    _integers(**{f"{which}_indptr": indptr})
-    longest = int((indptr[1:] - indptr[:-1]).max()) if indptr.numel() > 1 else 1
-    return {f"cu_seqlens_{which}": indptr, f"max_seqlen_{which}": max(longest, 1)}
+    name = {"q": "qo_indptr", "k": "kv_indptr"}[which]
+    _integers(**{name: indptr})
+    if indptr.numel() < 1:
+        raise ValueError(f"{name} is empty, but must have one value more than there are sequences")
+    lengths = indptr.cpu().long().diff()
+    if int(indptr[0]) < 0 or bool((lengths < 0).any()):
+        raise ValueError(f"{name} is {indptr.tolist()}, but must start at 0 or more and not go back")
+    return {f"cu_seqlens_{which}": indptr, f"max_seqlen_{which}": max([1, *lengths.tolist()])}
 
 
 def paged(indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int) -> _side.Side:
@@ -242,21 +247,18 @@ def masks(qo_indptr: Tensor, keys: Tensor, longest: int, custom: Tensor | None, 
         return {}
     if given.dtype not in (torch.uint8,) + (() if bits is not None else (torch.bool,)):
         raise TypeError(f"{name} holds {given.dtype}, but must hold {'booleans' if bits is None else 'bits in uint8'}; True shows a key")
-    queries = (qo_indptr[1:] - qo_indptr[:-1]).tolist()
+    queries, columns = (qo_indptr[1:] - qo_indptr[:-1]).tolist(), keys.tolist()
+    if len(queries) != len(columns):
+        raise ValueError(f"queries are of {len(queries)} sequences, keys of {len(columns)}")
+    # Each sequence begins with a new byte, the lowest bit first.
+    sizes = [rows * count if bits is None else -(-rows * count // 8) for rows, count in zip(queries, columns)]
+    if given.numel() != sum(sizes):
+        raise ValueError(f"{name} has {given.numel()} values, but the queries and keys that are planned have {sum(sizes)}")
     dense = torch.zeros(len(queries), 1, max([1, *queries]), longest, dtype=torch.bool)
-    given, at = given.reshape(-1).cpu(), 0
-    for b, (rows, columns) in enumerate(zip(queries, keys.tolist())):
-        size = rows * columns
-        # Each sequence begins with a new byte, the lowest bit first.
-        part = given[at : at + (size if bits is None else -(-size // 8))]
-        at += part.numel()
+    for b, part in enumerate(given.reshape(-1).cpu().split(sizes)):
         if bits is not None:
-            part = ((part[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).reshape(-1)[:size]
-        if part.numel() != size:
-            raise ValueError(f"{name} ends in sequence {b}, which has {rows} queries and {columns} keys")
-        dense[b, 0, :rows, :columns] = part.reshape(rows, columns).bool()
-    if at != given.numel():
-        raise ValueError(f"{name} has {given.numel()} values, but {at} belong to the queries and keys that are planned")
+            part = ((part[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).reshape(-1)[: queries[b] * columns[b]]
+        dense[b, 0, : queries[b], : columns[b]] = part.reshape(queries[b], columns[b]).bool()
     return {"mask": dense}
 
 

@@ -109,8 +109,10 @@ def longest(name: str, cu_seqlens: Any, given: Any) -> int:
     return max(_side.whole(name, given), 1)
 
 
-def check_fit(q: Any, k_cache: Any) -> None:
+def check_fit(q: Any, k_cache: Any, k: Any, table: Any) -> None:
     """What would be refused only after new tokens are written."""
+    if table is not None and table.shape[1] == 0 and 0 not in k.shape:
+        raise ValueError("page_table has no columns: there is no page for new tokens")
     (heads, dim), (heads_kv, dim_kv) = q.shape[-2:], k_cache.shape[-2:]
     if heads_kv == 0 or heads % heads_kv or dim != dim_kv:
         raise ValueError(f"q has {heads} heads of {dim} elements, k_cache {heads_kv} of {dim_kv}: heads must be a multiple, elements as many")
