@@ -159,7 +159,7 @@ def scales(lib: ModuleType, q: Any, k: Any, v: Any, batch: int, q_descale: Any, 
     for name, tensor, given in (("q", q, q_descale), ("k", k, k_descale), ("v", v, v_descale)):
         if lib.facts(tensor)[0] not in _side.EIGHT_BIT:
             continue
-        times = heads // heads_kv if name == "q" else 1
+        times = heads // heads_kv if name == "q" and heads_kv else 1
         if given is None:
             side[f"{name}_scales"] = lib.ones(batch * heads_kv * times, tensor)
             continue

@@ -130,7 +130,7 @@ def sdpa(
         objection = _mask.objection(mask, q, k)
     if fallback and not (
         # A mask of one dimension is an error of torch's.
-        (mask is None or (objection is None and not is_causal and mask.dim() > 1 and _is_plain(mask)))
+        (mask is None or (refusal is None and objection is None and not is_causal and mask.dim() > 1 and _is_plain(mask)))
         and _can_take(q, k, v, scale, enable_gqa, refusal)
     ):
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
@@ -217,7 +217,8 @@ def flash_attention(
 
 def rows(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors whose last dimension is contiguous: others are copied, as FlashAttention's functions do."""
-    return tuple(x if x.stride(-1) == 1 or x.size(-1) == 1 else x.contiguous() for x in tensors)
+    # `contiguous` would leave a single column as it lies.
+    return tuple(x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format) for x in tensors)
 
 
 def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
@@ -337,6 +338,8 @@ def number(scale: Any) -> float | None:
     if isinstance(scale, Tensor):
         if scale.requires_grad:
             raise TypeError(_words.number_with_gradient())
+        if scale.numel() != 1:
+            raise TypeError(f"a scale or softcap is a tensor of shape {list(scale.shape)}; give one number")
         return float(scale)
     return cast("float | None", scale)
 
