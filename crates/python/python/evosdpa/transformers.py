@@ -34,7 +34,7 @@ NAME = "evosdpa"
 #: is to be returned.
 _HARMLESS = frozenset(
     """
-    block_table cache_position cu_seq_lens_k cu_seq_lens_q cu_seqlens deterministic labels logits_indices logits_processor_args
+    block_table cache_position cu_seq_lens_k cu_seq_lens_q cu_seqlens deterministic input_ids labels logits_indices logits_processor_args
     logits_to_keep max_length_k max_length_q max_seqlen max_seqlen_k max_seqlen_q
     num_items_in_batch num_logits_to_keep output_hidden_states output_router_logits past_key_values position_embeddings
     position_ids read_index return_dict seq_idx sliding_window token_type_ids use_cache write_index
