@@ -49,10 +49,11 @@ impl Mask {
             Self::Causal(alignment) => Band { lo: Band::FULL.lo, hi: alignment.offset(seq_q, seq_kv) },
             Self::Window { left, right, alignment } => {
                 let offset = alignment.offset(seq_q, seq_kv);
-                Band {
-                    lo: left.map_or(Band::FULL.lo, |left| (offset - left as i64).max(Band::FULL.lo)),
-                    hi: right.map_or(Band::FULL.hi, |right| (offset + right as i64).min(Band::FULL.hi)),
-                }
+                // As many keys as a number can say is a bound like any other: it hides nothing.
+                let reach = |keys: usize| i64::try_from(keys).unwrap_or(i64::MAX);
+                let lo = left.map(|left| offset.saturating_sub(reach(left)).max(Band::FULL.lo));
+                let hi = right.map(|right| offset.saturating_add(reach(right)).min(Band::FULL.hi));
+                Band { lo: lo.unwrap_or(Band::FULL.lo), hi: hi.unwrap_or(Band::FULL.hi) }
             }
         }
     }
@@ -115,6 +116,13 @@ mod tests {
         assert_eq!(picture(mask(Some(1), Some(0)), 4, 4), ["#...", "##..", ".##.", "..##"]);
         assert_eq!(picture(mask(None, Some(1)), 3, 4), ["##..", "###.", "####"]);
         assert_eq!(picture(mask(Some(0), None), 3, 3), ["###", ".##", "..#"]);
+        for far in [1 << 30, i64::MAX as usize, usize::MAX] {
+            for (queries, keys) in [(2, 5), (5, 2)] {
+                let mask =
+                    Mask::Window { left: Some(far), right: Some(far), alignment: Alignment::BottomRight };
+                assert_eq!(picture(mask, queries, keys), vec!["#".repeat(keys); queries]);
+            }
+        }
     }
 
     #[test]

@@ -111,6 +111,11 @@ impl Append {
                 }
             }
         }
+        // One memory for both, as latent attention has it, holds what is the same for both.
+        let [caches, new] = [&self.caches, &self.new].map(|pair| pair[0].address == pair[1].address);
+        if caches && (!new || self.rotary.is_some()) && shapes.iter().all(|shape| !shape.contains(&0)) {
+            return Err(Error::OneCache);
+        }
         Ok(shapes)
     }
 

@@ -143,12 +143,19 @@ impl Call<'_> {
         Ok(())
     }
 
+    /// Refuses what the shapes alone say is wrong.
+    pub fn check_shapes(&self) -> Result<(), Error> {
+        let [q, k, v] = [sizes("Q", self.q.shape)?, sizes("K", self.k.shape)?, sizes("V", self.v.shape)?];
+        Ok(self.problem()?.check_shapes(q, k, v).map_err(evosdpa::Error::from)?)
+    }
+
     /// Refuses what [`Call::run`] would refuse on a CPU, before anything is done.
     ///
     /// # Safety
     /// As [`Call::run`] on a CPU, for the inputs.
     pub unsafe fn check(&self) -> Result<(), Error> {
         let problem = self.problem()?;
+        self.check_shapes()?;
         // SAFETY: by this function's contract.
         unsafe {
             self.check_lists()?;

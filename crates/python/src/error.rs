@@ -78,6 +78,11 @@ pub enum Error {
         /// How many values.
         len: usize,
     },
+    /// One cache for keys and values, which get new tokens that differ.
+    #[error(
+        "k_cache and v_cache are the same memory, to which new keys and other new values are both written; give each its own"
+    )]
+    OneCache,
     /// New tokens that lie in the cache they go to.
     #[error("{new} lies in the memory of {cache}, which it is written to; copy it first")]
     NewInCache {

@@ -223,7 +223,7 @@ fn check_call(
         // SAFETY: the Python half holds the tensors and the lists, which are in this process's memory.
         return unsafe { call.check() }.map_err(raised);
     }
-    call.problem().map(drop).map_err(raised)
+    call.check_shapes().map_err(raised)
 }
 
 /// Lists come as `(address, length)`, the page table as `(address, (rows, columns), row stride)`, a bias as `(type, operand)`.

@@ -416,7 +416,14 @@ impl<'py> Served<'py> {
         };
         let dim_max = head_dim_max(gpu.is_some(), dtype);
         let rows = |a: &Operand, b: &Operand| a.shape[..3] == b.shape[..3];
+        // A block of the cache, or a row of the table, for each sequence, unless others are named.
+        let held = match (&side.page_table, packed_k) {
+            (Some(table), _) => table.shape[0],
+            (None, true) => batch,
+            (None, false) => k.shape[0],
+        };
         let ordinary = batch > 0
+            && (held == batch || side.cache_batch_idx.is_some())
             && rows(&k, &v)
             && q.shape[3] == k.shape[3]
             && q.shape[3].max(v.shape[3]) <= dim_max

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
+
+ROUNDING = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7}
+
+
+def cumulative(lengths):
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
+def close(ours, wanted):
+    torch.testing.assert_close(ours.double(), wanted, rtol=2 * ROUNDING.get(ours.dtype, 2.0**-20), atol=1e-3 if ours.dtype == torch.bfloat16 else 1e-5)
 
 
 def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0, chunk=0, slopes=None, sinks=None):

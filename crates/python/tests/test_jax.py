@@ -55,6 +55,12 @@ def test_masks_and_strides():
     close(lse, jax.nn.logsumexp(jnp.einsum("bhqd,bhkd->bhqk", *by_head[:2]) / 4, -1))
 
 
+def test_lengths_are_numbers_of_any_library():
+    (x,) = (jax.random.normal(jax.random.key(3), (2, 5, 4, 16)),)
+    wanted = evosdpa.flash_attn_with_kvcache(x, x, x, cache_seqlens=3)
+    assert (evosdpa.flash_attn_with_kvcache(x, x, x, cache_seqlens=numpy.int64(3)) == wanted).all()
+
+
 def test_kinds_may_be_mixed():
     q, k, v = drawn(Q, Q, Q)
     wanted = by_jax(q, k, v)

@@ -95,9 +95,18 @@ def test_refusals_and_the_fallback():
         evosdpa.sdpa(q, q, q, dropout_p=0.25)
     assert evosdpa.sdpa(q, q, q, dropout_p=0.25, fallback=True).shape == q.shape
     backwards = q.transpose(2, 3).contiguous().transpose(2, 3)
-    with pytest.raises(ValueError, match="head dimension has stride 8"):
-        evosdpa.sdpa(backwards, q, q)
-    torch.testing.assert_close(evosdpa.sdpa(backwards, q, q, fallback=True), F.scaled_dot_product_attention(q, q, q))
+    wanted = F.scaled_dot_product_attention(q, q, q)
+    for fallback in (True, False):  # what does not lie row by row is copied
+        torch.testing.assert_close(evosdpa.sdpa(backwards, q, backwards, fallback=fallback), wanted)
+        column = torch.randn(1, 2, 5, 2)[..., ::2]
+        torch.testing.assert_close(evosdpa.sdpa(column, column, column, fallback=fallback), F.scaled_dot_product_attention(column, column, column))
+        with pytest.raises(TypeError, match="attn_mask"):
+            evosdpa.sdpa(q.double(), q.double(), q.double(), [True], fallback=True)
+    with pytest.raises(TypeError, match=r"a scale or softcap is a tensor of shape \[2\]; give one number"):
+        evosdpa.sdpa(q, q, q, scale=torch.ones(2))
+    codes = torch.zeros(1, 3, 2, 8).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="number of key/value heads is 0"):
+        evosdpa.flash_attn_func(codes, codes[:, :, :0], codes[:, :, :0])
     with torch.no_grad():
         evosdpa.sdpa(*(q.clone().requires_grad_(),) * 3)
 

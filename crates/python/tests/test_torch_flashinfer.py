@@ -156,9 +156,14 @@ def test_what_is_wrong_is_named():
         (NotImplementedError, "ROPE_LLAMA", (indptr, indices, last), {"pos_encoding_mode": "ROPE_LLAMA"}),
         (NotImplementedError, "prefix_len_ptr=", (indptr, indices, last), {"prefix_len_ptr": indptr}),
         (NotImplementedError, "o_data_type", (indptr, indices, last), {"o_data_type": "float32", "q_data_type": "float16"}),
+        (NotImplementedError, "window_right=3", (indptr, indices, last), {"window_right": 3}),
+        (TypeError, "indices is a list", (indptr, [0, 1], last), {}),
+        (TypeError, "a data type is 'fp16'", (indptr, indices, last), {"q_data_type": "fp16"}),
+        (ValueError, "q_len_per_req is 0", (indptr, indices, last), {"q_len_per_req": 0}),
+        (ValueError, "4 query heads cannot share 0", (indptr, indices, last), {}),
     ]:
         with pytest.raises(error, match=words):
-            wrapper.plan(*given, *sizes, **more)
+            wrapper.plan(*given, *(sizes if "share 0" not in words else (HEADS, 0, DIM, PAGE)), **more)
     with pytest.raises(ValueError, match="needs paged_kv_indptr_buffer"):
         flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, "NHD", True)
     with pytest.raises(ValueError, match="NDH"):
@@ -171,6 +176,84 @@ def test_what_is_wrong_is_named():
         wrapper.run(torch.randn(3, HEADS, DIM), both)
     with pytest.raises(ValueError, match="planned with"):
         wrapper.run(torch.randn(3, 2, DIM), both)
+    q = torch.randn(3, HEADS, DIM)
+    for error, words, kv, more in [
+        (ValueError, "pages of 2 tokens in the layout NHD, but was planned with 4", both.transpose(2, 3), {}),
+        (ValueError, r"use \[pages, page size, heads, dim\]", (both[0, 0], both[0, 0]), {}),
+        (NotImplementedError, "kv_cache_sf=", both, {"kv_cache_sf": both}),
+        (NotImplementedError, r"k_scale has shape \[2\]", both, {"k_scale": torch.ones(2)}),
+    ]:
+        with pytest.raises(error, match=words):
+            wrapper.run(q, kv, **more)
+    prefill, lengths = flashinfer.BatchPrefillWithPagedKVCacheWrapper(), integers([0, *itertools.accumulate(QUERIES)])
+    count = sum(rows * columns for rows, columns in zip(QUERIES, KEYS))
+    for error, words, more in [
+        (ValueError, f"custom_mask has {count + 1} values, but .* planned have {count}", {"custom_mask": torch.ones(count + 1, dtype=torch.bool)}),
+        (ValueError, f"custom_mask has {count - 1} values", {"custom_mask": torch.ones(count - 1, dtype=torch.bool)}),
+        (TypeError, "custom_mask holds torch.float32", {"custom_mask": torch.zeros(count)}),
+        (TypeError, "packed_custom_mask holds torch.bool", {"packed_custom_mask": torch.ones(count, dtype=torch.bool)}),
+    ]:
+        with pytest.raises(error, match=words):
+            prefill.plan(lengths, indptr, indices, last, *sizes, **more)
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper()
+    for words, q_indptr, kv_indptr in [
+        (r"qo_indptr is \[0, 3, 2\]", integers([0, 3, 2]), integers([0, 3, 4])),
+        ("kv_indptr is .* not go back", integers([0, 3, 4]), integers([0, 2**31 - 1, -(2**31)])),
+        ("qo_indptr is empty", integers([]), integers([0])),
+        ("queries are of 2 sequences, keys of 1", integers([0, 3, 4]), integers([0, 4])),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            ragged.plan(q_indptr, kv_indptr, HEADS, HEADS_KV, DIM, custom_mask=torch.ones(4, dtype=torch.bool))
+
+
+def test_what_says_nothing_is_taken():
+    """Callers name every argument of FlashInfer's newest version."""
+    both, described, tokens = cache("NHD")
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*described, HEADS, HEADS_KV, DIM, PAGE, o_data_type="float32", window_right=0, q_len_per_req=1, disable_split_kv=True)
+    q = torch.randn(3, HEADS, DIM)
+    out = wrapper.run(q, both, kv_cache_sf=None, q_len_per_req=1, skip_softmax_threshold_scale_factor=None)
+    assert torch.equal(out, wrapper.run(q, both, return_lse=True)[0])
+    with pytest.raises(TypeError, match="planned with torch.float32"):
+        wrapper.run(q.half(), both.half())
+    codes = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    codes.plan(*described, HEADS, HEADS_KV, DIM, PAGE, data_type=torch.float8_e4m3fn, o_data_type=torch.bfloat16)
+    e4m3 = both.nan_to_num(0.0).to(torch.float8_e4m3fn)
+    assert codes.run(q.to(torch.float8_e4m3fn), e4m3).dtype == torch.bfloat16
+    named = {"rope_scale": None, "rope_theta": None, "kv_cache_sf": None, "scale_q": None, "o_dtype": torch.float32, "backend": "fa2"}
+    k, v = tokens[0]
+    torch.testing.assert_close(flashinfer.single_prefill_with_kv_cache(q[:1], k, v, **named), out[:1])
+    torch.testing.assert_close(flashinfer.single_decode_with_kv_cache(q[0], k, v, rope_scale=1.0, use_tensor_cores=True), out[0])
+
+
+def test_several_queries_of_each_sequence():
+    both, described, tokens = cache("HND")
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, "HND")
+    wrapper.plan(*described, HEADS, HEADS_KV, DIM, PAGE, q_len_per_req=2)
+    q = torch.randn(6, HEADS, DIM)
+    for out, lse in (wrapper.run_return_lse(q, both), wrapper.forward_return_lse(q, both)):
+        assert torch.equal(wrapper.run(q, both), out)
+        for b, (k, v) in enumerate(tokens):
+            check(out[2 * b : 2 * b + 2], lse[2 * b : 2 * b + 2], reference.attention(q[2 * b : 2 * b + 2], k, v, causal=True))
+
+
+def test_older_forms_of_run_say_again_what_was_planned():
+    both, described, tokens = cache("NHD")
+    q = torch.randn(sum(QUERIES), HEADS, DIM)
+    indptr = integers([0, *itertools.accumulate(QUERIES)])
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper()
+    wrapper.plan(indptr, *described, HEADS, HEADS_KV, DIM, PAGE, logits_soft_cap=1.0, window_left=1)
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper()
+    ragged.plan(indptr, integers([0, *itertools.accumulate(KEYS)]), HEADS, HEADS_KV, DIM, causal=True)
+    k, v = (torch.cat(parts) for parts in zip(*tokens))
+    for causal, window, cap, scale in ((True, 3, 2.0, 0.3), (False, -1, None, None)):
+        wanted = reference.varlen(q, k, v, QUERIES, KEYS, causal=causal, window=(window, -1), softcap=cap or 0.0, scale=scale)
+        named = {"causal": causal, "window_left": window, "logits_soft_cap": cap, "sm_scale": scale, "rope_theta": 1e4}
+        check(*wrapper.forward_return_lse(q, both, **named), wanted)
+        check(*wrapper.run(q, both, return_lse=True), wanted)
+        torch.testing.assert_close(ragged.forward(q, k, v, **named).double(), wanted[0], rtol=1e-5, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="ALIBI"):
+        wrapper.forward(q, both, pos_encoding_mode="ALIBI")
 
 
 def test_plans_for_graphs_stay_where_they_are():

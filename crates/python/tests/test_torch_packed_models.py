@@ -7,6 +7,7 @@ transformers = pytest.importorskip("transformers")
 
 import evosdpa
 import evosdpa.transformers  # noqa: E402
+import transformers_table as table  # noqa: E402
 
 
 def model(implementation, **changes):
@@ -39,6 +40,29 @@ def test_cumulative_lengths(monkeypatch):
     assert calls
     # The lengths are not decoration.
     assert not torch.allclose(ours(torch.cat(parts, dim=1)).logits, wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "llama4_text"])
+def test_lengths_hold_in_layers_with_windows(name):
+    """Windows, chunks, sinks and softcaps within each sequence; with gradients and compiled as well, where torch computes."""
+    _, ours = table.built(name)
+    parts = [torch.randint(3, 64, (1, length)) for length in (9, 5, 10)]
+    cu, tokens = torch.tensor([0, 9, 14, 24], dtype=torch.int32), torch.cat(parts, dim=1)
+    lengths = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 10, "max_length_k": 10}
+    places = {"use_cache": False, "position_ids": torch.cat([torch.arange(part.size(1)) for part in parts])[None]}
+    with torch.no_grad():
+        # For transformers chunks count from the first token of all.
+        alone = [ours(tokens, **places).logits] if name == "llama4_text" else [ours(part).logits for part in parts]
+        wanted = torch.cat(alone, dim=1)
+    ours.set_attn_implementation("evosdpa")
+    for learns in (False, True):
+        with torch.set_grad_enabled(learns):
+            torch.testing.assert_close(ours(tokens, **places, **lengths).logits.detach(), wanted, rtol=1e-3, atol=1e-3)
+    if name == "gpt_oss":
+        torch._dynamo.reset()
+        with torch.no_grad():
+            compiled = torch.compile(ours.forward, backend="eager")(tokens, **places, **lengths).logits
+        torch.testing.assert_close(compiled, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_continuous_batching(monkeypatch):

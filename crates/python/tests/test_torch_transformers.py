@@ -127,6 +127,9 @@ def test_unknown_arguments_are_refused_by_name():
     with pytest.raises(NotImplementedError, match="'output_attentions'.*attn_implementation=\"eager\"$"):
         layer(output_attentions=True)
     layer(output_attentions=False, sliding_window=3, position_ids=torch.arange(5)[None], use_cache=True)
+    layer(input_ids=torch.arange(5)[None])  # GLM-5-Next's layers get the tokens for their experts
+    with pytest.raises(NotImplementedError, match="'indices'"):
+        layer(indices=torch.zeros(1, 5, 2, dtype=torch.long), cache=object())
 
 
 def test_models_with_layers_of_their_own_are_refused_by_name():
@@ -220,10 +223,12 @@ def test_a_plan_says_what_the_mask_says(name, queries, keys, offset, first_key, 
             return
         assert torch.equal(written_out(plan, queries, keys), wanted)
         assert shifts or "leftpad_k" not in plan.side
+    # Told to torch without a mask, it is the same.
     key = torch.arange(keys)[None, :]
-    # Left out altogether, it is what transformers' own attention makes of nothing.
-    if _deferred.mask(**given) is None:
+    if mask.facts.is_causal_alone():
         assert torch.equal(wanted, (key <= torch.arange(queries)[:, None] + (keys if queries == 1 else 0)).expand_as(wanted))
+    assert wanted.all() or not mask.facts.is_nothing()
+    assert _deferred.mask(**given) is not None, "layers may say another thing than a mask that is left out"
 
 
 def written_out(plan, queries, keys):
@@ -242,6 +247,24 @@ def written_out(plan, queries, keys):
     if "mask" in side:
         said[..., :seen] &= side["mask"]
     return said
+
+
+@pytest.mark.parametrize("pattern", ["causal", "full"])
+def test_a_mask_counts_more_than_what_a_layer_says(pattern):
+    """PaliGemma's language model says that its layers are not causal, and is given a causal mask."""
+    config = transformers.LlamaConfig(**table.TEXT, **({} if pattern == "causal" else {"is_causal": False}))
+    model = transformers.LlamaModel._from_config(config, attn_implementation="eager").eval()
+    for layer in model.layers:
+        layer.self_attn.is_causal = pattern != "causal"
+    tokens = torch.randint(3, 64, (2, 12))
+    answers = []
+    for name in ("eager", "evosdpa"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            answers.append(model(tokens).last_hidden_state)
+        answers.append(model(tokens).last_hidden_state.detach())  # what somebody differentiates is torch's
+    for answer in answers[1:]:
+        torch.testing.assert_close(answer, answers[0], rtol=1e-4, atol=1e-4)
 
 
 def test_operations_on_a_mask_see_its_elements():

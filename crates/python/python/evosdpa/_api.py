@@ -45,8 +45,8 @@ def sdpa(
     """Attention with the meaning of ``torch.nn.functional.scaled_dot_product_attention``.
 
     Tensors are ``[batch, heads, sequence, head dimension]`` (or without the batch), in float32, float16 or bfloat16: torch
-    tensors on a CPU or a GPU, NumPy arrays, or anything with DLPack (JAX, CuPy), also mixed. They are read where they lie; any
-    strides will do as long as the head dimension is contiguous. The result is of the same kind as ``q``.
+    tensors on a CPU or a GPU, NumPy arrays, or anything with DLPack (JAX, CuPy), also mixed. They are read where they lie; only
+    a head dimension that is not contiguous is copied. The result is of the same kind as ``q``.
 
     ``is_causal`` masks from the top left, as PyTorch does: query ``i`` sees keys ``0 … i``. ``attn_mask`` may have any shape
     that spreads to ``[batch, heads, queries, keys]`` and any strides: booleans, of which False hides a key, or float32 or numbers

@@ -61,7 +61,7 @@ def flash_attention(
             out, lse = side.flash_attention(*tensors, *rest)
             return out.numpy(), None if lse is None else lse.numpy()
         raise NotImplementedError(_words.torch_is_missing(refusal) if fallback else refusal)
-    _check_dimensions(q, k, v)
+    _check_dimensions(q, k, v, layout=_words.BY_TOKEN)
     q, k, v = (array.swapaxes(1, 2) for array in (q, k, v))
     out, lse = forward(q, k, v, softmax_scale, _window.flash_window(causal, window_size), with_lse, high)
     return out.swapaxes(1, 2), lse
@@ -101,10 +101,13 @@ def forward(
         native, held = _side.described(side, _fact, "cpu")
         if kv_dtype is not None:
             native["kv_dtype"] = kv_dtype
-    if _side.sees_nothing(native, out.size, k.shape[2]):
+    if _side.sees_nothing(native, out.size if lse is None else lse.size, k.shape[2]):
+        if out.size:
+            _side.check_unused(side)
         out.fill(0)
         if lse is not None:
-            lse[...] = side["sinks"][:, None] if side and side.get("sinks") is not None else -numpy.inf
+            has_sinks = side and side.get("sinks") is not None and not _side.has_no_sequence(native)
+            lse[...] = side["sinks"][:, None] if side and has_sinks else -numpy.inf
         return out, lse
     operands = (_described(q), _described(k), _described(v), _described(out))
     lse_address = 0 if lse is None else _native.described(lse)[0]
@@ -136,7 +139,7 @@ def _readable(array: Any) -> Any:
     size = array.itemsize
     steps = [stride for stride, count in zip(array.strides, array.shape) if count > 1]
     is_readable = flags.aligned and all(step >= 0 and step % size == 0 for step in steps)
-    is_readable = is_readable and (array.shape[3] <= 1 or array.strides[3] == size)
+    is_readable = is_readable and (array.shape[-1] <= 1 or array.strides[-1] == size)
     return array if is_readable else numpy.array(array, order="C")
 
 
@@ -197,10 +200,10 @@ def _code(dtype: Any) -> int | None:
     return _codes[dtype]
 
 
-def _check_dimensions(*arrays: Any) -> None:
+def _check_dimensions(*arrays: Any, layout: str = _words.BY_HEAD) -> None:
     for array in arrays:
         if array.ndim != 4:
-            raise ValueError(_words.dimensions(array.ndim))
+            raise ValueError(_words.dimensions(array.ndim, layout))
 
 
 def _broadcast_batch(*arrays: Any) -> list[Any]:

@@ -38,12 +38,17 @@ def check_step(
     """Refuses a call of which a part would be refused when new tokens are written already."""
     k_cache, v_cache, k, v, interleaved = append
     _check_cache(k_cache, v_cache, k, v)
-    if q.dtype != k_cache.dtype:
+    are_codes = k_cache.dtype.name in _side.EIGHT_BIT
+    if q.dtype != k_cache.dtype and not are_codes:
         raise TypeError(f"q, k and v hold {q.dtype}, {k_cache.dtype} and {v_cache.dtype}; convert them to one type")
-    code = _arrays._CODES[k_cache.dtype.name]
-    native, held = _side.described(place, _arrays._fact, "cpu")
+    code, kv_code = (_side.CODES[x.dtype.name] for x in (q, k_cache))
     k_old, v_old = _operand(k_cache), _operand(v_cache)
-    _native.check_append(code, k_old, v_old, _operand(k), _operand(v), _side.with_rotary(native, interleaved))
+    if 0 not in k.shape:
+        native, held = _side.described(place, _arrays._fact, "cpu")
+        _native.check_append(kv_code, k_old, v_old, _operand(k), _operand(v), _side.with_rotary(native, interleaved))
+        del held  # had to live until here
+    if 0 in q.shape:
+        return
     if turn is not None:
         x, cos, sin, first, cu_seqlens, advance, interleaved = turn
         named = {"rotary_cos": cos, "rotary_sin": sin, "rotary_seqlens": first, "cu_seqlens_q": cu_seqlens}
@@ -52,9 +57,11 @@ def check_step(
         _native.check_rotate(code, _operand(x), angles, more["rotary_seqlens"], more.get("cu_seqlens_q"), advance)
         del held_too  # had to live until here
     beside, held_also = _side.described(side, _arrays._fact, "cpu")
+    if are_codes:
+        beside["kv_dtype"] = kv_code
     asked = _operand(_arrays._readable(q if q.ndim == 4 else q[None]))
     _native.check_call(code, asked, k_old, v_old, scale, window, beside, True)
-    del held, held_also  # had to live until here
+    del held_also  # had to live until here
 
 
 def _operand(x: Any) -> Any:
@@ -115,7 +122,12 @@ def number(x: Any) -> float:
 
 
 def float32(x: Any) -> Any:
-    return x.astype("float32", copy=False)
+    return numpy.ascontiguousarray(x, "float32")
+
+
+def rows(*arrays: Any) -> tuple[Any, ...]:
+    """With a contiguous last dimension."""
+    return tuple(map(_arrays._readable, arrays))
 
 
 def repeated(x: Any, times: int) -> Any:

@@ -30,6 +30,8 @@ def check_plain(**named: Tensor) -> None:
             raise TypeError(f"{name} is {'nested' if x.is_nested else x.layout}; give a plain tensor")
         if _torch.is_differentiated(x):
             raise NotImplementedError(_words.without_fallback(_words.autograd()))
+        if x.device.type not in ("cpu", "cuda"):
+            raise NotImplementedError(_words.without_fallback(_words.device(x.device)))
         if x.dtype not in ALL_CODES:
             raise NotImplementedError(f"{name} holds {x.dtype}; no kernel reads it: use {_words.element_types(x.dtype)}")
 
@@ -52,13 +54,15 @@ def check_step(
     if turn is not None and q.dtype not in CODES:
         raise NotImplementedError(f"q holds {q.dtype}: rotary embedding turns float32, float16 and bfloat16")
     reads = not q.is_cuda or is_checked(q)
-    if reads:
+    if reads and 0 not in k.shape:
         copies, copied = _copied(place)
         k_old, v_old, k_new, v_new = (_operand(x if x.dim() == 4 else x.unsqueeze(0)) for x in (k_cache, v_cache, k, v))
         _native.check_append(ALL_CODES[k_cache.dtype], k_old, v_old, k_new, v_new, _side.with_rotary(copies, interleaved))
-        if turn is not None:
-            _check_turn(*turn)
         del copied  # had to live until here
+    if 0 in q.shape:
+        return
+    if reads and turn is not None:
+        _check_turn(*turn)
     here = {name: value.cpu() if isinstance(value, Tensor) and reads else value for name, value in side.items()}
     native, held = _side.described(here, described, "cpu" if reads else str(q.device))
     if k_cache.dtype != q.dtype:
@@ -105,7 +109,11 @@ def number(x: Any) -> float | None:
 
 
 def float32(x: Tensor) -> Tensor:
-    return x.to(torch.float32)
+    return x.to(torch.float32).contiguous()
+
+
+def rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return _torch.rows(*tensors)
 
 
 def repeated(x: Tensor, times: int) -> Tensor:

@@ -83,6 +83,12 @@ class Facts:
         plan = self.plan() if sees_all and self.pattern.right == 0 and self._is_wide() else None
         return plan is not None and not plan.side
 
+    def within_sequences(self) -> Pattern | None:
+        """What each of packed sequences sees of its own tokens; ``None`` where the mask says more than that: chunks count from the first
+        token of all, for transformers."""
+        plan = self.plan() if self.shift == 0 and self.queries == self.keys else None
+        return self.pattern if plan is not None and not plan.side else None
+
     def is_nothing(self) -> bool:
         """Whether every query sees every key."""
         plan = self.plan() if self.pattern.right != 0 and self._is_wide() else None
@@ -197,18 +203,16 @@ def learn(model: Any) -> None:
 
 
 def mask(**arguments: Any) -> Tensor | None:
-    """In the place of transformers' ``sdpa_mask``, for its mask registry."""
-    if not _may_be_left_out.get(type(arguments.get("config")), False):
+    """In the place of transformers' ``sdpa_mask``, for its mask registry. A mask is there even where it says no more than that a model is
+    causal, or that it is not: layers may say another thing themselves (PaliGemma's)."""
+    traced = _is_traced(arguments)
+    facts = None if traced else _facts(arguments)
+    if facts is not None:
+        return DeferredMask(facts, arguments)
+    if not traced or not _may_be_left_out.get(type(arguments.get("config")), False):
         arguments |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    facts = None if _is_traced(arguments) else _facts(arguments)
-    if facts is None:
-        written: Tensor | None = _sdpa_mask(**arguments)
-        return written
-    if arguments.get("allow_is_causal_skip", True) and facts.is_causal_alone():
-        return None
-    if arguments.get("allow_is_bidirectional_skip", False) and facts.is_nothing():
-        return None
-    return DeferredMask(facts, arguments)
+    written: Tensor | None = _sdpa_mask(**arguments)
+    return written
 
 
 def recognised(function: Any) -> Pattern | None:

@@ -3,6 +3,7 @@ back to the library of the queries in the same way."""
 
 from __future__ import annotations
 
+import numbers
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -25,7 +26,7 @@ def again(function: Any, given: dict[str, Any]) -> Any:
         if name not in given:
             continue  # the result, and what the function has put aside
         tensor = arguments[name] = given[name]
-        if kind not in ("Any", "Array") or isinstance(tensor, int) or (tensor is None and name not in required):
+        if kind not in ("Any", "Array") or isinstance(tensor, numbers.Integral) or (tensor is None and name not in required):
             continue
         if name in _WRITTEN and given["k"] is not None:
             _check_writable(name, tensor)

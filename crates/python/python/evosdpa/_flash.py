@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+import numbers
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import _arrays, _binding, _exchange, _side, _window, _words
+from . import _binding, _exchange, _given, _side, _window, _words
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -151,33 +151,37 @@ def flash_attn_varlen_func(
         )
         if done is not None:
             return done
-    lib = _library(q)
+    lib = _given.library(q)
     if lib is None:
         return _exchange.again(flash_attn_varlen_func, locals())
-    _refuse(qv, dropout_p)
-    table = _one_of(page_table=page_table, block_table=block_table)
-    _expect(lib, q, 3, q=q, **({} if table is not None else {"k": k, "v": v}))
-    batch = _count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
-    _integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    _integers(lib, q, batch, seqused_q=seqused_q, seqused_k=seqused_k)
+    _given.refuse(qv, dropout_p)
+    table = _given.one_of(page_table=page_table, block_table=block_table)
+    _given.expect(lib, q, 3, q=q)
+    _given.expect(lib, q, 3 if table is None else 4, k=k, v=v)
+    batch = _given.count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
+    _given.integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _given.integers(lib, q, batch, seqused_q=seqused_q, seqused_k=seqused_k)
     side: _side.Side = {
         "cu_seqlens_q": cu_seqlens_q,
-        "max_seqlen_q": _longest(cu_seqlens_q, max_seqlen_q),
+        "max_seqlen_q": _given.longest("max_seqlen_q", cu_seqlens_q, max_seqlen_q),
         "seqused_q": seqused_q,
         "seqused_k": seqused_k,
     }
     if table is not None:
-        _table(lib, q, table)
+        _given.check_table(lib, q, table)
         if seqused_k is None and cu_seqlens_k is not None:
             side["seqused_k"] = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         side["page_table"] = table
     elif cu_seqlens_k is None:
         raise ValueError("cu_seqlens_k is missing: packed keys need it, or a page_table")
     else:
-        side |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": _longest(cu_seqlens_k, max_seqlen_k)}
-    side |= _scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
-    side |= _scales(lib, q, k, v, batch, q_descale, k_descale, v_descale)
-    q, k, v = q[None], *((k, v) if table is not None else (k[None], v[None]))
+        side |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": _given.longest("max_seqlen_k", cu_seqlens_k, max_seqlen_k)}
+    side |= _given.scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
+    side |= _given.scales(lib, q, k, v, batch, q_descale, k_descale, v_descale)
+    (q,) = lib.rows(q)
+    if table is None:
+        k, v = (x[None] for x in lib.rows(k, v))
+    q = q[None]
     tensors = (x.swapaxes(1, 2) for x in (q, k, v))
     out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, high, side)
     out = out.swapaxes(1, 2)[0]
@@ -264,7 +268,7 @@ def flash_attn_with_kvcache(
     New ``k`` and ``v`` (``[batch, new, heads, dim]``, or packed with ``cu_seqlens_k_new``) are written into the cache *in
     place* behind them first, and attended like all others. With ``rotary_cos`` and ``rotary_sin`` (``[positions, rotary
     dimension / 2]``) new keys and the queries are turned first, from position ``cache_seqlens`` (or ``rotary_seqlens``) on;
-    without ``causal`` or a window all queries are at the first position.
+    without ``causal``, a window or a chunk all queries are at the first position.
 
     With ``return_softmax_lse`` the result is ``(out, lse)``, ``lse`` float32 ``[batch, heads, queries]`` or ``[heads, tokens]``.
 
@@ -322,48 +326,53 @@ def flash_attn_with_kvcache(
         )
         if done is not None:
             return done
-    lib = _library(q)
+    lib = _given.library(q)
     if lib is None:
         return _exchange.again(flash_attn_with_kvcache, locals())
-    _refuse(qv, 0.0)
-    table = _one_of(page_table=page_table, block_table=block_table)
-    _expect(lib, q, 3 if cu_seqlens_q is not None else 4, q=q)
-    _expect(lib, q, 4, k_cache=k_cache, v_cache=v_cache)
-    batch = q.shape[0] if cu_seqlens_q is None else _count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
+    _given.refuse(qv, 0.0)
+    table = _given.one_of(page_table=page_table, block_table=block_table)
+    _given.expect(lib, q, 3 if cu_seqlens_q is not None else 4, q=q)
+    _given.expect(lib, q, 4, k_cache=k_cache, v_cache=v_cache)
+    batch = q.shape[0] if cu_seqlens_q is None else _given.count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
+    if not isinstance(cache_seqlens, int) and isinstance(cache_seqlens, numbers.Integral):
+        cache_seqlens = int(cache_seqlens)  # NumPy's
     if isinstance(cache_seqlens, int):
         if not 0 <= cache_seqlens < 2**31:
             raise ValueError(f"cache_seqlens is {cache_seqlens}, but must be the number of tokens that each sequence holds")
         cache_seqlens = lib.full_int32(batch, cache_seqlens, k_cache)
-    _integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new)
+    _given.integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new)
     lists = {"cache_seqlens": cache_seqlens, "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad}
-    _integers(lib, q, batch, **lists, rotary_seqlens=rotary_seqlens)
+    _given.integers(lib, q, batch, **lists, rotary_seqlens=rotary_seqlens)
     if table is not None:
-        _table(lib, q, table)
-    _check_rotary(k, rotary_cos, rotary_sin)
+        _given.check_table(lib, q, table)
+    _given.check_rotary(k, rotary_cos, rotary_sin)
     filled = cache_seqlens
     side: _side.Side = {
         "cu_seqlens_q": cu_seqlens_q,
-        "max_seqlen_q": None if cu_seqlens_q is None else _longest(cu_seqlens_q, max_seqlen_q),
+        "max_seqlen_q": None if cu_seqlens_q is None else _given.longest("max_seqlen_q", cu_seqlens_q, max_seqlen_q),
         "leftpad_k": cache_leftpad,
         "cache_batch_idx": cache_batch_idx,
         "page_table": table,
     }
-    side |= _scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
-    side |= _scales(lib, q, k_cache, v_cache, batch, q_descale, k_descale, v_descale)
+    side |= _given.scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
+    side |= _given.scales(lib, q, k_cache, v_cache, batch, q_descale, k_descale, v_descale)
+    (q,) = lib.rows(q)
     if k is not None:
-        _check_fit(q, k_cache)
-        filled = _held_then(lib, k_cache, k, v, cache_seqlens, cu_seqlens_k_new)
+        _given.check_fit(q, k_cache, k, table)
+        filled = _given.held_then(lib, k_cache, k, v, cache_seqlens, cu_seqlens_k_new)
         rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": rotary_seqlens}
         place = {"cache_seqlens": cache_seqlens, "cu_seqlens_k_new": cu_seqlens_k_new, "page_table": table, "cache_batch_idx": cache_batch_idx}
-        append = (k_cache, v_cache, k, v, rotary_interleaved)
+        append = (k_cache, v_cache, *lib.rows(k, v), rotary_interleaved)
         turn = None
         if rotary_cos is not None:
             first = cache_seqlens if rotary_seqlens is None else rotary_seqlens
-            turn = (q, rotary_cos, rotary_sin, first, cu_seqlens_q, window[:2] != (-1, -1), rotary_interleaved)
+            advance = window[:2] != (-1, -1) or bool(attention_chunk)
+            turn = (q, rotary_cos, rotary_sin, first, cu_seqlens_q, advance, rotary_interleaved)
         # Nothing is written if anything behind it would be refused.
         lib.check_step(append, {**place, **rotary}, turn, q, softmax_scale, window, {**side, "seqused_k": filled})
-        lib.append(*append, **place, **rotary)
-        q = q if turn is None else lib.rotate(*turn)
+        if 0 not in k.shape:
+            lib.append(*append, **place, **rotary)
+        q = q if turn is None or 0 in q.shape else lib.rotate(*turn)
     elif v is not None or cu_seqlens_k_new is not None:
         raise ValueError("new values come with new keys: k is missing")
     side["seqused_k"] = filled
@@ -391,14 +400,14 @@ def dense(
     fallback: bool,
 ) -> tuple[Any, Any]:
     """The part of ``flash_attn_func`` that changes scores or reads 8-bit codes."""
-    lib = _library(q)
+    lib = _given.library(q)
     assert lib is not None, "others have become tensors or arrays"
     try:
-        _expect(lib, q, 4, q=q, k=k, v=v)
-        _refuse(qv, dropout_p)
-        side = _scores(lib, q, extras["softcap"], extras["chunk"], extras["alibi_slopes"], extras["sinks"])
-        side |= _scales(lib, q, k, v, q.shape[0], *descale)
-        tensors = (x.swapaxes(1, 2) for x in (q, k, v))
+        _given.expect(lib, q, 4, q=q, k=k, v=v)
+        _given.refuse(qv, dropout_p)
+        side = _given.scores(lib, q, extras["softcap"], extras["chunk"], extras["alibi_slopes"], extras["sinks"])
+        side |= _given.scales(lib, q, k, v, q.shape[0], *descale)
+        tensors = (x.swapaxes(1, 2) for x in lib.rows(q, k, v))
         out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, high, side)
         return out.swapaxes(1, 2), lse
     except NotImplementedError:
@@ -419,165 +428,6 @@ def dense(
 def has_codes(q: Any, k: Any) -> bool:
     """Whether one of them holds 8-bit codes."""
     return any(str(getattr(x, "dtype", "")).removeprefix("torch.") in _side.EIGHT_BIT for x in (q, k))
-
-
-def _held_then(lib: ModuleType, k_cache: Any, k: Any, v: Any, cache_seqlens: Any, cu_seqlens_k_new: Any) -> Any:
-    """How many tokens each sequence holds when the new ones are written."""
-    if v is None:
-        raise ValueError("new keys come with new values: v is missing")
-    if cache_seqlens is None:
-        raise ValueError("cache_seqlens is missing: it says where new keys and values go")
-    _expect(lib, k_cache, 4 if cu_seqlens_k_new is None else 3, k=k, v=v)
-    return cache_seqlens + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1])
-
-
-def _library(q: Any) -> ModuleType | None:
-    """The module that knows tensors of this kind; ``None`` for those of other libraries."""
-    torch_side = _binding.torch_side
-    if torch_side is not None and isinstance(q, torch_side.Tensor):
-        from . import _cache_torch
-
-        return _cache_torch
-    if not _arrays.are_arrays(q):
-        return None
-    from . import _cache_arrays
-
-    return _cache_arrays
-
-
-def _refuse(qv: Any, dropout_p: float) -> None:
-    if qv is not None:
-        raise NotImplementedError("qv is given: evosdpa has no second query; concatenate it with q, and v with k")
-    if dropout_p != 0.0:
-        raise NotImplementedError(_words.without_fallback(_words.dropout(dropout_p)))
-
-
-def _one_of(**named: Any) -> Any:
-    given = {name: value for name, value in named.items() if value is not None}
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are both given; they are the same")
-    return next(iter(given.values()), None)
-
-
-def _expect(lib: ModuleType, like: Any, dimensions: int, **named: Any) -> None:
-    for name, value in named.items():
-        if value is None:
-            raise TypeError(f"{name} is missing; give a {type(like).__name__}, as q is")
-    _check_kind(lib, like, **named)
-    for name, value in named.items():
-        lib.check_plain(**{name: value})
-        if value.ndim != dimensions:
-            layout = "tokens, heads, head dimension"
-            layout = layout if dimensions == 3 else f"batch or pages, {layout}"
-            raise ValueError(f"{name} has shape {list(value.shape)}, but must have {dimensions} dimensions ({layout})")
-
-
-def _check_kind(lib: ModuleType, like: Any, **named: Any) -> None:
-    """What comes beside the queries must be of their kind."""
-    for name, value in named.items():
-        if value is not None and not lib.is_tensor(value):
-            raise TypeError(f"{name} is a {type(value).__name__}; give a {type(like).__name__}, as q is")
-
-
-def _integers(lib: ModuleType, q: Any, count: int, **named: Any) -> None:
-    """What a list of lengths or indices must be."""
-    for name, value in named.items():
-        if value is None:
-            continue
-        _int32(lib, q, name, value)
-        if tuple(value.shape) != (count,):
-            raise ValueError(f"{name} has shape {list(value.shape)}, but must be [{count}] for these sequences")
-
-
-def _table(lib: ModuleType, q: Any, table: Any) -> None:
-    _int32(lib, q, "page_table", table)
-    if table.ndim != 2:
-        raise ValueError(f"page_table has shape {list(table.shape)}, but must be [batch, pages of a sequence]")
-
-
-def _int32(lib: ModuleType, q: Any, name: str, value: Any) -> None:
-    _check_kind(lib, q, **{name: value})
-    dtype, device = lib.facts(value)
-    if dtype != "int32":
-        raise TypeError(f"{name} holds {dtype}, but must hold int32; convert it")
-    here = lib.facts(q)[1]
-    if device != here:
-        raise ValueError(f"{name} is on {device}, but q is on {here}; move it there")
-
-
-def _count(lib: ModuleType, q: Any, name: str, value: Any) -> int:
-    """The length of a list that says how many sequences there are."""
-    if value is None:
-        raise ValueError(f"{name} is missing: it says where each sequence begins")
-    _check_kind(lib, q, **{name: value})
-    if value.ndim != 1 or value.shape[0] < 1:
-        raise ValueError(f"{name} has shape {list(value.shape)}, but must have one dimension, one longer than there are sequences")
-    return int(value.shape[0])
-
-
-def _longest(cu_seqlens: Any, given: Any) -> int:
-    """The length of the longest sequence: as given, or counted."""
-    if given is None:
-        given = (cu_seqlens[1:] - cu_seqlens[:-1]).max() if cu_seqlens.shape[0] > 1 else 1
-    return max(int(given), 1)
-
-
-def _check_fit(q: Any, k_cache: Any) -> None:
-    """What would be refused only after new tokens are written."""
-    (heads, dim), (heads_kv, dim_kv) = q.shape[-2:], k_cache.shape[-2:]
-    if heads_kv == 0 or heads % heads_kv or dim != dim_kv:
-        raise ValueError(f"q has {heads} heads of {dim} elements, k_cache {heads_kv} of {dim_kv}: heads must be a multiple, elements as many")
-
-
-def _check_rotary(k: Any, rotary_cos: Any, rotary_sin: Any) -> None:
-    if (rotary_cos is None) != (rotary_sin is None):
-        raise ValueError("rotary_cos and rotary_sin come together")
-    if rotary_cos is not None and k is None:
-        raise ValueError("rotary_cos and rotary_sin are applied to new keys and the queries: k is missing")
-
-
-def _scores(lib: ModuleType, q: Any, softcap: float, chunk: int, alibi_slopes: Any, s_aux: Any) -> _side.Side:
-    side: _side.Side = {}
-    _check_kind(lib, q, alibi_slopes=alibi_slopes, s_aux=s_aux)
-    if softcap:
-        side["softcap"] = lib.number(softcap)
-    if chunk:
-        side["chunk"] = int(chunk)
-    if alibi_slopes is not None:
-        if alibi_slopes.ndim == 2 and alibi_slopes.shape[0] == 1:
-            alibi_slopes = alibi_slopes[0]
-        if alibi_slopes.ndim != 1:
-            raise NotImplementedError(f"alibi_slopes has shape {list(alibi_slopes.shape)}: evosdpa has slopes a head, not a sequence")
-        _check_heads(q, alibi_slopes=alibi_slopes)
-        side["alibi_slopes"] = alibi_slopes
-    if s_aux is not None:
-        _check_heads(q, s_aux=s_aux)
-        side["sinks"] = lib.float32(s_aux)
-    return side
-
-
-def _check_heads(q: Any, **named: Any) -> None:
-    for name, value in named.items():
-        if tuple(value.shape) != (q.shape[-2],):
-            raise ValueError(f"{name} has shape {list(value.shape)}, but must be [{q.shape[-2]}], one for each query head")
-
-
-def _scales(lib: ModuleType, q: Any, k: Any, v: Any, batch: int, q_descale: Any, k_descale: Any, v_descale: Any) -> _side.Side:
-    """Scales of 8-bit tensors, ``[batch, key/value heads]``, 1 where none are given; the queries' by their own heads."""
-    side: _side.Side = {}
-    _check_kind(lib, q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    heads, heads_kv = q.shape[-2], k.shape[-2]
-    for name, tensor, given in (("q", q, q_descale), ("k", k, k_descale), ("v", v, v_descale)):
-        if lib.facts(tensor)[0] not in _side.EIGHT_BIT:
-            continue
-        times = heads // heads_kv if name == "q" else 1
-        if given is None:
-            side[f"{name}_scales"] = lib.ones(batch * heads_kv * times, tensor)
-            continue
-        if tuple(given.shape) != (batch, heads_kv):
-            raise ValueError(f"{name}_descale has shape {list(given.shape)}, but must be [{batch}, {heads_kv}] (batch, key/value heads)")
-        side[f"{name}_scales"] = lib.repeated(given, times)
-    return side
 
 
 def _high(precision: str) -> bool:

@@ -41,9 +41,11 @@ def compute(
             native["kv_dtype"] = ALL_CODES[k.dtype]
         if dtype != q.dtype:
             native["o_dtype"] = CODES[dtype]
-    if _side.sees_nothing(native, out.numel(), k.size(2)):
+    if _side.sees_nothing(native, out.numel() if lse is None else lse.numel(), k.size(2)):
+        if out.numel() and not q.is_cuda:  # of a GPU's lengths nothing is known here
+            _side.check_unused(side)
         out.zero_()
-        if lse is not None and side is not None and (sinks := side.get("sinks")) is not None:
+        if lse is not None and side is not None and (sinks := side.get("sinks")) is not None and not _side.has_no_sequence(native):
             lse.copy_(sinks[:, None])
         elif lse is not None:
             lse.fill_(-torch.inf)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _blocks, _deferred
 from ._flash import flash_attn_varlen_func
 
 _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -19,17 +20,42 @@ _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
 _LONGEST = (("max_length_q", "max_seqlen_q"), ("max_length_k", "max_seqlen_k"))
 
 
-def is_packed(query: Tensor, attention_mask: Tensor | None, cache: Any, named: dict[str, Any]) -> bool:
-    """Whether a call says by cumulative lengths, and not by a mask, where its sequences are. With a cache of continuous
-    batching a mask is one of the model's own, which knows nothing of the requests."""
-    if query.shape[0] != 1:
-        return False
-    return cache is not None or (attention_mask is None and has_lengths(named))
-
-
 def has_lengths(named: dict[str, Any]) -> bool:
-    """Whether cumulative lengths are given."""
+    """Whether cumulative lengths are given, which say where sequences are."""
     return all(isinstance(named.get(name), Tensor) for name in _LENGTHS)
+
+
+def pattern_of(mask: Tensor | None, cache: Any, causal: bool, named: dict[str, Any]) -> _deferred.Pattern | None:
+    """What each sequence sees of its own tokens; ``None`` where a mask says more. With a cache of continuous batching a mask is one of the
+    model's own, which knows nothing of the requests."""
+    if cache is None and mask is not None:
+        return mask.facts.within_sequences() if isinstance(mask, _deferred.DeferredMask) else None
+    window = named.get("sliding_window") if causal else None
+    return _deferred.Pattern(None if window is None else window - 1, 0 if causal else None)
+
+
+def written_out(mask: Any, pattern: _deferred.Pattern | None, queries: int, keys: int, named: dict[str, Any]) -> Any:
+    """A dense mask that keeps sequences apart, for calls that are not computed sequence by sequence."""
+    if mask is not None and _blocks.is_block_mask(mask):
+        return mask
+    cu_seqlens_q, cu_seqlens_k = (named[name].long() for name in _LENGTHS)
+    last = len(cu_seqlens_q) - 2
+    row, key = (torch.arange(count, device=cu_seqlens_q.device) for count in (queries, keys))
+    of_row, of_key = (torch.bucketize(place, cu[1:], right=True) for place, cu in ((row, cu_seqlens_q), (key, cu_seqlens_k)))
+    seen = (of_row[:, None] == of_key[None, :]) & (of_key <= last)
+    if pattern is None:
+        mask = mask.dense() if isinstance(mask, _deferred.DeferredMask) else mask
+        if mask is None or mask.dtype == torch.bool:
+            return seen[None, None] if mask is None else mask & seen
+        return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
+    # Positions count from each sequence's first key; its last query is at its last key.
+    row = row - (cu_seqlens_q[1:] - cu_seqlens_k[1:])[of_row.clamp(max=last)] - cu_seqlens_k[of_row.clamp(max=last)]
+    key = key - cu_seqlens_k[of_key.clamp(max=last)]
+    if pattern.left is not None:
+        seen &= key[None, :] >= row[:, None] - pattern.left
+    if pattern.right is not None:
+        seen &= key[None, :] <= row[:, None] + pattern.right
+    return seen[None, None]
 
 
 def _update(cache: Any, module: torch.nn.Module, key: Tensor, value: Tensor, named: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -51,7 +77,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     cache: Any,
-    causal: bool,
+    pattern: _deferred.Pattern,
     scaling: float | None,
     softcap: float | None,
     s_aux: Tensor | None,
@@ -62,7 +88,7 @@ def attention(
         if named.get("block_table") is not None:
             raise NotImplementedError("continuous batching with a block table is for flash-attention's own name; leave max_blocks_per_request at 0")
         key, value = _update(cache, module, key, value, named)
-    window = named.get("sliding_window")
+    left, right = (-1 if bound is None else bound for bound in pattern[:2])
     cu_seqlens_q, cu_seqlens_k = (named[name] for name in _LENGTHS)
     longest = [next((int(named[name]) for name in names if named.get(name) is not None), None) for names in _LONGEST]
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -74,8 +100,7 @@ def attention(
         cu_seqlens_k.to(torch.int32),
         *longest,
         softmax_scale=scaling,
-        causal=causal,
-        window_size=(-1, -1) if window is None or not causal else (window - 1, 0),
+        window_size=(left, right),
         softcap=softcap or 0.0,
         s_aux=s_aux,
     )

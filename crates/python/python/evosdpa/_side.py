@@ -22,6 +22,7 @@ A :data:`Side` holds tensors or arrays and numbers; what is ``None`` is not ther
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -126,9 +127,33 @@ def with_rotary(native: Side, interleaved: bool) -> Side:
     return native
 
 
-def sees_nothing(native: Side | None, elements: int, keys: int) -> bool:
-    """Whether shapes alone say that no query sees a key."""
-    if elements == 0 or native is None:
-        return elements == 0 or keys == 0
-    no_sequence = native.get("cu_seqlens_q", (0, 2))[1] == 1
-    return no_sequence or (keys == 0 and "cu_seqlens_k" not in native and not ("sinks" in native and "cu_seqlens_q" in native))
+def has_no_sequence(native: Side | None) -> bool:
+    """Whether queries are packed and belong to nobody."""
+    return native is not None and native.get("cu_seqlens_q", (0, 2))[1] == 1
+
+
+def sees_nothing(native: Side | None, results: int, keys: int) -> bool:
+    """Whether shapes alone say that no query sees a key, or that nothing is asked for."""
+    if results == 0 or native is None:
+        return results == 0 or keys == 0
+    if "page_table" in native and native["page_table"][1][1] == 0:
+        return True
+    return has_no_sequence(native) or (
+        keys == 0 and "cu_seqlens_k" not in native and not ("sinks" in native and "cu_seqlens_q" in native)
+    )
+
+
+def check_unused(side: Side | None) -> None:
+    """Refuses lengths of a cache without room."""
+    used = None if side is None else side.get("seqused_k")
+    if used is not None and (used != 0).any():
+        at = int((used != 0).nonzero()[0][0])
+        raise ValueError(f"sequence {at} uses {int(used[at])} keys, but the cache has room for none")
+
+
+def whole(name: str, value: Any) -> int:
+    """A number that counts something."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is a {type(value).__name__}; give a whole number") from None

@@ -130,7 +130,7 @@ def sdpa(
         objection = _mask.objection(mask, q, k)
     if fallback and not (
         # A mask of one dimension is an error of torch's.
-        (mask is None or (objection is None and not is_causal and mask.dim() > 1 and _is_plain(mask)))
+        (mask is None or (refusal is None and objection is None and not is_causal and mask.dim() > 1 and _is_plain(mask)))
         and _can_take(q, k, v, scale, enable_gqa, refusal)
     ):
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
@@ -142,6 +142,7 @@ def sdpa(
     if three:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     check(q, k, v)
+    q, k, v = rows(q, k, v)
     if q.size(1) != k.size(1) and k.size(1) != 1 and not enable_gqa:
         raise ValueError(_words.heads(q.size(1), k.size(1)))
     if not q.size(0) == k.size(0) == v.size(0):
@@ -198,6 +199,9 @@ def flash_attention(
     fallback: bool,
 ) -> tuple[Tensor, Tensor | None]:
     window = _window.flash_window(causal, window_size)
+    for x in (q, k, v):
+        if x.dim() != 4:
+            raise ValueError(_words.dimensions(x.dim(), _words.BY_TOKEN))
     refusal = refusal_of(q, k, v, dropout_p)
     if fallback and (refusal is not None or not _have_one_form(q, k, v)):
         from ._plain import attention
@@ -206,9 +210,15 @@ def flash_attention(
     if refusal is not None:
         raise NotImplementedError(refusal)
     check(q, k, v)
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in rows(q, k, v))
     out, lse = attend(q, k, v, number(softmax_scale), window, True, with_lse, high)
     return out.transpose(1, 2), lse if with_lse else None
+
+
+def rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors whose last dimension is contiguous: others are copied, as FlashAttention's functions do."""
+    # `contiguous` would leave a single column as it lies.
+    return tuple(x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format) for x in tensors)
 
 
 def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
@@ -229,7 +239,7 @@ def refusal_of(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
         if x.is_nested or x.layout != torch.strided:
             return _words.layout("nested" if x.is_nested else x.layout)
     if q.dim() not in (3, 4):
-        return _words.dimensions(q.dim())
+        return f"{_words.dimensions(q.dim())}, {_words.FALLBACK}"
     if not compiling() and any(x._is_zerotensor() for x in (q, k, v)):
         return _words.layout("of zeros without memory")
     return None
@@ -328,6 +338,8 @@ def number(scale: Any) -> float | None:
     if isinstance(scale, Tensor):
         if scale.requires_grad:
             raise TypeError(_words.number_with_gradient())
+        if scale.numel() != 1:
+            raise TypeError(f"a scale or softcap is a tensor of shape {list(scale.shape)}; give one number")
         return float(scale)
     return cast("float | None", scale)
 

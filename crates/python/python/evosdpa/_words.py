@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 FALLBACK = "or pass fallback=True to let torch compute it"
+#: The dimensions of ``sdpa``, and of FlashAttention's functions.
+BY_HEAD = "4 (batch, heads, sequence, head dimension), all three tensors as many; sdpa takes 3 without the batch"
+BY_TOKEN = "4 (batch, sequence, heads, head dimension)"
 
 
 def dropout(p: float) -> str:
@@ -83,8 +86,8 @@ def number_with_gradient() -> str:
     return "a scale or softcap is a tensor that requires grad: evosdpa takes a number; multiply q with it, or pass its item()"
 
 
-def dimensions(count: int) -> str:
-    return f"tensors have {count} dimensions; use 4 (batch, heads, sequence, head dimension) or 3, {FALLBACK}"
+def dimensions(count: int, layout: str = BY_HEAD) -> str:
+    return f"tensors have {count} dimensions; use {layout}"
 
 
 def heads(heads_q: int, heads_kv: int) -> str:

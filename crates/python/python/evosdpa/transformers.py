@@ -34,7 +34,7 @@ NAME = "evosdpa"
 #: is to be returned.
 _HARMLESS = frozenset(
     """
-    block_table cache_position cu_seq_lens_k cu_seq_lens_q cu_seqlens deterministic labels logits_indices logits_processor_args
+    block_table cache_position cu_seq_lens_k cu_seq_lens_q cu_seqlens deterministic input_ids labels logits_indices logits_processor_args
     logits_to_keep max_length_k max_length_q max_seqlen max_seqlen_k max_seqlen_q
     num_items_in_batch num_logits_to_keep output_hidden_states output_router_logits past_key_values position_embeddings
     position_ids read_index return_dict seq_idx sliding_window token_type_ids use_cache write_index
@@ -66,8 +66,15 @@ def evosdpa_attention_forward(
     if not kwargs.keys() <= _HARMLESS:
         _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if isinstance(attention_mask, _deferred.DeferredMask) and _packed.has_lengths(kwargs) and attention_mask.facts.is_causal_alone():
-        attention_mask, causal = None, True  # lengths say where sequences are
+    if cache is not None or (query.shape[0] == 1 and _packed.has_lengths(kwargs)):
+        if cache is not None and indices is not None:
+            raise NotImplementedError(_words.argument("indices"))
+        pattern = _packed.pattern_of(attention_mask, cache, causal, kwargs)
+        alone = pattern is not None and position_bias is None and indices is None
+        if pattern is not None and alone and _torch.takes(query, key, value, dropout, scaling):
+            return _packed.attention(module, query, key, value, cache, pattern, scaling, softcap, s_aux, kwargs), None
+        if cache is None:
+            attention_mask = _packed.written_out(attention_mask, pattern, query.shape[2], key.shape[2], kwargs)
     if indices is not None:
         attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal and cache is None)
     is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
@@ -75,9 +82,6 @@ def evosdpa_attention_forward(
         out = _straight(query, key, value, attention_mask, causal, scaling, kwargs)
         if out is not None:
             return out, None
-    is_packed = position_bias is None and _packed.is_packed(query, attention_mask, cache, kwargs)
-    if is_packed and _torch.takes(query, key, value, dropout, scaling):
-        return _packed.attention(module, query, key, value, cache, causal, scaling, softcap, s_aux, kwargs), None
     # One query is the last one: it sees every key.
     causal = query.shape[2] > 1 and causal and attention_mask is None
     if cache is None:
@@ -86,8 +90,9 @@ def evosdpa_attention_forward(
         if out is not None:
             return out, None
     if isinstance(attention_mask, _deferred.DeferredMask):
-        if is_plain and attention_mask.facts.is_causal_alone():
-            attention_mask, is_causal = None, True  # torch is faster without
+        facts = attention_mask.facts
+        if facts.is_nothing() or (is_plain and facts.is_causal_alone()):
+            attention_mask, is_causal = None, not facts.is_nothing()  # torch is faster without
         else:
             attention_mask = attention_mask.dense()
     if attention_mask is not None and _blocks.is_block_mask(attention_mask):
