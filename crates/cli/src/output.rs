@@ -17,11 +17,16 @@ pub(crate) const RED: Style = AnsiColor::Red.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default();
 const YELLOW: Style = AnsiColor::Yellow.on_default();
 
-/// Tables are never wider than this.
+/// Tables and text are never wider than this.
 const WIDTH: u16 = 100;
 
-/// Writes to standard output; colours are dropped where nobody sees them.
+/// Writes text for people to standard output, its long lines broken; colours are dropped where nobody sees them.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    print_whole(&fitted(text))
+}
+
+/// Writes a document for programs to standard output as it is.
+pub(crate) fn print_whole(text: &str) -> anyhow::Result<()> {
     let mut out = anstream::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;
@@ -44,7 +49,7 @@ pub(crate) fn print_json(
         "environment": environment,
         "rows": rows,
     });
-    print(&format!("{document:#}\n"))
+    print_whole(&format!("{document:#}\n"))
 }
 
 /// A share in percent, with a digit more where there would be none.
@@ -73,7 +78,7 @@ pub(crate) fn nothing_done(done: &str, reasons: impl IntoIterator<Item = (String
     }
     for (why, kernels) in kernels {
         let names: Vec<String> = kernels.into_iter().collect();
-        anstream::eprintln!("{}", wrapped(&format!("  {}: {why}", names.join(", ")), 4));
+        anstream::eprintln!("{}", fitted(&format!("  {}: {why}", names.join(", "))));
     }
     Status::Unavailable
 }
@@ -94,13 +99,39 @@ pub(crate) fn table(header: &[&str], numbers_from: usize, rows: Vec<Vec<String>>
     lines.join("\n") + "\n"
 }
 
+/// Text whose lines are broken between words where they are wider than a table; what follows is indented two more. Lines of source
+/// that somebody points into from the line below stay whole.
+pub(crate) fn fitted(text: &str) -> String {
+    let points = |line: &str| line.contains('^') && line.chars().all(|c| " |^~".contains(c));
+    let lines: Vec<&str> = text.split('\n').collect();
+    let fitted = |(at, line): (usize, &&str)| match points(line)
+        || lines.get(at + 1).is_some_and(|next| points(next))
+    {
+        true => (*line).to_owned(),
+        false => wrapped(line, line.len() - line.trim_start_matches(' ').len() + 2),
+    };
+    lines.iter().enumerate().map(fitted).collect::<Vec<_>>().join("\n")
+}
+
+/// Columns that a word takes: the codes of its colours take none.
+fn columns(word: &str) -> usize {
+    let mut in_code = false;
+    let is_shown = |c: &char| {
+        in_code |= *c == '\u{1b}';
+        let shown = !in_code;
+        in_code &= *c != 'm';
+        shown
+    };
+    word.chars().filter(is_shown).count()
+}
+
 /// Text broken between words so that no line is wider than a table; lines after the first are indented.
 /// A word that is wider stays whole.
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     let mut lines = String::new();
     let mut width = 0;
     for (at, word) in text.split(' ').enumerate() {
-        let own = word.chars().count();
+        let own = columns(word);
         if width > indent && width + 1 + own > usize::from(WIDTH) {
             lines.push('\n');
             lines.push_str(&" ".repeat(indent));
@@ -149,6 +180,14 @@ mod tests {
         assert!(lines.lines().skip(1).all(|line| line.starts_with("             ")), "{lines}");
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(words(&lines), words(&text));
+        let red = wrapped(&format!("{} {} b", "a".repeat(60), "\u{1b}[31mFAIL\u{1b}[0m".repeat(9)), 2);
+        assert!(!red.contains('\n'), "colours take no room: {red:?}");
+        let page = fitted(&format!("{}\n  tunables {}\nend\n", "x y ".repeat(24), "STAGES=2 ".repeat(20)));
+        assert!(page.lines().all(|line| line.len() <= 100), "{page}");
+        assert!(page.lines().filter(|line| line.starts_with("    STAGES")).count() >= 1, "{page}");
+        assert!(page.ends_with("end\n"), "{page:?}");
+        let source = format!("    {}\n{}^\n", "x = y; ".repeat(20), " ".repeat(120));
+        assert_eq!(fitted(&source), source);
         assert_eq!(wrapped("short", 4), "short");
         assert_eq!(wrapped(&"x".repeat(120), 4), "x".repeat(120));
     }

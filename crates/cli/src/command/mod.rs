@@ -115,7 +115,13 @@ fn chosen_kernels(device: &dyn Device, asked: &[String]) -> anyhow::Result<Vec<S
 fn registry(kernel_path: &[PathBuf]) -> anyhow::Result<Registry> {
     let mut registry = Registry::embedded()?;
     for folder in kernel_path {
+        let before = registry.kernels().count();
         registry.add_folder(folder).context("--kernel-path")?;
+        anyhow::ensure!(
+            registry.kernels().count() > before,
+            "--kernel-path: there is no kernel in {}: expected NAME.toml with its NAME.cu, as examples/custom-kernel has them",
+            folder.display()
+        );
     }
     Ok(registry)
 }
