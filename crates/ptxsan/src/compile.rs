@@ -80,8 +80,8 @@ impl CompileOptions {
 
     fn options(&self, target: &str) -> Vec<String> {
         let mut options = vec![format!("--gpu-architecture={target}"), "-lineinfo".to_owned()];
-        // nvcc has 128-bit integers without being asked.
-        options.push("-device-int128".to_owned());
+        // nvcc has 128-bit integers, and INFINITY and its like, without being asked.
+        options.extend(["-device-int128".to_owned(), "--pre-include=math.h".to_owned()]);
         if !self.more.iter().any(|option| option.starts_with("-std") || option.starts_with("--std")) {
             options.push("-std=c++17".to_owned());
         }

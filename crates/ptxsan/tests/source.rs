@@ -181,11 +181,10 @@ fn what_is_not_simulated_is_refused_with_what_is() {
 }
 
 #[test]
-fn templates_are_named_with_spaces_and_integers_may_have_128_bits() {
+fn templates_are_named_with_spaces_and_what_nvcc_has_unasked_is_there() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("k.cu");
-    let source =
-        "template <class T, int N> __global__ void k(T* x) { x[0] = T((unsigned __int128)N * N >> 1); }\n";
+    let source = "template <class T, int N> __global__ void k(T* x) { x[0] = T((unsigned __int128)N * N >> 1) + (T)(x[0] < INFINITY ? M_PI : NAN); }\n";
     std::fs::write(&file, source).unwrap();
     for entry in ["k<double, 10>", "k<double,10>", "k<unsigned char, 4>"] {
         let run = ["--grid", "1", "--block", "1", "--args", "zeros:64"];
