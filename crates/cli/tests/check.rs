@@ -124,6 +124,8 @@ fn a_folder_without_a_kernel_and_a_file_without_winners_are_refused() {
             &["build", "--kernel-path", "."][..],
             "there is no kernel in .: expected NAME.toml with its NAME.cu",
         ),
+        (&["apply", "/dev/zero"], "/dev/zero is larger than 256 MiB"),
+        (&["profile", "--import", "/dev/zero", "--shape", "tiny"], "/dev/zero is larger than 256 MiB"),
         (&["apply", "elite.json"], "expected the elite.json that `evosdpa tune` leaves"),
     ] {
         let output = evosdpa(folder.path(), args);

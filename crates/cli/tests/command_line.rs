@@ -444,12 +444,20 @@ fn being_asked_to_stop_ends_a_long_step() {
         ],
         &["bench", "--device", "cpu", "--shapes", "b8h16s4096d128", "--no-baselines", "--repeat", "3"],
     ] {
+        let runs = || std::fs::read_dir(folder.path().join("runs")).map_or(0, Iterator::count);
+        let before = runs();
         let child = Command::new(cargo_bin!("evosdpa"))
             .args(args)
             .current_dir(folder.path())
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
+        // A run has its folder once it has something to say when it ends; on a busy machine that takes longer than a sleep.
+        let start = std::time::Instant::now();
+        while args[0] == "bench" && runs() == before {
+            assert!(start.elapsed().as_secs() < 120, "{args:?} never began");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
         // Whether it has begun its long step shows nowhere; before that it is not harder to stop.
         std::thread::sleep(std::time::Duration::from_secs(2));
         Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
@@ -489,6 +497,9 @@ fn kernels_doctor_completions_and_help_say_what_there_is() {
         let help = text(&evosdpa(folder.path(), &[command, "--help"]).stdout);
         assert!(help.contains("Examples:"), "{help}");
         assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+        // An example that is broken cannot be copied.
+        let mut examples = help.split("Examples:").nth(1).unwrap().lines().filter(|line| !line.is_empty());
+        assert!(examples.all(|line| line.starts_with("  evosdpa ")), "{help}");
     }
 }
 
