@@ -94,7 +94,11 @@ const SUBJECTS: &[(&str, DType, &[&str])] = &[
     ),
     ("flash_decode", DType::BF16, DECODE),
     ("flash_decode", DType::F16, DECODE_PAGES),
-    ("hopper_fwd[PERSISTENT=1 LONGEST_FIRST=0 SECTION_MIB=0 BLOCK_N=64 SETTLE_KEYS=0 CTAS_PER_SM=2]", DType::F16, HOPPER),
+    (
+        "hopper_fwd[PERSISTENT=1 LONGEST_FIRST=0 SECTION_MIB=0 BLOCK_N=64 SETTLE_KEYS=0 CTAS_PER_SM=2]",
+        DType::F16,
+        HOPPER,
+    ),
     ("hopper_small", DType::F16, HOPPER_SMALL),
     (
         "hopper_small[CLUSTER=1 WG_N=2 STAGES=1 BLOCK_N=64 NEXT_LATE=0 SPIN_WAIT=0 ONE_CTA_PER_SM=0]",
