@@ -18,6 +18,19 @@ use serde_json::Value;
 /// Programs at once. Each has a thread per processor already: this is for their ends, and for tests that wait.
 const AT_ONCE: usize = 2;
 
+/// Programs that take minutes, the longest first: they begin, and the short ones fill what they leave idle at their ends.
+const LONGEST: [&str; 9] = [
+    "evosdpa/tests/limits.rs",
+    "lab/tests/kinds.rs",
+    "lab/tests/simulated.rs",
+    "lab/tests/decode.rs",
+    "cli/tests/cuda_kernels.rs",
+    "lab/src/lib.rs",
+    "cli/tests/command_line.rs",
+    "lab/tests/hopper.rs",
+    "cli/tests/cluster/main.rs",
+];
+
 /// What one build of all tests made.
 pub(crate) struct Built {
     /// The program `evosdpa`, with the features that tests have.
@@ -77,7 +90,7 @@ pub(crate) fn run(built: Built) -> anyhow::Result<()> {
     let start = Instant::now();
     let count = built.tests.len();
     eprintln!("== tests: {count} programs, {AT_ONCE} at a time");
-    let waiting = Mutex::new(VecDeque::from(built.tests));
+    let waiting = Mutex::new(VecDeque::from(in_order(built.tests)));
     let failed = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
@@ -98,6 +111,12 @@ pub(crate) fn run(built: Built) -> anyhow::Result<()> {
     }
     eprintln!("== tests: passed in {:.0} s", start.elapsed().as_secs_f64());
     crate::step("tests in documentation", &["test", "--workspace", "--doc", "--quiet"], &[])
+}
+
+fn in_order(mut programs: Vec<Program>) -> Vec<Program> {
+    let place = |program: &Program| LONGEST.iter().position(|name| *name == program.name);
+    programs.sort_by_key(|program| place(program).unwrap_or(LONGEST.len()));
+    programs
 }
 
 fn one(program: &Program) -> anyhow::Result<()> {
@@ -141,13 +160,25 @@ mod tests {
         assert!(read("{\"reason\":\"build-finished\"}").is_err());
     }
 
+    fn program(name: &str, executable: &str) -> Program {
+        Program { name: name.to_owned(), executable: executable.into(), folder: ".".into() }
+    }
+
+    #[test]
+    fn the_longest_begin_and_the_others_keep_their_order() {
+        let names = ["cpu/src/lib.rs", LONGEST[3], "agent/src/main.rs", LONGEST[0]];
+        let programs = in_order(names.iter().map(|name| program(name, "true")).collect());
+        let ordered: Vec<&str> = programs.iter().map(|program| program.name.as_str()).collect();
+        assert_eq!(ordered, [LONGEST[0], LONGEST[3], "cpu/src/lib.rs", "agent/src/main.rs"]);
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+        for name in LONGEST {
+            assert!(crates.join(name).is_file(), "{name} is no test any more");
+        }
+    }
+
     #[test]
     fn a_program_that_fails_is_shown_whole() {
-        let program = |executable: &str| Program {
-            name: "some/test.rs".to_owned(),
-            executable: executable.into(),
-            folder: ".".into(),
-        };
+        let program = |executable: &str| program("some/test.rs", executable);
         assert!(one(&program("true")).is_ok());
         let why = one(&program("false")).unwrap_err().to_string();
         assert!(why.contains("some/test.rs FAILED"), "{why}");

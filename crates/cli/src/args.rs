@@ -24,7 +24,8 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-const EXIT_CODES: &str = "Exit status: 0 every gate that ran passed, 1 a gate failed, 2 wrong use or environment or nothing to run, 130 stopped by\nCtrl-C.";
+const EXIT_CODES: &str = "Exit status: 0 every gate that ran passed, 1 a gate failed, 2 wrong use or environment or nothing to run, \
+                          130 stopped by Ctrl-C.";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {

@@ -49,8 +49,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(asked) => {
-            // Help that nobody reads is no reason to fail.
-            let _ = asked.print();
+            if asked.use_stderr() {
+                anstream::eprint!("{}", output::fitted(&asked.render().ansi().to_string()));
+            } else {
+                // Help that nobody reads is no reason to fail.
+                let _ = asked.print();
+            }
             return u8::try_from(asked.exit_code()).unwrap_or(2);
         }
     };
@@ -63,7 +67,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(error) if output::is_broken_pipe(&error) => 0,
         Err(error) => {
             let (red, plain) = (output::RED.render(), output::RED.render_reset());
-            anstream::eprintln!("{red}error:{plain} {}", explain(&error));
+            anstream::eprintln!("{}", output::fitted(&format!("{red}error:{plain} {}", explain(&error))));
             2
         }
     }
@@ -95,6 +99,9 @@ fn dispatch(cli: Cli, own: &[OsString]) -> anyhow::Result<Status> {
     }
 }
 
+/// What an error quotes of a file may be a line of any length: so much of it is shown.
+const LINE: usize = 1000;
+
 /// The error and its causes. Some errors already quote their cause, which is then not said twice.
 fn explain(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
@@ -103,5 +110,9 @@ fn explain(error: &anyhow::Error) -> String {
             text = format!("{text}: {cause}");
         }
     }
-    text
+    let shown = |line: &str| match line.char_indices().nth(LINE) {
+        Some((at, _)) => format!("{} …", &line[..at]),
+        None => line.to_owned(),
+    };
+    text.split('\n').map(shown).collect::<Vec<_>>().join("\n")
 }

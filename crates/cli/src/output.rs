@@ -17,11 +17,18 @@ pub(crate) const RED: Style = AnsiColor::Red.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default();
 const YELLOW: Style = AnsiColor::Yellow.on_default();
 
-/// Tables are never wider than this.
+/// Tables and text are never wider than this.
 const WIDTH: u16 = 100;
+/// A command between backticks stays on one line up to this width.
+const LONGEST_COMMAND: usize = 90;
 
-/// Writes to standard output; colours are dropped where nobody sees them.
+/// Writes text for people to standard output, its long lines broken; colours are dropped where nobody sees them.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    print_whole(&fitted(text))
+}
+
+/// Writes a document for programs to standard output as it is.
+pub(crate) fn print_whole(text: &str) -> anyhow::Result<()> {
     let mut out = anstream::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;
@@ -44,7 +51,7 @@ pub(crate) fn print_json(
         "environment": environment,
         "rows": rows,
     });
-    print(&format!("{document:#}\n"))
+    print_whole(&format!("{document:#}\n"))
 }
 
 /// A share in percent, with a digit more where there would be none.
@@ -73,7 +80,7 @@ pub(crate) fn nothing_done(done: &str, reasons: impl IntoIterator<Item = (String
     }
     for (why, kernels) in kernels {
         let names: Vec<String> = kernels.into_iter().collect();
-        anstream::eprintln!("{}", wrapped(&format!("  {}: {why}", names.join(", ")), 4));
+        anstream::eprintln!("{}", fitted(&format!("  {}: {why}", names.join(", "))));
     }
     Status::Unavailable
 }
@@ -94,13 +101,58 @@ pub(crate) fn table(header: &[&str], numbers_from: usize, rows: Vec<Vec<String>>
     lines.join("\n") + "\n"
 }
 
+/// Text whose lines are broken between words where they are wider than a table; what follows is indented two more. Lines of source
+/// that somebody points into from the line below stay whole.
+pub(crate) fn fitted(text: &str) -> String {
+    let points = |line: &str| line.contains('^') && line.chars().all(|c| " |^~".contains(c));
+    let lines: Vec<&str> = text.split('\n').collect();
+    let fitted = |(at, line): (usize, &&str)| match points(line)
+        || lines.get(at + 1).is_some_and(|next| points(next))
+    {
+        true => (*line).to_owned(),
+        false => wrapped(line, line.len() - line.trim_start_matches(' ').len() + 2),
+    };
+    lines.iter().enumerate().map(fitted).collect::<Vec<_>>().join("\n")
+}
+
+/// Columns that a word takes: the codes of its colours take none.
+fn columns(word: &str) -> usize {
+    let mut in_code = false;
+    let is_shown = |c: &char| {
+        in_code |= *c == '\u{1b}';
+        let shown = !in_code;
+        in_code &= *c != 'm';
+        shown
+    };
+    word.chars().filter(is_shown).count()
+}
+
+/// What stays on one line: words, and whole commands between backticks, so that they can be copied.
+fn words(text: &str) -> Vec<&str> {
+    let mut words = Vec::new();
+    let mut rest = text;
+    loop {
+        let end = rest.find(' ').unwrap_or(rest.len());
+        let is_open = rest[..end].matches('`').count() % 2 == 1;
+        let closing = rest[end..].find('`').filter(|_| is_open).map(|at| end + at);
+        // Behind the closing one to the next space.
+        let whole = closing.map(|at| rest[at..].find(' ').map_or(rest.len(), |more| at + more));
+        let end = whole.filter(|whole| columns(&rest[..*whole]) <= LONGEST_COMMAND).unwrap_or(end);
+        words.push(&rest[..end]);
+        match rest.get(end + 1..) {
+            Some(more) => rest = more,
+            None => return words,
+        }
+    }
+}
+
 /// Text broken between words so that no line is wider than a table; lines after the first are indented.
 /// A word that is wider stays whole.
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     let mut lines = String::new();
     let mut width = 0;
-    for (at, word) in text.split(' ').enumerate() {
-        let own = word.chars().count();
+    for (at, word) in words(text).into_iter().enumerate() {
+        let own = columns(word);
         if width > indent && width + 1 + own > usize::from(WIDTH) {
             lines.push('\n');
             lines.push_str(&" ".repeat(indent));
@@ -147,8 +199,31 @@ mod tests {
         assert!(lines.lines().count() > 2 && lines.lines().all(|line| line.len() <= 100), "{lines}");
         assert!(lines.starts_with("  redundant  bar.sync at"), "{lines}");
         assert!(lines.lines().skip(1).all(|line| line.starts_with("             ")), "{lines}");
-        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(words(&lines), words(&text));
+        let split = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(split(&lines), split(&text));
+        let red = wrapped(&format!("{} {} b", "a".repeat(60), "\u{1b}[31mFAIL\u{1b}[0m".repeat(9)), 2);
+        assert!(!red.contains('\n'), "colours take no room: {red:?}");
+        let page = fitted(&format!("{}\n  tunables {}\nend\n", "x y ".repeat(24), "STAGES=2 ".repeat(20)));
+        assert!(page.lines().all(|line| line.len() <= 100), "{page}");
+        assert!(page.lines().filter(|line| line.starts_with("    STAGES")).count() >= 1, "{page}");
+        assert!(page.ends_with("end\n"), "{page:?}");
+        let hint = wrapped(
+            &format!(
+                "{}in a clone `cargo build --release --package evosdpa-agent`, or so",
+                "a b ".repeat(20)
+            ),
+            2,
+        );
+        assert!(
+            hint.contains("`cargo build --release --package evosdpa-agent`,\n  ")
+                || hint.ends_with("agent`, or so"),
+            "{hint}"
+        );
+        assert!(hint.lines().count() == 2 && hint.lines().all(|line| line.len() <= 100), "{hint}");
+        let open = wrapped(&format!("it's ` {}", "word ".repeat(40)), 2);
+        assert!(open.lines().count() > 1, "{open}");
+        let source = format!("    {}\n{}^\n", "x = y; ".repeat(20), " ".repeat(120));
+        assert_eq!(fitted(&source), source);
         assert_eq!(wrapped("short", 4), "short");
         assert_eq!(wrapped(&"x".repeat(120), 4), "x".repeat(120));
     }

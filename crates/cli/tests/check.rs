@@ -1,4 +1,4 @@
-//! `check` as its users meet it: what passes, what a forced control does, which cases are asked for.
+//! `check` as its users meet it: what passes, what a forced control does, which cases are asked for; and how wide any command prints.
 
 use std::{
     path::Path,
@@ -89,4 +89,57 @@ fn families_are_those_asked_for() {
         ["large-logits", "zeros", "large-logits", "zeros"]
     );
     assert_eq!(families(&[]).len(), 2 * Family::ALL.len());
+}
+
+#[test]
+fn what_is_printed_is_no_wider_than_a_table() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [
+        &["plan", "--explain", "b2h32/8s4096d128:causal,mission", "--arch", "sm_90a"][..],
+        &["check", "--shapes", "mission:causal:causal"],
+        &["check", "--force", "zeros", "--shapes", "tiny", "--seeds", "1", "--kernels", "cpu_naive"],
+        &["report", "nothing-of-that-name"],
+        &["build", "--parse", "/etc/passwd"],
+    ] {
+        let output = evosdpa(folder.path(), args);
+        let page = text(&output.stdout) + &text(&output.stderr);
+        let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > 100).collect();
+        // A word stays whole, whatever its length.
+        assert!(wide.iter().all(|line| !line.trim().contains(' ')), "{args:?}: {wide:#?}");
+        assert!(page.lines().count() > 1, "{args:?}: {page}");
+    }
+    // Documents for programs are as they are.
+    let output = evosdpa(folder.path(), &["plan", "mission", "--arch", "sm_90a", "--json"]);
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(document["rows"].is_array());
+}
+
+#[test]
+fn a_folder_without_a_kernel_and_a_file_without_winners_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("helper.cuh"), "").unwrap();
+    std::fs::write(folder.path().join("elite.json"), "root:x:0:0").unwrap();
+    for (args, words) in [
+        (
+            &["build", "--kernel-path", "."][..],
+            "there is no kernel in .: expected NAME.toml with its NAME.cu",
+        ),
+        (&["apply", "/dev/zero"], "/dev/zero is larger than 256 MiB"),
+        (&["profile", "--import", "/dev/zero", "--shape", "tiny"], "/dev/zero is larger than 256 MiB"),
+        (&["apply", "elite.json"], "expected the elite.json that `evosdpa tune` leaves"),
+    ] {
+        let output = evosdpa(folder.path(), args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", text(&output.stdout));
+        let said = text(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+    // A line of any length is not quoted whole.
+    std::fs::write(folder.path().join("table.toml"), format!("a={}", "[".repeat(50_000))).unwrap();
+    let plan = Command::new(cargo_bin!("evosdpa"))
+        .args(["plan", "tiny", "--arch", "sm_90a"])
+        .env("EVOSDPA_TUNED", folder.path().join("table.toml"))
+        .output()
+        .unwrap();
+    assert_eq!(plan.status.code(), Some(2));
+    assert!((100..3000).contains(&plan.stderr.len()), "{}", plan.stderr.len());
 }

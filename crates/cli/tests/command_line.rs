@@ -16,6 +16,11 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+/// The same with its broken lines joined again.
+fn joined(bytes: &[u8]) -> String {
+    text(bytes).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(&output.stdout)))
 }
@@ -29,14 +34,14 @@ fn bench_prints_a_table_and_records_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let output = evosdpa(folder.path(), &QUICK);
     let page = text(&output.stdout);
-    assert!(output.status.success(), "{page}{}", text(&output.stderr));
+    assert!(output.status.success(), "{page}{}", joined(&output.stderr));
     assert!(page.contains("tiny:causal f32  auto → cpu_flash  PASS"), "{page}");
     assert!(page.contains("torch: UNAVAILABLE"), "{page}");
     assert!(
         page.lines().filter(|line| line.contains("cpu_")).all(|line| line.chars().count() <= 100),
         "{page}"
     );
-    assert!(output.stderr.is_empty(), "no progress bar off a terminal: {}", text(&output.stderr));
+    assert!(output.stderr.is_empty(), "no progress bar off a terminal: {}", joined(&output.stderr));
 
     let run = std::fs::read_dir(folder.path().join("runs")).unwrap().next().unwrap().unwrap().path();
     let mut names: Vec<_> = std::fs::read_dir(run)
@@ -97,7 +102,7 @@ fn bench_times_lengths_of_a_family() {
                 "--json",
             ],
         );
-        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert!(output.status.success(), "{}", joined(&output.stderr));
         let row = json(&output)["rows"][0].clone();
         assert!(row["gates"].as_array().unwrap().iter().all(|gate| gate["verdict"] == "PASS"), "{row}");
         let number = |name: &str| row[name].as_f64().unwrap();
@@ -129,7 +134,11 @@ fn bench_times_lengths_of_a_family() {
         (packed, "4x", "COUNTxLENGTH"),
     ] {
         let output = evosdpa(folder.path(), &["bench", "--shapes", shape, "--lengths", lengths]);
-        assert!(!output.status.success() && text(&output.stderr).contains(words), "{}", text(&output.stderr));
+        assert!(
+            !output.status.success() && joined(&output.stderr).contains(words),
+            "{}",
+            joined(&output.stderr)
+        );
     }
 }
 
@@ -154,7 +163,7 @@ fn lengths_are_given_once_or_for_each_shape() {
         evosdpa(folder.path(), &check.into_iter().chain(lengths).collect::<Vec<_>>())
     };
     let output = asked(&["9,1", "3x2-9"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.status.success(), "{}", joined(&output.stderr));
     let rows = json(&output)["rows"].as_array().unwrap().clone();
     for (at, problem) in
         [(0, "b2h2s9d16:varlen f32, 9,1 lengths"), (rows.len() - 1, "b3h1s1/9d16:used f32, 3x2-9 lengths")]
@@ -162,7 +171,7 @@ fn lengths_are_given_once_or_for_each_shape() {
         assert_eq!(rows[at]["problem"], problem);
     }
     let output = asked(&["equal", "skewed", "zeros"]);
-    assert!(text(&output.stderr).contains("--lengths is given 3 times: once for all shapes, or 2 times"));
+    assert!(joined(&output.stderr).contains("--lengths is given 3 times: once for all shapes, or 2 times"));
     assert!(asked(&["skewed"]).status.success());
 }
 
@@ -173,7 +182,7 @@ fn bench_times_what_the_library_would_run_unless_told_otherwise() {
         ["bench", "--shapes", "tiny", "--iters", "4", "--warmup", "1", "--device", "cpu", "--no-baselines"];
     let rows = |more: &[&str]| -> Vec<String> {
         let output = evosdpa(folder.path(), &[&tiny[..], more].concat());
-        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert!(output.status.success(), "{}", joined(&output.stderr));
         let document = json(&output);
         let ours = document["rows"].as_array().unwrap().iter().filter(|row| row["peer"] == false);
         ours.map(|row| row["kernel"].as_str().unwrap().to_owned()).collect()
@@ -217,7 +226,7 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let output = evosdpa(folder.path(), args);
-        let message = text(&output.stderr);
+        let message = joined(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
         assert!(message.contains(expected), "{args:?}: {message}");
         assert!(output.stdout.is_empty(), "{args:?}");
@@ -256,7 +265,7 @@ fn an_unwritable_folder_is_refused_before_measuring() {
     std::fs::write(folder.path().join("occupied"), "a file").unwrap();
     let output = evosdpa(folder.path(), &[&QUICK[..], &["--out", "occupied"]].concat());
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("--out"), "{}", text(&output.stderr));
+    assert!(joined(&output.stderr).contains("--out"), "{}", joined(&output.stderr));
 }
 
 #[test]
@@ -286,7 +295,7 @@ fn a_python_that_hangs_dies_or_prints_junk_costs_only_the_baseline() {
             "--json",
         ];
         let output = evosdpa(folder.path(), &args);
-        assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+        assert!(output.status.success(), "{name}: {}", joined(&output.stderr));
         let document = json(&output);
         let baseline = document["rows"].as_array().unwrap().last().unwrap();
         let detail = baseline["gates"][0]["detail"].as_str().unwrap();
@@ -317,11 +326,11 @@ fn runs_and_compare_work_from_what_is_stored() {
     assert_eq!(compared["rows"][0]["comparison"]["runs"], serde_json::json!([1, 1]));
     let output = evosdpa(path, &["compare", id, "latest", "--fail-on-regression"]);
     assert_eq!(output.status.code(), Some(2));
-    for said in [text(&output.stdout), text(&output.stderr)] {
+    for said in [text(&output.stdout), joined(&output.stderr)] {
         assert!(said.contains("cannot know") && said.contains("bench --repeat 5"), "{said}");
     }
     let itself = evosdpa(path, &["compare", id, id]);
-    assert!(text(&itself.stderr).contains("on both sides"), "{}", text(&itself.stderr));
+    assert!(joined(&itself.stderr).contains("on both sides"), "{}", joined(&itself.stderr));
 }
 
 /// A set made by `--repeat`, and the same set with every time multiplied.
@@ -362,7 +371,7 @@ fn a_regression_fails_when_asked_to() {
     }
     let compare = |a: &str, b: &str| evosdpa(path, &["compare", a, b, "--fail-on-regression"]);
     let slow = compare(&set, "slower");
-    assert_eq!(slow.status.code(), Some(1), "{}{}", text(&slow.stdout), text(&slow.stderr));
+    assert_eq!(slow.status.code(), Some(1), "{}{}", text(&slow.stdout), joined(&slow.stderr));
     assert!(text(&slow.stdout).contains("1 SLOW"), "{}", text(&slow.stdout));
     assert_eq!(evosdpa(path, &["compare", &set, "slower"]).status.code(), Some(0));
     assert_eq!(compare("slower", &set).status.code(), Some(0));
@@ -370,7 +379,7 @@ fn a_regression_fails_when_asked_to() {
     let mixed = evosdpa(path, &["compare", &format!("{set},slower"), "--self-test"]);
     assert_eq!(mixed.status.code(), Some(1), "{}", text(&mixed.stdout));
     let short = evosdpa(path, &["compare", &set, "--self-test"]);
-    assert!(text(&short.stderr).contains("has 5 runs"), "{}", text(&short.stderr));
+    assert!(joined(&short.stderr).contains("has 5 runs"), "{}", joined(&short.stderr));
 }
 
 #[test]
@@ -435,12 +444,20 @@ fn being_asked_to_stop_ends_a_long_step() {
         ],
         &["bench", "--device", "cpu", "--shapes", "b8h16s4096d128", "--no-baselines", "--repeat", "3"],
     ] {
+        let runs = || std::fs::read_dir(folder.path().join("runs")).map_or(0, Iterator::count);
+        let before = runs();
         let child = Command::new(cargo_bin!("evosdpa"))
             .args(args)
             .current_dir(folder.path())
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
+        // A run has its folder once it has something to say when it ends; on a busy machine that takes longer than a sleep.
+        let start = std::time::Instant::now();
+        while args[0] == "bench" && runs() == before {
+            assert!(start.elapsed().as_secs() < 120, "{args:?} never began");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
         // Whether it has begun its long step shows nowhere; before that it is not harder to stop.
         std::thread::sleep(std::time::Duration::from_secs(2));
         Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
@@ -480,6 +497,9 @@ fn kernels_doctor_completions_and_help_say_what_there_is() {
         let help = text(&evosdpa(folder.path(), &[command, "--help"]).stdout);
         assert!(help.contains("Examples:"), "{help}");
         assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+        // An example that is broken cannot be copied.
+        let mut examples = help.split("Examples:").nth(1).unwrap().lines().filter(|line| !line.is_empty());
+        assert!(examples.all(|line| line.starts_with("  evosdpa ")), "{help}");
     }
 }
 
@@ -508,7 +528,7 @@ fn export_writes_what_other_tools_take() {
         ("openevolve", &["--kernel", "sdpa_v1"], &["initial_program.cu", "evaluator.py", "config.yaml"]),
     ] {
         let output = export(tool, more);
-        assert!(output.status.success(), "{tool}: {}", text(&output.stderr));
+        assert!(output.status.success(), "{tool}: {}", joined(&output.stderr));
         for name in expected {
             let written = std::fs::read_to_string(path.join(tool).join(name)).unwrap();
             let unfilled = written.replace("\"@SUBMISSION@\"", "");
@@ -519,12 +539,12 @@ fn export_writes_what_other_tools_take() {
                 && let Some(done) =
                     python(path, &format!("compile(open('{tool}/{name}').read(), '{name}', 'exec')"))
             {
-                assert!(done.status.success(), "{tool}/{name}: {}", text(&done.stderr));
+                assert!(done.status.success(), "{tool}/{name}: {}", joined(&done.stderr));
             }
         }
         // Nothing is written over.
         let again = export(tool, more);
-        assert!(!again.status.success() && text(&again.stderr).contains("is there already"));
+        assert!(!again.status.success() && joined(&again.stderr).contains("is there already"));
     }
     // OpenEvolve's evaluator judges its own program right and a spoiled one wrong, by the simulator.
     let stage = "import sys, types, re
@@ -542,12 +562,12 @@ wrong = evaluator.evaluate_stage1('wrong.cu')
 print(good.metrics['correct'], wrong.metrics['correct'], good.artifacts, wrong.artifacts)";
     if let Some(done) = python(path, stage) {
         let said = text(&done.stdout);
-        assert!(said.starts_with("1.0 0.0 "), "{said}{}", text(&done.stderr));
+        assert!(said.starts_with("1.0 0.0 "), "{said}{}", joined(&done.stderr));
     }
     // What comes back is a kernel of its own, by the same gates.
     let program = "openevolve/initial_program.cu";
     let output = evosdpa(path, &["import", "openevolve", program, "--name", "mine", "--out", "mine"]);
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}{}", text(&output.stdout), joined(&output.stderr));
     assert!(
         text(&output.stdout)
             .contains("mine is in mine; on a GPU: evosdpa bench --device cuda --kernel-path mine")
@@ -570,7 +590,7 @@ print(good.metrics['correct'], wrong.metrics['correct'], good.artifacts, wrong.a
             "y",
         ],
     );
-    assert_eq!(output.status.code(), Some(1), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{}{}", text(&output.stdout), joined(&output.stderr));
     for (arguments, why) in [
         (&["export", "kernelbench", "--shape", "tiny:causal", "--dtype", "u8", "--out", "x"][..], "u8"),
         (&["export", "gpumode", "--shape", "tiny:window8", "--out", "x"], "window"),
@@ -590,7 +610,7 @@ print(good.metrics['correct'], wrong.metrics['correct'], good.artifacts, wrong.a
     ] {
         let output = evosdpa(path, arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(text(&output.stderr).contains(why), "{arguments:?}: {}", text(&output.stderr));
+        assert!(joined(&output.stderr).contains(why), "{arguments:?}: {}", joined(&output.stderr));
         assert!(!path.join("x").exists());
     }
 }

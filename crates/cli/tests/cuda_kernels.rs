@@ -42,9 +42,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+/// The same with its broken lines joined again.
+fn joined(bytes: &[u8]) -> String {
+    text(bytes).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}{}", text(&output.stdout), text(&output.stderr)))
+        .unwrap_or_else(|error| panic!("{error}: {}{}", text(&output.stdout), joined(&output.stderr)))
 }
 
 /// The example kernel with its manifest and source changed.
@@ -66,10 +71,10 @@ fn build_compiles_gates_and_caches_a_users_kernel() {
     let home = tempfile::tempdir().unwrap();
     let output = evosdpa(home.path(), &["build", "--kernel-path", EXAMPLE]);
     let page = text(&output.stdout);
-    assert!(output.status.success(), "{page}{}", text(&output.stderr));
+    assert!(output.status.success(), "{page}{}", joined(&output.stderr));
     assert_eq!(page.lines().filter(|line| line.contains("PASS")).count(), 6, "{page}");
     assert!(page.lines().all(|line| line.chars().count() <= 100), "{page}");
-    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+    assert!(output.stderr.is_empty(), "{}", joined(&output.stderr));
 
     let output = evosdpa(home.path(), &["build", "--kernel-path", EXAMPLE, "--arch", "sm_90a", "--json"]);
     let document = json(&output);
@@ -109,7 +114,7 @@ fn without_a_cache_kernels_are_compiled_anew() {
             .env(HOME_VARIABLE, &toolkit.root)
             .output()
             .unwrap();
-        assert!(output.status.success(), "{}: {}", cache.display(), text(&output.stderr));
+        assert!(output.status.success(), "{}: {}", cache.display(), joined(&output.stderr));
         assert_eq!(json(&output)["rows"].as_array().map(Vec::len), Some(1));
     }
     assert_eq!(fs::read_to_string(home.path().join("file")).unwrap(), "no folder");
@@ -123,7 +128,7 @@ fn the_example_is_right_under_the_simulator() {
     let args = [&base[..], &["--shapes", shapes, "--json", "--kernel-path"]].concat();
     let check = |folder: &str| evosdpa(home.path(), &[&args[..], &[folder]].concat());
     let output = check(EXAMPLE);
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}{}", text(&output.stdout), joined(&output.stderr));
     let rows = json(&output)["rows"].as_array().unwrap().clone();
     // Three shapes and all input families in two types.
     assert_eq!(rows.len(), 3 * Family::ALL.len() * 2);
@@ -179,7 +184,7 @@ fn a_kernel_past_its_limits_or_that_does_not_compile_exits_1() {
         let base = ["build", "--kernel-path", &folder, "--arch", "sm_80", "--dtype", "f16"];
         let output = evosdpa(home.path(), &[&base[..], problem].concat());
         let page = text(&output.stdout);
-        assert_eq!(output.status.code(), Some(1), "{expected}: {page}{}", text(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{expected}: {page}{}", joined(&output.stderr));
         assert!(page.contains("FAIL") && page.contains(expected), "{expected}: {page}");
     }
 }
@@ -215,7 +220,7 @@ fn wrong_use_exits_2_and_says_what_is_allowed() {
     ] {
         let home = tempfile::tempdir().unwrap();
         let output = evosdpa(home.path(), &[&example[..], args].concat());
-        let message = text(&output.stderr);
+        let message = joined(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
         assert!(message.contains(expected), "{args:?}: {message}");
     }
@@ -233,7 +238,7 @@ fn wrong_use_exits_2_and_says_what_is_allowed() {
     ] {
         let folder = changed(home.path(), &|text| format!("{text}\n{added}\n"), &same);
         let output = evosdpa(home.path(), &["build", "--kernel-path", &folder]);
-        let message = text(&output.stderr);
+        let message = joined(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{message}");
         assert!(message.contains(expected) && message.contains("my_sdpa.toml"), "{message}");
     }
@@ -244,7 +249,7 @@ fn without_a_compiler_build_says_how_to_get_one() {
     let home = tempfile::tempdir().unwrap();
     let nowhere = PathBuf::from("/nowhere");
     let output = with_toolkit(home.path(), &nowhere, &["build", "--kernel-path", EXAMPLE]);
-    let message = text(&output.stderr);
+    let message = joined(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(message.contains("evosdpa doctor --fix") && message.contains("/nowhere"), "{message}");
 
@@ -288,7 +293,7 @@ fn saved_logs_of_three_cuda_versions_are_read() {
         [("empty", "it is empty"), ("absent", "cannot be read"), (EXAMPLE, "cannot be read")]
     {
         let output = evosdpa(home.path(), &["build", "--parse", path]);
-        let message = text(&output.stderr);
+        let message = joined(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{message}");
         assert!(message.contains(expected) && message.contains("nvcc -Xptxas -v"), "{message}");
     }
@@ -349,10 +354,10 @@ fn sanitize_runs_each_tool_and_exits_by_what_it_finds() {
     assert!(text(&silent.stdout).contains("wrote no summary"));
     let refused = run("========= ERROR SUMMARY: 0 errors", &["--dtype", "e4m3"]);
     assert_eq!(refused.status.code(), Some(2), "a kernel that does not run is not clean");
-    assert!(text(&refused.stdout).contains("it reads f16, bf16, not e4m3"));
+    assert!(joined(&refused.stdout).contains("it reads f16, bf16, not e4m3"));
     let wrong = run("", &["--tools", "racechek"]);
     assert_eq!(wrong.status.code(), Some(2));
-    assert!(text(&wrong.stderr).contains("did you mean `racecheck`"));
+    assert!(joined(&wrong.stderr).contains("did you mean `racecheck`"));
 }
 
 #[test]
@@ -362,7 +367,7 @@ fn once_prints_one_row_for_each_launch() {
         ["check", "--device", "sim", "--kernel-path", EXAMPLE, "--kernels", "my_sdpa", "--once", "--json"];
     let more = ["--shapes", "b1h1s5d16,b1h1s3d300", "--seeds", "2", "--dtype", "f16"];
     let output = evosdpa(home.path(), &[&base[..], &more].concat());
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.status.success(), "{}", joined(&output.stderr));
     let document = json(&output);
     let words: Vec<(&str, &str)> = document["rows"]
         .as_array()
@@ -412,7 +417,7 @@ fn the_simulator_runs_every_variant_and_scores_deletions() {
                 home.path(),
                 &["sanitize", mode, "--kernels", "sdpa_v1", "--device", device],
             );
-            let message = text(&output.stderr);
+            let message = joined(&output.stderr);
             assert_eq!(output.status.code(), Some(2), "{mode} {device}: {message}");
             assert!(message.contains(expected) && output.stdout.is_empty(), "{mode} {device}: {message}");
         }
@@ -427,7 +432,7 @@ fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
         home.path(),
         &[&["sanitize", "--shapes", "b1h2s5/9d40:causal-br", "--json"], &base[..]].concat(),
     );
-    assert!(clean.status.success(), "{}{}", text(&clean.stdout), text(&clean.stderr));
+    assert!(clean.status.success(), "{}{}", text(&clean.stdout), joined(&clean.stderr));
     let document = json(&clean);
     assert_eq!(document["rows"].as_array().unwrap().len(), 1);
     assert_eq!(document["rows"][0]["tool"], "ptxsan");
@@ -436,7 +441,7 @@ fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
         home.path(),
         &["sanitize", "--shapes", "tiny", "--device", "sim", "--kernel-path", &stray],
     );
-    assert_eq!(dirty.status.code(), Some(1), "{}{}", text(&dirty.stdout), text(&dirty.stderr));
+    assert_eq!(dirty.status.code(), Some(1), "{}{}", text(&dirty.stdout), joined(&dirty.stderr));
     assert!(text(&dirty.stdout).contains("my_sdpa.cu:74"), "{}", text(&dirty.stdout));
     let accepted = home.path().join("accepted.txt");
     std::fs::write(&accepted, "out_of_bounds my_sdpa.cu:74  # known\n").unwrap();
@@ -450,7 +455,7 @@ fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
         (&["--suppressions", "/nonexistent"], 2),
     ] {
         let output = with_shared_cache(home.path(), &[&stray_base[..], more].concat());
-        assert_eq!(output.status.code(), Some(code), "{more:?}: {}", text(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{more:?}: {}", joined(&output.stderr));
     }
 
     let built = json(&with_shared_cache(home.path(), &[&["build", "--json"], &base[..]].concat()));
@@ -464,7 +469,7 @@ fn the_simulator_sanitizes_builds_and_knows_the_mutants() {
     }
 
     let output = with_shared_cache(home.path(), &["sanitize", "--mutants", "--device", "sim", "--json"]);
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}{}", text(&output.stdout), joined(&output.stderr));
     let document = json(&output);
     let rows = document["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 12);
@@ -484,7 +489,7 @@ fn without_a_gpu_every_command_that_needs_one_says_so_and_exits_2() {
         // With a GPU, the one that is not there.
         let output = evosdpa(home.path(), &["check", "--device", "cuda:99", "--quick"]);
         assert_eq!(output.status.code(), Some(2));
-        assert!(text(&output.stderr).contains("no device cuda:99"), "{}", text(&output.stderr));
+        assert!(joined(&output.stderr).contains("no device cuda:99"), "{}", joined(&output.stderr));
         return;
     }
     for args in [
@@ -494,7 +499,7 @@ fn without_a_gpu_every_command_that_needs_one_says_so_and_exits_2() {
         &["sanitize", "--mutants"],
     ] {
         let output = evosdpa(home.path(), args);
-        let message = text(&output.stderr);
+        let message = joined(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
         assert!(message.contains("driver") || message.contains("compute-sanitizer"), "{args:?}: {message}");
         assert!(output.stdout.is_empty(), "{args:?}: {}", text(&output.stdout));

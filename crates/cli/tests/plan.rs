@@ -23,14 +23,19 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+/// The same with its broken lines joined again.
+fn joined(bytes: &[u8]) -> String {
+    text(bytes).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 fn page(output: &Output) -> String {
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.status.success(), "{}", joined(&output.stderr));
     text(&output.stdout)
 }
 
 fn refusal(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
-    text(&output.stderr)
+    joined(&output.stderr)
 }
 
 fn rows(output: &Output) -> Vec<Value> {

@@ -18,6 +18,11 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+/// The same with its broken lines joined again.
+fn joined(bytes: &[u8]) -> String {
+    text(bytes).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// A quick benchmark, and the JSON of its one result.
 fn bench(folder: &Path) -> Value {
     let args = [
@@ -35,14 +40,14 @@ fn bench(folder: &Path) -> Value {
         "2",
     ];
     let output = evosdpa(folder, &args);
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.status.success(), "{}", joined(&output.stderr));
     let run = fs::read_dir(folder.join("runs")).unwrap().next().unwrap().unwrap().path();
     serde_json::from_slice(&fs::read(run.join("result_tiny.causal.json")).unwrap()).unwrap()
 }
 
 fn report(folder: &Path, format: &str) -> String {
     let output = evosdpa(folder, &["report", "latest", "--format", format, "--out", "-"]);
-    assert!(output.status.success(), "{format}: {}", text(&output.stderr));
+    assert!(output.status.success(), "{format}: {}", joined(&output.stderr));
     text(&output.stdout)
 }
 
@@ -130,7 +135,7 @@ fn a_report_goes_into_the_runs_folder_and_bad_input_is_named() {
         (&["report"], "RUN"),
     ] {
         let output = evosdpa(folder.path(), args);
-        let message = text(&output.stderr);
+        let message = joined(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
         assert!(message.contains(expected), "{args:?}: {message}");
     }
@@ -147,7 +152,7 @@ fn a_saved_capture_is_diagnosed_without_a_gpu() {
     let capture = capture.to_str().unwrap();
     let args = ["profile", "--import", capture, "--shape", "mission", "--kernels", "sdpa_v2b", "--json"];
     let output = evosdpa(folder.path(), &args);
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.status.success(), "{}", joined(&output.stderr));
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(document["schema"], "evosdpa.profile/1");
     let [row] = document["rows"].as_array().unwrap().as_slice() else { panic!("{document}") };
@@ -176,7 +181,7 @@ fn a_profiler_that_works_is_recorded_and_one_that_does_not_is_explained() {
 
     stand_in("while [ \"$1\" != --export ]; do shift; done; echo report > \"$2\"");
     let output = evosdpa(folder.path(), &args);
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}{}", text(&output.stdout), joined(&output.stderr));
     let run = fs::read_dir(folder.path().join("runs")).unwrap().next().unwrap().unwrap().path();
     let insights: Value = serde_json::from_slice(&fs::read(run.join("insights.json")).unwrap()).unwrap();
     assert_eq!(insights["rows"][0]["gates"][0]["gate"], "profile");
@@ -184,11 +189,11 @@ fn a_profiler_that_works_is_recorded_and_one_that_does_not_is_explained() {
         assert!(run.join(format!("profile_sdpa_v2c_mission_bf16.{ending}")).is_file(), "{ending}");
     }
     let report = evosdpa(folder.path(), &["report", "latest", "--out", "-"]);
-    assert!(text(&report.stdout).contains("What holds kernels back"), "{}", text(&report.stderr));
+    assert!(text(&report.stdout).contains("What holds kernels back"), "{}", joined(&report.stderr));
 
     stand_in("echo '==ERROR== ERR_NVGPUCTRPERM - no permission'; exit 1");
     let output = evosdpa(folder.path(), &[&args[..], &["--json"]].concat());
-    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(2), "{}", joined(&output.stderr));
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     let row = &document["rows"][0];
     assert_eq!(row["gates"][0]["verdict"], "UNAVAILABLE");
@@ -218,7 +223,7 @@ fn bad_profiles_exit_2_and_say_what_is_wrong() {
         (&["profile", "--import", "launch.ncu-rep", "--ncu", "/nowhere/ncu"], "/nowhere/ncu"),
     ] {
         let output = evosdpa(folder.path(), args);
-        let message = text(&output.stderr);
+        let message = joined(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {message}{}", text(&output.stdout));
         assert!(message.contains(expected), "{args:?}: {message}");
         assert!(!folder.path().join("runs").exists(), "{args:?} left a run behind");
@@ -230,7 +235,7 @@ fn the_simulator_counts_by_source_line() {
     let folder = tempfile::tempdir().unwrap();
     let args = ["profile", "--device", "sim", "--shape", "tiny", "--kernels", "sdpa_v2b", "--json"];
     let output = evosdpa(folder.path(), &args);
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.status.success(), "{}", joined(&output.stderr));
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     let counted = &document["rows"][0]["simulated"];
     assert_eq!(counted["problem"], "tiny bf16");

@@ -94,7 +94,11 @@ const SUBJECTS: &[(&str, DType, &[&str])] = &[
     ),
     ("flash_decode", DType::BF16, DECODE),
     ("flash_decode", DType::F16, DECODE_PAGES),
-    ("hopper_fwd[PERSISTENT=1 LONGEST_FIRST=0 SECTION_MIB=0 BLOCK_N=64]", DType::F16, HOPPER),
+    (
+        "hopper_fwd[PERSISTENT=1 LONGEST_FIRST=0 SECTION_MIB=0 BLOCK_N=64 SETTLE_KEYS=0 CTAS_PER_SM=2]",
+        DType::F16,
+        HOPPER,
+    ),
     ("hopper_small", DType::F16, HOPPER_SMALL),
     (
         "hopper_small[CLUSTER=1 WG_N=2 STAGES=1 BLOCK_N=64 NEXT_LATE=0 SPIN_WAIT=0 ONE_CTA_PER_SM=0]",
@@ -203,4 +207,26 @@ pub fn score(
         matter,
         score,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evosdpa_kernels::Registry;
+
+    /// Without compiling any: a rule that chooses a tunable by the length would make other code.
+    #[test]
+    fn the_problems_of_a_subject_have_one_code() {
+        let sim = Sim::open(Registry::embedded().unwrap()).unwrap();
+        for subject in subjects(&sim, &[]).unwrap() {
+            let defines = |shape: &&str| {
+                let problem = Problem::new(shape.parse().unwrap(), subject.dtype).unwrap().with_lse(true);
+                sim.variant(&subject.kernel, &problem).unwrap().defines
+            };
+            let first = defines(&subject.shapes[0]);
+            for shape in subject.shapes {
+                assert_eq!(defines(shape), first, "{} at {shape}", subject.kernel);
+            }
+        }
+    }
 }

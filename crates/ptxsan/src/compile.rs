@@ -56,7 +56,12 @@ impl Default for CompileOptions {
 impl CompileOptions {
     /// Instantiates the templates among the names of entries: a name with arguments, `scale<float>`, without parameters.
     pub fn with_instances<'a>(mut self, entries: impl IntoIterator<Item = &'a str>) -> Self {
-        let is_instance = |name: &&str| name.contains('<') && !name.contains(['(', ' ']);
+        // `k<double, 10>`; not `void k<float>(float*)`, which names what must be there already.
+        let is_instance = |name: &&str| {
+            name.ends_with('>')
+                && name.split('<').next().is_some_and(|head| !head.contains([' ', '(']))
+                && name.contains('<')
+        };
         self.instances.extend(entries.into_iter().filter(is_instance).map(str::to_owned));
         self
     }
@@ -75,6 +80,8 @@ impl CompileOptions {
 
     fn options(&self, target: &str) -> Vec<String> {
         let mut options = vec![format!("--gpu-architecture={target}"), "-lineinfo".to_owned()];
+        // nvcc has 128-bit integers, and INFINITY and its like, without being asked.
+        options.extend(["-device-int128".to_owned(), "--pre-include=math.h".to_owned()]);
         if !self.more.iter().any(|option| option.starts_with("-std") || option.starts_with("--std")) {
             options.push("-std=c++17".to_owned());
         }
@@ -122,6 +129,9 @@ fn hint(log: &str, target: &str, options: &CompileOptions) -> String {
         format!(
             "is `{names}` a template of this file, and are these its arguments? a kernel that is none has no <>"
         )
+    } else if log.contains("device-side kernel launch") {
+        "a kernel that launches another is not simulated: launch them one after the other, `ptxsan run FILE … --then --entry NAME …`"
+            .to_owned()
     } else if log.contains("in JIT mode") || log.contains("cannot open source file") {
         "only device code is compiled: put host code and its headers between `#ifndef __CUDACC_RTC__` and `#endif`, name folders of \
          headers with -I, or give the PTX of `nvcc -ptx -lineinfo -arch=compute_80 FILE.cu` instead"

@@ -145,6 +145,55 @@ fn what_does_not_compile_says_why_and_a_missing_compiler_how_to_get_one() {
 
 /// What SARIF 2.1.0 requires of a document, and what code hosts read of it.
 #[test]
+fn what_is_not_simulated_is_refused_with_what_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("k.cu");
+    for (body, words) in [
+        ("int* p = new int; *x = *p; delete p;", "allocate it before the launch"),
+        ("tail<<<1, 1>>>(x);", "--then --entry NAME"),
+        (
+            "int n[8]; for (int i = 0; i < 8; i++) n[i] = x[i]; *x = down(n, *x);",
+            "recursion is not simulated; a loop",
+        ),
+        (r#"asm volatile("{ .reg .b64 t; add.rn.f32x2 t, t, t; }");"#, "packed f32 is Blackwell's"),
+        (
+            r#"float f[4] = {}; asm volatile("mma.sp::ordered_metadata.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%4}, {%4,%4}, {%0,%1,%2,%3}, %4, 0;"
+               : "+f"(f[0]), "+f"(f[1]), "+f"(f[2]), "+f"(f[3]) : "r"(*x)); *x = f[0];"#,
+            "sparse products are not simulated; dense ones are",
+        ),
+        (
+            r#"asm volatile("tensormap.replace.tile.rank.global.b1024.b32 [%0], 1;" :: "l"(x));"#,
+            "pass each map as an argument",
+        ),
+    ] {
+        let source = format!(
+            "__global__ void tail(int* x) {{ *x = 1; }}\n\
+             __device__ __noinline__ int down(int* n, int i) {{ return i < 1 ? n[0] : down(n, i - 1) + n[i & 7] * i; }}\n\
+             __global__ void k(int* x) {{ {body} }}\n"
+        );
+        std::fs::write(&file, source).unwrap();
+        let line =
+            format!("run {} --arch sm_90a --entry k --grid 1 --block 32 --args zeros:64", file.display());
+        let output = ptxsan(&line);
+        assert_eq!(output.status.code(), Some(2), "{body}: {}", text(&output.stdout));
+        assert!(text(&output.stderr).contains(words), "{body}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn templates_are_named_with_spaces_and_what_nvcc_has_unasked_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("k.cu");
+    let source = "template <class T, int N> __global__ void k(T* x) { x[0] = T((unsigned __int128)N * N >> 1) + (T)(x[0] < INFINITY ? M_PI : NAN); }\n";
+    std::fs::write(&file, source).unwrap();
+    for entry in ["k<double, 10>", "k<double,10>", "k<unsigned char, 4>"] {
+        let run = ["--grid", "1", "--block", "1", "--args", "zeros:64"];
+        let output = command().arg("run").arg(&file).args(["--entry", entry]).args(run).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{entry}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn findings_are_annotations() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("found.sarif");

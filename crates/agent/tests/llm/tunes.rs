@@ -62,14 +62,15 @@ fn the_page_works_literally() {
     std::fs::write(&program, "#!/bin/sh\necho 'evosdpa-agent 0.0.9 (0123456789ab)'\n").unwrap();
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let output = evosdpa(folder.path(), &tune, &old);
-    let words = String::from_utf8_lossy(&output.stderr);
+    // Its lines are broken at 100 columns.
+    let words = String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(output.status.code(), Some(2), "{words}");
     let own = format!("this program is {} (", env!("CARGO_PKG_VERSION"));
     assert!(words.contains("is 0.0.9 (0123456789ab) and") && words.contains(&own), "{words}");
 
     let output = evosdpa(folder.path(), &tune, agent);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let shown = String::from_utf8_lossy(&output.stdout);
+    let shown = String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
     for part in ["llm-full-mutation", "7 answers, 7000 tokens of questions and 700 of answers", "llm.jsonl"] {
         assert!(shown.contains(part), "{part}: {shown}");
     }

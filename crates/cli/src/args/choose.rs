@@ -175,7 +175,7 @@ pub(crate) struct Apply {
 #[derive(Args)]
 #[command(after_help = "Examples:
   evosdpa export kernelbench --shape b8h16s1024d64:causal --out tasks/kernelbench
-  evosdpa export openevolve --shape b8h16s1024d64:causal --dtype f16 --kernel sdpa_v2c --out tasks/openevolve")]
+  evosdpa export openevolve --shape mission --dtype f16 --kernel sdpa_v2c --out tasks/openevolve")]
 pub(crate) struct Export {
     /// The tool: kernelbench, gpumode or openevolve
     pub(crate) tool: Tool,
@@ -203,7 +203,7 @@ pub(crate) struct Export {
 #[command(after_help = "Examples:
   evosdpa import kernelbench tasks/kernelbench/solution.py
   evosdpa import gpumode submission.py --shape b8h16s1024d64:causal --dtype bf16
-  evosdpa import openevolve best_program.cu --kernel sdpa_v2c --shape mission --name sdpa_v2c_evolved --out kernels")]
+  evosdpa import openevolve best.cu --kernel sdpa_v2c --shape mission --name sdpa_v2c_best --out mine")]
 pub(crate) struct Import {
     /// The tool: kernelbench, gpumode or openevolve
     pub(crate) tool: Tool,

@@ -1,13 +1,18 @@
 //! `evosdpa apply`: winners of a tune become rows of the user's tuned table.
 
-use std::{fmt::Write, fs};
+use std::fmt::Write;
 
 use anyhow::Context;
 use evosdpa::tuned::{Elites, LeftOut, Merged, Unconfirmed, read_table, update_table, user_table_path};
 use evosdpa_lab::machine::Environment;
 use serde::Serialize;
 
-use crate::{Status, args::Apply, command::registry, output};
+use crate::{
+    Status,
+    args::Apply,
+    command::{read_text, registry},
+    output,
+};
 
 #[derive(Serialize)]
 struct ApplyRow {
@@ -22,7 +27,7 @@ struct ApplyRow {
 pub(crate) fn run(args: Apply) -> anyhow::Result<Status> {
     let registry = registry(&args.kernel_path)?;
     let file = args.elite.display().to_string();
-    let text = fs::read_to_string(&args.elite).with_context(|| format!("cannot read {file}"))?;
+    let text = read_text(&args.elite)?;
     let unconfirmed = if args.force { Unconfirmed::Take } else { Unconfirmed::LeaveOut };
     let elites = Elites::parse(&text, &file, &registry, unconfirmed)?;
     if elites.rows.is_empty() {

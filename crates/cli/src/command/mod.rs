@@ -21,7 +21,12 @@ pub(crate) mod runs;
 pub(crate) mod sanitize;
 pub(crate) mod tune;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context;
 use evosdpa::Isa;
@@ -111,11 +116,40 @@ fn chosen_kernels(device: &dyn Device, asked: &[String]) -> anyhow::Result<Vec<S
     Ok(asked.iter().map(|name| evosdpa_lab::find_kernel(device, name)).collect::<Result<_, _>>()?)
 }
 
+/// Bytes of a file that the command line names at most: what goes on for ever, as /dev/zero does, is noticed here.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// A file that the command line names.
+fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
+    read.with_context(|| format!("cannot read {}", path.display()))?;
+    let is_whole = bytes.len() as u64 <= MAX_FILE_BYTES;
+    anyhow::ensure!(
+        is_whole,
+        "{} is larger than {} MiB; is it the right file?",
+        path.display(),
+        MAX_FILE_BYTES >> 20
+    );
+    Ok(bytes)
+}
+
+/// The same, of text.
+fn read_text(path: &Path) -> anyhow::Result<String> {
+    String::from_utf8(read_file(path)?).with_context(|| format!("cannot read {}", path.display()))
+}
+
 /// The CUDA kernels there are: the shipped ones and those of the user's folders.
 fn registry(kernel_path: &[PathBuf]) -> anyhow::Result<Registry> {
     let mut registry = Registry::embedded()?;
     for folder in kernel_path {
+        let before = registry.kernels().count();
         registry.add_folder(folder).context("--kernel-path")?;
+        anyhow::ensure!(
+            registry.kernels().count() > before,
+            "--kernel-path: there is no kernel in {}: expected NAME.toml with its NAME.cu, as examples/custom-kernel has them",
+            folder.display()
+        );
     }
     Ok(registry)
 }

@@ -148,7 +148,7 @@ fn import(args: &Profile, file: &Path, registry: &Registry) -> anyhow::Result<St
         let ncu = Ncu::find(args.ncu.as_deref()).map_err(|Unprofiled(why)| anyhow::anyhow!("{why}"))?;
         ncu.import(file)?.map_err(|Unprofiled(why)| anyhow::anyhow!("{}: {why}", file.display()))?
     } else {
-        let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let bytes = command::read_file(file)?;
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let capture = Capture::parse(&text, &file.display().to_string())?;

@@ -13,7 +13,7 @@ pub(crate) fn run(args: Report) -> anyhow::Result<Status> {
     let text = args.format.render(&document)?;
     let path = match &args.out {
         Some(path) if path == Path::new("-") => {
-            output::print(&text)?;
+            output::print_whole(&text)?;
             return Ok(Status::Passed);
         }
         Some(path) => path.clone(),

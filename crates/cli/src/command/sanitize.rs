@@ -33,7 +33,7 @@ use serde::Serialize;
 use crate::{
     Status,
     args::Sanitize,
-    command::{chosen_cuda_kernels, refused_device, registry},
+    command::{chosen_cuda_kernels, read_text, refused_device, registry},
     interrupt, output, progress,
 };
 
@@ -125,8 +125,7 @@ fn policy(args: &Sanitize) -> anyhow::Result<Policy> {
     let suppressions = match &args.suppressions {
         None => Suppressions::default(),
         Some(path) => {
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let text = read_text(path)?;
             Suppressions::parse(&text).with_context(|| path.display().to_string())?
         }
     };

@@ -151,7 +151,8 @@ impl Elites {
     /// `wanted`.
     pub fn parse(text: &str, file: &str, registry: &Registry, wanted: Unconfirmed) -> Result<Self, Error> {
         let wrong = |problem: String| Error::Elites { file: file.to_owned(), problem };
-        let read: EliteFile = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let read: EliteFile = serde_json::from_str(text)
+            .map_err(|error| wrong(format!("{error}; expected the elite.json that `evosdpa tune` leaves")))?;
         let schema_is_known = match &read.schema {
             serde_json::Value::String(text) => text.ends_with("/1"),
             serde_json::Value::Number(number) => number.as_u64() == Some(1),

@@ -105,7 +105,7 @@ impl Sim {
         Ok(outcome.counters)
     }
 
-    fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
+    pub(crate) fn variant(&self, kernel: &str, problem: &Problem) -> Result<Variant, Error> {
         variant(&self.registry, kernel, &ProblemFacts::try_from(problem)?, &self.target(kernel))
     }
 }

@@ -67,6 +67,6 @@ pub fn run(
     if failing.is_empty() && !(dropped > 0 && policy.fails(Severity::Error)) {
         return Ok(CaseResult::without_output(Verdict::Pass, detail));
     }
-    let why = format!("{}; {}", tally(&findings, dropped), failing.join("; "));
+    let why = format!("{}; {}", tally(&findings, dropped), failing.join(";\n"));
     Ok(CaseResult::without_output(Verdict::Fail(why), detail))
 }

@@ -179,6 +179,8 @@ impl Builder<'_> {
                     (true, Extent::Linear { .. }) => Some(TensorCombine::Typed(self.combine(op)?)),
                     (true, Extent::Tensor { .. }) => Some(TensorCombine::ByMap(self.reduction(op)?)),
                 };
+                // Sums of several blocks are sums only where the blocks see one memory.
+                self.communicates |= combine.is_some();
                 Bulk::Store { to, from, combine }
             }
             () => return Err(self.unsupported("this kind of bulk copy")),
@@ -263,7 +265,10 @@ impl Builder<'_> {
                 let pending = u32::try_from(*n).unwrap_or(u32::MAX);
                 self.collective(CollectiveKind::WgmmaWait(pending), None);
             }
-            "mma_async" if !op.has("sp") => self.mma_async(op, operands)?,
+            "mma_async" if op.has("sp") => {
+                return Err(self.unsupported("sparse products are not simulated; dense ones are"));
+            }
+            "mma_async" => self.mma_async(op, operands)?,
             _ => return Err(self.unsupported("this form")),
         }
         Ok(())

@@ -223,7 +223,9 @@ fn reachable<'a>(ast: &'a Ast, entry: &'a Function) -> Result<Vec<&'a Function>>
             return Err(Error::Unsupported {
                 line,
                 instruction: "call".into(),
-                reason: format!("`{name}` calls itself; recursion is not supported"),
+                reason: format!(
+                    "`{name}` calls itself, and recursion is not simulated; a loop with a stack of its own is"
+                ),
             });
         }
         if let Some(callee) = by_name.get(name)
@@ -235,6 +237,30 @@ fn reachable<'a>(ast: &'a Ast, entry: &'a Function) -> Result<Vec<&'a Function>>
         }
     }
     Ok(order)
+}
+
+/// Why an instruction is not there, and what is.
+fn outside(op: &Opcode<'_>) -> &'static str {
+    match op.name {
+        "mma" if op.parts.first().is_some_and(|part| part.starts_with("sp")) => {
+            "sparse products are not simulated; dense ones are"
+        }
+        "tcgen05" => {
+            "instructions up to sm_90a are simulated; compile for --arch sm_90a, without what is Blackwell's"
+        }
+        "multimem" => "one GPU is simulated, and multimem reaches several",
+        "tensormap" => {
+            "tensor maps that the kernel edits are not simulated; pass each map as an argument, made before the launch"
+        }
+        "stacksave" | "stackrestore" | "alloca" => {
+            "alloca is not simulated; give the array a size that the compiler knows"
+        }
+        "vadd" | "vsub" | "vmin" | "vmax" | "vmad" | "vset" | "vshl" | "vshr" | "vabsdiff" => {
+            "of the video instructions there are vabsdiff2 and vabsdiff4"
+        }
+        _ if op.has("f32x2") => "packed f32 is Blackwell's; instructions up to sm_90a are simulated",
+        _ => "it is outside the supported set",
+    }
 }
 
 fn align_up(value: u64, align: u32) -> u64 {
@@ -370,6 +396,7 @@ impl Builder<'_> {
         let counts = BANKS.map(|b| self.scopes.counts[b as usize]);
         let numbers = self.constants.iter().map(|((bank, _), index)| (*bank, *index)).collect();
         updates::mark(&mut self.code[start..end], &numbers);
+        updates::mark_compared(&mut self.code[start..end], |at| self.flows[start + at].is_move);
         let opcodes: Vec<&str> = self.info[start..end].iter().map(|info| &*info.opcode).collect();
         let (code, flows) = (&mut self.code[start..end], &self.flows[start..end]);
         provenance::mark(code, flows, &opcodes, &self.shared_variables, &mut self.extents);
@@ -451,7 +478,7 @@ impl Builder<'_> {
                 None => Ok(()),
             };
         }
-        Err(self.unsupported("it is outside the supported set"))
+        Err(self.unsupported(outside(&op)))
     }
 
     pub(super) fn unsupported(&self, reason: &str) -> Error {

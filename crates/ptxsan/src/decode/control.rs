@@ -6,8 +6,8 @@ use super::memory::scope;
 use super::opcode::Opcode;
 use super::scope::Symbol;
 use super::{
-    BarrierKind, BarrierOp, Builtin, Collective, CollectiveKind, NEVER, Op, ParamCopy, Reduction, Register,
-    Scope, Shuffle,
+    BarrierKind, BarrierOp, Builtin, Collective, CollectiveKind, Fence, NEVER, Op, ParamCopy, Reduction,
+    Register, Scope, Shuffle,
 };
 use crate::error::Result;
 use crate::parse::ast::{Operand, Space, Type};
@@ -114,7 +114,7 @@ impl Builder<'_> {
             return Ok(());
         }
         let Some(placed) = self.placed.get(&name).cloned() else {
-            return Err(self.unsupported(&format!("`{name}` has no body in this module")));
+            return Err(self.unsupported(&without_body(&name)));
         };
         if placed.params.len() != arguments.len() || placed.results.len() != results.len() {
             return Err(self.bad(format!(
@@ -195,7 +195,9 @@ impl Builder<'_> {
 
     fn fence(&mut self, op: &Opcode<'_>) -> Result<()> {
         let scope = scope(op).unwrap_or(Scope::Device);
-        self.emit(Op::Fence(scope), Args::default());
+        // A fence that says nothing is `.acq_rel`.
+        let fence = Fence { scope, is_sc: op.name == "membar" || op.has("sc") };
+        self.emit(Op::Fence(fence), Args::default());
         Ok(())
     }
 
@@ -285,6 +287,21 @@ impl Builder<'_> {
         let members = self.operand(operands, 1, Type::B32)?;
         self.collective(CollectiveKind::Elect { d, p }, Some(members));
         Ok(())
+    }
+}
+
+/// Why a function that is only declared cannot be called, and what helps.
+fn without_body(name: &str) -> String {
+    match name {
+        "malloc" | "free" | "_Znwm" | "_Znam" | "_ZdlPv" | "_ZdaPv" => format!(
+            "`{name}`: memory is not allocated on the device here (malloc, new); allocate it before the launch and pass a pointer"
+        ),
+        _ if name.starts_with("cudaLaunchDevice") || name.starts_with("cudaGetParameterBuffer") => {
+            format!(
+                "`{name}`: a kernel that launches another is not simulated; launch them one after the other"
+            )
+        }
+        _ => format!("`{name}` has no body in this module; compile its definition with the kernel"),
     }
 }
 

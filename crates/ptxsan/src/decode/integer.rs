@@ -62,6 +62,49 @@ fn sum(op: &Opcode<'_>, kind: Type) -> Option<Plan> {
     })
 }
 
+/// `add`, `min` and `max` of two 16-bit integers in a register; `None`: no such instruction.
+pub(super) fn packed(op: &Opcode<'_>) -> Option<Plan> {
+    let is_signed = op.has("s16x2");
+    let relu = op.has("relu");
+    if relu && !(is_signed && matches!(op.name, "min" | "max")) || op.has("sat") {
+        return None;
+    }
+    let half: fn(i32, i32) -> i32 = match op.name {
+        "add" => i32::wrapping_add,
+        "min" => i32::min,
+        "max" => i32::max,
+        _ => return None,
+    };
+    let widen = move |x: u32| if is_signed { s16(x) } else { low16(x) as i32 };
+    let one = move |a: u32, b: u32| {
+        let value = half(widen(a), widen(b));
+        low16(if relu { value.max(0) } else { value } as u32)
+    };
+    Some(same(Type::B32, 2, b32_2(move |a, b| one(a, b) | one(a >> 16, b >> 16) << 16)))
+}
+
+/// `vabsdiff2` and `vabsdiff4` of unsigned parts: each apart, or with `.add` their sum on top of the last operand.
+pub(super) fn difference(op: &Opcode<'_>) -> Option<Plan> {
+    let is_sum = match op.parts[..] {
+        ["u32", "u32", "u32"] => false,
+        ["u32", "u32", "u32", "add"] => true,
+        _ => return None,
+    };
+    let width = if op.name == "vabsdiff2" { 16 } else { 8 };
+    let mask = (1u32 << width) - 1;
+    let parts = move |a: u32, b: u32| {
+        (0..32).step_by(width).map(move |at| ((a >> at & mask).abs_diff(b >> at & mask), at))
+    };
+    Some(same(
+        Type::U32,
+        3,
+        b32_3(move |a, b, c| match is_sum {
+            true => parts(a, b).fold(c, |sum, (part, _)| sum.wrapping_add(part)),
+            false => parts(a, b).fold(0, |all, (part, at)| all | part << at),
+        }),
+    ))
+}
+
 fn carry_sum(is_add: bool, takes: bool, sets: bool, kind: Type) -> Option<Plan> {
     Some(match (kind.bytes(), is_add) {
         (4, true) => same(kind, 2, carry32(move |a, b, _, c| integer::add_carry_u32(a, b, c && takes), sets)),

@@ -4,7 +4,7 @@ use super::build::Builder;
 use super::lanes::Args;
 use super::opcode::Opcode;
 use super::scope::bank;
-use super::{AsyncCopy, Atomic, Op, Order, Register, Scope, Transfer};
+use super::{Address, AsyncCopy, Atomic, Op, Order, Register, Scope, Transfer};
 use crate::error::Result;
 use crate::numeric::{Extreme, ExtremeMode, FloatMode, Half, HalfMode, Round, compare, float, format, half};
 use crate::parse::ast::{Operand, Space, Type};
@@ -57,6 +57,7 @@ impl Builder<'_> {
             non_coherent: op.has("nc"),
             is_update: false,
             is_constant: false,
+            is_compared: false,
         };
         self.emit(Op::Load(transfer), Args::default());
         Ok(())
@@ -84,6 +85,7 @@ impl Builder<'_> {
             non_coherent: false,
             is_update: false,
             is_constant: false,
+            is_compared: false,
         };
         self.emit(Op::Store(transfer), Args::default());
         Ok(())
@@ -110,13 +112,10 @@ impl Builder<'_> {
     }
 
     fn atomic(&mut self, op: &Opcode<'_>, operands: &[Operand]) -> Result<()> {
-        if op.vector() > 1 {
-            return Err(self.unsupported("vector atomics"));
-        }
         let kind = self.element_type(op)?;
         let is_red = op.name == "red";
         let (d, rest) = match operands.split_first() {
-            Some((d, rest)) if !is_red => (Some(self.destination(d, kind)?), rest),
+            Some((d, rest)) if !is_red => (Some(d), rest),
             _ => (None, operands),
         };
         let operation = op.parts.iter().find(|p| {
@@ -127,15 +126,29 @@ impl Builder<'_> {
         if rest.len() < wanted {
             return Err(self.bad(format!("needs {wanted} operands beside the destination")));
         }
-        let a = self.source_register(&rest[1], kind)?;
-        let b = if operation == "cas" { Some(self.source_register(&rest[2], kind)?) } else { None };
         let address = self.address(&rest[0], op.space())?;
         self.communicates |= matches!(address.space, Space::Global | Space::Generic);
-        let apply = apply(operation, kind).ok_or_else(|| self.unsupported("this operation on this type"))?;
         let mut order = self.order(op);
         order.strong = Some(scope(op).unwrap_or(Scope::Device));
         let bytes = kind.bytes();
-        self.emit(Op::Atomic(Box::new(Atomic { address, bytes, d, a, b, apply, order })), Args::default());
+        let values = Self::elements(&rest[1]);
+        let places = d.map_or(&[][..], Self::elements);
+        self.check_vector(op, values.len())?;
+        if d.is_some() {
+            self.check_vector(op, places.len())?;
+        }
+        // A vector is atomic by element, and aligned as a whole.
+        for (i, value) in values.iter().enumerate() {
+            let d = places.get(i).map(|d| self.destination(d, kind)).transpose()?;
+            let a = self.source_register(value, kind)?;
+            let b = if operation == "cas" { Some(self.source_register(&rest[2], kind)?) } else { None };
+            let apply =
+                apply(operation, kind).ok_or_else(|| self.unsupported("this operation on this type"))?;
+            let address = Address { offset: address.offset + i as i64 * i64::from(bytes), ..address };
+            let align = if i == 0 { bytes * values.len() as u32 } else { bytes };
+            let atomic = Op::Atomic(Box::new(Atomic { address, bytes, align, d, a, b, apply, order }));
+            if i == 0 { self.emit(atomic, Args::default()) } else { self.emit_step(atomic, Args::default()) }
+        }
         Ok(())
     }
 

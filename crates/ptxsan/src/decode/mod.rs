@@ -173,6 +173,14 @@ pub(crate) enum Scope {
     Device,
 }
 
+/// `fence` and `membar`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fence {
+    pub(crate) scope: Scope,
+    /// `.sc`, which `membar` and `__threadfence()` are as well: all of them have one order.
+    pub(crate) is_sc: bool,
+}
+
 /// The ordering of a memory operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Order {
@@ -202,12 +210,16 @@ pub(crate) struct Transfer {
     pub(crate) is_update: bool,
     /// A store of a number that is written in the code: a flag, no data.
     pub(crate) is_constant: bool,
+    /// A load of what a compare-and-swap of the same place compares.
+    pub(crate) is_compared: bool,
 }
 
 /// An atomic or a reduction.
 pub(crate) struct Atomic {
     pub(crate) address: Address,
     pub(crate) bytes: u32,
+    /// More than its bytes for the first element of a vector.
+    pub(crate) align: u32,
     /// Absent for `red`.
     pub(crate) d: Option<Register>,
     pub(crate) a: Register,
@@ -582,7 +594,7 @@ pub(crate) enum Op {
     InitFence,
     /// `griddepcontrol.wait`.
     LaunchWait,
-    Fence(Scope),
+    Fence(Fence),
     Collective(Box<Collective>),
     ActiveMask(u32),
     Clock(Register),

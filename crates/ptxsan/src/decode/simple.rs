@@ -24,7 +24,15 @@ impl Builder<'_> {
             "abs" | "neg" | "add" | "sub" | "mul" | "fma" | "mad" | "min" | "max"
                 if op.has("u16x2") || op.has("s16x2") =>
             {
-                return Err(self.unsupported("packed 16-bit integers"));
+                let plan = integer::packed(op);
+                let plan =
+                    plan.ok_or_else(|| self.unsupported("of packed integers there are add, min and max"))?;
+                self.emit_plan(plan, operands)?;
+            }
+            "vabsdiff2" | "vabsdiff4" => {
+                let plan = integer::difference(op);
+                let plan = plan.ok_or_else(|| self.unsupported("only .u32.u32.u32, with .add or without"))?;
+                self.emit_plan(plan, operands)?;
             }
             "min" | "max" if operands.len() == 4 => return Err(self.unsupported("three-input min and max")),
             _ => {

@@ -1,7 +1,7 @@
-//! Which stores put back what was loaded from the same place and changed, the updates that an atomic would make whole; and which
-//! store a number, as flags are set.
+//! Which stores put back what was loaded from the same place and changed, the updates that an atomic would make whole; which
+//! store a number, as flags are set; and which loads a compare-and-swap checks.
 
-use super::{Address, Bank, Inst, Op, Register};
+use super::{Address, Bank, Base, Inst, Op, Register};
 use std::collections::{HashMap, HashSet};
 
 /// Marks strong stores by where their value comes from. `numbers`: registers that hold one. Called
@@ -64,6 +64,44 @@ fn is_update(code: &[Inst], writers: &HashMap<(Bank, u32), Vec<usize>>, pc: usiz
         }
     }
     false
+}
+
+/// Marks the loads whose value a compare-and-swap of the same place compares: the first guess of a loop that ends when the place holds
+/// what was guessed. `is_move`: instructions that pass a value on as it is.
+pub(super) fn mark_compared(code: &mut [Inst], is_move: impl Fn(usize) -> bool) {
+    let swaps: Vec<usize> =
+        (0..code.len()).filter(|pc| matches!(&code[*pc].op, Op::Atomic(a) if a.b.is_some())).collect();
+    for pc in swaps {
+        let Op::Atomic(swap) = &code[pc].op else { continue };
+        let (address, mut pending) = (swap.address, vec![swap.a]);
+        let mut seen: HashSet<(Bank, u32)> = HashSet::new();
+        let mut loads = Vec::new();
+        while let Some(register) = pending.pop() {
+            if !seen.insert((register.bank, register.index)) {
+                continue;
+            }
+            for (at, inst) in code.iter().enumerate().filter(|(_, inst)| inst.writes.contains(&register)) {
+                match &inst.op {
+                    Op::Load(load) if load.order.strong.is_none() && may_be_same(&load.address, &address) => {
+                        loads.push(at);
+                    }
+                    Op::Alu(_) if is_move(at) => pending.extend(inst.reads.iter()),
+                    _ => {}
+                }
+            }
+        }
+        for at in loads {
+            if let Op::Load(load) = &mut code[at].op {
+                load.is_compared = true;
+            }
+        }
+    }
+}
+
+/// A variable is named by one and reached through a register by the other.
+fn may_be_same(a: &Address, b: &Address) -> bool {
+    let is_named = |address: &Address| address.base == Base::Absolute;
+    is_same(a, b) || a.space == b.space && is_named(a) != is_named(b)
 }
 
 fn is_same(a: &Address, b: &Address) -> bool {

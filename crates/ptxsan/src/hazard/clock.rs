@@ -204,6 +204,8 @@ pub(crate) struct Clock {
     floor: Vec<u32>,
     /// Other blocks, by ascending number.
     foreign: Vec<(u32, Rc<Times>)>,
+    /// What was released behind a sequentially consistent fence and read without one: the next such fence shows it, whoever's it is.
+    heard: Option<Rc<Clock>>,
     block: u32,
 }
 
@@ -216,7 +218,8 @@ impl Clock {
             copies[threads as usize..].fill(u32::MAX);
         }
         let own = Times { known, fenced: Default::default(), over: Vec::new() };
-        let mut clock = Clock { floor: vec![0; own.known.len() / 32], own, foreign: Vec::new(), block };
+        let mut clock =
+            Clock { floor: vec![0; own.known.len() / 32], own, foreign: Vec::new(), heard: None, block };
         clock.settle();
         clock
     }
@@ -309,6 +312,29 @@ impl Clock {
                 self.join_foreign(*block, times);
             }
         }
+        if let Some(heard) = &other.heard {
+            self.hear(heard);
+        }
+    }
+
+    /// Learns what a sequentially consistent fence will show.
+    pub(crate) fn hear(&mut self, other: &Rc<Clock>) {
+        match &mut self.heard {
+            Some(mine) if Rc::ptr_eq(mine, other) => {}
+            Some(mine) => Rc::make_mut(mine).join(other),
+            empty => *empty = Some(Rc::clone(other)),
+        }
+    }
+
+    /// Such a fence: what was heard is known.
+    pub(crate) fn believe(&mut self) {
+        if let Some(heard) = self.heard.take() {
+            self.join(&heard);
+        }
+    }
+
+    pub(crate) fn has_heard(&self) -> bool {
+        self.heard.is_some()
     }
 
     fn join_foreign(&mut self, block: u32, times: &Rc<Times>) {

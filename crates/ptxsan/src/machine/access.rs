@@ -38,6 +38,8 @@ pub(super) struct Request {
     pub(super) extent: u32,
     /// Marks that the instruction number carries beside those of its order.
     pub(super) marks: u32,
+    /// What the address must be a multiple of, if more than the bytes ask for.
+    pub(super) align: u32,
 }
 
 /// Who makes an access.
@@ -61,7 +63,7 @@ pub(super) struct Agent {
 
 impl Request {
     pub(super) fn new(pc: u32, bytes: u32, direction: Direction, order: Order) -> Self {
-        Request { pc, bytes, direction, order, by: By::Lanes, moves: false, extent: 0, marks: 0 }
+        Request { pc, bytes, direction, order, by: By::Lanes, moves: false, extent: 0, marks: 0, align: 1 }
     }
 
     /// An ordinary read by the lanes themselves.
@@ -96,6 +98,11 @@ impl Request {
 
     fn marked(self, mark: u32, is_meant: bool) -> Self {
         Request { marks: if is_meant { self.marks | mark } else { self.marks }, ..self }
+    }
+
+    /// What the address must be a multiple of.
+    pub(super) fn alignment(&self) -> u64 {
+        u64::from(self.bytes.next_power_of_two().min(32).max(self.align))
     }
 
     pub(super) fn marked_pc(&self) -> u32 {
@@ -431,8 +438,10 @@ impl Warp {
     pub(super) fn atomic(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, a: &Atomic) {
         let request =
             Request::new(pc, a.bytes, Direction::Write, a.order).marked(ATOMIC, true).within(&a.address);
+        let request = Request { align: a.align, ..request };
         let (addresses, spaces) = self.located(&a.address, mask);
         self.before_strong_write(cx, a.order);
+        let changes = cx.tallies[pc as usize].work;
         for (space, lanes) in spaces {
             let good = self.check_bounds(cx, space, &addresses, lanes, &request);
             for_lanes(good, |lane| {
@@ -452,6 +461,9 @@ impl Warp {
                 self.after_strong_read(cx, space, &addresses, one, a.order, pc);
                 self.after_strong_write(cx, space, &addresses, one, a.order, true);
             });
+        }
+        if cx.tallies[pc as usize].work == changes {
+            self.spun();
         }
     }
 }

@@ -80,7 +80,7 @@ impl Warp {
         let fence = if is_near { "__threadfence_block()" } else { "__threadfence()" };
         let flag = "the flag or atomic that passes it on";
         let released = cx.places.release_of(cx.numbering, conflict.who, conflict.time);
-        let seen = self.seen.get(lane).and_then(Option::as_ref);
+        let seen = self.seen.get(lane);
         let has_seen = seen.is_some_and(|seen| seen.knows(cx.numbering, conflict.who, conflict.time));
         let acquires = self.acquired >> lane & 1 == 1;
         let has_heard = self.heard_of(cx, lane, conflict);

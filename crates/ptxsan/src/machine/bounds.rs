@@ -193,7 +193,7 @@ impl Warp {
     ) -> Option<Kind> {
         let bytes = u64::from(request.bytes);
         let is_write = request.direction == Direction::Write;
-        if !at.is_multiple_of(bytes.next_power_of_two().min(32)) {
+        if !at.is_multiple_of(request.alignment()) {
             return Some(Kind::Misaligned);
         }
         let past = |size: u64| at.checked_add(bytes).is_none_or(|end| end > size);
@@ -270,7 +270,7 @@ fn in_shared(
     }
     let Extent { bits, last, .. } = extent_of(addresses, mask);
     let room = (written.len() as u64).checked_sub(bytes);
-    if !bits.is_multiple_of(bytes.min(32)) || room.is_none_or(|room| last > room) {
+    if !bits.is_multiple_of(request.alignment()) || room.is_none_or(|room| last > room) {
         return false;
     }
     let is_written = |lane: usize| all_set(&written[addresses[lane] as usize..][..bytes as usize]);
@@ -303,7 +303,7 @@ fn in_buffers(
     if space != Space::Global || bytes > 16 || !bytes.is_power_of_two() {
         return false;
     }
-    if !extent_of(addresses, mask).bits.is_multiple_of(u64::from(bytes)) {
+    if !extent_of(addresses, mask).bits.is_multiple_of(request.alignment()) {
         return false;
     }
     Following::new(addresses, mask, bytes).runs(mask).all(|(lane, count)| {

@@ -2,10 +2,10 @@
 
 use super::run::{Context, for_lanes};
 use super::warp::{Fenced, Warp};
-use crate::decode::{Order, Scope};
+use crate::decode::{Fence, Order, Scope};
 use crate::hazard::accessor::Conflict;
 use crate::hazard::clock::{Clock, Numbering, Proxy};
-use crate::hazard::sync::{Place, Said};
+use crate::hazard::sync::{Place, Release, Said, Seen};
 use crate::parse::ast::Space;
 use std::rc::Rc;
 
@@ -27,6 +27,9 @@ impl Warp {
         let slot = self.index * 32 + lane as u32;
         clock.raise(slot, self.time);
         clock.raise(slot + numbering.lanes, self.waited_group[lane]);
+        if let Some(seen) = self.seen.get(lane) {
+            seen.tell(clock);
+        }
     }
 
     /// After publishing, what follows must carry a later time.
@@ -34,21 +37,26 @@ impl Warp {
         self.time = self.time.saturating_add(1);
     }
 
-    pub(super) fn fence(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, scope: Scope) {
+    pub(super) fn fence(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, fence: Fence) {
         if !cx.options.check_races {
             return;
         }
         self.fenced.resize(32, None);
+        let is_sc = fence.is_sc && fence.scope == Scope::Device;
         self.acquired |= self.polled & mask;
         for_lanes(mask, |lane| {
-            if let Some(Some(seen)) = self.seen.get_mut(lane).map(Option::take) {
+            let seen = self.seen.get_mut(lane).map(|seen| seen.take(fence.scope)).unwrap_or_default();
+            if is_sc && self.known[lane].has_heard() || seen.iter().any(Option::is_some) {
                 let mut known = (*self.known[lane]).clone();
-                known.join(&seen);
+                seen.iter().flatten().for_each(|seen| known.join(seen));
+                if is_sc {
+                    known.believe();
+                }
                 known.settle();
                 self.learn(lane, pc, Rc::new(known));
             }
             let clock = Rc::new(self.published(cx, lane));
-            self.fenced[lane] = Some(Fenced { clock, scope });
+            self.fenced[lane] = Some(Fenced { clock, scope: fence.scope, is_sc });
         });
         self.advance();
     }
@@ -94,13 +102,9 @@ impl Warp {
                 }
                 return;
             }
-            let mut seen = Clock::new(cx.numbering, cx.block, cx.shape.threads());
-            if cx.places.learn(place, cx.block, scope, &mut seen) {
-                self.seen.resize(32, None);
-                match &mut self.seen[lane] {
-                    Some(old) => old.join(&seen),
-                    empty => *empty = Some(seen),
-                }
+            if !cx.places.is_silent(&place) {
+                self.seen.resize_with(32, Seen::default);
+                cx.places.see(place, cx.block, scope, &mut self.seen[lane]);
             }
         });
     }
@@ -134,10 +138,14 @@ impl Warp {
         }
         for_lanes(mask, |lane| {
             let released = if order.releases {
-                Some((cx.block, scope, Rc::new(self.published(cx, lane))))
+                let clock = Rc::new(self.published(cx, lane));
+                Some(Release { block: cx.block, scope, is_sc: false, clock })
             } else {
                 let fenced = self.fenced.get(lane).and_then(Option::as_ref);
-                fenced.map(|f| (cx.block, f.scope.min(scope), Rc::clone(&f.clock)))
+                fenced.map(|f| {
+                    let (scope, clock) = (f.scope.min(scope), Rc::clone(&f.clock));
+                    Release { block: cx.block, scope, is_sc: f.is_sc && scope == Scope::Device, clock }
+                })
             };
             let place = Self::place(cx, space, addresses[lane]);
             if cx.kernel.polls {

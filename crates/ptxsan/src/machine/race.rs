@@ -4,7 +4,7 @@ use super::access::{By, Direction, Request, space_name};
 use super::run::{Context, for_lanes};
 use super::runs::{self, Following};
 use super::warp::Warp;
-use crate::decode::Op;
+use crate::decode::{Kernel, Op};
 use crate::finding::{Kind, Severity};
 use crate::hazard::accessor::{Accessor, Conflict, Found};
 use crate::hazard::clock::Who;
@@ -352,14 +352,18 @@ impl Warp {
             let barriers = if block == cx.block { Some(&*cx.mbarriers) } else { peer };
             other.thread = barriers.map_or(0, |all| all.issuer(slot));
         }
-        let severity = if agrees { Severity::Info } else { kind.severity() };
+        let is_guess = kind == Kind::Race && is_first_guess(cx.kernel, request.pc, conflict.pc);
+        let severity = if agrees || is_guess { Severity::Info } else { kind.severity() };
         let thread = self.index * 32 + lane as u32;
         let at = (u64::from(cx.block), thread);
         // The log is taken out: what is said is made only once, and may look at everything else.
         let mut log = std::mem::take(cx.log);
         log.add_at(kind, severity, request.pc, Some(other), at, || {
             let detail = self.race_detail(cx, space, address, request, &conflict);
-            let advice = self.advice(cx, kind, lane, request, &conflict, &other, agrees);
+            let advice = match is_guess {
+                true => FIRST_GUESS.to_owned(),
+                false => self.advice(cx, kind, lane, request, &conflict, &other, agrees),
+            };
             Words { detail, advice: Some(advice), variable: cx.variable(space, address) }
         });
         *cx.log = log;
@@ -448,6 +452,16 @@ impl Warp {
             "{mine_by}{mine} of {bytes} bytes at {space_name} {address:#x}{place} after {relation} {their_by}{theirs}"
         )
     }
+}
+
+const FIRST_GUESS: &str = "the compare-and-swap finds out if what was loaded is old, so the result does not depend on the order; by the letter \
+                           the load must be volatile or atomic as well";
+
+/// Whether one access is the plain load that a loop around a compare-and-swap starts with, and the other an atomic.
+fn is_first_guess(kernel: &Kernel, mine: u32, other: u32) -> bool {
+    let (mine, other) = (&kernel.code[mine as usize].op, &kernel.code[other as usize].op);
+    let is = |load: &Op, atomic: &Op| matches!((load, atomic), (Op::Load(t), Op::Atomic(_)) if t.is_compared);
+    is(mine, other) || is(other, mine)
 }
 
 /// Whether reads of shared memory are only noted: plain ones by threads, of memory that no other block reaches.

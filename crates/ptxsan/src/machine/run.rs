@@ -6,7 +6,7 @@ use super::asynchronous::flight::BulkFlight;
 use super::asynchronous::wgmma::{Operands, Warpgroups};
 use super::barrier::Barriers;
 use super::launch::{Options, Schedule, Shape};
-use super::warp::{NO_MEETING, State, Warp};
+use super::warp::{NO_MEETING, Parked, State, Warp};
 use crate::count::counters::Tally;
 use crate::decode::{ALWAYS, Bank, Inst, Kernel, Op, SharedVariable};
 use crate::finding::{Kind, Variable};
@@ -23,6 +23,8 @@ use std::collections::HashMap;
 /// After so many instructions without meeting, lanes that wait for others go on alone: the others may be
 /// waiting for them in a loop.
 const PATIENCE: u32 = 20_000;
+/// An atomic that changes nothing, as those that ask for a lock that is held, wears it down like so many instructions.
+const SPIN: u32 = PATIENCE / 64;
 
 /// What a running warp may touch beside itself.
 pub(super) struct Context<'a, 'm> {
@@ -100,6 +102,21 @@ pub(super) struct Resident {
     pub(super) visits: Visits,
 }
 
+impl Kernel {
+    /// The shared variable at an offset and its size. `dynamic`: bytes of the part that the launch sizes.
+    pub(super) fn shared_variable_at(&self, at: u64, dynamic: u64) -> Option<(&SharedVariable, u64)> {
+        let sized = self.shared_variables.iter().map(|v| (v, v.bytes.unwrap_or(dynamic)));
+        sized.into_iter().find(|(v, bytes)| (v.address..v.address + bytes).contains(&at))
+    }
+}
+
+impl Resident {
+    /// Whether what is waited for is wrong whoever else waits.
+    pub(super) fn is_cause(&self, parked: Parked) -> bool {
+        matches!(parked, Parked::Mbarrier(offset) if self.mbarriers.has_wrong_bytes(offset))
+    }
+}
+
 impl Context<'_, '_> {
     /// The memory that a shared address names, and the place in it; `None`: no such block.
     #[inline]
@@ -129,11 +146,8 @@ impl Context<'_, '_> {
         match space {
             Space::Shared => {
                 let at = u64::from(window::offset(address as u32));
-                let all = &self.kernel.shared_variables;
-                let dynamic = u64::from(self.shape.shared_bytes);
-                let size = |v: &SharedVariable| v.bytes.unwrap_or(dynamic);
-                let found = all.iter().find(|v| (v.address..v.address + size(v)).contains(&at))?;
-                Some(Variable::new(found.name.clone(), "shared", at - found.address, size(found)))
+                let (found, size) = self.kernel.shared_variable_at(at, self.shape.shared_bytes.into())?;
+                Some(Variable::new(found.name.clone(), "shared", at - found.address, size))
             }
             Space::Global => self.view.base().variable(address),
             _ => None,
@@ -242,6 +256,13 @@ impl Warp {
         *cx.budget -= used;
         if self.groups.iter().any(|g| g.state == State::Meeting) {
             self.since_meeting = self.since_meeting.saturating_add(used as u32);
+        }
+    }
+
+    /// Lanes asked for something that others have, maybe those of their own warp that wait for them behind the loop.
+    pub(super) fn spun(&mut self) {
+        if self.groups.iter().any(|g| g.state == State::Meeting) {
+            self.since_meeting = self.since_meeting.saturating_add(SPIN);
         }
     }
 
@@ -357,8 +378,8 @@ impl Warp {
                 self.await_launch(cx, pc, mask);
                 Flow::Next
             }
-            Op::Fence(scope) => {
-                self.fence(cx, pc, mask, *scope);
+            Op::Fence(fence) => {
+                self.fence(cx, pc, mask, *fence);
                 Flow::Next
             }
             Op::Collective(collective) => self.collective(cx, at, mask, collective),

@@ -3,7 +3,7 @@
 use crate::decode::lanes::Regs;
 use crate::decode::{Bank, Kernel, Special};
 use crate::hazard::clock::{Clock, Numbering};
-use crate::hazard::sync::{Place, Said};
+use crate::hazard::sync::{Place, Said, Seen};
 use crate::machine::asynchronous::wgmma::Products;
 use crate::machine::launch::Shape;
 use crate::machine::sync_trace::SyncTrace;
@@ -71,6 +71,7 @@ pub(super) struct Meeting {
 pub(super) struct Fenced {
     pub(super) clock: Rc<Clock>,
     pub(super) scope: crate::decode::Scope,
+    pub(super) is_sc: bool,
 }
 
 /// Asynchronous copies on their way: of one lane, or of neighbours, if they read all they write and follow one another at both ends.
@@ -122,7 +123,7 @@ pub(super) struct Warp {
     pub(super) known: [Rc<Clock>; 32],
     pub(super) fenced: Vec<Option<Fenced>>,
     /// What strong reads saw, to be learnt at the next fence.
-    pub(super) seen: Vec<Option<Clock>>,
+    pub(super) seen: Vec<Seen>,
     /// What strong reads saw, fence or not, by place.
     pub(super) heard: Vec<HashMap<Place, Said>>,
     /// Lanes that made a strong read, and those that fenced after one.

@@ -510,10 +510,12 @@ impl<'a> World<'a> {
                 reasons.push(parked);
             }
         }
+        // What is wrong by itself comes before what follows from it.
+        reasons.sort_by_key(|parked| !resident.is_cause(*parked));
         for parked in reasons {
             let waiting = self.waiting(block, site, |state| state == State::Parked(parked)).join(", ");
             let what = match parked {
-                Parked::Mbarrier(offset) => resident.mbarriers.describe(offset),
+                Parked::Mbarrier(offset) => resident.mbarriers.describe(offset, &self.shared_name(offset)),
                 Parked::Cluster => {
                     let cluster = self.clusters.get(&(block.number / self.shape.cluster_size()));
                     format!("cluster barrier: {}", cluster.map_or_else(String::new, Cluster::describe))
@@ -530,10 +532,20 @@ impl<'a> World<'a> {
         }
     }
 
+    /// ` (full+8)`: the variable that a place in shared memory lies in; nothing where there is none.
+    fn shared_name(&self, offset: u32) -> String {
+        let found = self.setting.kernel.shared_variable_at(offset.into(), self.shape.shared_bytes.into());
+        found.map_or_else(String::new, |(v, _)| format!(" ({}+{})", v.name, u64::from(offset) - v.address))
+    }
+
     /// Who waits where, and for how many.
     fn report_deadlock(&mut self) {
         let mut picture = Vec::new();
         let mut site = None;
+        for block in &self.blocks {
+            let Some(resident) = self.residents.get(&block.number) else { continue };
+            self.waiting(block, &mut site, |state| matches!(state, State::Parked(p) if resident.is_cause(p)));
+        }
         'blocks: for block in &self.blocks {
             let Some(resident) = self.residents.get(&block.number) else { continue };
             for id in 0..BARRIERS {

@@ -4,6 +4,8 @@ use crate::options::InputArgs;
 use anyhow::{Context, Result, bail};
 use ptxsan::compile::{self, CompileOptions};
 use ptxsan::{Error, Module};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 /// Reads a file, and compiles it if it is CUDA source. Templates among `entries` are instantiated.
@@ -26,9 +28,27 @@ pub(crate) fn load<'a>(input: &InputArgs, entries: impl Iterator<Item = &'a str>
     })
 }
 
+/// Bytes of a text at most: what goes on for ever, as /dev/zero does, is noticed here.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// A file of text, whatever it holds.
+pub(crate) fn bytes_of(file: &Path) -> Result<Vec<u8>> {
+    let name = file.display();
+    let mut bytes = Vec::new();
+    let read = File::open(file).and_then(|open| open.take(MAX_BYTES + 1).read_to_end(&mut bytes));
+    read.with_context(|| format!("cannot read {name}"))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        bail!(
+            "{name} is larger than {} MiB, which no source, PTX or list of suppressions is",
+            MAX_BYTES >> 20
+        );
+    }
+    Ok(bytes)
+}
+
 fn read(file: &Path) -> Result<String> {
     let name = file.display();
-    let bytes = std::fs::read(file).with_context(|| format!("cannot read {name}"))?;
+    let bytes = bytes_of(file)?;
     if bytes.starts_with(b"\x7fELF") {
         bail!(
             "{name} is an ELF object: give CUDA source or PTX text (`cuobjdump -ptx` takes it out of a program)"

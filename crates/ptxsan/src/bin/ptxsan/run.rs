@@ -106,7 +106,8 @@ fn all_schedules(args: &RunArgs, launches: &[&LaunchArgs], module: &Module, json
 
 fn suppressions(args: &RunArgs) -> Result<Suppressions> {
     let Some(path) = &args.suppressions else { return Ok(Suppressions::default()) };
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = String::from_utf8(crate::input::bytes_of(path)?);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
     Suppressions::parse(&text).with_context(|| path.display().to_string())
 }
 

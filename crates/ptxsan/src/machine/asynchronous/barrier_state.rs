@@ -187,19 +187,27 @@ impl Mbarriers {
         })
     }
 
-    /// What a barrier waits for, in words.
-    pub(crate) fn describe(&self, offset: u32) -> String {
-        match self.all.get(&offset) {
-            Some(b) => format!(
-                "mbarrier {offset:#x} in phase {} (parity {}): {} of {} arrivals pending, {} bytes missing",
-                b.phase,
-                b.phase & 1,
-                b.pending,
-                b.expected,
-                b.tx
-            ),
-            None => format!("shared {offset:#x}, where no mbarrier is"),
-        }
+    /// What a barrier waits for, in words. `name`: of the variable that it lies in.
+    pub(crate) fn describe(&self, offset: u32, name: &str) -> String {
+        let Some(b) = self.all.get(&offset) else {
+            return format!("shared {offset:#x}{name}, where no mbarrier is");
+        };
+        let bytes = match b.tx {
+            ..0 => format!("{} bytes more arrived than were expected", -b.tx),
+            _ => format!("{} bytes missing", b.tx),
+        };
+        format!(
+            "mbarrier {offset:#x}{name} in phase {} (parity {}): {} of {} arrivals pending, {bytes}",
+            b.phase,
+            b.phase & 1,
+            b.pending,
+            b.expected,
+        )
+    }
+
+    /// Whether everybody has arrived and only the bytes do not come out: what others wait for follows from it.
+    pub(crate) fn has_wrong_bytes(&self, offset: u32) -> bool {
+        self.all.get(&offset).is_some_and(|b| b.pending == 0 && b.tx != 0)
     }
 }
 

@@ -4,6 +4,7 @@ use super::barrier_state::{BarrierAt, Mbarrier, Mbarriers, NO_COMPLETE};
 use crate::decode::{Address, Arrival, MbarrierOp, Phase, Register, Scope};
 use crate::finding::Kind;
 use crate::hazard::clock::{Clock, MBARRIERS, Numbering};
+use crate::hazard::sync::Seen;
 use crate::machine::run::{Context, Flow, Stir, for_lanes};
 use crate::machine::warp::{Parked, State, Warp};
 use crate::memory::window;
@@ -509,11 +510,10 @@ impl Warp {
             clock.settle();
             if !acquires {
                 self.polled |= alike;
-                self.seen.resize(32, None);
-                for_lanes(alike, |lane| match &mut self.seen[lane] {
-                    Some(old) => old.join(&clock),
-                    empty => *empty = Some(clock.clone()),
-                });
+                self.seen.resize_with(32, Seen::default);
+                // A wait that reaches its block only says no more of others than that they have come so far.
+                let reaches_far = barrier.published_far.is_some() && scope == Scope::Device;
+                for_lanes(alike, |lane| self.seen[lane].add(&clock, !reaches_far));
                 continue;
             }
             let clock = Rc::new(clock);
