@@ -123,9 +123,10 @@ impl TimedDevice for Cpu {
 
     fn roof(&self, problem: &Problem) -> Option<Roof> {
         let threads = self.threads.unwrap_or_else(|| Environment::look(None).threads);
-        let peaks = Peaks::measured(self.isa, threads);
-        let gflops = peaks.bf16_gflops.filter(|_| problem.dtype() == DType::BF16).unwrap_or(peaks.fma_gflops);
         let from_memory = problem.bytes() >= ROTATE_BELOW_BYTES;
+        let measure = if from_memory { Peaks::with_memory_now } else { Peaks::measured };
+        let peaks = measure(self.isa, threads);
+        let gflops = peaks.bf16_gflops.filter(|_| problem.dtype() == DType::BF16).unwrap_or(peaks.fma_gflops);
         Some(Roof { gflops, gbps: from_memory.then_some(peaks.memory_gbps) })
     }
 

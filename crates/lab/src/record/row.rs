@@ -156,8 +156,9 @@ impl Row {
         self.gbps = Some(work.bytes / summary.p50_us / 1e3);
         // A GPU's peak is a data sheet's: only its roofline is said.
         let measured_peak = roof.filter(|_| self.device == DeviceId::Cpu);
-        self.percent_of_peak = measured_peak.map(|roof| 100.0 * gflops / roof.gflops);
-        self.roofline = roof.map(|roof| roof.share(work, summary.p50_us));
+        // What a call has reached the machine can do: a peak that was measured lower is none.
+        self.percent_of_peak = measured_peak.map(|roof| (100.0 * gflops / roof.gflops).min(100.0));
+        self.roofline = roof.map(|roof| roof.share(work, summary.p50_us).min(1.0));
     }
 
     /// Takes in samples from between foreign kernels.
@@ -198,5 +199,16 @@ mod tests {
         assert!(value.get("baseline").is_none());
         value["device"] = "cuda:0".into();
         assert_eq!(serde_json::from_value::<Row>(value).unwrap(), row);
+    }
+    /// The peaks were measured in a slower minute than the call.
+    #[test]
+    fn no_share_is_above_one() {
+        let mut row = Row::new("cpu_flash", false, DeviceId::Cpu, "mission f32");
+        let times = Times { rounds: vec![vec![1.0; 3]], began_ns: vec![0; 3] };
+        let roof = Roof { gflops: 1e3, gbps: Some(1e3) };
+        row.measured(&times, Work { flops: 4e6, bytes: 2e6 }, Some(&roof));
+        assert_eq!((row.percent_of_peak, row.roofline), (Some(100.0), Some(1.0)));
+        row.measured(&times, Work { flops: 5e5, bytes: 2e5 }, Some(&roof));
+        assert_eq!((row.percent_of_peak, row.roofline), (Some(50.0), Some(0.5)));
     }
 }
