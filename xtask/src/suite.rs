@@ -26,7 +26,7 @@ const LONGEST: [&str; 9] = [
     "lab/tests/decode.rs",
     "cli/tests/cuda_kernels.rs",
     "lab/src/lib.rs",
-    "cli/tests/command_line.rs",
+    "cli/tests/command_line/main.rs",
     "lab/tests/hopper.rs",
     "cli/tests/cluster/main.rs",
 ];
