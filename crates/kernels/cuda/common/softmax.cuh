@@ -260,8 +260,8 @@ __device__ __forceinline__ void scale_rows(float (&o)[COUNT], const float (&fact
 // overflows leaves a sum or an O that is not finite.
 
 constexpr float SETTLED_SUM = 4.f;  // in largest weights
-// New weights above 1 that add up to this share of what a thread has seen are much: a thread has a quarter of a row, so that a tenth of the row
-// is never rounded. What rounding a weight of more does to O of N(0, 1) values is past 1e-3 in one element of some ten million.
+// New weights above 1 that add up to this share of what a thread has seen are much: a thread has about a quarter of a row, so that a new weight of
+// a tenth of it is not rounded. What rounding a weight of more does to O of N(0, 1) values is past 1e-3 in one element of some ten million.
 constexpr float MUCH = 0.4f;
 // Weights of so many powers of two and more count as overflowed: what they are divided by would be no normal number.
 constexpr float MOST_RISE = 120.f;
