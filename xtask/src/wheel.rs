@@ -1,4 +1,5 @@
-//! The wheels that users install: optimised, for this machine or for others, with their metadata checked.
+//! The wheels that users install: optimised, for this machine or for others, with the GPU kernels of common problems compiled, and with
+//! their metadata checked.
 
 use std::{
     env, fs,
@@ -21,6 +22,36 @@ const WHEEL_LIMIT_BYTES: u64 = 20_000_000;
 /// only Apple gives. Not Windows: the cache of compiled kernels (`evosdpa-cuda`) relies on Unix's owners and permissions.
 pub(crate) const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
 
+/// The GPUs whose kernels come along. An installation on others compiles its own.
+const ARCHS: &str = "sm_80,sm_86,sm_89,sm_90a";
+
+/// Kernels compiled for the wheels, beside the package's Python files while wheels are built. Left there, they would grow old.
+struct Kernels {
+    folder: PathBuf,
+}
+
+impl Kernels {
+    fn compile(root: &Path) -> anyhow::Result<Self> {
+        let kernels = Self { folder: root.join("crates/python/python/evosdpa/kernels") };
+        let _ = fs::remove_dir_all(&kernels.folder);
+        let mut evosdpa = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        evosdpa.args(["run", "--release", "--quiet", "--package", "evosdpa-cli", "--", "precompile"]);
+        evosdpa.arg(&kernels.folder).args(["--arch", ARCHS]).current_dir(root);
+        passed(&mut evosdpa, "compile the kernels of common problems")?;
+        Ok(kernels)
+    }
+
+    fn count(&self) -> anyhow::Result<usize> {
+        Ok(fs::read_dir(&self.folder)?.count())
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
 /// Builds a wheel for each target, or for this machine where none is named.
 pub(crate) fn build(targets: &[&str]) -> anyhow::Result<()> {
     if let Some(unknown) = targets.iter().find(|target| !TARGETS.contains(target)) {
@@ -32,6 +63,7 @@ pub(crate) fn build(targets: &[&str]) -> anyhow::Result<()> {
     let tools = prepared(&zig, &python, &version, &root)?;
     let twine = Base { name: "twine", installs: &[&[TWINE]], finish: None };
     let twine = prepared(&twine, &python, &version, &root)?;
+    let kernels = Kernels::compile(&root)?;
     let wheels = target_folder(&root)?.join("wheels");
     let _ = fs::remove_dir_all(&wheels);
     if targets.is_empty() {
@@ -50,9 +82,19 @@ pub(crate) fn build(targets: &[&str]) -> anyhow::Result<()> {
     for wheel in &built {
         let bytes = fs::metadata(wheel)?.len();
         println!("{} ({:.1} MB)", wheel.display(), bytes as f64 / 1e6);
+        let (with, expected) = (kernels_in(wheel, &tools)?, kernels.count()?);
+        ensure!(with == expected, "{} has {with} of {expected} kernels", wheel.display());
         ensure!(bytes < WHEEL_LIMIT_BYTES, "the wheel has {bytes} bytes, more than {WHEEL_LIMIT_BYTES}");
     }
     Ok(())
+}
+
+/// How many compiled kernels a wheel has.
+fn kernels_in(wheel: &Path, tools: &Path) -> anyhow::Result<usize> {
+    let mut list = Command::new(tools.join("bin/python"));
+    let listed = list.args(["-m", "zipfile", "-l"]).arg(wheel).output().context("cannot list a wheel")?;
+    let text = String::from_utf8_lossy(&listed.stdout);
+    Ok(text.lines().filter(|line| line.starts_with("evosdpa/kernels/") && line.contains(".kernel ")).count())
 }
 
 fn one(root: &Path, tools: &Path, wheels: &Path, target: Option<&str>) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-pub(crate) use choose::{Apply, Export, Import, Kernels, Plan, Tune};
+pub(crate) use choose::{Apply, Export, Import, Kernels, Plan, Precompile, Tune};
 pub(crate) use measure::{Bench, Compare, Profile, Report, Runs};
 pub(crate) use prove::{Build, Check, Sanitize};
 pub(crate) use value::Place;
@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Kernels(Kernels),
     /// Say which kernel the library takes for a problem, and why
     Plan(Plan),
+    /// Compile what the library would run into a folder, for machines without a CUDA compiler
+    Precompile(Precompile),
     /// Put the winners of a tune into your tuned table, which the library plans with
     Apply(Apply),
     /// Write a problem as files that another tool takes: KernelBench, GPU MODE or OpenEvolve

@@ -89,6 +89,7 @@ fn dispatch(cli: Cli, own: &[OsString]) -> anyhow::Result<Status> {
         Command::Cache(args) => command::cache::run(args),
         Command::Kernels(args) => command::kernels::run(args),
         Command::Plan(args) => command::plan::run(args),
+        Command::Precompile(args) => command::precompile::run(args),
         Command::Apply(args) => command::apply::run(args),
         Command::Export(args) => command::export::run(args),
         Command::Import(args) => command::import::run(args),

@@ -11,8 +11,8 @@ use std::{
 
 use evosdpa_core::DType;
 use evosdpa_cuda::{
-    Builder, Device, Error, Event, Function, Graph, GuardedBuffer, L2Flush, PreparedLaunch, Result, Stream,
-    TensorMap, TensorMapRequest, resources, time_each_us, time_graph_us, worker,
+    Builder, Device, Error, Event, Function, Graph, GuardedBuffer, L2Flush, Origin, PreparedLaunch, Result,
+    Stream, TensorMap, TensorMapRequest, resources, time_each_us, time_graph_us, worker,
 };
 use evosdpa_kernels::{Kernel, LaunchGeometry, ProblemFacts, Registry, SdpaParams, Swizzle, Target, Variant};
 use half::f16;
@@ -113,7 +113,11 @@ fn facts() -> ProblemFacts {
 
 fn compile(table: &mut Table, device: &Device, variant: &Variant, target: &Target) -> Result<Function> {
     let artifact = Builder::new()?.build(variant)?;
-    let from = if artifact.from_cache { "from the cache" } else { "compiled" };
+    let from = match artifact.origin {
+        Origin::Compiled => "compiled",
+        Origin::Cache => "from the cache",
+        Origin::Precompiled => "compiled elsewhere",
+    };
     table.row("compile", true, format!("{from} in {:.1} ms", artifact.time.as_secs_f64() * 1e3));
     let function = device.load(&artifact.code, &artifact.label)?.function(&variant.entry)?;
     let attributes = function.attributes()?;

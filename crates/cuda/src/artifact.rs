@@ -16,6 +16,17 @@ pub enum ArtifactKind {
     Ptx,
 }
 
+/// Where an artifact came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// Compiled just now.
+    Compiled,
+    /// Compiled here before, and kept.
+    Cache,
+    /// Compiled elsewhere; see [`crate::precompiled`].
+    Precompiled,
+}
+
 /// A compiled variant.
 #[derive(Clone, Debug)]
 pub struct Artifact {
@@ -29,11 +40,11 @@ pub struct Artifact {
     pub code: Vec<u8>,
     /// Everything the compiler said.
     pub log: String,
-    /// Its cache key.
+    /// Its key there.
     pub key: String,
-    /// Whether the cache had it.
-    pub from_cache: bool,
-    /// How long it took to get: to compile, or to read from the cache.
+    /// Where it came from.
+    pub origin: Origin,
+    /// How long it took to get: to compile, or to read from a file.
     pub time: Duration,
 }
 

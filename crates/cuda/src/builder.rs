@@ -1,31 +1,47 @@
-//! Variants to artifacts: from the cache, or compiled and put there.
+//! Variants to artifacts: compiled elsewhere before, from the cache, or compiled and put there.
 
 use std::{sync::Arc, time::Instant};
 
 use evosdpa_kernels::Variant;
 
 use crate::{
-    Artifact, ArtifactKind, Cache, CompileRequest, Compiled, Compiler, Result, toolkit::Toolkit,
-    worker::CompilePool,
+    Artifact, ArtifactKind, Cache, CompileRequest, Compiled, Compiler, Device, Function, Origin, Precompiled,
+    Result, toolkit::Toolkit, worker::CompilePool,
 };
 
 /// Builds variants. Needs no GPU and no driver.
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
+    precompiled: Option<Precompiled>,
     cache: Option<Cache>,
     pool: Option<Arc<CompilePool>>,
+    leave_out_lines: bool,
 }
 
 impl Builder {
-    /// With the default cache, compiling in this process. Where the cache cannot be had, everything is compiled anew.
+    /// With the kernels that came along and the default cache, compiling in this process. Where the cache cannot be had,
+    /// everything else is compiled anew.
     pub fn new() -> Result<Self> {
         let warn = |error: &crate::Error| tracing::warn!("compiled kernels are not kept: {error}");
-        Ok(Self { cache: Cache::open_default().inspect_err(warn).ok(), pool: None })
+        let cache = Cache::open_default().inspect_err(warn).ok();
+        Ok(Self { precompiled: Precompiled::find()?, cache, pool: None, leave_out_lines: false })
+    }
+
+    /// With another folder of kernels that were compiled elsewhere, or none.
+    pub fn with_precompiled(mut self, precompiled: Option<Precompiled>) -> Self {
+        self.precompiled = precompiled;
+        self
     }
 
     /// With another cache, or none.
     pub fn with_cache(mut self, cache: Option<Cache>) -> Self {
         self.cache = cache;
+        self
+    }
+
+    /// Without source lines in what is compiled: for code that goes elsewhere, to be run and not to be profiled.
+    pub fn without_lines(mut self) -> Self {
+        self.leave_out_lines = true;
         self
     }
 
@@ -43,6 +59,20 @@ impl Builder {
     /// The variant's cubin.
     pub fn build(&self, variant: &Variant) -> Result<Artifact> {
         self.make(variant, ArtifactKind::Cubin)
+    }
+
+    /// The variant's entry point on a device. What was compiled elsewhere and this driver does not take is compiled here.
+    pub fn load(&self, device: &Device, variant: &Variant) -> Result<Function> {
+        let artifact = self.build(variant)?;
+        let module = match device.load(&artifact.code, &artifact.label) {
+            Err(error) if artifact.origin == Origin::Precompiled => {
+                tracing::warn!("{} is compiled here: {error}", artifact.label);
+                let own = self.clone().with_precompiled(None).build(variant)?;
+                device.load(&own.code, &own.label)
+            }
+            loaded => loaded,
+        };
+        module?.function(&variant.entry)
     }
 
     /// The variant's PTX, with line information that names its source file.
@@ -86,20 +116,30 @@ impl Builder {
 
     fn make(&self, variant: &Variant, kind: ArtifactKind) -> Result<Artifact> {
         let start = Instant::now();
-        let request = CompileRequest::new(variant, kind);
-        let key = request.key(&Toolkit::find()?.fingerprint());
-        let artifact = |code: Vec<u8>, log: String, from_cache: bool| Artifact {
+        let mut request = CompileRequest::new(variant, kind);
+        if self.leave_out_lines {
+            request = request.without_lines();
+        }
+        let artifact = |code: Vec<u8>, log: String, key: &str, origin: Origin| Artifact {
             label: request.label.clone(),
             entry: variant.entry.clone(),
             kind,
             code,
             log,
-            key: key.clone(),
-            from_cache,
+            key: key.to_owned(),
+            origin,
             time: start.elapsed(),
         };
+        // Before anyone looks for a compiler: what is there needs none.
+        if let Some(precompiled) = &self.precompiled {
+            let key = request.source_key();
+            if let Some((code, log)) = precompiled.load(&key) {
+                return Ok(artifact(code, log, &key, Origin::Precompiled));
+            }
+        }
+        let key = request.key(&Toolkit::find()?.fingerprint());
         if let Some((code, log)) = self.cache.as_ref().and_then(|cache| cache.load(&key)) {
-            return Ok(artifact(code, log, true));
+            return Ok(artifact(code, log, &key, Origin::Cache));
         }
         let Compiled { code, log, .. } = match &self.pool {
             Some(pool) => pool.compile(&request)?,
@@ -112,6 +152,6 @@ impl Builder {
             // A full or read-only disk makes things slow, not wrong.
             tracing::warn!("the compiled kernel could not be cached: {error}");
         }
-        Ok(artifact(code, log, false))
+        Ok(artifact(code, log, &key, Origin::Compiled))
     }
 }

@@ -1,9 +1,8 @@
 //! Compiled kernels by the hash of what they were made from.
 //!
-//! One file per entry: a line of JSON with sizes and a checksum, then the compiler's log, then the code. Files appear
-//! by renaming, so a reader sees a whole entry or none; a damaged one is noticed by its checksum, which covers the key, too, so
-//! that entries that changed places are noticed. Such an entry is removed and made again. Readers touch what they use, and when
-//! the folder grows past its limit the least recently used go first.
+//! One [file](crate::entry) per kernel. Files appear by renaming, so a reader sees a whole entry or none. A damaged one is
+//! noticed by its checksum, removed and made again. Readers touch what they use, and when the folder grows past its limit the
+//! least recently used go first.
 //!
 //! What is loaded from here runs on the GPU with its user's rights. So the folder is its user's alone, and an entry that
 //! somebody else has written is no entry.
@@ -15,15 +14,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use serde::{Deserialize, Serialize};
-
 use crate::{
     Error, Result,
-    file::{Durability, STAGING_PREFIX, write_whole},
+    entry::{self, Entry},
+    file::{Durability, STAGING_PREFIX},
     toolchain,
 };
 
-const EXTENSION: &str = "kernel";
 /// A writer that has not finished after this long has died.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
@@ -46,17 +43,6 @@ pub struct CacheEntry {
     /// When it was last used.
     pub used: SystemTime,
 }
-
-#[derive(Serialize, Deserialize)]
-struct Header {
-    schema: u32,
-    label: String,
-    log_bytes: usize,
-    code_bytes: usize,
-    checksum: String,
-}
-
-const SCHEMA: u32 = 2;
 
 /// Only the user reads, writes and lists.
 const PRIVATE: u32 = 0o700;
@@ -113,8 +99,8 @@ impl Cache {
         let path = self.path(key);
         let bytes = fs::read(&path).ok()?;
         let trusted = fs::symlink_metadata(&path).is_ok_and(|metadata| is_trusted(&metadata));
-        match decode(&bytes, key).filter(|_| trusted) {
-            Some((_, log, code)) => {
+        match Entry::decode(&bytes, key).filter(|_| trusted) {
+            Some(Entry { log, code, .. }) => {
                 // Last use decides who goes first; a failure here only makes the order worse.
                 let touched = File::options().append(true).open(&path);
                 let _ = touched.and_then(|file| file.set_modified(SystemTime::now()));
@@ -130,19 +116,8 @@ impl Cache {
 
     /// Stores an entry, then removes the least recently used ones if the limit is passed.
     pub fn store(&self, key: &str, label: &str, code: &[u8], log: &str) -> Result<()> {
-        let header = Header {
-            schema: SCHEMA,
-            label: label.to_owned(),
-            log_bytes: log.len(),
-            code_bytes: code.len(),
-            checksum: checksum(key, log.as_bytes(), code),
-        };
-        let header = serde_json::to_string(&header).map_err(|error| Error::Report {
-            label: label.to_owned(),
-            problem: format!("the cache entry cannot be written: {error}"),
-        })?;
-        let (path, parts) = (self.path(key), [header.as_bytes(), b"\n", log.as_bytes(), code]);
-        write_whole(&path, &parts, Durability::Lazy).map_err(io(&path))?;
+        let path = self.path(key);
+        Entry { label: label.into(), log, code }.write(&path, key, Durability::Lazy)?;
         self.evict(key)
     }
 
@@ -152,8 +127,9 @@ impl Cache {
         for path in self.files()? {
             // An entry that another process has just removed is no error.
             let Ok(metadata) = fs::metadata(&path) else { continue };
-            let Some(key) = key_of(&path) else { continue };
-            let label = fs::read(&path).ok().and_then(|bytes| Some(decode(&bytes, &key)?.0.label));
+            let Some(key) = entry::key_of(&path) else { continue };
+            let label =
+                fs::read(&path).ok().and_then(|bytes| Some(Entry::decode(&bytes, &key)?.label.into_owned()));
             entries.push(CacheEntry {
                 key,
                 label: label.unwrap_or_else(|| "damaged".to_owned()),
@@ -200,7 +176,7 @@ impl Cache {
             if total <= self.limit_bytes {
                 break;
             }
-            if key_of(&path).is_none_or(|key| key != keep) {
+            if entry::key_of(&path).is_none_or(|key| key != keep) {
                 let _ = fs::remove_file(&path);
                 total -= bytes;
             }
@@ -225,39 +201,12 @@ impl Cache {
     }
 
     fn files(&self) -> Result<Vec<PathBuf>> {
-        let entries = fs::read_dir(&self.folder).map_err(io(&self.folder))?;
-        Ok(entries.flatten().map(|entry| entry.path()).filter(|path| key_of(path).is_some()).collect())
+        entry::files(&self.folder).map_err(io(&self.folder))
     }
 
     fn path(&self, key: &str) -> PathBuf {
-        self.folder.join(format!("{key}.{EXTENSION}"))
+        entry::path(&self.folder, key)
     }
-}
-
-fn key_of(path: &Path) -> Option<String> {
-    let is_entry = path.extension().is_some_and(|extension| extension == EXTENSION);
-    is_entry.then(|| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()))?
-}
-
-fn decode<'a>(bytes: &'a [u8], key: &str) -> Option<(Header, &'a str, &'a [u8])> {
-    let newline = bytes.iter().position(|byte| *byte == b'\n')?;
-    let header: Header = serde_json::from_slice(&bytes[..newline]).ok()?;
-    let body = &bytes[newline + 1..];
-    if header.schema != SCHEMA || header.log_bytes.checked_add(header.code_bytes)? != body.len() {
-        return None;
-    }
-    let (log, code) = body.split_at(header.log_bytes);
-    if checksum(key, log, code) != header.checksum {
-        return None;
-    }
-    Some((header, std::str::from_utf8(log).ok()?, code))
-}
-
-fn checksum(key: &str, log: &[u8], code: &[u8]) -> String {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&(key.len() as u64).to_le_bytes()).update(key.as_bytes());
-    hasher.update(&(log.len() as u64).to_le_bytes()).update(log).update(code);
-    hasher.finalize().to_hex().to_string()
 }
 
 fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {

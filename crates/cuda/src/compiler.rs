@@ -30,6 +30,9 @@ pub struct CompileRequest {
     pub options: Vec<String>,
 }
 
+/// Says which source line each instruction is of. The instructions are the same without.
+const LINES: &str = "-lineinfo";
+
 impl CompileRequest {
     /// What compiling this variant means.
     pub fn new(variant: &Variant, kind: ArtifactKind) -> Self {
@@ -38,7 +41,7 @@ impl CompileRequest {
             ArtifactKind::Ptx => variant.arch.virtual_name(),
         };
         let mut options =
-            vec![format!("--gpu-architecture={target}"), "-std=c++17".to_owned(), "-lineinfo".to_owned()];
+            vec![format!("--gpu-architecture={target}"), "-std=c++17".to_owned(), LINES.to_owned()];
         if kind == ArtifactKind::Cubin {
             // The report that the resource gate reads.
             options.push("--ptxas-options=-v".to_owned());
@@ -59,6 +62,17 @@ impl CompileRequest {
             kind,
             options,
         }
+    }
+
+    /// The same without source lines, which come with the PTX as text: four fifths of a cubin.
+    pub fn without_lines(mut self) -> Self {
+        self.options.retain(|option| option != LINES);
+        self
+    }
+
+    /// A hash of what decides the instructions, whichever compiler makes them.
+    pub fn source_key(&self) -> String {
+        self.clone().without_lines().key("")
     }
 
     /// The cache key: a hash of everything that decides the result, and of nothing else.

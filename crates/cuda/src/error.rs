@@ -122,6 +122,15 @@ pub enum Error {
         /// Its owner.
         owner: u32,
     },
+    /// There is no folder of precompiled kernels where one was named.
+    #[error(
+        "there is no folder {}: name one that `evosdpa precompile FOLDER` has filled, or unset EVOSDPA_PRECOMPILED",
+        path.display()
+    )]
+    NotPrecompiled {
+        /// What was named.
+        path: PathBuf,
+    },
     /// A driver call failed.
     #[error("{operation} failed: {name} (code {code}){}", describe(context))]
     Driver {

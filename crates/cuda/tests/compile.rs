@@ -8,7 +8,8 @@ use std::{fs, time::Instant};
 
 use common::variant;
 use evosdpa_cuda::{
-    ArtifactKind, Builder, Cache, CompileRequest, Compiler, Error, cubin::CubinFacts, resources,
+    ArtifactKind, Builder, Cache, CompileRequest, Compiler, Error, Origin, Precompiled, cubin::CubinFacts,
+    resources,
 };
 use evosdpa_kernels::{Arch, Target, Variant};
 use source::with_source;
@@ -164,6 +165,50 @@ fn compiling_twice_gives_the_same_bytes() {
     assert_eq!(build(&variant).code, build(&variant).code);
 }
 
+/// The machine code of a cubin's kernels.
+fn instructions(cubin: &[u8]) -> Vec<Vec<u8>> {
+    use object::{Object, ObjectSection};
+    let file = object::File::parse(cubin).unwrap();
+    let of_kernels =
+        file.sections().filter(|section| section.name().is_ok_and(|name| name.starts_with(".text.")));
+    of_kernels.map(|section| section.data().unwrap().to_vec()).collect()
+}
+
+/// What was compiled elsewhere is taken as it is, but for what it was not made from, and damaged files count as absent.
+#[test]
+fn what_came_along_is_taken_for_the_same_source_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let came = Precompiled::create(&folder.path().join("kernels")).unwrap();
+    let (here, other) = (variant(Arch::Sm89), variant(Arch::Sm90a));
+    let made = build(&here);
+
+    // What goes elsewhere has no source lines, and the same instructions.
+    let lean = Builder::default().without_lines().build(&here).unwrap();
+    assert!(2 * lean.code.len() < made.code.len(), "{} of {}", lean.code.len(), made.code.len());
+    assert_eq!(instructions(&lean.code), instructions(&made.code));
+    came.store(&CompileRequest::new(&here, ArtifactKind::Cubin), &lean).unwrap();
+
+    let builder = Builder::default().with_precompiled(Some(came.clone()));
+    let taken = builder.build(&here).unwrap();
+    assert_eq!((taken.origin, &taken.code, &taken.log), (Origin::Precompiled, &lean.code, &lean.log));
+    assert_eq!(came.size().unwrap().0, 1);
+    assert!(resources::gate(&taken, &here, &Target::nominal(Arch::Sm89)).unwrap().passed());
+    // Another architecture, another source, and PTX are made here.
+    let changed = with_source(Arch::Sm89, &format!("{} ", here.source));
+    for variant in [&other, &changed] {
+        assert_eq!(builder.build(variant).unwrap().origin, Origin::Compiled);
+    }
+    assert_eq!(builder.ptx(&here).unwrap().origin, Origin::Compiled);
+
+    let path = folder.path().join("kernels").join(format!("{}.kernel", taken.key));
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(builder.build(&here).unwrap().origin, Origin::Compiled);
+    // It is not ours to remove.
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+}
+
 #[test]
 fn the_cache_is_used_repaired_and_keyed_by_everything() {
     let folder = tempfile::tempdir().unwrap();
@@ -171,12 +216,12 @@ fn the_cache_is_used_repaired_and_keyed_by_everything() {
     let builder = Builder::default().with_cache(Some(cache.clone()));
     let variant = variant(Arch::Sm89);
     let cold = builder.build(&variant).unwrap();
-    assert!(!cold.from_cache);
+    assert_eq!(cold.origin, Origin::Compiled);
 
     let took = (0..10).map(|_| {
         let start = Instant::now();
         let warm = builder.build(&variant).unwrap();
-        assert!(warm.from_cache);
+        assert_eq!(warm.origin, Origin::Cache);
         assert_eq!((&warm.code, &warm.log), (&cold.code, &cold.log));
         start.elapsed()
     });
@@ -191,9 +236,9 @@ fn the_cache_is_used_repaired_and_keyed_by_everything() {
     bytes[middle] ^= 4;
     fs::write(&path, bytes).unwrap();
     let repaired = builder.build(&variant).unwrap();
-    assert!(!repaired.from_cache);
+    assert_eq!(repaired.origin, Origin::Compiled);
     assert_eq!(repaired.code, cold.code);
-    assert!(builder.build(&variant).unwrap().from_cache);
+    assert_eq!(builder.build(&variant).unwrap().origin, Origin::Cache);
 
     let request = CompileRequest::new(&variant, ArtifactKind::Cubin);
     let key = |change: &dyn Fn(&mut CompileRequest)| {

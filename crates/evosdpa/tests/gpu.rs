@@ -18,8 +18,8 @@ use evosdpa::{
     choose::{Planner, Question, assumed_tensors},
     gpu::{CacheWrite, DeviceNewTokens, DeviceRotary, Gpu, RawStream},
 };
-use evosdpa_cuda::{Builder, Graph, Stream};
-use evosdpa_kernels::{Arch, Registry, Target};
+use evosdpa_cuda::{Artifact, ArtifactKind, Builder, CompileRequest, Graph, Precompiled, Stream};
+use evosdpa_kernels::{Arch, Registry, Target, Variant};
 
 #[path = "../../cuda/tests/fake/mod.rs"]
 mod fake;
@@ -63,18 +63,22 @@ fn planner() -> Planner {
     Planner::new(Registry::embedded().unwrap())
 }
 
-/// Compiles what the fake's GPU will be asked to load, here: the compiler has no business in a process with a fake driver.
-fn compile(shapes: &[&str], change: fn(&mut DeviceTensors)) {
+/// What the fake's GPU will be asked to load.
+fn chosen(shape: &str, change: fn(&mut DeviceTensors)) -> Variant {
     let target = Target { arch: Arch::Sm90a, sm_count: SMS, smem_limit_bytes: SMEM_BYTES };
-    let (planner, builder) = (planner(), Builder::new().unwrap());
+    let problem = problem(shape);
+    let mut tensors = assumed_tensors(&problem);
+    change(&mut tensors);
+    let question =
+        Question { problem: &problem, tensors: &tensors, target: &target, device: Some("Fake GPU") };
+    planner().choose(&question).unwrap().variant
+}
+
+/// Compiles it, here: the compiler has no business in a process with a fake driver.
+fn compile(shapes: &[&str], change: fn(&mut DeviceTensors)) {
+    let builder = Builder::new().unwrap();
     for shape in shapes {
-        let problem = problem(shape);
-        let mut tensors = assumed_tensors(&problem);
-        change(&mut tensors);
-        let question =
-            Question { problem: &problem, tensors: &tensors, target: &target, device: Some("Fake GPU") };
-        let variant = planner.choose(&question).unwrap().variant;
-        builder.build(&variant).unwrap_or_else(|error| panic!("{error}"));
+        builder.build(&chosen(shape, change)).unwrap_or_else(|error| panic!("{error}"));
     }
 }
 
@@ -103,6 +107,10 @@ fn inner() {
         "graph" => here.graph(),
         "refused" => here.refused(),
         "not loaded" => here.not_loaded(),
+        "one call" => match here.run(FEW_ROWS, AT) {
+            Ok(_) => println!("it ran"),
+            Err(error) => println!("{error}"),
+        },
         "not launched" => println!("{}", here.run(FEW_ROWS, AT).unwrap_err()),
         "forced" => here.forced(),
         "threads" => here.threads(),
@@ -418,6 +426,31 @@ fn a_first_call_may_be_captured_and_its_counter_is_its_own() {
         all.iter().filter_map(|what| what.strip_prefix("launch counter ")?.split(' ').next()).collect();
     // From the half for captured launches, then from the other.
     assert_eq!(counters, ["10020000", "10000000"], "{all:?}");
+}
+
+/// Kernels that came along are loaded where there is no compiler. What a driver does not take of them is compiled here.
+#[test]
+fn precompiled_kernels_need_no_compiler() {
+    let variant = chosen(FEW_ROWS, |_| {});
+    let request = CompileRequest::new(&variant, ArtifactKind::Cubin);
+    let made = Builder::new().unwrap().without_lines().build(&variant).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let named = folder.path().to_str().unwrap();
+    let came = Precompiled::create(folder.path()).unwrap();
+
+    let no_compiler = [("EVOSDPA_PRECOMPILED", named), ("EVOSDPA_CUDA_HOME", "/no/such/folder")];
+    let text = on_fake("one call", &no_compiler);
+    assert_contains(&text, &["/no/such/folder", "doctor --fix"]);
+    came.store(&request, &made).unwrap();
+    let text = on_fake("one call", &no_compiler);
+    assert_contains(&text, &["it ran"]);
+    assert_eq!(of_kind(&asked(&text), "load"), 1, "{text}");
+
+    came.store(&request, &Artifact { code: b"not a cubin".to_vec(), ..made }).unwrap();
+    assert_contains(&on_fake("one call", &no_compiler), &["/no/such/folder"]);
+    compile(&[FEW_ROWS], |_| {});
+    let text = on_fake("one call", &[("EVOSDPA_PRECOMPILED", named)]);
+    assert_contains(&text, &["it ran"]);
 }
 
 #[test]

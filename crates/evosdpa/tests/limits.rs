@@ -125,6 +125,7 @@ fn defaults_of_every_kind_keep_their_limits() {
         ("hopper_small", problem([8, 32, 8, 1, 5000, 128], false)),
         ("hopper_small", problem([64, 32, 8, 1, 5000, 256], false)),
         ("hopper_small", problem([8, 64, 8, 1, 5000, 128], false)),
+        ("hopper_small", problem([4, 64, 8, 1, 1000, 64], false)), // eight heads, one warpgroup
         ("hopper_wide", problem([4, 8, 8, 2048, 2048, 512], false)),
         ("hopper_wide", problem([4, 8, 8, 2048, 2048, 512], true)),
         ("hopper_wide", problem([4, 8, 8, 1000, 1000, 448], false)),

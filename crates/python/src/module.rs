@@ -27,7 +27,7 @@ mod _native {
     #[pymodule_export]
     use super::{
         append, check_append, check_call, check_lists, check_rotate, described, ending, forward, rotate, run,
-        set_batch_invariant, straight, straight_cache, suggest_packages, use_torch,
+        set_batch_invariant, straight, straight_cache, suggest_packages, suggest_precompiled, use_torch,
     };
     #[pymodule_export]
     use crate::sanitizer::sanitize;
@@ -175,6 +175,12 @@ fn number(value: &Bound<'_, PyAny>) -> Option<Option<f64>> {
 fn suggest_packages(folder: PathBuf) {
     ptxsan::nvrtc::toolkit::suggest_packages(folder.clone());
     evosdpa_cuda::toolkit::suggest_packages(folder);
+}
+
+/// Names a folder that may hold kernels compiled elsewhere.
+#[pyfunction]
+fn suggest_precompiled(folder: PathBuf) {
+    evosdpa_cuda::precompiled::suggest(folder);
 }
 
 /// Runs a command line of the `evosdpa` program in this process, which Python says how to start again, and returns its exit status.

@@ -150,6 +150,37 @@ pub(crate) struct Plan {
 
 #[derive(Args)]
 #[command(after_help = "Examples:
+  evosdpa precompile kernels --arch sm_90a
+  evosdpa precompile kernels --arch sm_90a --shapes b64h32/8s1/8192d128:used:paged=16 --dtype bf16
+  EVOSDPA_PRECOMPILED=kernels evosdpa bench --device cuda --shapes mission")]
+pub(crate) struct Precompile {
+    /// The folder for the compiled kernels; what it has already stays
+    pub(crate) folder: PathBuf,
+    /// Architectures, separated by commas: sm_80, sm_86, sm_89, sm_90a
+    #[arg(long, required = true, value_delimiter = ',', value_name = "ARCHS")]
+    pub(crate) arch: Vec<Arch>,
+    /// Shapes, separated by commas [default: prompts, packed prompts and decoding of head dimensions 64 and 128]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) shapes: Vec<Shape>,
+    /// Element types of the shapes, separated by commas: f32, f16, bf16, u8, e4m3, i8 [default: f16 and bf16]
+    #[arg(long, value_delimiter = ',', value_name = "TYPES", requires = "shapes")]
+    pub(crate) dtype: Vec<DType>,
+    /// Compilations at once, each in a process of its own
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), allow_negative_numbers = true)]
+    pub(crate) workers: u32,
+    /// Seconds one compilation may take
+    #[arg(long, default_value_t = 120.0, value_name = "SECONDS", value_parser = positive_seconds, allow_negative_numbers = true)]
+    pub(crate) compile_timeout: f64,
+    /// A folder with CUDA kernels of your own; a row of your table may name them
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) kernel_path: Vec<PathBuf>,
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
   evosdpa apply runs/tune-20261115/elite.json
   evosdpa apply elite.json --dry-run")]
 pub(crate) struct Apply {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use evosdpa::Isa;
 use evosdpa_cuda::{
-    Cache, Compiler, Device, loader, toolchain,
+    Cache, Compiler, Device, Precompiled, loader, toolchain,
     toolkit::{HOME_VARIABLE, Toolkit},
 };
 use evosdpa_lab::{
@@ -47,7 +47,7 @@ pub(crate) fn run(args: Doctor) -> anyhow::Result<Status> {
     probes.extend(gpu_probes());
     probes.push(compiler_probe());
     probes.extend([CudaTool::ComputeSanitizer, CudaTool::Ncu].map(tool_probe));
-    probes.push(cache_probe());
+    probes.extend([precompiled_probe(), cache_probe()]);
     report(&args, &environment, &probes)
 }
 
@@ -148,6 +148,21 @@ fn tool_probe(wanted: CudaTool) -> GateResult {
     match found {
         Ok((version, path)) => GateResult::pass(wanted.name(), format!("{version}, {}", path.display())),
         Err(why) => GateResult::unavailable(wanted.name(), why),
+    }
+}
+
+fn precompiled_probe() -> GateResult {
+    const NAME: &str = "precompiled";
+    match Precompiled::find().and_then(|found| found.map(|found| Ok((found.size()?, found))).transpose()) {
+        Ok(Some(((count, bytes), found))) => {
+            let (megabytes, folder) = (bytes as f64 / 1e6, found.folder().display());
+            GateResult::pass(NAME, format!("{count} kernels, {megabytes:.1} MB in {folder}"))
+        }
+        Ok(None) => GateResult::unavailable(
+            NAME,
+            "no kernels came along: each is compiled when it is first needed. `evosdpa precompile` makes a folder of them",
+        ),
+        Err(error) => GateResult::unavailable(NAME, error.to_string()),
     }
 }
 

@@ -14,6 +14,7 @@ pub(crate) mod kernels;
 mod lengths;
 mod mutation;
 pub(crate) mod plan;
+pub(crate) mod precompile;
 pub(crate) mod profile;
 pub(crate) mod repeat;
 pub(crate) mod report;

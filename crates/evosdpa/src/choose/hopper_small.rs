@@ -44,6 +44,11 @@ impl Split {
         }
     }
 
+    /// Groups of eight heads, with two CTAs of one warpgroup for each key head.
+    fn has_one_warpgroup_of_wide_groups(self, look: &Look<'_>) -> bool {
+        self == Self::WideGroup && 2 * look.kv_heads() <= look.sms()
+    }
+
     /// A single KV tile for each Q tile, and code for that alone.
     fn one_tile(self, look: &Look<'_>) -> bool {
         self == Self::Keys(cost::Split::NONE) && cost::one_tile_each(look) && !look.every_row_precise()
@@ -78,7 +83,7 @@ fn divide(look: &Look<'_>, split: Split, settings: &mut Settings) {
                 "decoding few key heads of many keys: a cluster of eight, two warpgroups each",
             )
         }
-        Split::WideGroup if 2 * look.kv_heads() <= look.sms() => {
+        _ if split.has_one_warpgroup_of_wide_groups(look) => {
             (1, 2, 8, 4, "decoding groups of eight heads: two CTAs for each key head fit the GPU at once")
         }
         Split::WideGroup | Split::Group => {
@@ -121,7 +126,9 @@ fn overlap(look: &Look<'_>, split: Split, settings: &mut Settings) {
     let one_wave = split.one_wave(look);
     let cluster = matches!(split, Split::Keys(cost::Split { cluster: 2.., .. }));
     let one_tile = split.one_tile(look);
-    let early = masked || cluster || one_tile || split == Split::FewHeads;
+    // What a narrow head's one warpgroup keeps for the wait before the maximum does not fit the registers.
+    let full = look.narrow() && split.has_one_warpgroup_of_wide_groups(look);
+    let early = masked || cluster || one_tile || full || split == Split::FewHeads;
     settings.decide(
         "pipeline",
         &[

@@ -20,6 +20,7 @@
 
 mod ampere_f32;
 mod ampere_fwd;
+mod common;
 mod cost;
 mod flash_decode;
 mod hopper_fwd;
@@ -30,6 +31,7 @@ mod rules;
 mod settings;
 mod variant;
 
+pub use common::common_problems;
 pub use settings::{Reason, Settings};
 pub use variant::{settings, variant};
 

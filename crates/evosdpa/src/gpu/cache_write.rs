@@ -349,9 +349,7 @@ impl Gpu {
         if let Some(known) = kernels.get(&dtype) {
             return Ok(Arc::clone(known));
         }
-        let artifact = self.builder().build(&variant)?;
-        let function = self.device().load(&artifact.code, &artifact.label)?.function(&variant.entry)?;
-        let prepared = Arc::new(PreparedLaunch::new(&function, variant.launch)?);
+        let prepared = Arc::new(PreparedLaunch::new(&self.loaded(&variant)?, variant.launch)?);
         kernels.insert(dtype, Arc::clone(&prepared));
         Ok(prepared)
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use evosdpa_core::{DType, Problem};
-use evosdpa_cuda::{Builder, Device, PreparedLaunch, RawStream};
+use evosdpa_cuda::{Builder, Device, Function, PreparedLaunch, RawStream};
 use evosdpa_kernels::{Registry, Target, Variant, VariantId};
 
 use super::{
@@ -135,8 +135,9 @@ impl Gpu {
         &self.recent_maps
     }
 
-    pub(super) fn builder(&self) -> &Builder {
-        &self.builder
+    /// The variant's entry point, compiled and loaded.
+    pub(super) fn loaded(&self, variant: &Variant) -> Result<Function, Error> {
+        Ok(self.builder.load(&self.device, variant)?)
     }
 
     /// The variant that was asked for, or the one to choose.

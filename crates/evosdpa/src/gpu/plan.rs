@@ -275,9 +275,7 @@ impl Plans {
         let function = match loaded.get(&code) {
             Some(function) => function.clone(),
             None => {
-                let artifact = gpu.builder().build(variant)?;
-                let function =
-                    gpu.device().load(&artifact.code, &artifact.label)?.function(&variant.entry)?;
+                let function = gpu.loaded(variant)?;
                 loaded.insert(code, function.clone());
                 function
             }

@@ -19,7 +19,7 @@ pub(super) fn compile(
     go_on: &(dyn Fn(usize, usize) -> bool + Sync),
 ) -> Result<(), Error> {
     let different: BTreeMap<String, Variant> =
-        variants.map(|variant| (CompileRequest::new(&variant, kind).key(""), variant)).collect();
+        variants.map(|variant| (CompileRequest::new(&variant, kind).source_key(), variant)).collect();
     let different: Vec<Variant> = different.into_values().collect();
     if different.len() < 2 {
         return Ok(());

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use evosdpa_cuda::{
-    Artifact, Device, Limiter, ResourceReport,
+    Artifact, Device, Limiter, Origin, ResourceReport,
     ptxas::{self, Callee, Entry},
     resources,
 };
@@ -175,9 +175,13 @@ pub fn check(
             return Ok(row);
         }
     };
-    row.from_cache = Some(artifact.from_cache);
+    row.from_cache = Some(artifact.origin == Origin::Cache);
     row.build_us = Some(artifact.time.as_secs_f64() * 1e6);
-    let source = if artifact.from_cache { "from the cache" } else { "compiled" };
+    let source = match artifact.origin {
+        Origin::Compiled => "compiled",
+        Origin::Cache => "from the cache",
+        Origin::Precompiled => "precompiled, read",
+    };
     row.gates.push(GateResult::pass(COMPILE, format!("{source} in {} ms", artifact.time.as_millis())));
 
     let mut report = match resources::gate(&artifact, &job.variant, &job.target) {

@@ -21,6 +21,7 @@ PyTorch is bound when this package is imported, if it is installed; set ``EVOSDP
 from __future__ import annotations
 
 import atexit
+import pathlib
 
 from . import _binding, _native, ptxsan
 from ._api import flash_attn_func, sdpa, set_batch_invariant
@@ -29,6 +30,8 @@ from ._flash import flash_attn_varlen_func, flash_attn_with_kvcache
 from ._native import __version__
 from ._patch import patch
 
+# Wheels bring the kernels of common problems along, compiled; a build from source has none.
+_native.suggest_precompiled(str(pathlib.Path(__file__).with_name("kernels")))
 _binding.bind_if_installed()
 atexit.register(_native.ending)
 
