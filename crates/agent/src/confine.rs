@@ -1,4 +1,4 @@
-//! What a process takes from itself before it meets what others wrote.
+//! Confinement: the rights a process gives up (seccomp, Landlock) before it reads untrusted input.
 //!
 //! | | how | where the kernel cannot |
 //! |---|---|---|

@@ -29,7 +29,7 @@ enum Command {
     Propose(propose::Args),
     /// Evaluate kernels for agents, over HTTP: `evosdpa serve` starts this
     Serve(serve::Args),
-    /// The same as tools of the Model Context Protocol, over standard input and output: `evosdpa mcp` starts this
+    /// Evaluate kernels for agents, as tools of the Model Context Protocol, over standard input and output: `evosdpa mcp` starts this
     Mcp(mcp::Args),
     /// Run a program within limits of memory, time, files and network: how evaluations are started
     Confine(confine::Args),

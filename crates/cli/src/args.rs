@@ -56,7 +56,7 @@ pub(crate) enum Command {
     Apply(Apply),
     /// Write a problem as files that another tool takes: KernelBench, GPU MODE or OpenEvolve
     Export(Export),
-    /// Evaluate an answer to such a task by the same gates, or make a kernel of it
+    /// Evaluate an answer to an exported task by the same gates, or make a kernel of it
     Import(Import),
     /// List recorded runs
     Runs(Runs),
@@ -65,7 +65,7 @@ pub(crate) enum Command {
     /// Evaluate kernels for agents, over HTTP (needs evosdpa-agent; docs/agents.md)
     #[command(disable_help_flag = true)]
     Serve(PassedOn),
-    /// The same as tools of the Model Context Protocol (needs evosdpa-agent; docs/agents.md)
+    /// Evaluate kernels for agents, as tools of the Model Context Protocol (needs evosdpa-agent; docs/agents.md)
     #[command(disable_help_flag = true)]
     Mcp(PassedOn),
     /// List or clear the cache of compiled CUDA kernels

@@ -1,4 +1,4 @@
-//! AVX-512 with products of bfloat16 pairs: everything of [`Avx512`], and `vdpbf16ps` for QKᵀ and PV.
+//! AVX-512 with multiply-adds of bfloat16 pairs: everything of [`Avx512`], and `vdpbf16ps` for QKᵀ and PV.
 //!
 //! The instruction multiplies two bfloat16 exactly, adds to an f32 with rounding to nearest even, the second element of a pair first, and takes
 //! subnormal inputs and results as zero: below 2^-126, far under what any output type shows.

@@ -1,4 +1,4 @@
-//! NEON with products of bfloat16 pairs (ARMv8.6's BF16): everything of [`Neon`], and `bfdot` for QKᵀ and PV.
+//! NEON with multiply-adds of bfloat16 pairs (ARMv8.6's BF16): everything of [`Neon`], and `bfdot` for QKᵀ and PV.
 //!
 //! The instruction adds the products of a pair, exact each, and their sum to an f32, and rounds both times to odd: inexact results have an odd last bit. Subnormal
 //! inputs and results are zero. Its intrinsics are not stable in Rust 1.95, so the instructions are written as assembly.

@@ -1,4 +1,4 @@
-//! How rows end: maximum and sum become a factor and an LSE, and results of split key ranges one row.
+//! The end of a row: maximum and sum become a factor and an LSE, and partial results of split key ranges are merged.
 
 use crate::job::Job;
 use crate::kernels::Kernels;

@@ -1,4 +1,4 @@
-//! Query tiles of a unit, and which key rows of a block each of them has to do with.
+//! Q tiles of a unit of work, and which key rows of a block each of them reads.
 
 use crate::kernels::Kernels;
 use crate::plan::query_span;

@@ -1,4 +1,4 @@
-//! What a boolean mask or a block table shows to the queries of a tile: a bit for each query and key.
+//! A boolean mask or block table as bits: one for each query of a tile and each key.
 //!
 //! A word of 32 bits belongs to one query and 32 keys, and the words of a tile lie as its scores do, queries in the lanes: `[key / 32][query]`. So one
 //! instruction asks a vector of queries about a key, and a mask's bytes are never turned.

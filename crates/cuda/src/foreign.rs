@@ -1,4 +1,4 @@
-//! A small kernel that is nobody's: what runs before attention in a model.
+//! A small elementwise kernel to run before every timed launch, as another kernel does in a model.
 //!
 //! It adds one to 65,536 numbers, without programmatic launch, as an elementwise operation between two layers does.
 

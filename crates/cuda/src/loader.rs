@@ -1,4 +1,4 @@
-//! The guard before the driver.
+//! The guard before the CUDA driver: nothing else touches cudarc before it has found a driver.
 //!
 //! The bindings panic when the driver library is missing, when a function is missing from it, and even when one of
 //! their errors is printed without it. So nothing may call them before [`driver`] has said yes: it opens the library,

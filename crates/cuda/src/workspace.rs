@@ -1,4 +1,4 @@
-//! Workspaces: device memory in which the blocks of one launch pass something on to each other.
+//! Workspaces: device memory in which the blocks of one launch exchange partial results.
 //!
 //! Launches on one stream run one after the other and share a workspace; launches that may run beside each other never do.
 

@@ -1,4 +1,4 @@
-//! What a kernel's expressions and support rules may know about a problem.
+//! The facts of a problem that a manifest's expressions and support rules may read.
 
 use std::fmt;
 

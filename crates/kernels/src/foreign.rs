@@ -1,4 +1,4 @@
-//! What a source of somebody else's may include: headers, and no other file of this machine.
+//! What an untrusted source may include: headers, and no other file of this machine.
 //!
 //! A compiler reads whatever an `#include` names and quotes it in its messages, which go to whoever proposed the source. So
 //! every include of such a source is a plain name of a header, known or the toolkit's. This looks at every `#` of the text, in

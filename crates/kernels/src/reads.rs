@@ -1,6 +1,6 @@
 //! Which compile-time values a source reads.
 //!
-//! A value that is passed to a compiler and read by nobody makes other code of the same source: it is compiled, cached and
+//! A value that is passed to a compiler and never read makes other code of the same source: it is compiled, cached and
 //! loaded again for nothing. So only what is read is passed, and what a manifest names in vain is refused.
 
 use std::collections::BTreeSet;

@@ -35,7 +35,7 @@ pub struct LaunchGeometry {
     /// Bytes of device memory that the blocks share ([`SdpaParams::workspace`](crate::SdpaParams::workspace)); 0 without.
     ///
     /// Its first [`WORKSPACE_COUNTER_BYTES`] are 0 when the launch begins, and the kernel must leave them at 0; what the rest
-    /// holds nobody knows. Sometimes there is none: the kernel must do without it then.
+    /// holds is undefined. Sometimes there is none: the kernel must do without it then.
     pub workspace_bytes: u64,
 }
 

@@ -118,7 +118,7 @@ pub fn measure(
     let sets = device.input_sets(problem);
     machine::refuse_what_does_not_fit(problem, 2 * sets)?;
     let mut interrupted = !proceed(Step::Solving);
-    // The second is for the audits, and nobody knows it beforehand.
+    // The second is for the audits, and is not known beforehand.
     let audit_seed = Rng::entropy();
     let cases = [request.seed, audit_seed].map(|seed| Case::timed(*problem, seed, request.lengths));
     let work = Work::with_lengths(problem, request.lengths);

@@ -1,4 +1,4 @@
-//! A few combinations that show every pair of settings, instead of all combinations.
+//! Pairwise covering: a few combinations in which every two settings meet, instead of all combinations.
 //!
 //! Most mistakes need at most two settings to meet (Kuhn, Wallace and Gallo, "Software fault interactions and implications
 //! for software testing", 2004), so a set of combinations in which every pair of values occurs finds nearly what all of

@@ -1,4 +1,4 @@
-//! One question with its data and its answer.
+//! A case: a problem with its inputs and its right answer.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! Wrong answers that look like right ones.
+//! Negative controls: wrong answers that every gate must refuse.
 
 use std::{fmt, str::FromStr};
 

@@ -1,4 +1,4 @@
-//! What each control puts in place of a kernel's output.
+//! The output of each negative control.
 
 use std::ops::Range;
 

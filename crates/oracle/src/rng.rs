@@ -1,4 +1,4 @@
-//! Chance: inputs, samples of rows, orders of blocks, moments of audits, mutations.
+//! Random numbers: inputs, samples of rows, orders of blocks, moments of audits, mutations.
 
 /// The step between states (the golden ratio in 64 bits).
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;

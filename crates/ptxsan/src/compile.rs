@@ -5,7 +5,7 @@ use crate::module::Module;
 use crate::nvrtc::{Nvrtc, Outcome, Output, Source};
 use std::path::PathBuf;
 
-/// What NVRTC is asked for when nobody says otherwise.
+/// NVRTC options by default.
 pub const DEFAULT_ARCH: &str = "sm_80";
 /// The architectures that a source can be compiled for.
 const ARCHS: [&str; 7] = ["75", "80", "86", "87", "89", "90", "90a"];

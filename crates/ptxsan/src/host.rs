@@ -1,4 +1,4 @@
-//! Functions that are compiled for what the host's processor can do beyond what every processor of its kind can.
+//! Functions compiled a second time for the host's vector instruction sets.
 
 /// What the host can do, as far as a function is compiled for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! New tokens for a cache on a GPU, and queries turned there.
+//! Appending new tokens to a cache on a GPU, and rotary embedding of queries.
 
 use evosdpa::{
     DType,

@@ -1,4 +1,4 @@
-//! Threads that are still at work when the interpreter ends.
+//! Interpreter exit: threads that are still inside evosdpa.
 //!
 //! Python ends a daemon thread where it next takes the interpreter's lock. Inside a native function that is in the middle of
 //! Rust's stack, which cannot be unwound so: the process would abort. Once the interpreter says that it ends, a thread that

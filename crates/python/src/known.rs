@@ -1,4 +1,4 @@
-//! What a call needs that depends on its tensors' forms alone, kept from the first such call: the plan, and the forms of the
+//! What depends on the forms of a call's tensors alone, cached by them from the first such call on: the plan, and the forms of the
 //! outputs.
 
 use std::{

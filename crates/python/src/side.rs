@@ -1,4 +1,4 @@
-//! What a call says and reads beside Q, K and V, as Python describes it.
+//! Side inputs of a call from Python: lengths, pages, modifiers, scales.
 
 use evosdpa::{
     Blocks, Broadcast, Chunk, DType, Granularity, Kinds, Lengths, PageSize, PageTable, Problem, ScaleViews,

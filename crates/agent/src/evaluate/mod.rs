@@ -1,4 +1,4 @@
-//! One evaluation: what somebody sent, put through the lab's commands one after the other, each in a process of its own.
+//! One evaluation: a submission, put through the lab's commands one after the other, each in a process of its own.
 //!
 //! The order keeps the machine safe: a source is looked at before it is compiled, and runs on the simulator before it runs
 //! anywhere else. The first gate that fails ends it.

@@ -1,4 +1,4 @@
-//! What an evaluation came to, out of the documents of the lab's commands.
+//! The verdict of an evaluation, read from the JSON documents of the lab's commands.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -84,7 +84,7 @@ impl Budget {
     }
 }
 
-/// Tokens of a text where nobody counted them: one for three bytes, which is more than code usually has.
+/// Tokens of a text where the service did not count them: one for three bytes, which is more than code usually has.
 pub(crate) fn tokens_of(text: &str) -> u64 {
     (text.len() as u64).div_ceil(3)
 }

@@ -40,7 +40,7 @@ pub(crate) enum Line {
         stop: Stop,
         input_tokens: u64,
         output_tokens: u64,
-        /// Whether nobody counted the tokens.
+        /// Whether the tokens are estimates: the service did not count them.
         is_estimate: bool,
         cost: Option<f64>,
         seconds: f64,

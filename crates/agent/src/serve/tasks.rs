@@ -224,7 +224,7 @@ impl Tasks {
     }
 }
 
-/// A name that nobody guesses.
+/// A random name that cannot be guessed.
 fn new_id() -> String {
     let mut bytes = [0_u8; 16];
     let read = fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));

@@ -25,7 +25,7 @@ pub(crate) struct Tune {
     /// The kernel [default: cpu_flash on a CPU]
     #[arg(long, value_name = "NAME")]
     pub(crate) kernel: Option<String>,
-    /// Shapes to be fast at, separated by commas; the first decides early who is hopeless
+    /// Shapes to be fast at, separated by commas; the first decides early which candidates are hopeless
     #[arg(long, default_value = "mission,small", value_delimiter = ',')]
     pub(crate) shapes: Vec<Shape>,
     /// Element type [default: f32 on a CPU, the first of the kernel's manifest on a GPU]
@@ -85,7 +85,7 @@ pub(crate) struct Tune {
     /// Leave out the simulator's look at each CUDA candidate
     #[arg(long)]
     pub(crate) no_sim: bool,
-    /// Do not profile CUDA candidates: neither for insights on a new best nor as the last gate of one to be
+    /// Do not profile CUDA candidates, neither for insights on a new best nor as the last gate
     #[arg(long)]
     pub(crate) no_profile: bool,
     /// Nsight Compute [default: the one on PATH or in a CUDA toolkit]

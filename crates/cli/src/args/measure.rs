@@ -92,7 +92,7 @@ pub(crate) struct Bench {
         conflicts_with = "no_baselines"
     )]
     pub(crate) baselines: Vec<String>,
-    /// Do not look for PyTorch
+    /// Compare with nothing: neither PyTorch nor other baselines
     #[arg(long, alias = "no-peers")]
     pub(crate) no_baselines: bool,
     /// Folder for records
@@ -158,8 +158,8 @@ pub(crate) struct Report {
     /// Runs: a folder, a name or the end of one, latest, a --json document, or a tune's folder
     #[arg(required = true, value_name = "RUN")]
     pub(crate) inputs: Vec<String>,
-    /// Where to write , or - for standard output [default: report.html, report.md, report.csv, t4.json, trace.json or strategies.md in the first run's
-    /// folder]
+    /// Where to write it, or - for standard output [default: report.html, report.md, report.csv, t4.json, trace.json or
+    /// strategies.md in the first run's folder]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// html, md, csv, t4 (Kernel Tuner's results), perfetto (a timeline for ui.perfetto.dev) or strategies (what each way

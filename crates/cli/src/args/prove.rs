@@ -55,7 +55,7 @@ pub(crate) struct Check {
     /// Check every variant of each kernel, up to this many, on a few cases made for that
     #[arg(long, value_name = "MOST", num_args = 0..=1, default_missing_value = "4096")]
     pub(crate) all_variants: Option<usize>,
-    /// Only run each case once and look at nothing: for tools that watch the program run
+    /// Run each case once and judge nothing: for tools that watch the program, such as a profiler
     #[arg(long, requires = "shapes")]
     pub(crate) once: bool,
     /// Seconds one launch on a GPU may take before the kernel counts as hung [default: 20]
@@ -100,7 +100,7 @@ pub(crate) struct Build {
     /// With --all-variants: build at most this many of each kernel, architecture and type
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub(crate) max_variants: u32,
-    /// A GPU to compare with the driver's numbers: auto (if there is one), none, cuda or cuda:N (build for it alone), or
+    /// Where to look up the driver's numbers too: auto (a GPU if there is one), none, cuda or cuda:N (build for it alone), or
     /// sim (build for the simulator, and see that it understands every instruction)
     #[arg(long, default_value = "auto", value_name = "DEVICE", value_parser = compared_with)]
     pub(crate) device: Place,
@@ -138,8 +138,8 @@ pub(crate) struct Sanitize {
     /// Tools of compute-sanitizer, separated by commas
     #[arg(long, default_value = "memcheck,racecheck,initcheck,synccheck", value_delimiter = ',')]
     pub(crate) tools: Vec<Tool>,
-    /// On the simulator: every variant of each kernel, or of more than MOST a choice that shows every pair of settings,
-    /// right and without findings under every schedule
+    /// On the simulator: run every variant of each kernel under every schedule; of more than MOST variants, a choice in
+    /// which every two settings meet
     #[arg(long, value_name = "MOST", num_args = 0..=1, default_missing_value = "1024", conflicts_with_all = ["tools", "sanitizer", "mutants", "mutation_score"])]
     pub(crate) all_variants: Option<usize>,
     /// On the simulator: delete each barrier, wait, fence and warp synchronisation of the kernels in turn, and say which

@@ -1,4 +1,4 @@
-//! QKᵀ, with what is known of scores beforehand, the mask at the edges and the running maximum.
+//! QKᵀ, with bias, ALiBi or mask added on the way, the band mask at the edges and the running maximum.
 
 use super::{Start, TileStep, ends_in_tails};
 use crate::simd::Simd;

@@ -1,4 +1,4 @@
-//! Weights from scores, and in pairs of bfloat16 what rounding took from those that count.
+//! Weights from scores; with pairs of bfloat16 also the rounding residuals of the weights that need a second PV.
 
 use super::{Care, FEW_WEIGHTS, TileStep, Weighed, packed_ends};
 use crate::simd::Simd;

@@ -1,4 +1,4 @@
-//! PV, and what rounding took from weights in a second one.
+//! PV, and a second PV of the rounding residuals of weights.
 
 use super::{TileStep, ends_in_tails, packed_ends};
 use crate::simd::Simd;

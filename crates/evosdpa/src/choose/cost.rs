@@ -1,6 +1,6 @@
-//! How long the ways of `hopper_fwd` and `hopper_small` to cut a plain problem take, as far as the choice between them asks.
+//! A cost model: the estimated time of each cut of a plain problem by `hopper_fwd` and `hopper_small`.
 //!
-//! A way's time follows from the work of the SM that has most of it: a Q tile costs something by itself and something for each of its
+//! The time of a cut follows from the work of the SM that has most of it: a Q tile costs something by itself and something for each of its
 //! KV tiles, more where several CTAs share the SM, and more where its rows see few keys. The costs are least-squares fits to an H200's
 //! times of random problems, for head dimensions of 64, 128 and 256 (docs/log/planner.md); other head dimensions take those of the next.
 

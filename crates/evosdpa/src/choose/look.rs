@@ -1,4 +1,4 @@
-//! A problem on a GPU, in the numbers that the rules ask for.
+//! Derived facts of a problem on a GPU that the rules read: Q tiles, bytes, rows for each SM.
 
 use evosdpa_core::{DType, Feature};
 use evosdpa_kernels::{MaskKind, ProblemFacts, Target};

@@ -1,4 +1,4 @@
-//! What a family of kernels is set to, and why.
+//! Settings of a kernel family's tunables, each with its reason.
 
 use evosdpa_kernels::Assignment;
 

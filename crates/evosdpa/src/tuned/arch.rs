@@ -1,4 +1,4 @@
-//! Whom a part of a table is for.
+//! Scope of a part of a tuned table: architecture and device name.
 
 use std::{fmt, str::FromStr};
 

@@ -272,7 +272,7 @@ impl Write {
             let first = first.unwrap_or(&self.lengths);
             let positions = Positions { first, cu_seqlens: self.cu_q.as_deref(), advance: turn.advance };
             cache::rotate(evosdpa::Device::Cpu, q.view(), q_out.view_mut(), rotary, positions)?;
-            // Gaps are nobody's.
+            // Gaps belong to no token.
             let poison = drawn(q.view().shape(), self.dtype, self.gap, 31);
             if self.gap > 0 {
                 keep_gaps(&mut q_out, &poison, self.dims[0], self.gap);

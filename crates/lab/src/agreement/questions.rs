@@ -1,4 +1,4 @@
-//! What is asked of both machines: small problems that reach every path of the kernels.
+//! The problems that simulator and GPU both run: small ones that reach every path of the kernels.
 
 use evosdpa_core::DType::{self, BF16, F16};
 

@@ -1,4 +1,4 @@
-//! One compiled variant on the simulator, with all that ptxsan has to say about a run of it.
+//! One compiled variant on the simulator, with the findings and counters of its runs.
 
 use evosdpa_core::{DType, Problem};
 use evosdpa_cuda::TensorMapRequest;

@@ -1,4 +1,4 @@
-//! The CPU for tests, with one thing put in place of the real one.
+//! A CPU device for tests, with one part replaced by a fake.
 
 use evosdpa_core::Problem;
 use evosdpa_oracle::inputs::Inputs;

@@ -1,4 +1,4 @@
-//! Who survives: the elites over all problems, and the best on each.
+//! Selection: the elites over all problems, and the best on each.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -121,7 +121,7 @@ pub struct Elite {
     pub shapes: BTreeMap<String, EliteShape>,
     /// Which evaluation of the log it is.
     pub evaluation: u64,
-    /// The profile gate's word, on a device that has one. UNAVAILABLE is no PASS: nobody has seen its counters.
+    /// The profile gate's verdict, on a device that has one. UNAVAILABLE is no PASS: its counters were not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<GateResult>,
 }
@@ -221,7 +221,7 @@ mod tests {
         assert!(text.contains("\"evosdpa.elite/1\"") && text.contains("\"tunables\""), "{text}");
         assert!(file.elites.iter().all(|elite| elite.profile.is_none()));
 
-        // What nobody profiled is not said to have passed.
+        // What was not profiled is not said to have passed.
         history[1].gates.push(GateResult::pass(profile::GATE, "tensor pipe 61 %"));
         let file = elite_file(&header(), &history, None, 3, true);
         let words: Vec<&str> =

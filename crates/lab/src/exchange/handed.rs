@@ -1,4 +1,4 @@
-//! What comes back from other tools: answers to tasks that were exported, to be evaluated here.
+//! Submissions from other tools: answers to exported tasks, to be evaluated here.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Audits: is what the clock sees the whole work?
+//! Audits: does a kernel do all of its work in the calls that are timed?
 //!
 //! Between timed calls, at moments drawn by chance, a kernel's inputs are replaced by others *at the same addresses*, and its
 //! outputs are poisoned or left as they were. Then the very same timed path runs once, and every output it was to write is

@@ -1,4 +1,4 @@
-//! Comparing two things that were timed.
+//! Comparing the samples of two kernels or baselines.
 //!
 //! A ratio above one means that the candidate is faster. Side by side, in blocks or rounds whose order is drawn, the rule of
 //! duels decides ([`super::duel`]); what was measured at different times is compared run by run ([`super::runs`]).

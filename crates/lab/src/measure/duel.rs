@@ -1,4 +1,4 @@
-//! Two contestants, block by block, until the answer is clear.
+//! Duels: two kernels timed in blocks of four readings, until the sequential test decides.
 //!
 //! A block is four readings in the order ABBA or BAAB, drawn by a coin: a drift within the block cancels, and under "no
 //! difference" the sign of the block's log-ratio *is* the coin. So is everything else that one side gets first: the warm-up,

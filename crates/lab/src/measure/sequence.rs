@@ -1,4 +1,4 @@
-//! A test that may be looked at after every block and still keeps its promise.
+//! The sequential test of duels: valid at every block, however often it is looked at.
 //!
 //! The data are log-ratios `x` of paired blocks whose order was drawn by a coin (see [`super::duel`]). If the candidate's
 //! true effect is a factor `e^θ`, then `x − θ` is as likely to be positive as negative *given its size and everything that

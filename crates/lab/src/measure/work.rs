@@ -1,4 +1,4 @@
-//! What a call must at least do.
+//! Operations and bytes that a problem needs at least.
 
 use evosdpa_core::Problem;
 use evosdpa_oracle::inputs::{Arrangement, LengthFamily};

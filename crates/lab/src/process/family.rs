@@ -1,4 +1,4 @@
-//! What a program has started, wherever it went: its children, those of another session, and those whose parents are gone.
+//! The descendants of a process: its children, those of another session, and those whose parents are gone.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! Which tunables turn which screw: how an insight becomes something to try.
+//! Which tunables address which bottleneck: how an insight becomes a candidate.
 
 use std::fmt;
 

@@ -208,7 +208,7 @@ pub(crate) struct Transfer {
     /// One register per element.
     pub(crate) registers: Box<[Register]>,
     pub(crate) order: Order,
-    /// `.nc`: a load of what nobody may write.
+    /// `.nc`: a load of memory that the launch must not write.
     pub(crate) non_coherent: bool,
     /// A store of a value that was made from one loaded from the same place.
     pub(crate) is_update: bool,

@@ -134,7 +134,7 @@ impl Builder<'_> {
         Ok(self.source_register(operand, kind)?.index)
     }
 
-    /// A destination, whatever its width; `_` becomes a register nobody reads.
+    /// A destination, whatever its width; `_` becomes a register that is never read.
     pub(super) fn any_destination(&mut self, operand: &Operand, kind: Type) -> Result<Register> {
         let Operand::Name(name) = operand else { return Err(self.unsupported("a destination of this form")) };
         if name == "_" {

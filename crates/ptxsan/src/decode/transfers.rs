@@ -1,4 +1,4 @@
-//! What moves while threads go on, and the mbarriers that say when it is there.
+//! Asynchronous transfers (bulk and tensor copies), and the mbarriers they complete on.
 
 use super::{Address, Register, Scope};
 

@@ -1,4 +1,4 @@
-//! Which stores put back what was loaded from the same place and changed, the updates that an atomic would make whole; which
+//! Read-modify-write updates: which stores put back what was loaded from the same address and changed; which
 //! store a number, as flags are set; and which loads a compare-and-swap checks.
 
 use super::{Address, Bank, Base, Inst, Op, Register};

@@ -1,4 +1,4 @@
-//! Who makes an access, what they know, and what it conflicts with.
+//! The agent of an access (lane or asynchronous copy), its vector clock, and the accesses it conflicts with.
 
 use super::clock::{Clock, Numbering, Proxy};
 use super::history::{ATOMIC, Access, BLOCK_SCOPE, Cell, Lists, NON_COHERENT, PC_MASK, STRONG, UPDATE};

@@ -1,4 +1,4 @@
-//! The cells of 256 bytes: what is known of them, in layers that exist once there is something in them.
+//! Shadow cells of 256 bytes of memory, in layers that are allocated when they are first needed.
 //!
 //! A tile that is written and read has its writes side by side, and nothing else; one that is only read has its readers so.
 

@@ -1,4 +1,4 @@
-//! What is remembered of a cell of memory: its last plain write, and the reads and strong writes since.
+//! The access history of a shadow cell: its last plain write, and the reads and strong writes since.
 
 use super::accessor::Accessor;
 

@@ -1,4 +1,4 @@
-//! Happens-before: who knows what of whom, who touched what, and what was not ordered.
+//! Happens-before race detection: vector clocks, shadow memory, and accesses that nothing orders.
 
 pub(crate) mod accessor;
 pub(crate) mod chunk;

@@ -1,4 +1,4 @@
-//! Who touched each byte last: FastTrack epochs per cell, cells as large as the accesses allow.
+//! Shadow memory: FastTrack epochs per cell, cells as large as the accesses allow.
 //!
 //! (Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI 2009: the last write
 //! as one epoch; reads as one epoch, or several when they were not ordered among themselves.)

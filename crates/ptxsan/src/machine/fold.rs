@@ -59,7 +59,7 @@ impl FoldPage {
 }
 
 impl FoldPage {
-    /// A page that nobody has written yet.
+    /// A page that has not been written yet.
     fn add_readers(&mut self, page: &UsedPage, world: u32) {
         if self.unread == 0 {
             return;

@@ -1,4 +1,4 @@
-//! Accesses of an asynchronous agent: many places, one after the other, for one lane.
+//! Accesses of an asynchronous agent: many addresses, one after the other, for one lane.
 
 use super::access::{Direction, Request};
 use super::bounds::all_set;

@@ -128,7 +128,7 @@ impl Warp {
                     Space::Shared => cx.shared.shadow.pass_run(run, &mut by),
                     _ => cx.view.page(at).map_or(0, |page| {
                         let page = cx.view.at(page);
-                        // What nobody may write is read without a trace.
+                        // Reads of read-only memory leave no trace.
                         if !is_write && page.is_read_only {
                             return count;
                         }
@@ -161,7 +161,7 @@ impl Warp {
             Space::Shared => cx.shared.shadow.pass(at as usize, request.bytes, is_write, by),
             _ => cx.view.page(at).is_some_and(|page| {
                 let page = cx.view.at(page);
-                // What nobody may write is read without a trace.
+                // Reads of read-only memory leave no trace.
                 !is_write && page.is_read_only
                     || page.shadow.pass(at as usize % PAGE_BYTES, request.bytes, is_write, by)
             }),

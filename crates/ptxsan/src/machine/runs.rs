@@ -1,4 +1,4 @@
-//! Neighbouring lanes whose places follow one another, as those of most accesses do: looked at once, not lane by lane.
+//! Runs: neighbouring lanes with consecutive addresses, as most accesses have, handled at once instead of lane by lane.
 
 use crate::hazard::chunk::CHUNK_BYTES;
 use crate::host::{Host, compiled_thrice};

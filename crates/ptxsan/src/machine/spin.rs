@@ -2,7 +2,7 @@
 //!
 //! A warp's way depends on its own state and on memory. While nothing is written, a warp whose state comes back goes round for ever.
 //! Of the state only what decides counts: registers that reach a branch, an address or an exchange between lanes in the instructions
-//! that were executed meanwhile. A counter of turns that nobody asks about does not hide the loop.
+//! that were executed meanwhile. A counter of turns that no condition reads does not hide the loop.
 
 use super::warp::{State, Warp};
 use crate::count::counters::Tally;

@@ -1,6 +1,6 @@
-//! Values that nothing has made: which bytes of which registers of which lanes, where they come from, and where they matter.
+//! Uninitialised values: which bytes of which registers of which lanes, where they come from, and where they matter.
 //!
-//! Moving such a value is no mistake: compilers copy halves that nobody looks at. Deciding by it, addressing with it, or storing to
+//! Moving such a value is no mistake: compilers copy halves that are never used. Deciding by it, addressing with it, or storing to
 //! global memory what was computed from it is. While a warp holds none, none of this costs anything.
 
 use super::access::space_name;

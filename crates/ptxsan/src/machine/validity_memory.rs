@@ -1,4 +1,4 @@
-//! Values that nothing has made, on their way through memory, matrix fragments and other lanes.
+//! Uninitialised values on their way through memory, matrix fragments and other lanes.
 
 use super::run::{Context, for_lanes};
 use super::validity::{Origin, STORED_INVALID, whole};

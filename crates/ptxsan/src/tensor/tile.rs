@@ -1,4 +1,4 @@
-//! Products of halves as they nearly always are: 16 rows of A against eight columns of B at a time, sums in binary64.
+//! The fast path of MMAs of halves: 16 rows of A against eight columns of B at a time, sums in binary64.
 //!
 //! The registers of the `mma` family hold blocks of 8 by 8 halves, one row (of B: one column) for every four lanes, so no table of places
 //! is needed. Products of two numbers of at most 26 bits are exact in binary64: to multiply and to add is then to do both at once, and

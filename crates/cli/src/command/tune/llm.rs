@@ -1,4 +1,4 @@
-//! What a tune by a language model came to: which way of asking led where, and what it used.
+//! Summary of a tune by a language model: candidates by strategy, tokens and cost.
 
 use std::{collections::BTreeMap, path::Path};
 

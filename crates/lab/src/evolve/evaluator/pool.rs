@@ -54,7 +54,7 @@ pub struct Pool<'a> {
     seats: Vec<Seat>,
     events: Receiver<Event>,
     sender: Sender<Event>,
-    /// Tasks that nobody has.
+    /// Tasks not given to an evaluator yet.
     queue: VecDeque<u64>,
     /// Tasks without an answer.
     tasks: HashMap<u64, Pending>,

@@ -126,7 +126,7 @@ impl<W> Clone for Speaker<W> {
 }
 
 impl<W: Write> Speaker<W> {
-    /// Says no when nobody listens any more.
+    /// False when the tune no longer listens.
     fn say(&self, word: &Word) -> bool {
         // Plain data always serialises.
         let mut line = serde_json::to_vec(word).expect("words are plain data");

@@ -1,4 +1,4 @@
-//! How a tune got better.
+//! Chart: the best fitness of a tune over its evaluations.
 
 use super::{super::evolution::Evolution, Canvas, Chart, Scale, short};
 

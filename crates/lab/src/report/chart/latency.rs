@@ -1,4 +1,4 @@
-//! Where the samples lie.
+//! Chart: latency samples of each row, over the row's median.
 
 use std::fmt::Write;
 

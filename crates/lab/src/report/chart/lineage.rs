@@ -1,4 +1,4 @@
-//! Who came from whom.
+//! Chart: the lineage of a tune's candidates.
 
 use std::collections::BTreeMap;
 

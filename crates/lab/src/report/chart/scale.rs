@@ -1,4 +1,4 @@
-//! From numbers to places.
+//! Axis scales: from values to coordinates.
 
 /// An axis: a range of numbers laid over a range of places.
 #[derive(Clone, Copy, Debug, PartialEq)]
