@@ -3,7 +3,7 @@
 //! A value that is passed to a compiler and never read makes other code of the same source: it is compiled, cached and
 //! loaded again for nothing. So only what is read is passed, and what a manifest names in vain is refused.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::{Error, Expr, Header, Manifest, Result};
 
@@ -12,17 +12,44 @@ pub(crate) const DYNAMIC_SMEM_BYTES: &str = "DYNAMIC_SMEM_BYTES";
 
 /// The names of a manifest that its source or its headers read, outside comments and outside the directives that only ask
 /// whether a name is defined, or define it.
-pub(crate) fn names_read(manifest: &Manifest, source: &str, headers: &[Header]) -> BTreeSet<String> {
+pub(crate) fn names_read(
+    manifest: &Manifest,
+    source: &str,
+    headers: &[Header],
+    known: &mut Identifiers,
+) -> BTreeSet<String> {
     let declared: BTreeSet<&str> = manifest.compile_time_names().chain([DYNAMIC_SMEM_BYTES]).collect();
     let mut read = BTreeSet::new();
-    for text in std::iter::once(source).chain(headers.iter().map(|header| header.text.as_str())) {
-        scan(text, |name| {
-            if declared.contains(name) && !read.contains(name) {
-                read.insert(name.to_owned());
-            }
-        });
+    let headers = headers.iter().map(|header| (header.name.as_str(), header.text.as_str()));
+    // A source has no name that includes it.
+    for (name, text) in headers.chain([("", source)]) {
+        let names = known.of(name, text);
+        read.extend(declared.iter().filter(|name| names.contains(**name)).map(|name| (*name).to_owned()));
     }
     read
+}
+
+/// What headers read. Most are many kernels', and each is looked through once.
+#[derive(Default)]
+pub(crate) struct Identifiers {
+    /// By the name that they are included by, with their texts: kernels of several folders may name theirs alike.
+    by_name: HashMap<String, (String, BTreeSet<String>)>,
+}
+
+impl Identifiers {
+    fn of(&mut self, name: &str, text: &str) -> &BTreeSet<String> {
+        let known = self.by_name.entry(name.to_owned()).or_default();
+        if known.0 != text {
+            let mut names = BTreeSet::new();
+            scan(text, |name| {
+                if !names.contains(name) {
+                    names.insert(name.to_owned());
+                }
+            });
+            *known = (text.to_owned(), names);
+        }
+        &known.1
+    }
 }
 
 /// Refuses names that nothing comes of.
@@ -98,6 +125,16 @@ mod tests {
         let mut names = Vec::new();
         scan(text, |name| names.push(name));
         names
+    }
+
+    #[test]
+    fn headers_of_one_name_are_told_apart_by_their_texts() {
+        let mut known = Identifiers::default();
+        for (text, expected) in [("TILE", "TILE"), ("STAGES", "STAGES"), ("TILE", "TILE"), ("TILE", "TILE")] {
+            let names: Vec<&String> = known.of("a.cuh", text).iter().collect();
+            assert_eq!(names, [expected]);
+        }
+        assert!(known.of("", "").is_empty());
     }
 
     #[test]

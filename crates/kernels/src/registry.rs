@@ -11,7 +11,7 @@ use crate::{
     Arch, Error, Header, Manifest, ProblemFacts, Refusal, Result, Target, embedded, foreign,
     include::{Files, folder, headers, join},
     names::nearest,
-    reads::{self, names_read},
+    reads::{self, Identifiers, names_read},
     support,
 };
 use evosdpa_core::Features;
@@ -162,7 +162,7 @@ impl Registry {
         let headers = headers(&source_file, source, &all);
         let kernel = Kernel {
             features: support::features(&manifest),
-            reads: names_read(&manifest, source, &headers),
+            reads: names_read(&manifest, source, &headers, &mut Identifiers::default()),
             manifest,
             manifest_file,
             manifest_text,
@@ -182,6 +182,7 @@ impl Registry {
         display: &dyn Fn(&str) -> String,
         origin: &Origin,
     ) -> Result<()> {
+        let mut known = Identifiers::default();
         for (path, text) in own.iter().filter(|(path, _)| path.ends_with(".toml")) {
             let manifest_file = display(path);
             let manifest = Manifest::parse(text, &manifest_file)?;
@@ -207,7 +208,7 @@ impl Registry {
                 });
             }
             let headers = headers(&source_file, source, all);
-            let reads = names_read(&manifest, source, &headers);
+            let reads = names_read(&manifest, source, &headers, &mut known);
             reads::check(&manifest, &manifest_file, &reads)?;
             let origin = origin.clone();
             let name = manifest.name.clone();

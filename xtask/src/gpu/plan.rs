@@ -161,6 +161,12 @@ pub(super) fn steps() -> Vec<Step> {
             Program::Example("device_pointers"),
         ),
         step(
+            "start",
+            "what does the first call of a process take, with kernels that came along and without?",
+            60,
+            Program::Python("crates/python/tests/gpu/start.py"),
+        ),
+        step(
             "python",
             "the Python package on CUDA tensors, and a model",
             85,

@@ -201,7 +201,8 @@ impl<'a> Parser<'a> {
 
     fn refuse_stray_types(&self, node: &Node) -> Result<(), ExprError> {
         if let Kind::Name(name) = &node.kind
-            && (name == "dtype" || name.parse::<DType>().is_ok())
+            // Not parsed: an error of that would look for what the name may have meant.
+            && (name == "dtype" || DType::ALL.iter().any(|dtype| dtype.name() == name))
         {
             let problem = format!("`{name}` only makes sense in a comparison such as `dtype == bf16`");
             return Err(self.error(node.at, problem));
