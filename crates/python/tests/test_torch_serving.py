@@ -80,6 +80,27 @@ def test_varlen_with_unused_tails():
     close(lse, wanted_lse)
 
 
+@pytest.mark.parametrize("used", [None, [9, 0, 6]])
+def test_packed_queries_over_keys_that_are_not(used):
+    lengths = [3, 0, 5]
+    q, k, v, cu = torch.randn(8, 4, 16), torch.randn(3, 9, 2, 16), torch.randn(3, 9, 2, 24), cumulative(lengths)
+    counts = {} if used is None else {"seqused_k": torch.tensor(used, dtype=INT)}
+    held = [9, 9, 9] if used is None else used
+    k[1, held[1] :] = torch.nan
+    out, lse = evosdpa.flash_attn_varlen_func(q, k, v, cu, None, 5, 9, **counts, causal=True, return_lse=True)
+    wanted = [reference.attention(part, k[b, : held[b]], v[b, : held[b]], causal=True) for b, part in enumerate(q.split(lengths))]
+    close(out, torch.cat([part for part, _ in wanted]))
+    close(lse, torch.cat([part for _, part in wanted], dim=1))
+    assert torch.equal(evosdpa.flash_attn_varlen_func(q, k, v, cu, **counts, causal=True), out)
+    arrays = [x.numpy() for x in (q, k, v, cu)]
+    counts = {name: count.numpy() for name, count in counts.items()}
+    close(torch.as_tensor(evosdpa.flash_attn_varlen_func(*arrays, **counts, causal=True)), out.double())
+    with pytest.raises(ValueError, match="K has shape .*2, 2, 9, 16.* needs .*3, 2, 9, 16"):
+        evosdpa.flash_attn_varlen_func(q, k[:2], v[:2], cu, None, 5, 9, causal=True)
+    with pytest.raises(ValueError, match="k has shape .* must have 3 dimensions"):
+        evosdpa.flash_attn_varlen_func(q, k, v, cu, cu, 5, 9)
+
+
 def test_varlen_corner_cases():
     q = torch.randn(4, 2, 8)
     none = torch.zeros(0, 2, 8)

@@ -133,7 +133,8 @@ def flash_attn_varlen_func(
     query that sees no key, and a token that belongs to no sequence, gives zeros.
 
     With ``page_table`` (or ``block_table``), keys and values are ``[pages, page size, heads, head dimension]``, and
-    ``seqused_k`` or ``cu_seqlens_k`` says how many each sequence has.
+    ``seqused_k`` or ``cu_seqlens_k`` says how many each sequence has. Without either they may be ``[batch, tokens, heads, dim]``,
+    of which ``seqused_k`` count.
 
     With ``return_softmax_lse``, ``return_attn_probs`` or ``return_lse`` the result is ``(out, lse)``, ``lse`` float32
     ``[heads, tokens]``.
@@ -181,7 +182,10 @@ def flash_attn_varlen_func(
     _given.refuse(qv, dropout_p)
     table = _given.one_of(page_table=page_table, block_table=block_table)
     _given.expect(lib, q, 3, q=q)
-    _given.expect(lib, q, 3 if table is None else 4, k=k, v=v)
+    if table is None and cu_seqlens_k is None and getattr(k, "ndim", 4) != 4:
+        raise ValueError("cu_seqlens_k is missing: packed keys need it; else give a page_table, or k and v as [batch, tokens, heads, head dimension]")
+    packed = table is None and cu_seqlens_k is not None
+    _given.expect(lib, q, 3 if packed else 4, k=k, v=v)
     batch = _given.count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
     _given.integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _given.integers(lib, q, batch, seqused_q=seqused_q, seqused_k=seqused_k)
@@ -196,15 +200,13 @@ def flash_attn_varlen_func(
         if seqused_k is None and cu_seqlens_k is not None:
             side["seqused_k"] = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         side["page_table"] = table
-    elif cu_seqlens_k is None:
-        raise ValueError("cu_seqlens_k is missing: packed keys need it, or a page_table")
-    else:
+    elif packed:
         side |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": _given.longest("max_seqlen_k", cu_seqlens_k, max_seqlen_k)}
     side |= _given.scores(lib, q, batch, softcap, attention_chunk, alibi_slopes, s_aux)
     side |= _given.scales(lib, q, k, v, batch, q_descale, k_descale, v_descale)
     (q,) = lib.rows(q)
     if table is None:
-        k, v = (x[None] for x in lib.rows(k, v))
+        k, v = (x[None] if packed else x for x in lib.rows(k, v))
     q = q[None]
     tensors = (x.swapaxes(1, 2) for x in (q, k, v))
     out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, high, side)
