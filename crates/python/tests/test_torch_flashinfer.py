@@ -1,5 +1,6 @@
 """FlashInfer's wrappers against plain torch."""
 
+import functools
 import itertools
 import math
 
@@ -235,6 +236,93 @@ def test_several_queries_of_each_sequence():
         assert torch.equal(wrapper.run(q, both), out)
         for b, (k, v) in enumerate(tokens):
             check(out[2 * b : 2 * b + 2], lse[2 * b : 2 * b + 2], reference.attention(q[2 * b : 2 * b + 2], k, v, causal=True))
+
+
+def test_queries_that_are_not_planned_are_refused():
+    """More of them than planned would be answered with zeros."""
+    both, described, tokens = cache("NHD")
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    for q_len, rows, more, words in [
+        (2, 9, {}, "q has 9 rows, but was planned with 3 sequences of q_len_per_req=2"),
+        (2, 3, {}, "q has 3 rows"),
+        (2, 9, {"return_lse": True}, "q has 9 rows"),
+        (2, 6, {"q_len_per_req": 3}, "q_len_per_req is 3, but was planned with 2"),
+        (1, 6, {"q_len_per_req": 2}, "q_len_per_req is 2, but was planned with 1"),
+    ]:
+        wrapper.plan(*described, HEADS, HEADS_KV, DIM, PAGE, q_len_per_req=q_len)
+        with pytest.raises(ValueError, match=words):
+            wrapper.run(torch.randn(rows, HEADS, DIM), both, **more)
+    wrapper.plan(*described, HEADS, HEADS_KV, DIM, PAGE, q_len_per_req=2)
+    q = torch.randn(6, HEADS, DIM)
+    assert torch.equal(wrapper.run(q, both, q_len_per_req=2), wrapper.run(q, both))
+    prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper()
+    prefill.plan(integers([0, 1, 2, 3]), *described, HEADS, HEADS_KV, DIM, PAGE)
+    with pytest.raises(ValueError, match="q_len_per_req is 2, but was planned with queries of any number"):
+        prefill.run(q[:3], both, q_len_per_req=2)
+    for given in ({"out": torch.empty(9, HEADS, DIM)}, {"out": torch.empty(6, HEADS, 1)}, {"lse": torch.empty(1, HEADS), "return_lse": True}):
+        with pytest.raises(ValueError, match=rf"{next(iter(given))} has shape .*, but the result has \[6, "):
+            wrapper.run(q, both, **given)
+
+
+def test_scales_of_one_and_given_outputs_take_the_short_way(monkeypatch):
+    """Servers give both in every call."""
+    both, described, tokens = cache("NHD")
+    q = torch.randn(3, HEADS, DIM)
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    decode.plan(*described, HEADS, HEADS_KV, DIM, PAGE)
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper()
+    ragged.plan(integers([0, 3]), integers([0, 9]), HEADS, HEADS_KV, DIM)
+    k, v = torch.randn(9, HEADS_KV, DIM), torch.randn(9, HEADS_KV, DIM)
+    wanted = decode.run(q, both, return_lse=True)[0], ragged.run(q, k, v, return_lse=True)[0]
+    tripled = 3 * wanted[0]
+    torch.testing.assert_close(decode.run(q, both, v_scale=3.0), tripled)
+    torch.testing.assert_close(decode.run(q, both, k_scale=torch.tensor(1.0), v_scale=torch.tensor(3.0)), tripled)
+
+    def refuse(*given):
+        raise AssertionError("the long way")
+
+    monkeypatch.setattr(type(decode._plan()), "attend", refuse)
+    for run, right in zip((functools.partial(decode.run, q, both), functools.partial(ragged.run, q, k, v)), wanted):
+        given = torch.empty(3, HEADS, DIM)
+        assert torch.equal(run(), right) and torch.equal(run(k_scale=1.0, v_scale=1.0), right)
+        assert run(out=given) is given and torch.equal(given, right)
+    with pytest.raises(AssertionError, match="the long way"):
+        decode.run(q, both, v_scale=2.0)
+
+
+def test_a_data_type_of_codes_is_the_caches():
+    both, described, tokens = cache("NHD")
+    codes = both.nan_to_num(0.0).to(torch.float8_e4m3fn)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    q = torch.randn(3, HEADS, DIM, dtype=torch.bfloat16)
+    wrapper.plan(*described, HEADS, HEADS_KV, DIM, PAGE, q_data_type=torch.bfloat16, kv_data_type=torch.float8_e4m3fn)
+    wanted = wrapper.run(q, codes)
+    for data_type in ("float8_e4m3fn", torch.float8_e4m3fn):
+        wrapper.plan(*described, HEADS, HEADS_KV, DIM, PAGE, data_type=data_type)
+        assert torch.equal(wrapper.run(q, codes), wanted)
+        with pytest.raises(TypeError, match="keys hold torch.float32, but were planned with torch.float8_e4m3fn"):
+            wrapper.run(q, both)
+
+
+def test_other_names_of_planning():
+    both, (indptr, indices, last), tokens = cache("NHD")
+    sizes, q = (HEADS, HEADS_KV, DIM, PAGE), torch.randn(3, HEADS, DIM)
+    plain = flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, "NHD", False, use_tensor_cores=True)
+    plain.plan(indptr, indices, last, *sizes)
+    wanted = plain.run(q, both)
+    assert plain.use_tensor_cores and not plain.is_cuda_graph_enabled
+    steady = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(None, integers([0] * 4), integers([0] * 7), integers([0] * 3))
+    assert steady.is_cuda_graph_enabled and not steady.use_tensor_cores
+    steady.reset_workspace_buffer(None, None)
+    for wrapper in (plain, steady):
+        # As servers do it; the host's copy may have room for more sequences.
+        wrapper.plan = functools.partial(flashinfer.fast_decode_plan, wrapper)
+        wrapper.plan(None, indices, last, *sizes, non_blocking=True, global_override_indptr_cpu=torch.cat([indptr, integers([0, 0])]))
+        assert torch.equal(wrapper.run(q, both), wanted)
+        wrapper.plan(indptr, indices, last, *sizes, window_left=0)
+        assert not torch.equal(wrapper.run(q, both), wanted)
+    with pytest.raises(ValueError, match="q_len_per_req is 2, but graphs of this wrapper have 1"):
+        steady.plan(indptr, indices, last, *sizes, q_len_per_req=2)
 
 
 def test_older_forms_of_run_say_again_what_was_planned():

@@ -1,5 +1,6 @@
 """Packed sequences and caches against plain torch."""
 
+import functools
 import pathlib
 import re
 
@@ -79,6 +80,27 @@ def test_varlen_with_unused_tails():
     close(lse, wanted_lse)
 
 
+@pytest.mark.parametrize("used", [None, [9, 0, 6]])
+def test_packed_queries_over_keys_that_are_not(used):
+    lengths = [3, 0, 5]
+    q, k, v, cu = torch.randn(8, 4, 16), torch.randn(3, 9, 2, 16), torch.randn(3, 9, 2, 24), cumulative(lengths)
+    counts = {} if used is None else {"seqused_k": torch.tensor(used, dtype=INT)}
+    held = [9, 9, 9] if used is None else used
+    k[1, held[1] :] = torch.nan
+    out, lse = evosdpa.flash_attn_varlen_func(q, k, v, cu, None, 5, 9, **counts, causal=True, return_lse=True)
+    wanted = [reference.attention(part, k[b, : held[b]], v[b, : held[b]], causal=True) for b, part in enumerate(q.split(lengths))]
+    close(out, torch.cat([part for part, _ in wanted]))
+    close(lse, torch.cat([part for _, part in wanted], dim=1))
+    assert torch.equal(evosdpa.flash_attn_varlen_func(q, k, v, cu, **counts, causal=True), out)
+    arrays = [x.numpy() for x in (q, k, v, cu)]
+    counts = {name: count.numpy() for name, count in counts.items()}
+    close(torch.as_tensor(evosdpa.flash_attn_varlen_func(*arrays, **counts, causal=True)), out.double())
+    with pytest.raises(ValueError, match="K has shape .*2, 2, 9, 16.* needs .*3, 2, 9, 16"):
+        evosdpa.flash_attn_varlen_func(q, k[:2], v[:2], cu, None, 5, 9, causal=True)
+    with pytest.raises(ValueError, match="k has shape .* must have 3 dimensions"):
+        evosdpa.flash_attn_varlen_func(q, k, v, cu, cu, 5, 9)
+
+
 def test_varlen_corner_cases():
     q = torch.randn(4, 2, 8)
     none = torch.zeros(0, 2, 8)
@@ -104,6 +126,38 @@ def test_who_belongs_to_no_sequence_sees_no_sink():
             tensors = [lib(x) for x in (q, none, none, cu, cumulative([0] * len(lengths)))]
             _, lse = evosdpa.flash_attn_varlen_func(*tensors, 2, 0, s_aux=lib(sinks), return_softmax_lse=True)
             assert lse.tolist() == [[1.0] * sum(lengths) + [-torch.inf] * (3 - sum(lengths))] * 2
+
+
+def test_slopes_that_are_the_same_for_every_sequence():
+    """FlashAttention-2 takes slopes of heads, or of sequences and heads."""
+    slopes, q, k = torch.rand(4), torch.randn(3, 5, 4, 16), torch.randn(3, 9, 2, 16)
+    cu = cumulative([5, 5, 5]), cumulative([9, 9, 9]), 5, 9
+    for lib in (torch.as_tensor, numpy.asarray):
+        tensors = [lib(x) for x in (q, k, k)]
+        flat = [lib(x.flatten(0, 1)) for x in (q, k, k)]
+        calls = [
+            functools.partial(evosdpa.flash_attn_func, *tensors),
+            functools.partial(evosdpa.flash_attn_varlen_func, *flat, *(lib(x) if hasattr(x, "dtype") else x for x in cu)),
+            functools.partial(evosdpa.flash_attn_with_kvcache, *tensors),
+        ]
+        expanded = slopes.expand(3, 4) if lib is torch.as_tensor else numpy.broadcast_to(slopes.numpy(), (3, 4))
+        for call in calls:
+            wanted = call(alibi_slopes=lib(slopes))
+            assert (call(alibi_slopes=expanded) == wanted).all() and (call(alibi_slopes=expanded[:1]) == wanted).all()
+            for other in (lib(slopes.repeat(3, 1)), expanded[:2]):
+                with pytest.raises(NotImplementedError, match=rf"alibi_slopes has shape \[{len(other)}, 4\]: .* give \[4\]"):
+                    call(alibi_slopes=other)
+
+
+def test_names_of_flash_attention_4():
+    q, k, sinks = torch.randn(2, 5, 4, 16), torch.randn(2, 9, 2, 16), torch.randn(4)
+    flat, cu = [x.flatten(0, 1) for x in (q, k, k)], (cumulative([5, 5]), cumulative([9, 9]), 5, 9)
+    for call in (functools.partial(evosdpa.flash_attn_func, q, k, k), functools.partial(evosdpa.flash_attn_varlen_func, *flat, *cu)):
+        out, lse = call(learnable_sink=sinks, return_lse=True, window_size=(3, None))
+        wanted, wanted_lse = call(s_aux=sinks, return_softmax_lse=True, window_size=(3, -1))
+        assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse) and not torch.equal(out, call(window_size=(3, None)))
+        with pytest.raises(ValueError, match="s_aux and learnable_sink are both given"):
+            call(s_aux=sinks, learnable_sink=sinks)
 
 
 def test_windows_of_any_width():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
-from . import _arrays, _binding, _exchange, _flash, _native, _window, _words
+from . import _arrays, _binding, _exchange, _flash, _given, _native, _window, _words
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -165,6 +165,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     alibi_slopes: Any = None,
     s_aux: Any = None,
+    learnable_sink: Any = None,
     precision: str = "default",
     fallback: bool = False,
 ) -> Any:
@@ -179,7 +180,7 @@ def flash_attn_func(
     With ``return_softmax_lse``, ``return_attn_probs`` or ``return_lse`` the result is ``(out, lse)``, where ``lse`` is the
     log-sum-exp of each row's scores, float32 ``[batch, heads, queries]``.
 
-    ``softcap``, ``attention_chunk``, ``alibi_slopes``, ``s_aux`` (sink logits) and the scales of 8-bit tensors are as for
+    ``softcap``, ``attention_chunk``, ``alibi_slopes``, ``s_aux`` or ``learnable_sink`` (sink logits) and the scales of 8-bit tensors are as for
     :func:`flash_attn_varlen_func`, and so are the arguments that change no result. ``precision`` is as for :func:`sdpa`.
     Dropout and gradients raise ``NotImplementedError``, or are left to torch with ``fallback=True``.
 
@@ -194,6 +195,8 @@ def flash_attn_func(
     high = precision != "default" and _words.is_high(precision)
     torch_side = _binding.torch_side
     with_lse = return_lse or return_attn_probs or return_softmax_lse
+    if learnable_sink is not None:
+        s_aux, learnable_sink = _given.one_of(s_aux=s_aux, learnable_sink=learnable_sink), None
     window = _window.flash_window(causal, window_size)
     plain = not softcap and not attention_chunk and alibi_slopes is None and s_aux is None and qv is None
     side: Any = _arrays

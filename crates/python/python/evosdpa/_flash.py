@@ -27,6 +27,7 @@ def flash_attn_varlen_func(
     *,
     return_attn_probs: Literal[False] = False,
     return_softmax_lse: Literal[False] = False,
+    return_lse: Literal[False] = False,
     **options: Unpack[Packed],
 ) -> Array: ...
 @overload
@@ -41,6 +42,7 @@ def flash_attn_varlen_func(
     *,
     return_attn_probs: bool = False,
     return_softmax_lse: Literal[True],
+    return_lse: bool = False,
     **options: Unpack[Packed],
 ) -> tuple[Array, Any]: ...
 @overload
@@ -55,6 +57,22 @@ def flash_attn_varlen_func(
     *,
     return_attn_probs: Literal[True],
     return_softmax_lse: bool = False,
+    return_lse: bool = False,
+    **options: Unpack[Packed],
+) -> tuple[Array, Any]: ...
+@overload
+def flash_attn_varlen_func(
+    q: Array,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_attn_probs: bool = False,
+    return_softmax_lse: bool = False,
+    return_lse: Literal[True],
     **options: Unpack[Packed],
 ) -> tuple[Array, Any]: ...
 @overload
@@ -69,6 +87,7 @@ def flash_attn_varlen_func(
     *,
     return_attn_probs: bool = False,
     return_softmax_lse: bool = False,
+    return_lse: bool = False,
     **options: Unpack[Packed],
 ) -> Any: ...
 def flash_attn_varlen_func(
@@ -97,11 +116,13 @@ def flash_attn_varlen_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
     return_softmax_lse: bool = False,
+    return_lse: bool = False,
     page_table: Any = None,
     block_table: Any = None,
     dropout_p: float = 0.0,
     alibi_slopes: Any = None,
     s_aux: Any = None,
+    learnable_sink: Any = None,
     precision: str = "default",
 ) -> Any:
     """Attention of packed sequences, with the meaning of FlashAttention's ``flash_attn_varlen_func``.
@@ -112,12 +133,14 @@ def flash_attn_varlen_func(
     query that sees no key, and a token that belongs to no sequence, gives zeros.
 
     With ``page_table`` (or ``block_table``), keys and values are ``[pages, page size, heads, head dimension]``, and
-    ``seqused_k`` or ``cu_seqlens_k`` says how many each sequence has.
+    ``seqused_k`` or ``cu_seqlens_k`` says how many each sequence has. Without either they may be ``[batch, tokens, heads, dim]``,
+    of which ``seqused_k`` count.
 
-    With ``return_softmax_lse`` or ``return_attn_probs`` the result is ``(out, lse)``, ``lse`` float32 ``[heads, tokens]``.
+    With ``return_softmax_lse``, ``return_attn_probs`` or ``return_lse`` the result is ``(out, lse)``, ``lse`` float32
+    ``[heads, tokens]``.
 
     ``q_descale`` and the like, ``[batch, key/value heads]``, are read for tensors of 8-bit codes alone: float8_e4m3fn, int8,
-    and uint8 around 128. ``s_aux`` are sink logits, one a head. ``num_splits``, ``pack_gqa``, ``deterministic`` and
+    and uint8 around 128. ``s_aux`` (or ``learnable_sink``) are sink logits, one a head. ``num_splits``, ``pack_gqa``, ``deterministic`` and
     ``sm_margin`` change no result, and nothing else either: a result never depends on how work is divided. Everything after
     ``max_seqlen_k`` is given by name: the versions of FlashAttention differ in the order.
 
@@ -127,7 +150,9 @@ def flash_attn_varlen_func(
     >>> evosdpa.flash_attn_varlen_func(0 * x, 0 * x, x, cu_seqlens, cu_seqlens, 3, 3)[:, 0, 0].tolist()
     [0.5, 0.5, 3.0, 3.0, 3.0]
     """
-    with_lse = return_softmax_lse or return_attn_probs
+    with_lse = return_softmax_lse or return_attn_probs or return_lse
+    if learnable_sink is not None:
+        s_aux, learnable_sink = _given.one_of(s_aux=s_aux, learnable_sink=learnable_sink), None
     window = _window.flash_window(causal, window_size)
     high = _high(precision)
     torch_side = _binding.torch_side
@@ -157,7 +182,10 @@ def flash_attn_varlen_func(
     _given.refuse(qv, dropout_p)
     table = _given.one_of(page_table=page_table, block_table=block_table)
     _given.expect(lib, q, 3, q=q)
-    _given.expect(lib, q, 3 if table is None else 4, k=k, v=v)
+    if table is None and cu_seqlens_k is None and getattr(k, "ndim", 4) != 4:
+        raise ValueError("cu_seqlens_k is missing: packed keys need it; else give a page_table, or k and v as [batch, tokens, heads, head dimension]")
+    packed = table is None and cu_seqlens_k is not None
+    _given.expect(lib, q, 3 if packed else 4, k=k, v=v)
     batch = _given.count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
     _given.integers(lib, q, batch + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _given.integers(lib, q, batch, seqused_q=seqused_q, seqused_k=seqused_k)
@@ -172,15 +200,13 @@ def flash_attn_varlen_func(
         if seqused_k is None and cu_seqlens_k is not None:
             side["seqused_k"] = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         side["page_table"] = table
-    elif cu_seqlens_k is None:
-        raise ValueError("cu_seqlens_k is missing: packed keys need it, or a page_table")
-    else:
+    elif packed:
         side |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": _given.longest("max_seqlen_k", cu_seqlens_k, max_seqlen_k)}
-    side |= _given.scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
+    side |= _given.scores(lib, q, batch, softcap, attention_chunk, alibi_slopes, s_aux)
     side |= _given.scales(lib, q, k, v, batch, q_descale, k_descale, v_descale)
     (q,) = lib.rows(q)
     if table is None:
-        k, v = (x[None] for x in lib.rows(k, v))
+        k, v = (x[None] if packed else x for x in lib.rows(k, v))
     q = q[None]
     tensors = (x.swapaxes(1, 2) for x in (q, k, v))
     out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, high, side)
@@ -354,7 +380,7 @@ def flash_attn_with_kvcache(
         "cache_batch_idx": cache_batch_idx,
         "page_table": table,
     }
-    side |= _given.scores(lib, q, softcap, attention_chunk, alibi_slopes, s_aux)
+    side |= _given.scores(lib, q, batch, softcap, attention_chunk, alibi_slopes, s_aux)
     side |= _given.scales(lib, q, k_cache, v_cache, batch, q_descale, k_descale, v_descale)
     (q,) = lib.rows(q)
     if k is not None:
@@ -405,7 +431,7 @@ def dense(
     try:
         _given.expect(lib, q, 4, q=q, k=k, v=v)
         _given.refuse(qv, dropout_p)
-        side = _given.scores(lib, q, extras["softcap"], extras["chunk"], extras["alibi_slopes"], extras["sinks"])
+        side = _given.scores(lib, q, q.shape[0], extras["softcap"], extras["chunk"], extras["alibi_slopes"], extras["sinks"])
         side |= _given.scales(lib, q, k, v, q.shape[0], *descale)
         tensors = (x.swapaxes(1, 2) for x in lib.rows(q, k, v))
         out, lse = lib.attend(*tensors, softmax_scale, window, with_lse, high, side)

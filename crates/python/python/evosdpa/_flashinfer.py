@@ -67,10 +67,13 @@ class Plan:
         pos_encoding_mode: str,
         data_types: tuple[Any, Any, Any],
         page_size: int | None = None,
+        q_len: int | None = None,
     ) -> None:
         if heads[1] < 1 or heads[0] % heads[1]:
             raise ValueError(f"{heads[0]} query heads cannot share {heads[1]} key/value heads")
         self.side, self.heads, self.dims, self.page_size = side, heads, dims, page_size
+        #: Queries of each sequence, where all have as many.
+        self.q_len = q_len
         self.types = _types(*data_types)
         self.device: torch.device | None = None
         self.lists: tuple[Any, ...] = ()
@@ -98,6 +101,15 @@ class Plan:
         other = copy.copy(self)
         other._modify(self.window[1] == 0 if causal is None else causal and "mask" not in self.side, *rest)
         return other
+
+    def check_rows(self, q: Tensor, q_len_per_req: int | None) -> None:
+        """Refuses queries that are not planned; what they see is not."""
+        if q_len_per_req is not None and q_len_per_req != self.q_len:
+            said = "queries of any number" if self.q_len is None else f"{self.q_len}"
+            raise ValueError(f"q_len_per_req is {q_len_per_req}, but was planned with {said}; plan again")
+        batch = self.side["page_table"].size(0)
+        if self.q_len is not None and q.size(0) != batch * self.q_len:
+            raise ValueError(f"q has {q.size(0)} rows, but was planned with {batch} sequences of q_len_per_req={self.q_len}; plan again")
 
     def pages_of(self, cache: Tensor | tuple[Tensor, Tensor], layout: str) -> tuple[Tensor, Tensor]:
         """Keys and values, ``[pages, page size, heads, dim]``."""
@@ -131,7 +143,10 @@ class Plan:
     ) -> Tensor | None:
         """The output alone, by one native call: ``[…, tokens, heads, dim]`` in and out, or queries ``[sequences, heads, dim]`` where each
         sequence has one. ``None`` is for :meth:`attend` to look into."""
-        if not self.is_plain or sinks is not None or window_left is not None or scales != (None, None, None) or _torch.compiling():
+        if not self.is_plain or sinks is not None or window_left is not None or _torch.compiling():
+            return None
+        # Servers give scales to every cache, and 1 to those that have none.
+        if scales != (None, None, None) and any(scale is not None and (type(scale) is not float or scale != 1.0) for scale in scales):
             return None
         if self.device is None:
             self.move_to(q.device)
@@ -275,6 +290,11 @@ def _scale(name: str, scale: Any) -> float:
     return 1.0 if scale is None else float(scale)
 
 
+def of_queries(data_type: Any, o_data_type: Any) -> Any:
+    """What ``data_type`` says of queries: where it names codes, caches may hold them alone, unless outputs say more."""
+    return None if o_data_type is None and _dtype(data_type) in _EIGHT_BIT else data_type
+
+
 def _dtype(kind: Any) -> torch.dtype | None:
     found = getattr(torch, kind, None) if isinstance(kind, str) else kind
     if kind is not None and not isinstance(found, torch.dtype):
@@ -313,8 +333,15 @@ def refuse_unknown(options: dict[str, Any]) -> None:
 def given_back(out: Tensor, lse: Tensor, out_given: Tensor | None, lse_given: Tensor | None, return_lse: bool) -> Any:
     """The results, in the caller's tensors where there are some."""
     if out_given is not None:
-        out = out_given.copy_(out)
+        out = copied(out, out_given, "out")
     if not return_lse:
         return out
     lse = (lse / math.log(2.0)).contiguous()
-    return out, lse if lse_given is None else lse_given.copy_(lse)
+    return out, lse if lse_given is None else copied(lse, lse_given, "lse")
+
+
+def copied(result: Tensor, given: Tensor, name: str) -> Tensor:
+    """The caller's tensor, which must be of the result's form: a copy would spread one row over many."""
+    if given.shape != result.shape:
+        raise ValueError(f"{name} has shape {list(given.shape)}, but the result has {list(result.shape)}")
+    return given.copy_(result)

@@ -125,7 +125,7 @@ def check_rotary(k: Any, rotary_cos: Any, rotary_sin: Any) -> None:
         raise ValueError("rotary_cos and rotary_sin are applied to new keys and the queries: k is missing")
 
 
-def scores(lib: ModuleType, q: Any, softcap: float, chunk: int, alibi_slopes: Any, s_aux: Any) -> _side.Side:
+def scores(lib: ModuleType, q: Any, batch: int, softcap: float, chunk: int, alibi_slopes: Any, s_aux: Any) -> _side.Side:
     side: _side.Side = {}
     _check_kind(lib, q, alibi_slopes=alibi_slopes, s_aux=s_aux)
     if softcap:
@@ -133,16 +133,26 @@ def scores(lib: ModuleType, q: Any, softcap: float, chunk: int, alibi_slopes: An
     if chunk:
         side["chunk"] = _side.whole("attention_chunk", chunk)
     if alibi_slopes is not None:
-        if alibi_slopes.ndim == 2 and alibi_slopes.shape[0] == 1:
+        if alibi_slopes.ndim == 2 and (alibi_slopes.shape[0] == 1 or (alibi_slopes.shape[0] == batch and _is_expanded(alibi_slopes))):
             alibi_slopes = alibi_slopes[0]
         if alibi_slopes.ndim != 1:
-            raise NotImplementedError(f"alibi_slopes has shape {list(alibi_slopes.shape)}: evosdpa has slopes a head, not a sequence")
+            shape, heads = list(alibi_slopes.shape), q.shape[-2]
+            raise NotImplementedError(
+                f"alibi_slopes has shape {shape}: evosdpa has slopes a head, not a sequence; "
+                f"give [{heads}] (or expand it), and call once for each sequence whose slopes differ"
+            )
         _check_heads(q, alibi_slopes=alibi_slopes)
         side["alibi_slopes"] = alibi_slopes
     if s_aux is not None:
         _check_heads(q, s_aux=s_aux)
         side["sinks"] = lib.float32(s_aux)
     return side
+
+
+def _is_expanded(x: Any) -> bool:
+    """Whether all rows are the same memory."""
+    strides = x.stride() if callable(getattr(x, "stride", None)) else x.strides
+    return bool(strides[0] == 0)
 
 
 def _check_heads(q: Any, **named: Any) -> None:

@@ -22,6 +22,7 @@ class Scores(TypedDict, total=False):
     precision: str
 
 class Dense(Scores, total=False):
+    learnable_sink: Any
     deterministic: bool
     dropout_p: float
     fallback: bool
@@ -30,6 +31,7 @@ class Packed(Scores, total=False):
     seqused_q: Any
     seqused_k: Any
     deterministic: bool
+    learnable_sink: Any
     page_table: Any
     block_table: Any
     dropout_p: float

@@ -17,6 +17,8 @@ often as you like between replays, for as many sequences as at first, and no mor
 ``run_return_lse`` is ``run(…, return_lse=True)``. ``forward`` and ``forward_return_lse`` are FlashInfer's older forms of both: scale, softcap,
 window and ``causal`` are what they are given, whatever was planned.
 
+``fast_decode_plan`` and ``CUDAGraphBatchDecodeWithPagedKVCacheWrapper`` are other names for planning and for decoding in graphs.
+
 Options that only steer FlashInfer's kernels (workspaces, backends, splits) change nothing here. Rotary embedding and ALiBi inside the
 kernel, and masks of one's own under ``use_cuda_graph``, raise ``NotImplementedError``.
 """
@@ -34,6 +36,8 @@ __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "fast_decode_plan",
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",
 ]
@@ -50,10 +54,19 @@ class _Wrapper:
     def __init__(self, float_workspace_buffer: Any = None, kv_layout: str = "NHD", use_cuda_graph: bool = False, **steering: Any) -> None:
         del float_workspace_buffer  # memory of FlashInfer's kernels
         buffers = {name: steering.pop(name, None) for name in self._BUFFERS}
+        #: As FlashInfer's wrappers say it; no result depends on it.
+        self.use_tensor_cores = bool(steering.get("use_tensor_cores", False))
         _flashinfer.refuse_unknown(steering)
         self._layout = _flashinfer.checked_layout(kv_layout)
         self._planned: _flashinfer.Plan | None = None
         self._steady = _flashinfer.Steady(buffers) if use_cuda_graph else None
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._steady is not None
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Any, int_workspace_buffer: Any) -> None:
+        """Does nothing: there is no workspace of the caller's here."""
 
     def _side(self, side: _side.Side) -> _side.Side:
         """What is planned, where graphs find it again."""
@@ -116,17 +129,20 @@ class _Paged(_Wrapper):
         window_left: int | None = None,
         sinks: Tensor | None = None,
         enable_pdl: bool | None = None,
+        q_len_per_req: int | None = None,
         **steering: Any,
     ) -> Any:
         """Attention of ``q``, ``[tokens, heads, dim]``: the output of the same form, with ``return_lse`` and ``[tokens, heads]``."""
         del enable_pdl
         _flashinfer.refuse_unknown(steering)
         plan, scales = self._plan(), (q_scale, k_scale, v_scale)
+        if plan.q_len not in (None, 1) or q_len_per_req is not None:
+            plan.check_rows(q, q_len_per_req)
         k, v = plan.pages_of(paged_kv_cache, self._layout)
-        if not return_lse and out is None:
+        if not return_lse:
             done = plan.straight(q, k, v, scales, window_left, sinks)
             if done is not None:
-                return done
+                return done if out is None else _flashinfer.copied(done, out, "out")
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if plan.one_query:
             result, found = plan.attend(q.unsqueeze(2), k, v, scales, window_left, sinks)
@@ -169,6 +185,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         ``q_len_per_req`` queries of each are its last tokens."""
         del rope_scale, rope_theta
         _flashinfer.refuse_unknown(steering)
+        if self._steady is not None and self._planned is not None and self._planned.q_len != q_len_per_req:
+            before = self._planned.q_len
+            raise ValueError(f"q_len_per_req is {q_len_per_req}, but graphs of this wrapper have {before}; use a wrapper for each")
         side = _flashinfer.paged(indptr, indices, last_page_len, page_size)
         if q_len_per_req != 1:
             side |= _flashinfer.packed("q", _flashinfer.rows_of(q_len_per_req, last_page_len.numel()))
@@ -182,10 +201,50 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
             logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale,
             pos_encoding_mode=pos_encoding_mode,
-            data_types=(q_data_type or data_type, kv_data_type or data_type or q_data_type, o_data_type),
+            data_types=(q_data_type or _flashinfer.of_queries(data_type, o_data_type), kv_data_type or data_type or q_data_type, o_data_type),
+            q_len=q_len_per_req,
         )
 
     begin_forward = plan
+
+
+class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """Decoding with ``use_cuda_graph=True``."""
+
+    def __init__(
+        self,
+        workspace_buffer: Any,
+        indptr_buffer: Tensor,
+        indices_buffer: Tensor,
+        last_page_len_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_tensor_cores: bool = False,
+    ) -> None:
+        super().__init__(
+            workspace_buffer,
+            kv_layout,
+            use_cuda_graph=True,
+            use_tensor_cores=use_tensor_cores,
+            paged_kv_indptr_buffer=indptr_buffer,
+            paged_kv_indices_buffer=indices_buffer,
+            paged_kv_last_page_len_buffer=last_page_len_buffer,
+        )
+
+
+def fast_decode_plan(
+    wrapper: BatchDecodeWithPagedKVCacheWrapper,
+    indptr: Tensor,
+    indices: Tensor,
+    last_page_len: Tensor,
+    *arguments: Any,
+    global_override_indptr_cpu: Tensor | None = None,
+    **options: Any,
+) -> None:
+    """``wrapper.plan(…)``, which servers put in its place. The host's copy of ``indptr`` spares a copy from the device."""
+    if global_override_indptr_cpu is not None:
+        indptr = global_override_indptr_cpu[: last_page_len.numel() + 1]
+    # Of the class: the wrapper's own may be this function.
+    BatchDecodeWithPagedKVCacheWrapper.plan(wrapper, indptr, indices, last_page_len, *arguments, **options)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Paged):
@@ -310,10 +369,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         del enable_pdl
         _flashinfer.refuse_unknown(steering)
         plan, scales = self._plan(), (q_scale, k_scale, v_scale)
-        if not return_lse and out is None:
+        if not return_lse:
             done = plan.straight(q, k, v, scales, window_left, sinks)
             if done is not None:
-                return done
+                return done if out is None else _flashinfer.copied(done, out, "out")
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
         result, found = plan.attend(q, k, v, scales, window_left, sinks)
         return _flashinfer.given_back(result[0].transpose(0, 1), found[0].T, out, lse, return_lse)
