@@ -1,6 +1,7 @@
 //! One call, as Python describes it.
 
 use std::{
+    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         LazyLock,
@@ -25,9 +26,19 @@ pub fn set_batch_invariant(on: bool) -> bool {
     BATCH_INVARIANT.swap(on, Ordering::Relaxed)
 }
 
-/// Whether they do.
+thread_local! {
+    /// Whether this thread's calls ask for them: what a single wrapper was planned with is not the process's.
+    static BATCH_INVARIANT_HERE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether every call of this thread from now on asks for batch-invariant results; says what was before.
+pub fn set_batch_invariant_here(on: bool) -> bool {
+    BATCH_INVARIANT_HERE.replace(on)
+}
+
+/// Whether a call from here does.
 pub(crate) fn is_batch_invariant() -> bool {
-    BATCH_INVARIANT.load(Ordering::Relaxed)
+    BATCH_INVARIANT.load(Ordering::Relaxed) || BATCH_INVARIANT_HERE.get()
 }
 
 /// A tensor as Python describes it: the address of its first element, sizes and strides in elements, indexed
@@ -338,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn batch_invariance_is_asked_for_by_the_process() {
+    fn batch_invariance_is_asked_for_by_the_process_or_a_thread() {
         let q = [0.5f32; 8];
         let asked = || {
             let problem = call(&q, &q, [1, 1, 2, 4]).problem().unwrap();
@@ -347,6 +358,11 @@ mod tests {
         let before = set_batch_invariant(true);
         assert!(asked());
         assert!(set_batch_invariant(false));
+        assert!(!asked());
+        assert!(!set_batch_invariant_here(true));
+        assert!(asked());
+        assert!(!std::thread::spawn(is_batch_invariant).join().unwrap());
+        assert!(set_batch_invariant_here(false));
         assert!(!asked());
         set_batch_invariant(before);
     }

@@ -30,6 +30,6 @@ mod straight;
 mod torch;
 
 pub use cache::{Angles, Append, Rotate};
-pub use call::{Call, Operand, Place, Visible, set_batch_invariant};
+pub use call::{Call, Operand, Place, Visible, set_batch_invariant, set_batch_invariant_here};
 pub use error::Error;
 pub use side::{List, Side, Table};

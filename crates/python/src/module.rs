@@ -27,7 +27,8 @@ mod _native {
     #[pymodule_export]
     use super::{
         append, check_append, check_call, check_lists, check_rotate, described, ending, forward, rotate, run,
-        set_batch_invariant, straight, straight_cache, suggest_packages, suggest_precompiled, use_torch,
+        set_batch_invariant, set_batch_invariant_here, straight, straight_cache, suggest_packages,
+        suggest_precompiled, use_torch,
     };
     #[pymodule_export]
     use crate::sanitizer::sanitize;
@@ -46,6 +47,12 @@ mod _native {
 #[pyfunction]
 fn set_batch_invariant(on: bool) -> bool {
     crate::set_batch_invariant(on)
+}
+
+/// The same of this thread's calls alone.
+#[pyfunction]
+fn set_batch_invariant_here(on: bool) -> bool {
+    crate::set_batch_invariant_here(on)
 }
 
 /// Address, shape, and strides in elements, rounded down, of a NumPy array.

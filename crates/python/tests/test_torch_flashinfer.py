@@ -372,3 +372,36 @@ def test_plans_for_graphs_stay_where_they_are():
         wanted, _ = reference.varlen(q, k, v, lengths, lengths, causal=True)
         for out in (rows.run(q, k, v), rows.run(q, k, v, return_lse=True)[0]):
             torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_splits_of_one_size_ask_for_the_same_bits_in_any_batch(monkeypatch):
+    """What native calls were asked, which on a CPU shows in no result."""
+    from evosdpa import _flashinfer, _native
+
+    asked = []
+
+    def watched(module, name):
+        call = getattr(module, name)
+
+        def instead(*arguments):
+            asked.append(_native.set_batch_invariant_here(True))
+            _native.set_batch_invariant_here(asked[-1])
+            return call(*arguments)
+
+        monkeypatch.setattr(module, name, instead)
+
+    watched(_flashinfer._torch, "straight_cache")
+    watched(_flashinfer._cache_torch, "attend")
+    both, (indptr, indices, last), tokens = cache("NHD")
+    q = torch.randn(3, HEADS, DIM)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    cases = [({}, False), ({"fixed_split_size": 2048}, True), ({"disable_split_kv": True}, True), ({"fixed_split_size": -1, "disable_split_kv": False}, False)]
+    for options, wanted in cases:
+        wrapper.plan(indptr, indices, last, HEADS, HEADS_KV, DIM, PAGE, **options)
+        asked.clear()
+        out = wrapper.run(q, both)
+        assert torch.equal(wrapper.run(q, both, return_lse=True)[0], out)
+        assert asked == [wanted] * 2, options
+        assert _native.set_batch_invariant_here(False) is False
+    with pytest.raises(ValueError, match="fixed_split_size is 0, but must be"):
+        wrapper.plan(indptr, indices, last, HEADS, HEADS_KV, DIM, PAGE, fixed_split_size=0)

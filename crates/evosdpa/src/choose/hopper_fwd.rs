@@ -116,7 +116,11 @@ impl Tile {
             81..=128 if self == Self::Three => 96,
             ..=128 => 128,
             // 96 keys beside O of 192 columns fill the registers, 80 beside 256; few keys divide better by 64.
-            129..=192 if look.window().is_some_and(|width| width < PRECISE_KEYS) => 64,
+            129..=192
+                if look.facts.seq_kv <= 512 || look.window().is_some_and(|width| width < PRECISE_KEYS) =>
+            {
+                64
+            }
             129..=192 => 96,
             // Of a causal mask the last KV tile of a Q tile is half empty, and more so a wider one.
             _ if look.facts.seq_kv <= 512 || look.causal() && look.facts.seq_kv < 1024 => 64,

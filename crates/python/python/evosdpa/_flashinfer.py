@@ -3,14 +3,16 @@ without its tensors."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _cache_torch, _side, _torch
+from . import _cache_torch, _native, _side, _torch
 
 
 class Steady:
@@ -68,12 +70,14 @@ class Plan:
         data_types: tuple[Any, Any, Any],
         page_size: int | None = None,
         q_len: int | None = None,
+        steering: dict[str, Any] | None = None,
     ) -> None:
         if heads[1] < 1 or heads[0] % heads[1]:
             raise ValueError(f"{heads[0]} query heads cannot share {heads[1]} key/value heads")
         self.side, self.heads, self.dims, self.page_size = side, heads, dims, page_size
         #: Queries of each sequence, where all have as many.
         self.q_len = q_len
+        self.invariant = asks_for_invariance(steering or {})
         self.types = _types(*data_types)
         self.device: torch.device | None = None
         self.lists: tuple[Any, ...] = ()
@@ -152,9 +156,10 @@ class Plan:
             self.move_to(q.device)
         tensors, no_scales = (q, k, v), (None, None)
         longest = (q.shape[0], k.shape[0]) if self.unbounded else self.longest
-        done: Tensor | None = _torch.straight_cache(
-            tensors, None, None, self.lists, no_scales, longest, self.sm_scale, self.window, True, False, False, self.one_query, self.planned
-        )
+        with invariantly() if self.invariant else _AS_EVER:
+            done: Tensor | None = _torch.straight_cache(
+                tensors, None, None, self.lists, no_scales, longest, self.sm_scale, self.window, True, False, False, self.one_query, self.planned
+            )
         return done
 
     def attend(
@@ -183,9 +188,31 @@ class Plan:
         if sinks is not None:
             side["sinks"] = sinks.to(q.device, torch.float32)
         scale = (q.size(3) ** -0.5 if self.sm_scale is None else self.sm_scale) * q_scale * k_scale
-        out, lse = _cache_torch.attend(q, k, v, scale, window, True, False, side)
+        with invariantly() if self.invariant else _AS_EVER:
+            out, lse = _cache_torch.attend(q, k, v, scale, window, True, False, side)
         assert lse is not None  # asked for
         return out * v_scale if v_scale != 1.0 else out, lse
+
+
+_AS_EVER = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def invariantly() -> Iterator[None]:
+    """Calls of this thread give a sequence the same bits whatever else is in its batch."""
+    before = _native.set_batch_invariant_here(True)
+    try:
+        yield
+    finally:
+        _native.set_batch_invariant_here(before)
+
+
+def asks_for_invariance(steering: dict[str, Any]) -> bool:
+    """Splits of one size, or none: FlashInfer's callers ask for them where a sequence's bits must not depend on its neighbours."""
+    size = steering.get("fixed_split_size")
+    if size is not None and (type(size) is not int or size < -1 or size == 0):
+        raise ValueError(f"fixed_split_size is {size!r}, but must be a number of tokens, or -1 or None for none")
+    return bool(steering.get("disable_split_kv")) or size not in (None, -1)
 
 
 def checked_layout(layout: str) -> str:
@@ -313,7 +340,8 @@ def _types(q: Any, kv: Any, out: Any) -> tuple[torch.dtype | None, torch.dtype |
     return queries, keys
 
 
-#: Options that choose among FlashInfer's kernels, or give them memory or what follows from other arguments: results are the same without.
+#: Options that choose among FlashInfer's kernels, or give them memory or what follows from other arguments: results are the same without,
+#: but for those of :func:`asks_for_invariance`.
 _STEERING = frozenset(
     "backend jit_args jit_kwargs use_tensor_cores non_blocking allow_fp16_qk_reduction disable_split_kv fixed_split_size block_tables "
     "seq_lens seq_lens_q max_token_per_sequence max_sequence_kv use_fp16_qk_reduction use_fp16_softmax".split()

@@ -203,6 +203,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
             pos_encoding_mode=pos_encoding_mode,
             data_types=(q_data_type or _flashinfer.of_queries(data_type, o_data_type), kv_data_type or data_type or q_data_type, o_data_type),
             q_len=q_len_per_req,
+            steering=steering,
         )
 
     begin_forward = plan
@@ -295,6 +296,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
             sm_scale=sm_scale,
             pos_encoding_mode=pos_encoding_mode,
             data_types=(q_data_type, kv_data_type or q_data_type, o_data_type),
+            steering=steering,
         )
 
     begin_forward = plan
@@ -344,6 +346,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             sm_scale=sm_scale,
             pos_encoding_mode=pos_encoding_mode,
             data_types=(q_data_type, kv_data_type or q_data_type, o_data_type),
+            steering=steering,
         )
 
     begin_forward = plan
