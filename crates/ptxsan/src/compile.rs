@@ -133,8 +133,9 @@ fn hint(log: &str, target: &str, options: &CompileOptions) -> String {
         "a kernel that launches another is not simulated: launch them one after the other, `ptxsan run FILE … --then --entry NAME …`"
             .to_owned()
     } else if log.contains("in JIT mode") || log.contains("cannot open source file") {
-        "only device code is compiled: put host code and its headers between `#ifndef __CUDACC_RTC__` and `#endif`, name folders of \
-         headers with -I, or give the PTX of `nvcc -ptx -lineinfo -arch=compute_80 FILE.cu` instead"
+        "only device code is compiled: put host code and its headers between `#ifndef __CUDACC_RTC__` and `#endif` (--nvrtc=-default-device \
+         takes functions and variables without __device__ for device code), name folders of headers with -I, or give the PTX of \
+         `nvcc -ptx -lineinfo -arch=compute_80 FILE.cu` instead"
             .to_owned()
     } else {
         format!(

@@ -15,10 +15,12 @@ pub enum Error {
         message: String,
     },
     /// An instruction outside the supported set.
-    #[error("line {line}: instruction `{instruction}` is not supported: {reason}")]
+    #[error("{}: instruction `{instruction}` is not supported: {reason}", place(source_line.as_deref(), *line))]
     Unsupported {
         /// 1-based line of the PTX text.
         line: u32,
+        /// The line of the CUDA source with its inline stack, when the module has line information.
+        source_line: Option<String>,
         /// The opcode as written.
         instruction: String,
         /// Which part of it is not supported.
@@ -95,6 +97,14 @@ pub enum Error {
 
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// `kernel.cu:7 (PTX line 30)`, or `line 30`.
+fn place(source_line: Option<&str>, line: u32) -> String {
+    match source_line {
+        Some(source) => format!("{source} (PTX line {line})"),
+        None => format!("line {line}"),
+    }
+}
 
 impl Error {
     pub(crate) fn parse(line: u32, message: impl Into<String>) -> Self {

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::finding::{Frame, one_line};
 use crate::memory::{PAGE_BYTES, window};
 use crate::numeric::approx::Perturb;
-use crate::parse::ast::{Ast, Initial, Instruction, Operand, Space, Statement, Type};
+use crate::parse::ast::{Ast, Function, Initial, Instruction, Operand, Space, Statement, Type};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -85,10 +85,11 @@ impl Module {
     fn build(ast: Arc<Ast>, slot: u64, perturb: Perturb) -> Result<Module> {
         let globals = Arc::new(place_globals(&ast, MODULE_BASE + slot * MODULE_SPAN)?);
         let (mut kernels, mut refused) = (BTreeMap::new(), Vec::new());
+        let functions = decode::functions(&ast);
         for entry in ast.functions.iter().filter(|f| f.is_entry && f.body.is_some()) {
-            match decode::kernel(&ast, &globals, entry, perturb) {
+            match decode::kernel(&ast, &functions, &globals, entry, perturb) {
                 Ok(kernel) => drop(kernels.insert(entry.name.clone(), Arc::new(kernel))),
-                Err(error) => refused.push((entry.name.clone(), error)),
+                Err(error) => refused.push((entry.name.clone(), located(&ast, error))),
             }
         }
         match refused.first() {
@@ -158,18 +159,7 @@ impl Module {
 
     /// The line of a location, then the line that it was inlined into, and so on; nothing without line information.
     pub(crate) fn stack(&self, location: Option<u32>) -> Vec<Frame> {
-        let Some(location) = location.and_then(|index| self.ast.locations.get(index as usize)) else {
-            return Vec::new();
-        };
-        let frame = |(index, line): (u64, u32)| {
-            let path = self.ast.files.iter().find(|(i, _)| *i == index).map_or("?", |(_, n)| n.as_str());
-            Frame::new(path.to_owned(), line)
-        };
-        let own = (location.file, location.line);
-        let mut frames: Vec<Frame> =
-            std::iter::once(own).chain(location.callers.iter().copied()).map(frame).collect();
-        frames.dedup();
-        frames
+        self.ast.stack(location)
     }
 
     /// [`Module::stack`] in one line.
@@ -290,6 +280,21 @@ fn edited(instruction: &Instruction, edit: Edit) -> Option<Vec<Statement>> {
         Statement::Instruction(new),
         Statement::Leave,
     ])
+}
+
+/// The error with the line of the CUDA source, which is what its writer knows; the PTX of a compiler nobody has seen.
+fn located(ast: &Ast, error: Error) -> Error {
+    let Error::Unsupported { line, instruction, reason, .. } = error else { return error };
+    let refused = |f: &Function| matches!(f.refusal, Some(Error::Unsupported { line: at, .. }) if at == line);
+    let at = |s: &Statement| match s {
+        Statement::Instruction(i) if i.line == line => i.location,
+        _ => None,
+    };
+    let location = ast.functions.iter().find_map(|f| match refused(f) {
+        true => f.refused_at,
+        false => f.body.iter().flatten().find_map(at),
+    });
+    Error::Unsupported { line, source_line: one_line(&ast.stack(location)), instruction, reason }
 }
 
 fn place_globals(ast: &Ast, base: u64) -> Result<HashMap<String, GlobalVariable>> {

@@ -69,6 +69,7 @@ impl Outcome {
             }
         };
         let finding = |e: Entry| Finding {
+            reach: e.reach(),
             kind: e.kind,
             severity: e.severity,
             site: site(e.pc, e.block, e.thread),

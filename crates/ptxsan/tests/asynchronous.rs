@@ -138,7 +138,13 @@ fn groups_belong_to_the_thread_that_made_them() {
                 "@%p0 cp.async.bulk.wait_group.read 0;",
                 "",
                 Kind::AsyncRace,
-                &["a thread ends", "wait_group.read"],
+                // The store is named, of which a kernel may have several.
+                &[
+                    "a thread ends",
+                    "wait_group.read",
+                    "and PTX",
+                    "cp.async.bulk.global.shared::cta.bulk_group",
+                ],
             ),
         ],
     );

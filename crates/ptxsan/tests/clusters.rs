@@ -208,3 +208,34 @@ fn an_arrival_keeps_its_barriers_block_alive() {
     );
     twins(&body, &setup((32, 2)), &[(&ask, "", Kind::ClusterLifetime, &["exited"])]);
 }
+
+/// A block sends a part of its shared memory to another, which waits for it. That it has been read only a barrier behind that wait tells.
+#[test]
+fn a_block_outlives_what_it_sends() {
+    let sync = "barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;\n";
+    let body = format!(
+        "@%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 128;\n mad.lo.u32 %r10, %r0, 4, %r1;\n st.shared.u32 [%r10], %r0;\n\
+         fence.proxy.async.shared::cta;\n {sync} mov.u32 %r15, %cluster_ctarank;\n xor.b32 %r16, %r15, 1;\n\
+         add.u32 %r11, %r1, 4096;\n mapa.shared::cluster.u32 %r17, %r11, %r16;\n mapa.shared::cluster.u32 %r18, %r2, %r16;\n\
+         mov.u32 %r19, 128;\n @!%p0 bra SENT;\n\
+         cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r17], [%r1], %r19, [%r18];\n SENT:\n\
+         {} ld.shared.u32 %r20, [%r10+4096];\n // end\n {sync}",
+        wait("%r2", 0, "WAIT")
+    );
+    let cluster = setup((32, 2));
+    let without_end = body.rsplit_once("// end").unwrap().0;
+    let mut told = 0;
+    for schedule in Schedule::ALL {
+        let outcome = run(&body, &cluster, schedule);
+        assert!(outcome.is_clean(), "{} {outcome}", schedule.name());
+        let outcome = run(without_end, &cluster, schedule);
+        told += outcome
+            .of_kind(Kind::ClusterLifetime)
+            .filter(|f| f.detail.contains("may still read its"))
+            .count();
+    }
+    assert!(told > 0);
+    // Where copies take as long as they may, one of the two blocks ends first.
+    let outcome = run(without_end, &cluster, Schedule::CopiesLate);
+    assert!(!outcome.is_clean(), "{outcome}");
+}

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use ptxsan::{Arg, Device, Error, Kind, Launch, Module};
+use std::time::{Duration, Instant};
 
 const FIXTURES: [&str; 3] = [
     include_str!("fixtures/basics.ptx"),
@@ -89,6 +90,17 @@ fn recursion_and_huge_declarations_are_refused() {
     let mut device = Device::new();
     let id = device.load(&module).unwrap();
     assert!(device.launch(id, &Launch::new("k", [1, 1, 1], [32, 1, 1], 0, vec![])).is_err());
+}
+
+/// As templates make them: what is looked up is looked up by name, not in all of them for each.
+#[test]
+fn a_module_may_have_thousands_of_entries() {
+    let head = ".version 8.0\n.target sm_80\n.address_size 64\n";
+    let entries: String = (0..20_000).map(|i| format!(".visible .entry k{i}() {{ ret; }}\n")).collect();
+    let start = Instant::now();
+    let module = Module::parse(&format!("{head}{entries}")).unwrap();
+    assert_eq!(module.entries().count(), 20_000);
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 /// Parses; what parses is launched with a small budget.

@@ -135,7 +135,7 @@ fn what_cannot_be_run_is_listed_and_grids_synchronise() {
     let file = fixture("refusals.ptx");
     let listed = ptxsan(&["entries", &file]);
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
-    assert!(text.contains("textured: cannot be run: line"), "{text}");
+    assert!(text.contains("textured: cannot be run: refusals.cu:"), "{text}");
     let line = ["run", &file, "--entry", "grid_sync", "--grid", "3", "--block", "32"];
     let args = ["--args", "fresh:384", "fresh:384"];
     assert_eq!(ptxsan(&[&line[..], &["--cooperative"], &args].concat()).status.code(), Some(0));
@@ -306,6 +306,11 @@ fn a_tensor_map_is_an_argument() {
     let output = run("map:1:f16:64x8:128:64x8:128");
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{text}");
+    // Most kernels for Hopper take maps and no pointers: what they are of stands beside the arguments.
+    let line = ["--buffer", "tile=zeros:1K", "--entry", "tensor_load_2", "--grid", "1", "--block", "128"];
+    let args = ["--shared", "8192", "--args", "map:@tile:f16:64x8:128:64x8:128", "zeros:8196", "i32:1024"];
+    let output = ptxsan(&[&["run", &file], &line[..], &args, &["i32:0"; 6]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stdout));
     for (map, word) in [
         ("map:0:f16:64x8:128:64x8:128", "no buffer"),
         ("map:0:f16:64x8", "expected map"),
@@ -315,5 +320,56 @@ fn a_tensor_map_is_an_argument() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(text.contains(word), "{text}");
+    }
+}
+
+/// What a kernel takes by value or finds behind a pointer, maps in it at multiples of 64 bytes.
+#[test]
+fn structures_and_pointers_hold_what_arguments_do() {
+    const PTX: &str = "\u{feff}.version 8.0\n.target sm_90a\n.address_size 64\n\
+        .visible .entry k(.param .u64 p, .param .align 64 .b8 s[192], .param .u64 o)\n{\n.reg .b32 %r<4>;\n.reg .b64 %rd<4>;\n\
+        ld.param.u64 %rd1, [p];\nld.global.u32 %r1, [%rd1+8];\nld.param.u32 %r2, [s+128];\nadd.u32 %r1, %r1, %r2;\n\
+        ld.param.u64 %rd2, [o];\nst.global.u32 [%rd2], %r1;\nret;\n}\n";
+    let folder = tempfile::tempdir().unwrap();
+    let (file, out) = (folder.path().join("k.ptx"), folder.path().join("o.npy").display().to_string());
+    std::fs::write(&file, PTX).unwrap();
+    let file = file.display().to_string();
+    let map = "map:@tile:f16:64x8:128:64x8:128";
+    let run = |pointer: &str, by_value: &str| {
+        let line = ["run", &file, "--grid", "1", "--block", "1", "--buffer", "tile=zeros:1K", "--args"];
+        ptxsan(&[&line[..], &[pointer, by_value, &format!("out:{out}:i32:1")]].concat())
+    };
+    let output = run("ptr:struct:u64:1+i32:7", &format!("struct:{map}+i32:5"));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(read_npy(Path::new(&out)).1[0].to_bits(), 12);
+    let output = run(&format!("ptr:{map}"), &format!("struct:i32:0+{map}"));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = run("ptr:map:0:f16:64x8:128:64x8:128", &format!("struct:{map}+i32:5"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("as @NAME"), "{output:?}");
+}
+
+#[test]
+fn what_holds_for_all_launches_stands_before_the_first_then() {
+    let file = fixture("hazards.ptx");
+    let line = [
+        "run",
+        &file,
+        "--entry",
+        "deadlock",
+        "--grid",
+        "1",
+        "--block",
+        "64",
+        "--args",
+        "zeros:256",
+        "--then",
+    ];
+    for (option, value) in [("--schedule", "all"), ("--budget", "100"), ("--fail-on", "error")] {
+        let output = ptxsan(
+            &[&line[..], &["--entry", "deadlock", "--grid", "1", "--block", "64", option, value]].concat(),
+        );
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("{option} holds for all launches")), "{said}");
     }
 }

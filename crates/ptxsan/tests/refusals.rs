@@ -14,6 +14,14 @@ fn one_kernel_that_cannot_be_run_does_not_refuse_its_module() {
     let why = |entry: &str| &refused.iter().find(|(name, _)| *name == entry).unwrap().1;
     assert!(why("textured").contains("`tex.1d.v4.f32.s32` is not supported: textures and surfaces"));
     assert!(why("through_pointer").contains("function pointers"), "{}", why("through_pointer"));
+    // The line of the source, which is what its writer has; nobody has seen the PTX that a compiler made of it.
+    for entry in ["textured", "through_pointer"] {
+        assert!(
+            why(entry).starts_with("refusals.cu:") && why(entry).contains("(PTX line "),
+            "{}",
+            why(entry)
+        );
+    }
 
     let mut device = Device::new();
     let id = device.load(&module).unwrap();

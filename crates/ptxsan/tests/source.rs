@@ -128,6 +128,15 @@ fn what_does_not_compile_says_why_and_a_missing_compiler_how_to_get_one() {
     assert!(said.contains("bad.cu(1): error") && said.contains("\"y\" is undefined"), "{said}");
     let said = run("int main() { return 0; }\n__global__ void k() {}", &[]);
     assert!(said.contains("__CUDACC_RTC__") && said.contains("nvcc -ptx"), "{said}");
+    let host = "int half(int x) { return x / 2; }\n__global__ void k(int* x) { *x = half(*x); }";
+    assert!(run(host, &[]).contains("--nvrtc=-default-device"));
+    std::fs::write(&file, host).unwrap();
+    let line = ["--nvrtc=-default-device", "--grid", "1", "--block", "1", "--args", "zeros:4"];
+    let output = command().arg("run").arg(&file).args(line).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    std::fs::write(&file, "template <class T> __global__ void k(T* x) {}").unwrap();
+    let output = command().arg("entries").arg(&file).output().unwrap();
+    assert!(text(&output.stdout).contains("a template is compiled when it is named"), "{output:?}");
     let said = run("__device__ int f() { return 1; }", &[]);
     assert!(said.contains("no kernel") && said.contains("scale<float>"), "{said}");
     let said = run("__global__ void k() {}", &["--arch", "sm_1000"]);

@@ -132,6 +132,8 @@ fn files_and_commands() {
         (&["run", "GOOD", "--entry", "nope"], &["no entry `nope`", "e, k"]),
         (&["run", "GOOD", "--entry", ""], &["no entry ``", "e, k"]),
         (&["mutate", "GOOD", "--entry", "e", "--then"], &["--then", "ptxsan run"]),
+        (&["run", "GOOD", "--entry", "e", "--buffer", "zeros:4"], &["--buffer zeros:4", "NAME=KIND:VALUE"]),
+        (&["run", "GOOD", "--entry", "e", "--buffer", "a=i32:4"], &["only a buffer", "`a=`"]),
         (&["frobnicate", "GOOD"], &["frobnicate"]),
         (&["run"], &["FILE"]),
     ] {

@@ -43,7 +43,13 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
     let with_submission = submission.map(|submission| {
         let threads = Environment::look(args.common.thread_count()).threads;
         let limit = Duration::from_secs_f64(args.baseline_timeout);
-        WithSubmission::start(device, submission, &args.python, threads, limit)
+        WithSubmission::start(device, submission, &args.python, threads, limit).map_err(|error| match error {
+            error if error.to_string().contains("torch not importable") => anyhow::anyhow!(
+                "{error}. An answer is called on tensors of torch's: `{} -m pip install torch`, or --python PATH",
+                args.python
+            ),
+            error => error.into(),
+        })
     });
     let with_submission = with_submission.transpose()?;
     let (device, kernels) = match &with_submission {

@@ -499,6 +499,11 @@ print(good.metrics['correct'], wrong.metrics['correct'], good.artifacts, wrong.a
         ],
     );
     assert_eq!(output.status.code(), Some(1), "{}{}", text(&output.stdout), joined(&output.stderr));
+    use std::os::unix::fs::PermissionsExt;
+    let python = path.join("without-torch");
+    std::fs::write(&python, "#!/bin/sh\necho '{\"error\": \"torch not importable: no such module\"}'\n")
+        .unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
     for (arguments, why) in [
         (&["export", "kernelbench", "--shape", "tiny:causal", "--dtype", "u8", "--out", "x"][..], "u8"),
         (&["export", "gpumode", "--shape", "tiny:window8", "--out", "x"], "window"),
@@ -515,6 +520,18 @@ print(good.metrics['correct'], wrong.metrics['correct'], good.artifacts, wrong.a
         (&["import", "openevolve", "wrong.cu", "--out", "x"], "say its shape with --shape"),
         (&["import", "openevolve", "wrong.cu", "--shape", "tiny", "--out", "x"], "with --kernel"),
         (&["import", "openevolve", "no.cu", "--shape", "tiny", "--out", "x"], "no.cu"),
+        (
+            &[
+                "import",
+                "kernelbench",
+                "kernelbench/solution.py",
+                "--device",
+                "cpu",
+                "--python",
+                "./without-torch",
+            ],
+            "./without-torch -m pip install torch",
+        ),
     ] {
         let output = evosdpa(path, arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

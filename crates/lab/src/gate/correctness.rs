@@ -363,7 +363,7 @@ mod tests {
         // What does not suit is said, and another try would say the same.
         let refused = result(|| {
             let (instruction, reason) = ("tcgen05.mma".to_owned(), "unknown".to_owned());
-            ptxsan::Error::Unsupported { line: 7, instruction, reason }.into()
+            ptxsan::Error::Unsupported { line: 7, source_line: None, instruction, reason }.into()
         });
         assert!(refused.is_ok_and(|result| result.verdict.is_unavailable() && !result.machine_fault));
         assert!(result(|| evosdpa_cuda::Error::NoDevice.into()).is_err(), "set-up stops the check");

@@ -148,11 +148,21 @@ pub fn cases(groups: &[Group], dtype: DType, seeds: u64) -> Result<Vec<CaseSpec>
     }
     // The log-sum-exp is checked wherever there is one.
     all.iter_mut().for_each(|spec| spec.problem = spec.problem.with_lse(true));
+    if groups.contains(&Group::Masks) {
+        all.push(without_lse(Group::Masks, dtype)?);
+    }
     Ok(all)
 }
 
-/// Cases small enough to simulate: whole and ragged tiles, every mask, shared heads, and the one length that some kernels
-/// are made for.
+/// What kernels of one's own forget first: rows that see no key, where dividing by their sum makes a NaN, and a log-sum-exp that
+/// nobody wants, whose pointer is null.
+fn without_lse(group: Group, dtype: DType) -> Result<CaseSpec, Error> {
+    let problem = Problem::new("b1h2s13/9d64:causal-br".parse()?, dtype)?.with_lse(false);
+    Ok(CaseSpec { group, problem, family: Family::Normal, seed: 1, row_gap: Some(8), lengths: None })
+}
+
+/// Cases small enough to simulate: whole and ragged tiles, every mask, shared heads, rows that see nothing, a log-sum-exp that is not
+/// wanted, and the one length that some kernels are made for.
 pub fn simulated(dtype: DType) -> Result<Vec<CaseSpec>, Error> {
     let texts = [
         "tiny",
@@ -175,7 +185,7 @@ pub fn simulated(dtype: DType) -> Result<Vec<CaseSpec>, Error> {
             lengths: None,
         })
     };
-    texts.iter().map(case).collect()
+    texts.iter().map(case).chain([without_lse(Group::Simulated, dtype)]).collect()
 }
 
 /// Cases for kernels with a thousand variants: ragged and whole tiles, shared heads, a window and a causal mask, scores of

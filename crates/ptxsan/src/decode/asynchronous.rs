@@ -144,7 +144,9 @@ impl Builder<'_> {
         }
         if op.parts.iter().any(|p| p.starts_with("im2col") || p.contains("gather4") || p.contains("scatter4"))
         {
-            return Err(self.unsupported("only tiled tensor copies"));
+            return Err(self.unsupported(
+                "im2col, gather and scatter copies are not simulated; tiled ones are, in up to five dimensions",
+            ));
         }
         let bulk = match () {
             () if op.has("prefetch") => {

@@ -1,5 +1,6 @@
 //! Walks the functions an entry needs and emits their code.
 
+use super::callees::{Functions, reachable};
 use super::dataflow::{Flow, FlowKind};
 use super::flow::{BANKS, Graph, keep_wanted_writes};
 use super::lanes::Args;
@@ -76,13 +77,14 @@ pub(super) struct Builder<'m> {
 }
 
 /// Decodes one entry and everything it calls.
-pub(crate) fn kernel(
-    ast: &Ast,
-    globals: &HashMap<String, GlobalVariable>,
-    entry: &Function,
+pub(crate) fn kernel<'m>(
+    ast: &'m Ast,
+    functions: &Functions<'m>,
+    globals: &'m HashMap<String, GlobalVariable>,
+    entry: &'m Function,
     perturb: Perturb,
 ) -> Result<Kernel> {
-    let needed = reachable(ast, entry)?;
+    let needed = reachable(functions, entry)?;
     if let Some(error) = needed.iter().find_map(|function| function.refusal.as_ref()) {
         return Err(error.clone());
     }
@@ -184,59 +186,6 @@ fn starting_registers(entry: &Function) -> Option<u32> {
         (65_536 / threads.max(1).next_multiple_of(32).saturating_mul(blocks) / 8 * 8).min(255)
     };
     entry.max_registers.or(entry.max_threads.map(fitting))
-}
-
-fn calls_in(function: &Function) -> impl Iterator<Item = (&Instruction, &str)> {
-    function.body.iter().flatten().filter_map(|s| match s {
-        Statement::Instruction(i) if i.opcode == "call" || i.opcode.starts_with("call.") => {
-            let name = i.operands.iter().find_map(|o| match o {
-                Operand::Name(name) => Some(name.as_str()),
-                _ => None,
-            });
-            name.map(|n| (i, n))
-        }
-        _ => None,
-    })
-}
-
-/// The entry first, then every function it can call; calling oneself again is refused.
-fn reachable<'a>(ast: &'a Ast, entry: &'a Function) -> Result<Vec<&'a Function>> {
-    let by_name: HashMap<&str, &Function> =
-        ast.functions.iter().filter(|f| f.body.is_some()).map(|f| (f.name.as_str(), f)).collect();
-    let mut order = Vec::new();
-    let mut done: HashSet<&str> = HashSet::new();
-    let mut open: Vec<&str> = Vec::new();
-    // Depth first with an explicit stack: (function, calls not yet followed).
-    let mut stack: Vec<(&Function, Vec<(u32, &str)>)> = Vec::new();
-    let calls = |f: &'a Function| calls_in(f).map(|(i, n)| (i.line, n)).collect::<Vec<_>>();
-    stack.push((entry, calls(entry)));
-    open.push(&entry.name);
-    order.push(entry);
-    done.insert(&entry.name);
-    while let Some((_, rest)) = stack.last_mut() {
-        let Some((line, name)) = rest.pop() else {
-            stack.pop();
-            open.pop();
-            continue;
-        };
-        if open.contains(&name) {
-            return Err(Error::Unsupported {
-                line,
-                instruction: "call".into(),
-                reason: format!(
-                    "`{name}` calls itself, and recursion is not simulated; a loop with a stack of its own is"
-                ),
-            });
-        }
-        if let Some(callee) = by_name.get(name)
-            && done.insert(name)
-        {
-            order.push(callee);
-            open.push(name);
-            stack.push((callee, calls(callee)));
-        }
-    }
-    Ok(order)
 }
 
 /// Why an instruction is not there, and what is.
@@ -482,7 +431,8 @@ impl Builder<'_> {
     }
 
     pub(super) fn unsupported(&self, reason: &str) -> Error {
-        Error::Unsupported { line: self.line, instruction: self.opcode.clone(), reason: reason.to_owned() }
+        let (instruction, reason) = (self.opcode.clone(), reason.to_owned());
+        Error::Unsupported { line: self.line, source_line: None, instruction, reason }
     }
 
     pub(super) fn bad(&self, message: String) -> Error {

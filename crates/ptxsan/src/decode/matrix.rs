@@ -68,8 +68,13 @@ impl Builder<'_> {
         let shape = self.shape(op)?;
         let kinds: Vec<&str> = op.parts.iter().copied().filter(|p| is_kind(p)).collect();
         let layouts = Self::layouts(op);
+        if op.has("b1") {
+            return Err(
+                self.unsupported("products of single bits are not simulated; those of 4 and 8 bits are")
+            );
+        }
         let ([d, a, b, c], [a_layout, b_layout]) = (&kinds[..], &layouts[..]) else {
-            return Err(self.unsupported("this form"));
+            return Err(self.unsupported("its name must have two layouts and four types"));
         };
         let spec = (|| {
             Some(Mma {
@@ -95,7 +100,7 @@ impl Builder<'_> {
         let (d, multiplicand, c) = match kinds[..] {
             [d, c] => (d, "f16", c),
             [d, a, _, c] => (d, a, c),
-            _ => return Err(self.unsupported("this form")),
+            _ => return Err(self.unsupported("its name must have two or four types")),
         };
         let spec = (|| {
             Some(Wmma {

@@ -3,6 +3,7 @@
 
 mod asynchronous;
 mod build;
+mod callees;
 mod control;
 mod convert;
 mod dataflow;
@@ -24,6 +25,7 @@ mod transfers;
 mod updates;
 
 pub(crate) use build::kernel;
+pub(crate) use callees::functions;
 pub(crate) use dataflow::{Flow, FlowKind};
 pub(crate) use memory::apply as memory_apply;
 pub(crate) use special::Special;

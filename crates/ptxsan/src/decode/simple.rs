@@ -108,6 +108,9 @@ impl Builder<'_> {
             (8, 2) => Ok((Type::B32, 32)),
             (8, 4) | (4, 2) => Ok((Type::B16, 16)),
             (4, 4) | (2, 2) => Ok((Type::B8, 8)),
+            _ if kind == Type::B128 => {
+                Err(self.unsupported("128-bit registers are not simulated; two of 64 bits are"))
+            }
             _ => Err(self.unsupported("a vector of this shape")),
         }
     }

@@ -33,7 +33,7 @@ impl Key {
 }
 
 /// Adds findings to others. What the same pair of source lines shows becomes one: counts are added, and the worst occurrence is
-/// the one that is told. Worse findings come first; else the order in which they showed stays.
+/// the one that is told, of equal ones that between the threads furthest apart. Worse findings come first; else the order in which they showed stays.
 pub fn merge(into: &mut Vec<Finding>, more: impl IntoIterator<Item = Finding>) {
     let mut keys: Vec<Key> = into.iter().map(Key::of).collect();
     for mut finding in more {
@@ -50,7 +50,8 @@ pub fn merge(into: &mut Vec<Finding>, more: impl IntoIterator<Item = Finding>) {
                 schedules.append(&mut finding.schedules);
                 schedules.sort_unstable();
                 schedules.dedup();
-                if finding.severity > known.severity {
+                let rank = |finding: &Finding| (finding.severity, finding.reach);
+                if rank(&finding) > rank(known) {
                     *known = finding;
                 }
                 (known.count, known.schedules) = (count, schedules);

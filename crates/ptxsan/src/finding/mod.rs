@@ -169,6 +169,9 @@ pub struct Finding {
     pub count: u64,
     /// Under which schedules.
     pub schedules: Vec<Schedule>,
+    /// How far apart the two threads of a race are: lanes, warps, blocks.
+    #[serde(skip)]
+    pub(crate) reach: u32,
 }
 
 impl fmt::Display for Finding {

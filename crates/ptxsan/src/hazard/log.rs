@@ -19,6 +19,22 @@ pub(crate) struct Entry {
     pub(crate) count: u64,
 }
 
+impl Entry {
+    pub(crate) fn reach(&self) -> u32 {
+        reach(self.kind, self.other, self.block, self.thread)
+    }
+}
+
+/// How far apart the threads of a race are: lanes, warps, blocks. The furthest are told, since what orders them orders the others too;
+/// who is told of two lanes mends a barrier of the block with a __syncwarp().
+fn reach(kind: Kind, other: Option<Other>, block: u64, thread: u32) -> u32 {
+    match other.filter(|_| kind == Kind::Race) {
+        Some(other) if other.block != block => 2,
+        Some(other) if other.thread / 32 != thread / 32 => 1,
+        _ => 0,
+    }
+}
+
 /// What is said of a finding beside its places.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Words {
@@ -77,7 +93,12 @@ impl Log {
     ) {
         let key = (kind, severity, pc, other.map(|o| o.pc));
         if let Some(&i) = self.index.get(&key) {
-            self.entries[i].count += 1;
+            let entry = &mut self.entries[i];
+            entry.count += 1;
+            if reach(kind, other, block, thread) > entry.reach() {
+                (entry.other, entry.block, entry.thread, entry.words) =
+                    (other, block, thread, words().into());
+            }
         } else if self.entries.len() >= MAX_FINDINGS {
             self.dropped += 1;
         } else {
@@ -108,7 +129,13 @@ impl Log {
             }
             let key = (entry.kind, entry.severity, entry.pc, entry.other.map(|o| o.pc));
             if let Some(&i) = self.index.get(&key) {
-                self.entries[i].count += entry.count;
+                let known = &mut self.entries[i];
+                entry.count += known.count;
+                if entry.reach() > known.reach() {
+                    *known = entry;
+                } else {
+                    known.count = entry.count;
+                }
             } else if self.entries.len() >= MAX_FINDINGS {
                 self.dropped += entry.count;
             } else {

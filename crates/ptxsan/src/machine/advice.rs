@@ -8,6 +8,7 @@ use crate::finding::Kind;
 use crate::hazard::accessor::Conflict;
 use crate::hazard::clock::Who;
 use crate::hazard::log::Other;
+use crate::parse::ast::Space;
 
 impl Warp {
     /// What is missing between an access of `lane` and the one it conflicts with.
@@ -19,6 +20,7 @@ impl Warp {
         request: &Request,
         conflict: &Conflict,
         other: &Other,
+        space: Space,
         agrees: bool,
     ) -> String {
         let is_near = other.block == u64::from(cx.block);
@@ -65,17 +67,30 @@ impl Warp {
                 Who::Wgmma => {
                     "the products may not have read it: wgmma.wait_group must come first, and a barrier must follow"
                 }
-                Who::Lane if !matches!(request.by, By::Lanes) => {
-                    "nothing orders it before the asynchronous access: a barrier before its issue is missing"
-                }
-                Who::Lane => return self.missing_order(cx, lane, conflict, other),
+                Who::Lane => match request.by {
+                    By::Lanes => return self.missing_order(cx, lane, conflict, other, space),
+                    By::Copies => return unordered(Who::Copies, is_near && other.thread == thread),
+                    By::Agent(agent) => {
+                        return unordered(
+                            cx.numbering.who(agent.identity),
+                            is_near && other.thread == thread,
+                        );
+                    }
+                },
             },
         };
         text.to_owned()
     }
 
     /// Between two threads: which side of a flag lacks its fence; where there is no flag, a barrier.
-    fn missing_order(&self, cx: &Context<'_, '_>, lane: usize, conflict: &Conflict, other: &Other) -> String {
+    fn missing_order(
+        &self,
+        cx: &Context<'_, '_>,
+        lane: usize,
+        conflict: &Conflict,
+        other: &Other,
+        space: Space,
+    ) -> String {
         let is_near = other.block == u64::from(cx.block);
         let fence = if is_near { "__threadfence_block()" } else { "__threadfence()" };
         let flag = "the flag or atomic that passes it on";
@@ -104,17 +119,51 @@ impl Warp {
             None if acquires && (!is_near || has_heard) => format!(
                 "this side has its fence; on the other side one is missing: {fence} between its access and its store to {flag}"
             ),
+            None if !is_near && space == Space::Shared => {
+                "nothing orders the two blocks: a cluster barrier (barrier.cluster, cluster.sync()) between the accesses is missing"
+                    .to_owned()
+            }
+            None if !is_near && !has_heard => format!(
+                "nothing orders the two blocks: a barrier of the whole grid (grid.sync()) is missing, or a flag or atomic with a \
+                 fence ({fence}) on both sides"
+            ),
             None if !is_near || has_heard => format!(
                 "nothing orders the two {}: a fence ({fence}) is missing on both sides of a flag or atomic",
                 if is_near { "threads" } else { "blocks" }
             ),
-            None if other.thread / 32 == self.index => {
-                "nothing orders the two lanes: __syncwarp() or a barrier between the accesses is missing".to_owned()
-            }
-            None => {
+            None if other.thread / 32 != self.index => {
                 "nothing orders the two warps: __syncthreads() or a named barrier between the accesses is missing"
                     .to_owned()
             }
+            // One pair of threads is told, and it may be that other warps access the same place.
+            None if cx.shape.threads() > 32 => {
+                "nothing orders the two lanes: __syncthreads() between the accesses is missing, or __syncwarp() where only lanes of one \
+                 warp share this"
+                    .to_owned()
+            }
+            None => {
+                "nothing orders the two lanes: __syncwarp() or a barrier between the accesses is missing".to_owned()
+            }
         }
+    }
+}
+
+/// Of an asynchronous access and an ordinary one that came first in this run: which of the two was meant to cannot be known, unless the
+/// issuing thread made both.
+fn unordered(by: Who, is_issuer: bool) -> String {
+    let wait = match by {
+        Who::Copies => "cp.async.wait_group and a barrier",
+        Who::BulkReads => "cp.async.bulk.wait_group.read and a barrier",
+        Who::BulkWrites => "cp.async.bulk.wait_group and a barrier",
+        Who::Wgmma => "wgmma.wait_group and a barrier",
+        Who::Mbarrier(_) | Who::Lane => "a wait for its mbarrier",
+    };
+    match is_issuer {
+        true => format!(
+            "the asynchronous access is in flight, issued by this very thread before: {wait} must come between"
+        ),
+        false => format!(
+            "nothing orders the two: if the asynchronous access is to come second, a barrier before its issue is missing; if first, {wait}"
+        ),
     }
 }

@@ -362,7 +362,7 @@ impl Warp {
             let detail = self.race_detail(cx, space, address, request, &conflict);
             let advice = match is_guess {
                 true => FIRST_GUESS.to_owned(),
-                false => self.advice(cx, kind, lane, request, &conflict, &other, agrees),
+                false => self.advice(cx, kind, lane, request, &conflict, &other, space, agrees),
             };
             Words { detail, advice: Some(advice), variable: cx.variable(space, address) }
         });

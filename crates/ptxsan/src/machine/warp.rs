@@ -138,6 +138,8 @@ pub(super) struct Warp {
     /// Per lane the open group of bulk stores, the last with one in it, and the last that has read its source.
     pub(super) bulk_open: [u32; 32],
     pub(super) bulk_issued: [u32; 32],
+    /// Which instruction that last one was.
+    pub(super) bulk_pc: [u32; 32],
     pub(super) bulk_read: [u32; 32],
     /// The cluster barrier that each lane has arrived at last.
     pub(super) cluster_arrivals: [u32; 32],
@@ -218,6 +220,7 @@ impl Warp {
             flights: Vec::new(),
             bulk_open: [1; 32],
             bulk_issued: [0; 32],
+            bulk_pc: [0; 32],
             bulk_read: [0; 32],
             cluster_arrivals: [0; 32],
             products: None,

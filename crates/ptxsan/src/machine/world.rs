@@ -2,7 +2,7 @@
 
 use super::asynchronous::barrier_state::Mbarriers;
 use super::asynchronous::cluster::{Cluster, Pool, Visits};
-use super::asynchronous::flight::BulkFlight;
+use super::asynchronous::flight::{BulkFlight, Course};
 use super::asynchronous::wgmma::{Operands, Warpgroups};
 use super::barrier::{BARRIERS, Barriers};
 use super::launch::{Options, Schedule, Shape};
@@ -195,6 +195,16 @@ impl<'a> World<'a> {
                 resident.has_exited = true;
                 let known = block.warps.iter().flat_map(|warp| &warp.known);
                 resident.visits.report_unawaited(self.numbering, block.number % size, known, &mut self.log);
+            }
+            for flight in self.flights.iter().filter(|flight| flight.block == block.number) {
+                let Course::Across { to, .. } = &flight.course else { continue };
+                self.log.add(Kind::ClusterLifetime, flight.pc, None, (flight.block, flight.thread), || {
+                    format!(
+                        "a block ends while its copy to the block of rank {} may still read its shared memory: a cluster barrier behind \
+                         the wait for the copy must keep it alive",
+                        to.block % size
+                    )
+                });
             }
             let cluster = block.number / size;
             if !self.blocks.iter().any(|b| b.number / size == cluster) {

@@ -8,6 +8,8 @@ use crate::finding::Variable;
 const MAX_DEVICE_BYTES: u64 = 16 << 30;
 /// Where the first allocation goes; address 0 stays invalid.
 const FIRST_ADDRESS: u64 = 0x0010_0000_0000;
+/// What lies below is an index into an array whose pointer is null.
+const NULL_BYTES: u64 = 16 << 20;
 /// Nothing lies for so far behind an allocation: an index that is wrong, but not absurd, does not hit the next one.
 const RED_ZONE_BYTES: u64 = 256 << 20;
 
@@ -201,6 +203,7 @@ impl DeviceMemory {
         let next = self.allocations.iter().find(|a| a.address > address);
         let before = next.map_or(u64::MAX, |a| a.address - address);
         match self.nearest(address) {
+            _ if address < NULL_BYTES => format!("{address} bytes from a null pointer"),
             Some((_, a)) if a.is_freed && address < a.end() => {
                 format!("inside `{}` ({} bytes), which was freed", a.name, a.data.len())
             }
@@ -236,6 +239,8 @@ mod tests {
         memory.free(a).unwrap();
         assert!(memory.read(a, 0, 1).is_err());
         assert!(memory.describe(a.address(), 4).contains("freed"));
+        assert_eq!(memory.describe(32, 4), "32 bytes from a null pointer");
+        assert_eq!(memory.describe(NULL_BYTES, 4), "near no allocation");
         assert!(memory.allocate("huge", usize::MAX / 2).is_err());
     }
 }

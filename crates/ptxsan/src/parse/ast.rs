@@ -1,7 +1,9 @@
 //! What a PTX module says, before anything is resolved.
 
 use crate::error::Error;
+use crate::finding::Frame;
 use serde::Serialize;
+use std::collections::HashSet;
 
 /// A parsed module.
 #[derive(Debug, Clone, Default)]
@@ -12,6 +14,26 @@ pub(crate) struct Ast {
     pub(crate) locations: Vec<Location>,
     pub(crate) variables: Vec<Variable>,
     pub(crate) functions: Vec<Function>,
+    /// Names of the entries that have a body.
+    pub(crate) entries: HashSet<String>,
+}
+
+impl Ast {
+    /// The line of a location, then the line that it was inlined into, and so on; nothing without line information.
+    pub(crate) fn stack(&self, location: Option<u32>) -> Vec<Frame> {
+        let Some(location) = location.and_then(|index| self.locations.get(index as usize)) else {
+            return Vec::new();
+        };
+        let frame = |(index, line): (u64, u32)| {
+            let path = self.files.iter().find(|(i, _)| *i == index).map_or("?", |(_, n)| n.as_str());
+            Frame::new(path.to_owned(), line)
+        };
+        let own = (location.file, location.line);
+        let mut frames: Vec<Frame> =
+            std::iter::once(own).chain(location.callers.iter().copied()).map(frame).collect();
+        frames.dedup();
+        frames
+    }
 }
 
 /// Where an instruction comes from in the CUDA source.
@@ -147,6 +169,8 @@ pub(crate) struct Function {
     pub(crate) body: Option<Vec<Statement>>,
     /// Why the body could not be read; it is empty then.
     pub(crate) refusal: Option<Error>,
+    /// Where in the CUDA source that was: index into [`Ast::locations`].
+    pub(crate) refused_at: Option<u32>,
     /// `.maxntid` or `.reqntid`, as written.
     pub(crate) max_threads: Option<u32>,
     /// `.minnctapersm`.

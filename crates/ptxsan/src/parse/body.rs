@@ -36,7 +36,12 @@ impl<'c, 'a> Body<'c, 'a> {
         Body { cursor, ast, next_instruction, location: None, known, inlined, out: Vec::new() }
     }
 
-    pub(super) fn statements(mut self) -> Result<Vec<Statement>> {
+    /// Where in the CUDA source the last instruction that was read stands.
+    pub(super) fn location(&self) -> Option<u32> {
+        self.location
+    }
+
+    pub(super) fn statements(&mut self) -> Result<Vec<Statement>> {
         self.cursor.expect('{')?;
         let mut depth = 1u32;
         while depth > 0 {
@@ -67,7 +72,7 @@ impl<'c, 'a> Body<'c, 'a> {
             }
         }
         self.out.pop();
-        Ok(self.out)
+        Ok(std::mem::take(&mut self.out))
     }
 
     fn label(&mut self, name: &'a str) -> Result<()> {
@@ -193,7 +198,7 @@ impl<'c, 'a> Body<'c, 'a> {
         if is_texture(&opcode) {
             let reason =
                 "textures and surfaces are not simulated; read the data through a pointer instead".to_owned();
-            return Err(Error::Unsupported { line, instruction: opcode, reason });
+            return Err(Error::Unsupported { line, source_line: None, instruction: opcode, reason });
         }
         let mut operands = Vec::new();
         while !self.cursor.eat(';') {

@@ -174,10 +174,17 @@ impl<'a> Lexer<'a> {
         let lower = text.to_ascii_lowercase();
         let body = lower.trim_end_matches('u');
         let parse = |digits: &str, radix| u64::from_str_radix(digits, radix).map_err(|_| bad(text));
+        // The bits of a float are written out: with fewer digits it would be another number than the one that was meant.
+        let is_whole = |hex: &str, digits: usize| match hex.len() == digits {
+            true => Ok(()),
+            false => Err(Error::parse(line, format!("`{text}` is not a number: {digits} digits are needed"))),
+        };
         if let Some(hex) = lower.strip_prefix("0f") {
+            is_whole(hex, 8)?;
             return u32::from_str_radix(hex, 16).map(Token::F32).map_err(|_| bad(text));
         }
         if let Some(hex) = lower.strip_prefix("0d") {
+            is_whole(hex, 16)?;
             return parse(hex, 16).map(Token::F64);
         }
         if let Some(hex) = body.strip_prefix("0x") {
@@ -223,6 +230,7 @@ mod tests {
         assert!(tokens("/* never").is_err());
         assert!(tokens("\"never").is_err());
         assert!(tokens("0fXYZ").is_err());
+        assert!(tokens("0f3F8").is_err() && tokens("0f3F80000000").is_err() && tokens("0d3FF0").is_err());
         assert!(tokens("é").is_err());
         assert!(tokens("\"\\").is_err());
     }

@@ -111,9 +111,7 @@ fn item(cursor: &mut Cursor<'_>, ast: &mut Ast, next_instruction: &mut u32) -> R
             cursor.next();
             let line = cursor.line();
             let function = function(cursor, ast, next_instruction, true)?;
-            let is_same =
-                |other: &Function| other.is_entry && other.name == function.name && other.body.is_some();
-            if function.body.is_some() && ast.functions.iter().any(is_same) {
+            if function.body.is_some() && !ast.entries.insert(function.name.clone()) {
                 return Err(Error::parse(
                     line,
                     format!("a second entry `{}`: the module has one already", function.name),
@@ -372,17 +370,19 @@ fn function(
             _ => break,
         }
     }
-    let mut refusal = None;
+    let (mut refusal, mut refused_at) = (None, None);
     let body = if cursor.eat(';') {
         None
     } else {
         let start = cursor.at;
-        let statements = Body::new(cursor, ast, next_instruction).statements();
+        let mut reader = Body::new(cursor, ast, next_instruction);
+        let statements = reader.statements();
+        let location = reader.location();
         Some(statements.or_else(|error| {
             // One function that cannot be read does not take the others with it.
             cursor.at = start;
             skip_body(cursor).map_err(|_| error.clone())?;
-            refusal = Some(error);
+            (refusal, refused_at) = (Some(error), location);
             Ok(Vec::new())
         })?)
     };
@@ -393,6 +393,7 @@ fn function(
         params,
         body,
         refusal,
+        refused_at,
         max_threads,
         blocks_per_sm,
         max_registers,

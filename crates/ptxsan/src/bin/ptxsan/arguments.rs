@@ -8,10 +8,13 @@ use anyhow::{Context, Result, bail};
 use ptxsan::tensor::wgmma::Swizzle;
 use ptxsan::{Arg, Buffer, TensorElement, TensorMap};
 
+/// Of a tensor map within a structure.
+const MAP_ALIGN: usize = 64;
+
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
 const KINDS: &str =
-    "in, out, inout, zeros, fresh, i32, u32, i64, u64, f32, f64, bytes, struct, map, and @NAME";
+    "in, out, inout, zeros, fresh, i32, u32, i64, u64, f32, f64, bytes, struct, map, ptr, and @NAME";
 
 /// Binds the arguments of a launch to buffers of the session's device.
 pub(crate) fn bind(session: &mut Session, texts: &[String]) -> Result<Vec<Arg>> {
@@ -32,6 +35,18 @@ pub(crate) fn bind(session: &mut Session, texts: &[String]) -> Result<Vec<Arg>> 
         args[index] = Arg::Bytes(made.with_context(|| format!("argument {index} (`map:{text}`)"))?.to_vec());
     }
     Ok(args)
+}
+
+/// `NAME=KIND:VALUE`, a buffer that no launch takes as an argument.
+pub(crate) fn buffer(session: &mut Session, text: &str) -> Result<Buffer> {
+    match argument(session, text, 0)? {
+        Arg::Buffer(buffer)
+            if text.split_once('=').is_some_and(|(name, _)| session.named.contains_key(name)) =>
+        {
+            Ok(buffer)
+        }
+        _ => bail!("expected NAME=KIND:VALUE, such as a=zeros:64K or a=in:a.npy"),
+    }
 }
 
 /// `KIND:VALUE`, with a name before it or not.
@@ -57,6 +72,12 @@ fn structure(session: &mut Session, parts: &str, index: usize) -> Result<Arg> {
     let mut widest = 1;
     for (k, part) in parts.split('+').enumerate() {
         let field = match value(session, part, &format!("arg{index}.{k}"))? {
+            // The compiler's type for them asks for as much.
+            Arg::Bytes(map) if part.starts_with("map:") => {
+                bytes.resize(bytes.len().next_multiple_of(MAP_ALIGN), 0);
+                widest = widest.max(MAP_ALIGN);
+                map
+            }
             Arg::Bytes(raw) => raw,
             other => {
                 let raw = scalar_bytes(&other)?;
@@ -105,6 +126,15 @@ fn value(session: &mut Session, text: &str, name: &str) -> Result<Arg> {
             Arg::Buffer(buffer)
         }
         "out" => Arg::Buffer(output(session, value)?),
+        // Within a structure or behind a pointer other arguments cannot be named by their place.
+        "map" => Arg::Bytes(map(session, &[], value)?.encode()?.to_vec()),
+        "ptr" => {
+            let bytes = match argument(session, value, 0)? {
+                Arg::Bytes(bytes) => bytes,
+                other => scalar_bytes(&other)?,
+            };
+            Arg::Buffer(session.device.upload(name, &bytes)?)
+        }
         other => bail!("`{other}` is no kind of argument; there are {KINDS}"),
     })
 }

@@ -37,6 +37,9 @@ pub(crate) fn entries(args: &InputArgs, json: bool) -> Result<bool> {
         text += &format!("{}{}: cannot be run: {why}\n", demangled(entry), symbol(entry));
         refused.push(json!({ "entry": entry, "name": demangled(entry), "why": why.to_string() }));
     }
+    if entries.is_empty() && refused.is_empty() {
+        text += &format!("{}\n", ptxsan::Error::NoEntries);
+    }
     let mut all: Vec<(&str, u64)> = module.variables().collect();
     all.sort_unstable();
     let mut hidden = 0;

@@ -58,6 +58,8 @@ fn read(file: &Path) -> Result<String> {
         let at = error.utf8_error().valid_up_to();
         anyhow::anyhow!("{name} is not UTF-8 text (from byte {at} on): give CUDA source or PTX text")
     })?;
+    // A mark of its encoding that some editors put first is no text of the program.
+    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
     if text.trim().is_empty() {
         bail!("{name} is empty: give CUDA source or PTX text");
     }

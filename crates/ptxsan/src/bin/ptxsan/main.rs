@@ -13,7 +13,8 @@ mod session;
 mod values;
 
 use anyhow::{Result, bail};
-use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, Parser};
 use options::{Cli, Command, LaunchArgs, Next};
 use std::ffi::OsString;
 use std::io::Write;
@@ -44,15 +45,35 @@ fn command(words: &[OsString], json: bool) -> Result<bool> {
             // `--json` may stand anywhere.
             let own =
                 |part: &[OsString]| part.iter().filter(|word| *word != "--json").cloned().collect::<Vec<_>>();
-            let then: Result<Vec<Next>, clap::Error> =
-                parts.map(|part| Next::try_parse_from(own(part))).collect();
-            let then: Vec<LaunchArgs> = then?.into_iter().map(|next| next.launch).collect();
+            let then: Result<Vec<LaunchArgs>> = parts.map(|part| next_launch(own(part))).collect();
+            let then = then?;
             run::run(&args, &then, json)
         }
         _ if parts.peek().is_some() => bail!("--then is for `ptxsan run`: leave it out"),
         Command::Entries(args) => entries::entries(&args, json),
         Command::Mutate(args) => mutate::mutate(&args, json),
     }
+}
+
+/// The launch after a `--then`. What holds for all launches is said before the first of them.
+fn next_launch(words: Vec<OsString>) -> Result<LaunchArgs> {
+    let error = match Next::try_parse_from(words) {
+        Ok(next) => return Ok(next.launch),
+        Err(error) => error,
+    };
+    let of_all = |word: &str| {
+        let run = Cli::command();
+        let run = run.find_subcommand("run")?;
+        let known =
+            |arg: &&clap::Arg| arg.get_long().is_some_and(|long| word.trim_start_matches('-') == long);
+        run.get_arguments().find(known).map(|_| ())
+    };
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && of_all(word).is_some()
+    {
+        bail!("{word} holds for all launches: put it before the first --then");
+    }
+    Err(error.into())
 }
 
 /// Says what was wrong, as text or as a document.

@@ -127,10 +127,15 @@ pub(crate) struct LaunchArgs {
     pub(crate) shared: u32,
     /// Arguments in order: in:FILE.npy, out:FILE.npy:TYPE:2x3, inout:FROM.npy:TO.npy, zeros:64K, fresh:64K (never written), i32:5, u32:,
     /// i64:, u64:, f32:, f64:, bytes:HEX, or struct:A+B+… of those. x=zeros:64K names a buffer, @x is that buffer again, also in
-    /// later launches. map:ARGUMENT:TYPE:SIZES:STRIDES:BOX[:SWIZZLE] is a tensor map of another argument, such as
-    /// map:1:f16:64x128:128:64x8:128 (innermost first, strides and swizzle in bytes).
+    /// later launches. map:ARGUMENT:TYPE:SIZES:STRIDES:BOX[:SWIZZLE] is a tensor map of another argument or of @NAME, such as
+    /// map:1:f16:64x128:128:64x8:128 (innermost first, strides and swizzle in bytes). ptr:VALUE is a pointer to a value, a structure or a
+    /// map.
     #[arg(long, num_args = 0..)]
     pub(crate) args: Vec<String>,
+    /// A buffer that is no argument, such as what a tensor map is of: NAME=in:FILE.npy, NAME=out:FILE.npy:TYPE:2x3, NAME=zeros:64K …, then
+    /// map:@NAME:… in --args.
+    #[arg(long, value_name = "NAME=KIND:VALUE")]
+    pub(crate) buffer: Vec<String>,
     /// Set a __device__ or __constant__ variable before the launch: NAME=f32:1.5, NAME=i32:1,2,3, NAME=in:FILE.npy, NAME=bytes:HEX.
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,

@@ -63,6 +63,10 @@ impl<'m> Session<'m> {
         for text in &args.set {
             self.set(text).with_context(|| format!("--set {text}"))?;
         }
+        for text in &args.buffer {
+            let buffer = arguments::buffer(self, text).with_context(|| format!("--buffer {text}"))?;
+            self.passed.push(buffer);
+        }
         let bound = arguments::bind(self, &args.args)?;
         self.passed.extend(bound.iter().filter_map(|arg| match arg {
             Arg::Buffer(buffer) => Some(*buffer),

@@ -7,6 +7,7 @@ use crate::decode::memory_apply;
 use crate::decode::{Bulk, Combine, Extent, Register, TensorCombine};
 use crate::finding::Kind;
 use crate::hazard::clock::Proxy;
+use crate::hazard::log::Other;
 use crate::machine::access::{Agent, Request};
 use crate::machine::run::{Context, for_lanes};
 use crate::machine::warp::Warp;
@@ -348,7 +349,7 @@ impl Warp {
         if self.claim(cx, lane, Space::Shared, sources.into_iter(), read)
             && self.claim(cx, lane, Space::Global, Self::global_parts(&moves), write)
         {
-            self.bulk_issued[lane] = group;
+            (self.bulk_issued[lane], self.bulk_pc[lane]) = (group, pc);
             self.take_off(cx, pc, lane, moves, Course::ToGlobal { group, data: None, combine });
         }
     }
@@ -448,8 +449,11 @@ impl Warp {
         let unread = (0..32usize).filter(|l| mask >> l & 1 == 1 && self.bulk_issued[*l] > self.bulk_read[*l]);
         let unread = unread.fold(0u32, |all, lane| all | 1 << lane);
         if unread != 0 {
-            cx.report(Kind::AsyncRace, pc, self.index, unread, || {
-                "a thread ends while its bulk stores may still read shared memory: cp.async.bulk.wait_group.read must come first".into()
+            let lane = unread.trailing_zeros() & 31;
+            let thread = self.index * 32 + lane;
+            let store = Other { pc: self.bulk_pc[lane as usize], block: u64::from(cx.block), thread };
+            cx.log.add(Kind::AsyncRace, pc, Some(store), (cx.block, thread), || {
+                "a thread ends while its bulk stores may still read shared memory: cp.async.bulk.wait_group.read must come first".to_owned()
             });
         }
     }

@@ -35,7 +35,7 @@ pub(crate) enum Course {
 pub(crate) struct BulkFlight {
     pub(crate) block: u32,
     pub(crate) thread: u32,
-    pub(super) pc: u32,
+    pub(crate) pc: u32,
     pub(super) moves: Rc<[Move]>,
     pub(crate) course: Course,
 }
