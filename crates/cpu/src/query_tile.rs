@@ -69,12 +69,15 @@ impl QueryTile {
         })
     }
 
-    /// How many times the keys up to `until` those are that the tile sees among `keys`; 1 at least.
+    /// How many times the keys up to `until` those are among `keys` that the query sees which sees fewest; 1 at least.
     pub(crate) fn hope(&self, span: &Span, keys: &Range<usize>, until: usize) -> f32 {
-        let (begin, end) = span.seen_by_any(self.first_query, self.last_query);
-        let (begin, end) = (begin.max(keys.start), end.min(keys.end));
-        let (all, seen) = (end.saturating_sub(begin), until.saturating_sub(begin));
-        (all as f32 / seen.max(1) as f32).max(1.0)
+        let hope = [self.first_query, self.last_query].map(|query| {
+            let (begin, end) = span.seen_by_any(query, query);
+            let (begin, end) = (begin.max(keys.start), end.min(keys.end));
+            let (all, seen) = (end.saturating_sub(begin), until.min(end).saturating_sub(begin));
+            (all as f32 / seen.max(1) as f32).max(1.0)
+        });
+        hope[0].min(hope[1])
     }
 
     /// The row of a lane.

@@ -176,8 +176,14 @@ unsafe fn weigh_at<
     }
 }
 
+/// Of rows whose weights are fewer than this part of [`FEW_WEIGHTS`] those above twice a share are seldom enough.
+const VERY_FEW: f32 = 0.4;
+
 /// Above which weights of each lane what rounding takes from them is multiplied too; none where that is no lane's. A lane's answer does not depend on its
 /// neighbours.
+///
+/// Where weights are very few, or hope was in vain, that is every weight above the share of one among [`FEW_WEIGHTS`]. Elsewhere those above twice that
+/// are mostly enough; where they were not, sums of squares say so at the end of the row, and its tile is run again without hope.
 #[inline(always)]
 unsafe fn large_weights<S: Simd, const NR: usize>(t: &TileStep) -> Option<[S::V; NR]> {
     // SAFETY: in bounds by the contract of `softmax`.
@@ -188,7 +194,11 @@ unsafe fn large_weights<S: Simd, const NR: usize>(t: &TileStep) -> Option<[S::V;
             let expected = S::mul(sum, hope::<S>(t, v * S::LANES));
             let share = S::mul(expected, S::splat(1.0 / FEW_WEIGHTS));
             let (squares, many) = (S::load(t.squares.add(v * S::LANES)), S::mul(sum, share));
-            large[v] = S::select_above(squares, many, share, S::splat(f32::INFINITY));
+            let very_few = S::mul(squares, S::splat(VERY_FEW));
+            let most = S::load(t.most_hope.add(v * S::LANES));
+            let hopeful = S::select_above(very_few, many, share, S::mul(share, S::splat(2.0)));
+            let above = S::select_above(most, S::splat(1.0), hopeful, share);
+            large[v] = S::select_above(squares, many, above, S::splat(f32::INFINITY));
             few |= S::exceeds(squares, many);
         }
         few.then_some(large)
