@@ -186,3 +186,21 @@ impl QueryTile {
 fn row_of_lane(rows: &Range<usize>, lane: usize) -> usize {
     (rows.start + lane).min(rows.end - 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::portable::Portable;
+    use evosdpa_core::{DType, Problem};
+
+    /// A row that hopes for keys it does not see hopes in vain, and its tile is computed twice.
+    #[test]
+    fn no_query_of_a_tile_hopes_for_more_than_it_sees() {
+        let causal = Problem::new("b1h1s300d8:causal".parse().unwrap(), DType::F32).unwrap();
+        let span = Span::new(&causal, 300, 300);
+        let tile = QueryTile::new::<Portable>(&span, 250..258);
+        assert_eq!(tile.hope(&span, &(0..300), 256), 1.0);
+        assert_eq!(tile.hope(&span, &(0..300), 128), 251.0 / 128.0);
+        assert_eq!(tile.hope(&span, &(128..300), 192), 123.0 / 64.0);
+    }
+}
