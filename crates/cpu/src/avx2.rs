@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: 8 lanes, 16 registers.
 
-use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, MAX_LANES, ROUNDING_MAGIC, Simd};
+use crate::simd::{EXP2_UNDERFLOW, MAX_LANES, ROUNDING_MAGIC, Simd};
 use std::arch::x86_64::*;
 
 /// Marker for AVX2 + FMA + F16C.
@@ -11,6 +11,7 @@ pub(crate) struct Avx2;
 impl Simd for Avx2 {
     type V = __m256;
     const LANES: usize = 8;
+    const REGISTERS: usize = 16;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
@@ -162,25 +163,24 @@ impl Simd for Avx2 {
         unsafe { _mm256_min_ps(a, b) }
     }
     #[inline(always)]
-    unsafe fn exp2(x: __m256) -> __m256 {
+    unsafe fn exp2_split(x: __m256) -> (__m256, __m256) {
         // SAFETY: trait contract.
         unsafe {
-            // "Not less than" lets NaN through; the last multiplication keeps it.
-            let normal = _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(EXP2_UNDERFLOW));
             let magic = _mm256_set1_ps(ROUNDING_MAGIC);
             let shifted = _mm256_add_ps(x, magic);
-            let f = _mm256_sub_ps(x, _mm256_sub_ps(shifted, magic));
-            let mut p = _mm256_set1_ps(C[6]);
-            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(C[5]));
-            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(C[4]));
-            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(C[3]));
-            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(C[2]));
-            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(C[1]));
-            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(C[0]));
+            (_mm256_sub_ps(x, _mm256_sub_ps(shifted, magic)), shifted)
+        }
+    }
+    #[inline(always)]
+    unsafe fn exp2_join(x: __m256, power: __m256, shifted: __m256) -> __m256 {
+        // SAFETY: trait contract.
+        unsafe {
+            // "Not less than" lets NaN through; the multiplication keeps it.
+            let normal = _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(EXP2_UNDERFLOW));
             // The low bits of `shifted` hold the exponent; the rest is shifted out.
             let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
-            let power = _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)));
-            _mm256_and_ps(normal, _mm256_mul_ps(p, power))
+            let whole = _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)));
+            _mm256_and_ps(normal, _mm256_mul_ps(power, whole))
         }
     }
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers.
 
-use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, MAX_LANES, Simd};
+use crate::simd::{EXP2_UNDERFLOW, MAX_LANES, Simd};
 use std::arch::x86_64::*;
 
 /// Marker for AVX-512.
@@ -11,6 +11,7 @@ pub(crate) struct Avx512;
 impl Simd for Avx512 {
     type V = __m512;
     const LANES: usize = 16;
+    const REGISTERS: usize = 32;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
@@ -155,22 +156,21 @@ impl Simd for Avx512 {
         unsafe { _mm512_min_ps(a, b) }
     }
     #[inline(always)]
-    unsafe fn exp2(x: __m512) -> __m512 {
+    unsafe fn exp2_split(x: __m512) -> (__m512, __m512) {
+        // SAFETY: trait contract.
+        unsafe {
+            // x - round(x) in one instruction; scalef takes the floor of its exponent, so it gets the rounded one.
+            let f = _mm512_reduce_ps::<0>(x);
+            (f, _mm512_sub_ps(x, f))
+        }
+    }
+    #[inline(always)]
+    unsafe fn exp2_join(x: __m512, power: __m512, rounded: __m512) -> __m512 {
         // SAFETY: trait contract.
         unsafe {
             // "Not less than" lets NaN through; scalef keeps it.
             let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(EXP2_UNDERFLOW));
-            // x - round(x) in one instruction; scalef takes the floor of its exponent, so it gets the rounded one.
-            let f = _mm512_reduce_ps::<0>(x);
-            let n = _mm512_sub_ps(x, f);
-            let mut p = _mm512_set1_ps(C[6]);
-            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[5]));
-            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[4]));
-            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[3]));
-            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[2]));
-            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[1]));
-            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(C[0]));
-            _mm512_maskz_scalef_ps(normal, p, n)
+            _mm512_maskz_scalef_ps(normal, power, rounded)
         }
     }
     #[inline(always)]

@@ -24,6 +24,7 @@ pub(crate) struct Avx512Bf16;
 impl Simd for Avx512Bf16 {
     type V = __m512;
     const LANES: usize = 16;
+    const REGISTERS: usize = 32;
     const PACKED: usize = 2;
 
     simd_of!(Avx512);

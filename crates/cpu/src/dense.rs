@@ -61,6 +61,50 @@ trait AtKey<S: Simd> {
     unsafe fn at(&mut self, row: usize, bias: S::V);
 }
 
+/// Keys in a turned word.
+const fn per_word<E>() -> usize {
+    size_of::<u32>() / size_of::<E>()
+}
+
+/// Turns words of the keys from `base` on, as many as a vector has lanes of words or up to `end`, for the lanes from `lane` on: a row for each word, `stride` floats apart.
+///
+/// # Safety
+/// The instruction set of `S`; the lanes' rows are valid for the keys, `dst` for the rows.
+#[inline(always)]
+unsafe fn turn<S: Simd, E: Turned>(
+    a: &DenseRows,
+    lane: usize,
+    base: usize,
+    end: usize,
+    dst: *mut f32,
+    stride: usize,
+) {
+    let mut words = [ptr::null::<f32>(); MAX_LANES];
+    // SAFETY: rows are valid by contract.
+    unsafe {
+        let rows = a.rows.add(lane);
+        if base + S::LANES * per_word::<E>() <= end {
+            for i in 0..S::LANES {
+                words[i] = (*rows.add(i)).cast::<E>().add(a.first + base).cast();
+                let next = (*a.next_rows.add(lane + i)).cast::<E>();
+                S::prefetch(next.wrapping_add(a.next_first + base).cast());
+            }
+            S::transpose_rows(&words, dst, stride);
+            return;
+        }
+        // The last keys, fewer than a vector's words: what lies behind them may not be read.
+        let (mut staged, mut turned) = ([0u32; MAX_LANES * MAX_LANES], [0f32; MAX_LANES * MAX_LANES]);
+        for i in 0..S::LANES {
+            let row = (*rows.add(i)).cast::<E>().add(a.first + base);
+            row.copy_to_nonoverlapping(staged.as_mut_ptr().add(i * S::LANES).cast(), end - base);
+        }
+        S::transpose(staged.as_ptr().cast(), S::LANES, turned.as_mut_ptr(), S::LANES);
+        for word in 0..(end - base).div_ceil(per_word::<E>()) {
+            S::store(dst.add(word * stride), S::load(turned.as_ptr().add(word * S::LANES)));
+        }
+    }
+}
+
 /// Calls `f` with the bias of each key row of `begin..end`, for one vector's lanes, which begin at `lane`.
 ///
 /// # Safety
@@ -73,41 +117,27 @@ unsafe fn each_key<S: Simd, E: Turned>(
     end: usize,
     f: &mut impl AtKey<S>,
 ) {
-    let per_word = size_of::<u32>() / size_of::<E>();
+    let at_once = S::LANES * per_word::<E>();
     let mut turned = MaybeUninit::<[f32; MAX_LANES * MAX_LANES]>::uninit();
     let turned = turned.as_mut_ptr().cast::<f32>();
-    let mut words = [ptr::null::<f32>(); MAX_LANES];
     let mut base = begin;
     // SAFETY: `turned` is written before it is read; rows are valid by contract.
     unsafe {
-        let rows = a.rows.add(lane);
-        while base + S::LANES * per_word <= end {
-            for i in 0..S::LANES {
-                words[i] = (*rows.add(i)).cast::<E>().add(a.first + base).cast();
-                let next = (*a.next_rows.add(lane + i)).cast::<E>();
-                S::prefetch(next.wrapping_add(a.next_first + base).cast());
-            }
-            S::transpose_rows(&words, turned, S::LANES);
+        while base + at_once <= end {
+            turn::<S, E>(a, lane, base, end, turned, S::LANES);
             for word in 0..S::LANES {
                 let words = S::load(turned.add(word * S::LANES));
-                for part in 0..per_word {
-                    f.at(base + word * per_word + part, E::part::<S>(words, part));
+                for part in 0..per_word::<E>() {
+                    f.at(base + word * per_word::<E>() + part, E::part::<S>(words, part));
                 }
             }
-            base += S::LANES * per_word;
+            base += at_once;
         }
         if base < end {
-            // The last keys, fewer than a vector's words: what lies behind them may not be read.
-            let mut staged = [0u32; MAX_LANES * MAX_LANES];
-            for i in 0..S::LANES {
-                let row = (*rows.add(i)).cast::<E>().add(a.first + base);
-                let dst = staged.as_mut_ptr().add(i * S::LANES);
-                row.copy_to_nonoverlapping(dst.cast(), end - base);
-            }
-            S::transpose(staged.as_ptr().cast(), S::LANES, turned, S::LANES);
+            turn::<S, E>(a, lane, base, end, turned, S::LANES);
             for key in 0..end - base {
-                let words = S::load(turned.add(key / per_word * S::LANES));
-                f.at(base + key, E::part::<S>(words, key % per_word));
+                let words = S::load(turned.add(key / per_word::<E>() * S::LANES));
+                f.at(base + key, E::part::<S>(words, key % per_word::<E>()));
             }
         }
     }
@@ -127,7 +157,7 @@ impl<S: Simd, const NR: usize> AtKey<S> for Starting<NR> {
     }
 }
 
-/// Fills a tile with a bias: [`crate::tile::Start::Added`]. One that is infinite in units of log2 is written as infinity, though it may be finite as given:
+/// Fills a tile with a bias: [`crate::tile::Start::Added`], or [`crate::tile::Start::Words`] where that is asked for. One that is infinite in units of log2 is written as infinity, though it may be finite as given:
 /// rows whose maximum is infinite at the end have to be computed again with [`add_bias`].
 ///
 /// # Safety
@@ -141,6 +171,34 @@ pub(crate) unsafe fn start_bias<S: Simd, E: Turned, const NR: usize>(t: &TileSte
             each_key::<S, E>(a, v * S::LANES, t.key_begin, t.vector_end[v], &mut starting);
         }
     }
+}
+
+/// Fills every other row of a tile with the words of a bias of two keys each, the first of which is the row's: [`crate::tile::Start::Words`].
+///
+/// # Safety
+/// As [`start_bias`]; the tile's keys begin with an even one.
+#[inline(always)]
+pub(crate) unsafe fn start_words<S: Simd, const NR: usize>(t: &TileStep, a: &DenseRows) {
+    let width = NR * S::LANES;
+    for v in 0..NR {
+        for base in (t.key_begin..t.vector_end[v]).step_by(2 * S::LANES) {
+            // SAFETY: in bounds by this function's contract: the second row of a pair is beyond what is written.
+            unsafe {
+                let dst = t.scores.add(base * width + v * S::LANES);
+                turn::<S, bf16>(a, v * S::LANES, base, t.vector_end[v], dst, 2 * width);
+            }
+        }
+    }
+}
+
+/// A key's bias in units of log2, from the words of its pair.
+///
+/// # Safety
+/// The instruction set of `S`.
+#[inline(always)]
+pub(crate) unsafe fn of_words<S: Simd>(words: S::V, key: usize) -> S::V {
+    // SAFETY: by contract.
+    unsafe { S::mul(S::part_bf16(words, key % 2), S::splat(LOG2_E)) }
 }
 
 /// Adds to the scores of one vector's lanes, hides again what is hidden, and keeps the maximum.

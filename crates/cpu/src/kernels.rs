@@ -44,6 +44,10 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     unsafe fn scores(vectors: usize, t: &TileStep);
     unsafe fn modify(vectors: usize, t: &TileStep, hook: &TileHook);
     unsafe fn start_alibi(vectors: usize, t: &TileStep, hook: &TileHook);
+    /// Whether the score kernel takes a bias of bfloat16 as [`tile::Start::Words`].
+    const WORDS: bool = true;
+    /// Of a bias of bfloat16.
+    unsafe fn start_words(vectors: usize, t: &TileStep, a: &DenseRows);
     /// Of a bias in one of the float types.
     unsafe fn start_bias(dtype: DType, vectors: usize, t: &TileStep, a: &DenseRows);
     /// Of a bias in one of the float types.
@@ -106,6 +110,7 @@ macro_rules! kernels_of {
         $crate::kernels::kernels_of! { $of;
             modify(vectors: usize, t: &$crate::tile::TileStep, hook: &$crate::hook::TileHook);
             start_alibi(vectors: usize, t: &$crate::tile::TileStep, hook: &$crate::hook::TileHook);
+            start_words(vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
             start_bias(dtype: DType, vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
             add_bias(dtype: DType, vectors: usize, t: &$crate::tile::TileStep, a: &$crate::dense::DenseRows);
             mark_hidden(vectors: usize, t: &$crate::tile::TileStep, hidden: *mut f32);
@@ -178,6 +183,17 @@ macro_rules! compile_kernels {
                         1 => hook::start_alibi::<$isa, 1>(t, hook),
                         2 => hook::start_alibi::<$isa, 2>(t, hook),
                         _ => hook::start_alibi::<$isa, $vectors>(t, hook),
+                    }
+                }
+            }
+            $(#[$feature])?
+            unsafe fn start_words(vectors: usize, t: &TileStep, a: &DenseRows) {
+                // SAFETY: trait contract.
+                unsafe {
+                    match vectors {
+                        1 => dense::start_words::<$isa, 1>(t, a),
+                        2 => dense::start_words::<$isa, 2>(t, a),
+                        _ => dense::start_words::<$isa, $vectors>(t, a),
                     }
                 }
             }

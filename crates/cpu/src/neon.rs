@@ -1,6 +1,6 @@
 //! NEON (ARMv8): 4 lanes, 32 registers.
 
-use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, MAX_LANES, ROUNDING_MAGIC, Simd};
+use crate::simd::{EXP2_UNDERFLOW, MAX_LANES, ROUNDING_MAGIC, Simd};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -12,6 +12,7 @@ pub(crate) struct Neon;
 impl Simd for Neon {
     type V = float32x4_t;
     const LANES: usize = 4;
+    const REGISTERS: usize = 32;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> float32x4_t {
@@ -139,21 +140,23 @@ impl Simd for Neon {
         unsafe { vbslq_f32(vcltq_f32(a, b), a, b) }
     }
     #[inline(always)]
-    unsafe fn exp2(x: float32x4_t) -> float32x4_t {
+    unsafe fn exp2_split(x: float32x4_t) -> (float32x4_t, float32x4_t) {
+        // SAFETY: trait contract.
+        unsafe {
+            let magic = vdupq_n_f32(ROUNDING_MAGIC);
+            let shifted = vaddq_f32(x, magic);
+            (vsubq_f32(x, vsubq_f32(shifted, magic)), shifted)
+        }
+    }
+    #[inline(always)]
+    unsafe fn exp2_join(x: float32x4_t, power: float32x4_t, shifted: float32x4_t) -> float32x4_t {
         // SAFETY: trait contract.
         unsafe {
             let underflow = vcltq_f32(x, vdupq_n_f32(EXP2_UNDERFLOW));
-            let magic = vdupq_n_f32(ROUNDING_MAGIC);
-            let shifted = vaddq_f32(x, magic);
-            let f = vsubq_f32(x, vsubq_f32(shifted, magic));
-            let mut p = vdupq_n_f32(C[6]);
-            for c in C[..6].iter().rev() {
-                p = vfmaq_f32(vdupq_n_f32(*c), p, f);
-            }
             // The low bits of `shifted` hold the exponent; the rest is shifted out.
             let exponent = vshlq_n_u32::<23>(vreinterpretq_u32_f32(shifted));
-            let power = vreinterpretq_f32_u32(vaddq_u32(exponent, vdupq_n_u32(127 << 23)));
-            let value = vreinterpretq_u32_f32(vmulq_f32(p, power));
+            let whole = vreinterpretq_f32_u32(vaddq_u32(exponent, vdupq_n_u32(127 << 23)));
+            let value = vreinterpretq_u32_f32(vmulq_f32(power, whole));
             vreinterpretq_f32_u32(vbicq_u32(value, underflow))
         }
     }

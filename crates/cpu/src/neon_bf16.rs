@@ -21,6 +21,7 @@ pub(crate) struct NeonBf16;
 impl Simd for NeonBf16 {
     type V = float32x4_t;
     const LANES: usize = 4;
+    const REGISTERS: usize = 32;
     const PACKED: usize = 2;
 
     simd_of!(Neon);

@@ -1,6 +1,6 @@
 //! Plain Rust vectors: what any compiler turns into its target's baseline SIMD.
 
-use crate::simd::{EXP2_COEFFICIENTS as C, EXP2_UNDERFLOW, MAX_LANES, ROUNDING_MAGIC, Simd};
+use crate::simd::{EXP2_UNDERFLOW, MAX_LANES, ROUNDING_MAGIC, Simd};
 use half::{bf16, f16};
 
 /// Marker for vectors of so many lanes.
@@ -21,14 +21,8 @@ fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
 /// 2^x as the vector paths compute it; see [`Simd::exp2`].
 #[inline(always)]
 pub(crate) fn exp2(x: f32) -> f32 {
-    let shifted = x + ROUNDING_MAGIC;
-    let f = x - (shifted - ROUNDING_MAGIC);
-    let mut p = C[6];
-    for degree in (0..6).rev() {
-        p = multiply_add(p, f, C[degree]);
-    }
-    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
-    if x < EXP2_UNDERFLOW { 0.0 } else { p * power }
+    // SAFETY: needs no instruction set.
+    unsafe { Lanes::<1>::exp2([x])[0] }
 }
 
 /// Every e4m3 code's value over 256. Shifted to where f32 has its exponent and mantissa, a code is 2^120 times too small, and
@@ -51,6 +45,7 @@ static E4M3_TABLE: [f32; 256] = E4M3_OVER_256;
 impl<const N: usize> Simd for Lanes<N> {
     type V = [f32; N];
     const LANES: usize = N;
+    const REGISTERS: usize = 16;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> [f32; N] {
@@ -149,8 +144,14 @@ impl<const N: usize> Simd for Lanes<N> {
         std::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
-    unsafe fn exp2(x: [f32; N]) -> [f32; N] {
-        x.map(exp2)
+    unsafe fn exp2_split(x: [f32; N]) -> ([f32; N], [f32; N]) {
+        let shifted = x.map(|x| x + ROUNDING_MAGIC);
+        (std::array::from_fn(|i| x[i] - (shifted[i] - ROUNDING_MAGIC)), shifted)
+    }
+    #[inline(always)]
+    unsafe fn exp2_join(x: [f32; N], power: [f32; N], shifted: [f32; N]) -> [f32; N] {
+        let whole = shifted.map(|x| f32::from_bits((x.to_bits() << 23).wrapping_add(127 << 23)));
+        std::array::from_fn(|i| if x[i] < EXP2_UNDERFLOW { 0.0 } else { power[i] * whole[i] })
     }
     #[inline(always)]
     unsafe fn abs(x: [f32; N]) -> [f32; N] {

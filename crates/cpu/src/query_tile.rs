@@ -69,12 +69,15 @@ impl QueryTile {
         })
     }
 
-    /// How many times the keys up to `until` those are that the tile sees among `keys`; 1 at least.
+    /// How many times the keys up to `until` those are among `keys` that the query sees which sees fewest; 1 at least.
     pub(crate) fn hope(&self, span: &Span, keys: &Range<usize>, until: usize) -> f32 {
-        let (begin, end) = span.seen_by_any(self.first_query, self.last_query);
-        let (begin, end) = (begin.max(keys.start), end.min(keys.end));
-        let (all, seen) = (end.saturating_sub(begin), until.saturating_sub(begin));
-        (all as f32 / seen.max(1) as f32).max(1.0)
+        let hope = [self.first_query, self.last_query].map(|query| {
+            let (begin, end) = span.seen_by_any(query, query);
+            let (begin, end) = (begin.max(keys.start), end.min(keys.end));
+            let (all, seen) = (end.saturating_sub(begin), until.min(end).saturating_sub(begin));
+            (all as f32 / seen.max(1) as f32).max(1.0)
+        });
+        hope[0].min(hope[1])
     }
 
     /// The row of a lane.
@@ -182,4 +185,22 @@ impl QueryTile {
 /// Lanes beyond the last row repeat it; what they compute is never written.
 fn row_of_lane(rows: &Range<usize>, lane: usize) -> usize {
     (rows.start + lane).min(rows.end - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::portable::Portable;
+    use evosdpa_core::{DType, Problem};
+
+    /// A row that hopes for keys it does not see hopes in vain, and its tile is computed twice.
+    #[test]
+    fn no_query_of_a_tile_hopes_for_more_than_it_sees() {
+        let causal = Problem::new("b1h1s300d8:causal".parse().unwrap(), DType::F32).unwrap();
+        let span = Span::new(&causal, 300, 300);
+        let tile = QueryTile::new::<Portable>(&span, 250..258);
+        assert_eq!(tile.hope(&span, &(0..300), 256), 1.0);
+        assert_eq!(tile.hope(&span, &(0..300), 128), 251.0 / 128.0);
+        assert_eq!(tile.hope(&span, &(128..300), 192), 123.0 / 64.0);
+    }
 }

@@ -30,6 +30,8 @@ pub(crate) trait Simd: Copy + 'static {
     type V: Copy;
     /// Elements in a vector, at most [`MAX_LANES`].
     const LANES: usize;
+    /// Vector registers.
+    const REGISTERS: usize;
 
     /// How many elements of the inner dimension share a lane of the two GEMMs: 1, or 2 where operands are pairs of bfloat16 (the
     /// first in the low half) and [`Simd::dot`] adds both products.
@@ -91,8 +93,16 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// The smaller of two; `b` where either is NaN.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// What is left of x when it is rounded, between -1/2 and 1/2, and what [`Simd::exp2_join`] takes as the rounded one. Not for x above 127.
+    unsafe fn exp2_split(x: Self::V) -> (Self::V, Self::V);
+    /// 2^x from 2^f and the rest of what x was split into; 0 below 2^-126 (so for -inf), NaN for NaN.
+    unsafe fn exp2_join(x: Self::V, power: Self::V, rounded: Self::V) -> Self::V;
     /// 2^x to within an ulp; 0 below 2^-126 (so for -inf), NaN for NaN. Not for x above 127.
-    unsafe fn exp2(x: Self::V) -> Self::V;
+    #[inline(always)]
+    unsafe fn exp2(x: Self::V) -> Self::V {
+        // SAFETY: same contract.
+        unsafe { exp2_each::<Self, 1, 1>([[x]])[0][0] }
+    }
     unsafe fn abs(x: Self::V) -> Self::V;
     /// Whether any lane of `x` is above that of `limit`, or one of them is NaN.
     unsafe fn exceeds(x: Self::V, limit: Self::V) -> bool;
@@ -122,6 +132,40 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn transpose_rows(rows: &[*const f32; MAX_LANES], dst: *mut f32, dst_stride: usize);
 }
 
+/// [`Simd::exp2`] of several rows of vectors, step by step: each is a chain of a dozen instructions that wait for one another, so that one chain behind
+/// the other leaves the processor looking for work.
+///
+/// # Safety
+/// The instruction set of `S`.
+#[inline(always)]
+pub(crate) unsafe fn exp2_each<S: Simd, const N: usize, const ROWS: usize>(
+    x: [[S::V; N]; ROWS],
+) -> [[S::V; N]; ROWS] {
+    // SAFETY: by contract.
+    unsafe {
+        let (mut f, mut rounded, mut p) = (x, x, x);
+        for r in 0..ROWS {
+            for i in 0..N {
+                (f[r][i], rounded[r][i]) = S::exp2_split(x[r][i]);
+                p[r][i] = S::splat(EXP2_COEFFICIENTS[6]);
+            }
+        }
+        for degree in (0..6).rev() {
+            for r in 0..ROWS {
+                for i in 0..N {
+                    p[r][i] = S::fma(p[r][i], f[r][i], S::splat(EXP2_COEFFICIENTS[degree]));
+                }
+            }
+        }
+        for r in 0..ROWS {
+            for i in 0..N {
+                p[r][i] = S::exp2_join(x[r][i], p[r][i], rounded[r][i]);
+            }
+        }
+        p
+    }
+}
+
 /// Those functions of [`Simd`] that are the same for pairs of bfloat16 as for f32, whose vectors they have: `$of`'s.
 macro_rules! simd_of {
     ($of:ty) => {
@@ -147,7 +191,8 @@ macro_rules! simd_of {
             fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
             max(a: Self::V, b: Self::V) -> Self::V;
             min(a: Self::V, b: Self::V) -> Self::V;
-            exp2(x: Self::V) -> Self::V;
+            exp2_split(x: Self::V) -> (Self::V, Self::V);
+            exp2_join(x: Self::V, power: Self::V, rounded: Self::V) -> Self::V;
             abs(x: Self::V) -> Self::V;
             exceeds(x: Self::V, limit: Self::V) -> bool;
             select_above(x: Self::V, limit: Self::V, a: Self::V, b: Self::V) -> Self::V;

@@ -98,6 +98,8 @@ macro_rules! tile_kernels {
             const STEP: usize = KEYS;
             const VECTORS: usize = VECTORS;
             const PACKED: usize = 2;
+            // Sums are finished row by row.
+            const WORDS: bool = false;
 
             unsafe fn enter() {
                 // SAFETY: trait contract.

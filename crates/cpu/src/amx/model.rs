@@ -85,6 +85,7 @@ pub(crate) struct PortablePairs;
 impl Simd for PortablePairs {
     type V = <Lanes<SIDE> as Simd>::V;
     const LANES: usize = SIDE;
+    const REGISTERS: usize = 16;
     const PACKED: usize = 2;
 
     simd_of!(Lanes<SIDE>);

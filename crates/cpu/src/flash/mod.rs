@@ -115,7 +115,7 @@ impl Work<'_> {
                     *most_hope = 1.0;
                     again = true;
                 }
-                tile.careful |= biased && maximum.is_infinite();
+                tile.careful |= biased && maximum.is_infinite() && self.sees_any(tile.row(lane));
             }
             again |= tile.careful;
             if again {
@@ -123,6 +123,21 @@ impl Work<'_> {
             }
         }
         again
+    }
+
+    /// Whether boolean mask and block table leave a row any of the unit's keys: one that sees none is nothing to be careful about.
+    unsafe fn sees_any(&self, row: usize) -> bool {
+        let Work { job, unit, span, .. } = *self;
+        let (head, query) = self.head_and_query(row);
+        let (begin, end) = span.seen_by_any(query, query);
+        let mask = job.modifiers.mask.as_ref().map(|mask| mask.row(unit.sequence, head, query));
+        let blocks = job.modifiers.blocks.as_ref();
+        let blocks = blocks.map(|table| (table.keys(), table.row(unit.sequence, head, query)));
+        (begin.max(unit.keys.start)..end.min(unit.keys.end)).any(|key| {
+            // SAFETY: masks have a byte for every key.
+            mask.is_none_or(|mask| unsafe { *mask.add(key) } != 0)
+                && blocks.is_none_or(|(size, row)| row[key / size] != 0)
+        })
     }
 
     unsafe fn clear_state<K: Kernels>(&self, index: usize, tile: &QueryTile) {

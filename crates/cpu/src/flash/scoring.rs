@@ -7,6 +7,7 @@ use crate::kernels::Kernels;
 use crate::query_tile::{Look, QueryTile};
 use crate::shown::{clear, words};
 use crate::tile::{Start, TileStep};
+use evosdpa_core::DType;
 use std::ptr;
 
 /// # Safety
@@ -129,11 +130,16 @@ impl Work<'_> {
         }
         // SAFETY: as `run_unit`.
         unsafe {
-            if let Some(bias) = &modifiers.bias {
-                K::start_bias(bias.dtype(), tile.vectors, step, &self.bias_rows::<K>(index, tile, block));
-            } else {
+            let Some(bias) = &modifiers.bias else {
                 K::start_alibi(tile.vectors, step, &self.tile_hook::<K>(index, tile, block));
+                return Start::Added;
+            };
+            let rows = self.bias_rows::<K>(index, tile, block);
+            if K::WORDS && bias.dtype() == DType::BF16 {
+                K::start_words(tile.vectors, step, &rows);
+                return Start::Words;
             }
+            K::start_bias(bias.dtype(), tile.vectors, step, &rows);
         }
         Start::Added
     }
@@ -163,7 +169,7 @@ impl Work<'_> {
         step: &TileStep,
     ) {
         let modifiers = &self.job.modifiers;
-        let added = step.start == Start::Added;
+        let added = step.start != Start::Nothing;
         // SAFETY: as `run_unit`.
         unsafe {
             if modifiers.cap > 0.0 || modifiers.alibi() && (!added || modifiers.bias.is_some()) {

@@ -117,6 +117,8 @@ pub(crate) enum Start {
     Nothing,
     /// What is added to the scores: a bias or ALiBi.
     Added,
+    /// In the rows of even keys, a bias of bfloat16 as it is given, for the key and the one behind it.
+    Words,
 }
 
 /// What is done about the rounding of weights to pairs of bfloat16, one part in 256 each at most.

@@ -1,6 +1,7 @@
 //! QKᵀ, with bias, ALiBi or mask added on the way, the band mask at the edges and the running maximum.
 
 use super::{Start, TileStep, ends_in_tails};
+use crate::dense::of_words;
 use crate::simd::Simd;
 
 /// Columns of QKᵀ between two looks at the loop's counters; divides a vector.
@@ -109,6 +110,15 @@ unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usi
             for r in 0..MR {
                 for v in FIRST..NR {
                     acc[r][v] = S::add(acc[r][v], S::load(out.add(r * width + v * S::LANES)));
+                }
+            }
+        }
+        if t.start == Start::Words {
+            for r in 0..MR {
+                for v in FIRST..NR {
+                    // Steps are of even numbers of rows: both of a pair are in this one.
+                    let words = S::load(out.add(r / 2 * 2 * width + v * S::LANES));
+                    acc[r][v] = S::add(acc[r][v], of_words::<S>(words, r));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Weights from scores; with pairs of bfloat16 also the rounding residuals of the weights that need a second PV.
 
 use super::{Care, FEW_WEIGHTS, TileStep, Weighed, packed_ends};
-use crate::simd::Simd;
+use crate::simd::{Simd, exp2_each};
 
 /// Scores become weights `2^(s - max)` in place; maximum, sum and rescale factor are brought up to date.
 ///
@@ -108,43 +108,82 @@ unsafe fn weigh_rows<S: Simd, const NR: usize, const FIRST: usize, const SQUARES
     shift: &[S::V; NR],
     sums: &mut [[S::V; 2]; NR],
 ) {
+    // A pair's second key may lie behind the last that this part has.
+    let last = if S::PACKED == 1 { end } else { t.key_end };
+    // With half as many registers the exponentials of two rows would not all have one.
+    let rows = if S::PACKED == 2 || S::REGISTERS >= 32 { 2 } else { 1 };
+    let mut row = begin;
+    while row < end {
+        // SAFETY: in bounds by the contract of `softmax`.
+        unsafe {
+            if rows == 2 && row + 1 < last {
+                weigh_at::<S, NR, FIRST, 2, SQUARES, ROUND>(t, row, shift, sums);
+            } else {
+                weigh_at::<S, NR, FIRST, 1, SQUARES, ROUND>(t, row, shift, sums);
+            }
+        }
+        row += rows;
+    }
+}
+
+/// [`weigh_rows`] of `ROWS` key rows, 1 or 2.
+#[inline(always)]
+unsafe fn weigh_at<
+    S: Simd,
+    const NR: usize,
+    const FIRST: usize,
+    const ROWS: usize,
+    const SQUARES: bool,
+    const ROUND: bool,
+>(
+    t: &TileStep,
+    row: usize,
+    shift: &[S::V; NR],
+    sums: &mut [[S::V; 2]; NR],
+) {
     let width = NR * S::LANES;
-    for row in (begin..end).step_by(S::PACKED) {
+    // SAFETY: in bounds by the contract of `softmax`.
+    unsafe {
+        let at = t.scores.add(row * width);
+        let zero = S::splat(0.0);
+        let mut weights = [[zero; NR]; ROWS];
+        for r in 0..ROWS {
+            for v in FIRST..NR {
+                weights[r][v] = S::sub(S::load(at.add(r * width + v * S::LANES)), shift[v]);
+            }
+        }
+        weights = exp2_each::<S, NR, ROWS>(weights);
         for v in FIRST..NR {
-            // SAFETY: in bounds by the contract of `softmax`.
-            unsafe {
-                let p = t.scores.add(row * width + v * S::LANES);
-                let weight = S::exp2(S::sub(S::load(p), shift[v]));
-                sums[v][0] = S::add(sums[v][0], weight);
-                if S::PACKED == 1 {
-                    S::store(p, weight);
-                    continue;
+            for r in 0..ROWS {
+                sums[v][0] = S::add(sums[v][0], weights[r][v]);
+            }
+            if SQUARES {
+                for r in (0..ROWS).rev() {
+                    sums[v][1] = S::fma(weights[r][v], weights[r][v], sums[v][1]);
                 }
-                // The last key may have no partner: its place then holds no score.
-                let mut partner = S::splat(0.0);
-                if row + 1 < t.key_end {
-                    partner = S::exp2(S::sub(S::load(p.add(width)), shift[v]));
-                    sums[v][0] = S::add(sums[v][0], partner);
-                }
-                let pair = S::round_pair(weight, partner);
-                if SQUARES {
-                    sums[v][1] = S::fma(weight, weight, S::fma(partner, partner, sums[v][1]));
-                }
-                if ROUND {
-                    S::store(p, pair);
-                } else {
-                    S::store(p, weight);
-                    if row + 1 < t.key_end {
-                        S::store(p.add(width), partner);
-                    }
-                }
+            }
+            let p = at.add(v * S::LANES);
+            if S::PACKED == 2 && ROUND {
+                // The last key may have no partner.
+                let partner = if ROWS == 2 { weights[ROWS - 1][v] } else { zero };
+                S::store(p, S::round_pair(weights[0][v], partner));
+                continue;
+            }
+            for r in 0..ROWS {
+                S::store(p.add(r * width), weights[r][v]);
             }
         }
     }
 }
 
+/// Of rows whose weights are fewer than this part of [`FEW_WEIGHTS`] those above twice a share are seldom enough.
+const VERY_FEW: f32 = 0.4;
+
 /// Above which weights of each lane what rounding takes from them is multiplied too; none where that is no lane's. A lane's answer does not depend on its
 /// neighbours.
+///
+/// Where weights are very few, or hope was in vain, that is every weight above the share of one among [`FEW_WEIGHTS`]. Elsewhere those above twice that
+/// are mostly enough; where they were not, sums of squares say so at the end of the row, and its tile is run again without hope.
 #[inline(always)]
 unsafe fn large_weights<S: Simd, const NR: usize>(t: &TileStep) -> Option<[S::V; NR]> {
     // SAFETY: in bounds by the contract of `softmax`.
@@ -155,7 +194,11 @@ unsafe fn large_weights<S: Simd, const NR: usize>(t: &TileStep) -> Option<[S::V;
             let expected = S::mul(sum, hope::<S>(t, v * S::LANES));
             let share = S::mul(expected, S::splat(1.0 / FEW_WEIGHTS));
             let (squares, many) = (S::load(t.squares.add(v * S::LANES)), S::mul(sum, share));
-            large[v] = S::select_above(squares, many, share, S::splat(f32::INFINITY));
+            let very_few = S::mul(squares, S::splat(VERY_FEW));
+            let most = S::load(t.most_hope.add(v * S::LANES));
+            let hopeful = S::select_above(very_few, many, share, S::mul(share, S::splat(2.0)));
+            let above = S::select_above(most, S::splat(1.0), hopeful, share);
+            large[v] = S::select_above(squares, many, above, S::splat(f32::INFINITY));
             few |= S::exceeds(squares, many);
         }
         few.then_some(large)

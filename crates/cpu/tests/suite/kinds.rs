@@ -329,10 +329,16 @@ fn masked_keys_have_no_influence_whatever_they_hold() {
 #[test]
 fn biases_of_every_size() {
     const KEYS: usize = 50;
-    for shape in ["b1h1s16/50d8:bias", "b1h1s1/50d8:bias=b"] {
+    for shape in ["b1h1s16/50d8:bias", "b1h1s1/50d8:bias=b", "b1h1s16/50d8:bias:mask"] {
         let problem = problem(shape, DType::F32);
         let queries = problem.sizes().seq_q;
-        let clean = Inputs::generate(&problem, Family::Normal, 4);
+        let mut clean = Inputs::generate(&problem, Family::Normal, 4);
+        if problem.scores().mask.is_some() {
+            // Rows that see nothing must not be taken for such as see what is infinite in other units, nor the other way round.
+            let mut shown = Tensor::zeros([1, 1, queries, KEYS], DType::U8, Layout::Bhsd);
+            shown.bytes_mut()[KEYS..].fill(1);
+            clean.side.mask = Some(shown);
+        }
         let value = |key: usize| f64::from(clean.v.view().elements::<f32>().unwrap()[key * 8]);
         let mean = (0..KEYS).map(value).sum::<f64>() / KEYS as f64;
         // What stands in a whole row, what at its key 7, and the first element of the output; NaN is no number.

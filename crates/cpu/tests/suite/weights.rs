@@ -48,6 +48,7 @@ fn weights_that_all_come_first_are_not_rounded() {
 fn rounding_stays_within_the_tolerance_where_weights_are_neither_few_nor_many() {
     for seed in [2, 11, 15, 25] {
         check(&problem("b1h8s160d64:o=f32", DType::BF16), Family::Normal, seed);
+        check(&problem("b1h4s300d64:causal:o=f32", DType::BF16), Family::Normal, seed);
     }
 }
 
