@@ -18,6 +18,7 @@ const ON_CUDA: i32 = 2;
 const INT: u8 = 0;
 const FLOAT: u8 = 2;
 const BFLOAT: u8 = 4;
+const BOOL: u8 = 6;
 const E4M3FN: u8 = 10;
 
 /// `DLTensor` of DLPack 1.
@@ -89,6 +90,7 @@ pub(crate) enum Kind {
     Int32 = 3,
     E4m3 = 4,
     Int8 = 5,
+    Bool = 6,
 }
 
 impl Kind {
@@ -150,6 +152,7 @@ pub(crate) fn look(tensor: &Bound<'_, PyAny>) -> Option<Looked> {
         (INT, 32, 1) => Kind::Int32,
         (E4M3FN, 8, 1) => Kind::E4m3,
         (INT, 8, 1) => Kind::Int8,
+        (BOOL, 8, 1) => Kind::Bool,
         _ => return None,
     };
     let gpu = match found.device_type {

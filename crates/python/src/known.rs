@@ -64,6 +64,12 @@ struct Beside {
     /// Rows and columns of the page table, and the step from row to row.
     table: [i64; 3],
     kv_dtype: u8,
+    /// The type, sizes and strides of a mask or bias; of a mask that of no bias.
+    dense: Option<(u8, [i64; 4], [i64; 4])>,
+    /// The bits of a cap's number; 0 without one.
+    softcap: u64,
+    /// 0 for none.
+    chunk: i64,
 }
 
 /// What is known from the first call with such tensors.
@@ -140,7 +146,7 @@ impl Key {
 }
 
 impl Beside {
-    /// Of a side that has lists, a page table and scales of a cache, and nothing else.
+    /// Of a side that has no table of blocks, no scales of queries and no types of its own for the output.
     fn of(side: &Side) -> Self {
         let lists = [
             side.cu_seqlens_q,
@@ -151,7 +157,10 @@ impl Beside {
             side.cache_batch_idx,
             side.scales[1],
             side.scales[2],
+            side.alibi_slopes,
+            side.sinks,
         ];
+        let dense = side.bias.or_else(|| Some((u8::MAX, side.mask?)));
         let bits = lists.iter().fold(0, |bits, list| bits << 1 | u16::from(list.is_some()));
         Self {
             // None at all is something else than no side.
@@ -160,6 +169,9 @@ impl Beside {
             longest: [side.max_seqlen_q, side.max_seqlen_kv].map(|longest| longest.unwrap_or(0)),
             table: side.page_table.map_or([0; 3], |table| [table.shape[0], table.shape[1], table.row_stride]),
             kv_dtype: side.kv_dtype.unwrap_or(u8::MAX),
+            dense: dense.map(|(dtype, dense)| (dtype, dense.shape, dense.strides)),
+            softcap: side.softcap.map_or(0, f64::to_bits),
+            chunk: side.chunk.unwrap_or(0),
         }
     }
 }
@@ -230,8 +242,20 @@ impl Side {
                 *to = list.address as u64;
             }
         };
-        let DeviceSide { queries, keys, seqused_q, seqused_kv, leftpad_kv, indices, pages, .. } =
-            &mut tensors.side;
+        let DeviceSide {
+            queries,
+            keys,
+            seqused_q,
+            seqused_kv,
+            leftpad_kv,
+            indices,
+            pages,
+            alibi_slopes,
+            bias,
+            mask,
+            blocks: _,
+            sinks,
+        } = &mut tensors.side;
         for (tokens, cu) in [(queries, self.cu_seqlens_q), (keys, self.cu_seqlens_kv)] {
             if let (Some(tokens), Some(cu)) = (tokens, cu) {
                 tokens.cu_seqlens = cu.address as u64;
@@ -240,6 +264,13 @@ impl Side {
         move_word(seqused_q, self.seqused_q);
         move_word(seqused_kv, self.seqused_kv);
         move_word(leftpad_kv, self.leftpad_kv);
+        move_word(alibi_slopes, self.alibi_slopes);
+        move_word(sinks, self.sinks);
+        for (dense, operand) in [(bias, self.bias.map(|(_, bias)| bias)), (mask, self.mask)] {
+            if let (Some(dense), Some(operand)) = (dense, operand) {
+                dense.address = operand.address as u64;
+            }
+        }
         if let (Some(indices), Some(list)) = (indices, self.cache_batch_idx) {
             indices.address = list.address as u64;
         }
@@ -258,11 +289,7 @@ impl Eq for Key {}
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         for (shape, strides) in &self.forms {
-            // The hasher waits for each of its numbers before the next, so one number for each form: sizes and strides of tensors
-            // that lie in the same memory differ in more than what falls together here.
-            let folded =
-                shape.iter().chain(strides).fold(0, |folded: i64, number| folded.rotate_left(13) ^ number);
-            state.write_i64(folded);
+            state.write_i64(folded(shape, strides));
         }
         let Wanted { scale, visible, enable_gqa, flash_layout, out_by_token, one_query, with_lse, precision } =
             self.wanted;
@@ -282,13 +309,26 @@ impl Hash for Key {
         let flags = flags.into_iter().fold(0, |bits, flag| bits << 1 | u64::from(flag));
         state.write_u64(flags << 8 | u64::from(self.dtype));
         state.write_usize(self.threads << 8 | self.gpu.map_or(0xff, |gpu| gpu & 0x7f));
-        let Beside { lists, sequences, longest, table, kv_dtype } = self.beside;
+        let Beside { lists, sequences, longest, table, kv_dtype, dense, softcap, chunk } = self.beside;
+        if lists == 0 {
+            return;
+        }
         state.write_u64(u64::from(lists) << 8 | u64::from(kv_dtype));
         state.write_usize(sequences);
         for number in longest.iter().chain(&table) {
             state.write_i64(*number);
         }
+        if let Some((dtype, shape, strides)) = dense {
+            state.write_i64(folded(&shape, &strides) ^ i64::from(dtype));
+        }
+        state.write_u64(softcap ^ chunk as u64);
     }
+}
+
+/// One number for a form, since the hasher waits for each of its numbers before the next: sizes and strides of tensors that lie in the same
+/// memory differ in more than what falls together here.
+fn folded(shape: &[i64; 4], strides: &[i64; 4]) -> i64 {
+    shape.iter().chain(strides).fold(0, |folded: i64, number| folded.rotate_left(13) ^ number)
 }
 
 /// A few instructions a number: forms come from one program and mean no harm.

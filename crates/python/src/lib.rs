@@ -22,6 +22,8 @@ mod module;
 #[cfg(feature = "extension-module")]
 mod sanitizer;
 #[cfg(feature = "extension-module")]
+mod scores;
+#[cfg(feature = "extension-module")]
 mod serving;
 mod side;
 #[cfg(feature = "extension-module")]

@@ -15,6 +15,7 @@ use crate::{
     Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible, arrays,
     exit::{detached, ending},
     known::Wanted,
+    scores::{self, Scores},
     serving,
     torch::Torch,
 };
@@ -100,7 +101,7 @@ fn use_torch(exchange: &Bound<'_, PyAny>, parts: &Bound<'_, PyDict>) -> PyResult
 /// Attention of plain torch tensors that nobody differentiates or traces: the output, or `(out, lse)`, or `None` when something about
 /// them, or about what torch is doing, is out of the ordinary.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, scale, window, enable_gqa, flash_layout, with_lse, high, out_by_token=false))]
+#[pyo3(signature = (q, k, v, scale, window, enable_gqa, flash_layout, with_lse, high, out_by_token=false, scores=None))]
 fn straight<'py>(
     q: &Bound<'py, PyAny>,
     k: &Bound<'py, PyAny>,
@@ -112,20 +113,22 @@ fn straight<'py>(
     with_lse: &Bound<'py, PyAny>,
     high: bool,
     out_by_token: bool,
+    scores: Option<scores::Given<'py>>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let (Some(scale), Some(visible)) = (number(scale), visible(window)) else { return Ok(None) };
+    let Some(scores) = read(scores) else { return Ok(None) };
     let (enable_gqa, with_lse, precision) = (enable_gqa.is_truthy()?, with_lse.is_truthy()?, precision(high));
     let one_query = false;
     let wanted =
         Wanted { scale, visible, enable_gqa, flash_layout, out_by_token, one_query, with_lse, precision };
-    crate::straight::attention([q, k, v], &wanted)
+    crate::straight::attention([q, k, v], &wanted, scores.as_ref())
 }
 
 /// Attention of plain torch tensors over packed sequences or a cache, new tokens written to it first: the output, or `(out, lse)`, or
 /// `None` when something about them is out of the ordinary. With `one_query` queries are `[sequences, heads, dim]`; `planned` is what they must
 /// be.
 #[pyfunction]
-#[pyo3(signature = (tensors, new, angles, lists, scales, longest, scale, window, interleaved, with_lse, high, one_query=false, planned=None))]
+#[pyo3(signature = (tensors, new, angles, lists, scales, longest, scale, window, interleaved, with_lse, high, one_query=false, planned=None, scores=None))]
 fn straight_cache<'py>(
     py: Python<'py>,
     tensors: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
@@ -141,10 +144,12 @@ fn straight_cache<'py>(
     high: bool,
     one_query: bool,
     planned: Option<serving::PlannedFor>,
+    scores: Option<scores::Given<'py>>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let (Some(scale), Some(visible), Some(torch)) = (number(scale), visible(window), Torch::bound(py)) else {
         return Ok(None);
     };
+    let Some(scores) = read(scores) else { return Ok(None) };
     let (interleaved, with_lse, precision) =
         (interleaved.is_truthy()?, with_lse.is_truthy()?, precision(high));
     // What is no number is missing: the long way says so. An error would cost more than the call.
@@ -165,8 +170,17 @@ fn straight_cache<'py>(
         precision,
         one_query,
         planned,
+        scores,
     };
     serving::attention(py, &served)
+}
+
+/// What changes scores, if anything does; `None` where that is out of the ordinary.
+fn read(scores: Option<scores::Given<'_>>) -> Option<Option<Scores<'_>>> {
+    match scores {
+        None => Some(None),
+        Some(given) => Scores::read(given).map(Some),
+    }
 }
 
 /// A float or nothing, and nothing that could be made one: that is for the long way.

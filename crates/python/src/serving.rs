@@ -16,8 +16,9 @@ use crate::{
     exit::detached,
     known::{Key, Known, OutputForms, Wanted},
     module::raised,
+    scores::{Scores, ScoresOf},
     straight::{given as outputs, head_dim_max, takes_scale},
-    torch::{Form, Torch},
+    torch::{Form, Seen, Torch},
 };
 
 /// A tensor, or nothing.
@@ -68,6 +69,7 @@ pub(crate) struct Served<'py> {
     pub(crate) one_query: bool,
     /// What tensors must be; anything where there is none.
     pub(crate) planned: Option<PlannedFor>,
+    pub(crate) scores: Option<Scores<'py>>,
 }
 
 /// The same as plain numbers, all of it ordinary.
@@ -97,7 +99,16 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
         *place = found;
     }
     let Some(mut plain) = served.plain(&looked) else { return Ok(None) };
-    if !torch.is_plain(tensors, &looked[..tensors.len()])? {
+    let mut seen = Seen::new(q, first);
+    for (tensor, found) in tensors.iter().zip(looked).skip(1) {
+        seen.push(tensor, found);
+    }
+    if let Some(scores) = &served.scores
+        && scores.add_to(torch, plain.scores(first.kind), &mut seen, &mut plain.side).is_none()
+    {
+        return Ok(None);
+    }
+    if !torch.is_plain(&seen)? {
         return Ok(None);
     }
     let place = match plain.gpu {
@@ -232,6 +243,11 @@ unsafe fn append(
 }
 
 impl Plain {
+    /// The scores of a call that has no dense mask: how many queries and keys there are is not asked.
+    fn scores(&self, kind: Kind) -> ScoresOf {
+        ScoresOf { shape: [0, self.q.shape[1], 0, 0], kind, gpu: self.gpu }
+    }
+
     /// The new tokens, beside what was given.
     fn append(&self, given: &Side, interleaved: bool) -> Option<Append> {
         let write = Append::new(self.dtype, [self.k, self.v], self.new?);
@@ -258,7 +274,7 @@ impl Plain {
     fn rotate(&self, given: &Side, x: Operand, rotary: Angles, visible: Visible) -> Rotate {
         let first = self.first.or(given.seqused_kv).unwrap_or(List { address: 0, len: 0 });
         // Without a mask all queries are at the first position.
-        let advance = (visible.left, visible.right) != (-1, -1);
+        let advance = (visible.left, visible.right) != (-1, -1) || given.chunk.is_some();
         let (dtype, out, cu_seqlens) = (self.dtype, self.q, given.cu_seqlens_q);
         Rotate { dtype, x, out, rotary, first, cu_seqlens, advance }
     }

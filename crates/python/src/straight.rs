@@ -7,19 +7,21 @@ use evosdpa::gpu;
 use pyo3::prelude::*;
 
 use crate::{
-    Operand,
+    Operand, Side,
     call::caught,
     exchange::{self, Described},
     exit::detached,
     known::{Key, Known, OutputForms, Wanted},
     module::raised,
-    torch::Torch,
+    scores::{Scores, ScoresOf},
+    torch::{Seen, Torch},
 };
 
 /// Attention (see [`given`]), or `None` when something is out of the ordinary, for the long way to look into.
 pub(crate) fn attention<'py>(
     tensors: [&Bound<'py, PyAny>; 3],
     wanted: &Wanted,
+    scores: Option<&Scores<'py>>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = tensors[0].py();
     let Some(torch) = Torch::bound(py) else { return Ok(None) };
@@ -27,17 +29,33 @@ pub(crate) fn attention<'py>(
         return Ok(None);
     }
     let [Some(q), Some(k), Some(v)] = tensors.map(exchange::look) else { return Ok(None) };
-    let looked = [q, k, v];
-    let [Some(q), Some(k), Some(v)] = looked.map(|found| found.described()) else { return Ok(None) };
-    if !are_addresses(&q, &k, &v) || !torch.is_plain(&tensors, &looked)? {
+    let mut seen = Seen::new(tensors[0], q);
+    seen.push(tensors[1], k);
+    seen.push(tensors[2], v);
+    let kind = q.kind;
+    let [Some(q), Some(k), Some(v)] = [q, k, v].map(|found| found.described()) else { return Ok(None) };
+    let side = match scores {
+        None => None,
+        Some(scores) => {
+            let [queries, keys] = [&q, &k].map(|tensor| oriented(tensor, wanted.flash_layout).shape);
+            let of = ScoresOf { shape: [queries[0], queries[1], queries[2], keys[2]], kind, gpu: q.gpu };
+            let mut side = Side::default();
+            if scores.add_to(torch, of, &mut seen, &mut side).is_none() {
+                return Ok(None);
+            }
+            Some(side)
+        }
+    };
+    let side = side.as_ref();
+    if !are_addresses(&q, &k, &v) || !torch.is_plain(&seen)? {
         return Ok(None);
     }
     let threads = if q.gpu.is_some() { 0 } else { torch.threads(py)? };
     let forms = [&q.operand, &k.operand, &v.operand];
-    let key = Key::new(forms, q.dtype, q.gpu, threads, *wanted, None);
+    let key = Key::new(forms, q.dtype, q.gpu, threads, *wanted, side);
     let known = match key.look_up() {
         Some(known) => known,
-        None => match planned(torch, tensors[0], [&q, &k, &v], wanted, key)? {
+        None => match planned(torch, tensors[0], [&q, &k, &v], wanted, side, key)? {
             Some(known) => known,
             None => return Ok(None),
         },
@@ -59,7 +77,7 @@ pub(crate) fn attention<'py>(
     detached(py, || {
         // SAFETY: the tensors are alive in the caller's frame, and the outputs are new; on a GPU the allocator that owns the
         // memory keeps the order of this stream.
-        caught(|| unsafe { known.run(operands, None, [o.address, lse_address], stream) })
+        caught(|| unsafe { known.run(operands, side, [o.address, lse_address], stream) })
     })
     .map_err(raised)?;
     given(out, lse).map(Some)
@@ -83,6 +101,7 @@ fn planned(
     queries: &Bound<'_, PyAny>,
     tensors: [&Described; 3],
     wanted: &Wanted,
+    side: Option<&Side>,
     key: Key,
 ) -> PyResult<Option<Arc<Known>>> {
     let ([q, k, v], py) = (tensors, queries.py());
@@ -113,7 +132,7 @@ fn planned(
         false => None,
         true => Some(torch.form(py, &[batch, heads, rows], &[heads * rows, rows, 1], 0)?),
     };
-    Ok(Some(key.plan(py, forms, None, OutputForms { out, lse, shape, strides })?))
+    Ok(Some(key.plan(py, forms, side, OutputForms { out, lse, shape, strides })?))
 }
 
 /// Of one device and type, and at addresses that elements of the type can have: all that a form does not say.

@@ -55,11 +55,31 @@ struct Guard {
 /// A guard is made anew when torch's state has changed for good (`inference_mode` for `no_grad`), but not for ever in turns.
 const GUARDS_MADE_MAX: u32 = 64;
 
-/// What guards are kept by: the type and dimensions of each tensor, 0 behind the last, and the GPU.
-type Kindred = ([u8; TENSORS_MAX], Option<usize>);
+/// What guards are kept by: a byte for the type and dimensions of each tensor, 0 behind the last, and the GPU.
+type Kindred = (u64, Option<usize>);
 
-/// The most tensors of a call: queries, keys and values, and new keys and values.
-const TENSORS_MAX: usize = 5;
+/// The most tensors that a guard looks at: queries, keys and values, new keys and values, and what changes scores.
+const TENSORS_MAX: usize = 8;
+
+/// The tensors of a call that [`Torch::is_plain`] asks about, with what is known of them.
+pub(crate) struct Seen<'a, 'py> {
+    tensors: [&'a Bound<'py, PyAny>; TENSORS_MAX],
+    looked: [Looked; TENSORS_MAX],
+    len: usize,
+}
+
+impl<'a, 'py> Seen<'a, 'py> {
+    /// One tensor.
+    pub(crate) fn new(tensor: &'a Bound<'py, PyAny>, looked: Looked) -> Self {
+        Self { tensors: [tensor; TENSORS_MAX], looked: [looked; TENSORS_MAX], len: 1 }
+    }
+
+    /// One more, of which a call has at most [`TENSORS_MAX`].
+    pub(crate) fn push(&mut self, tensor: &'a Bound<'py, PyAny>, looked: Looked) {
+        (self.tensors[self.len], self.looked[self.len]) = (tensor, looked);
+        self.len += 1;
+    }
+}
 
 /// Sizes, with 0 behind the last dimension, and a type.
 type Contiguous = ([i64; 4], u8);
@@ -113,7 +133,8 @@ impl Torch {
 
     /// Whether tensors, of which there is no other kind among them, are memory that nobody differentiates and that is to be read as it is, and
     /// nobody watches, overrides, transforms, traces or profiles what is done with them.
-    pub(crate) fn is_plain(&self, tensors: &[&Bound<'_, PyAny>], looked: &[Looked]) -> PyResult<bool> {
+    pub(crate) fn is_plain(&self, seen: &Seen<'_, '_>) -> PyResult<bool> {
+        let (tensors, looked) = (&seen.tensors[..seen.len], &seen.looked[..seen.len]);
         let py = tensors[0].py();
         for overrider in &self.overriders {
             if overrider.bind(py).call0()?.is_truthy()? {
@@ -125,11 +146,11 @@ impl Torch {
         if !level.is_some_and(|level| level.is(&self.no_level)) {
             return Ok(false);
         }
-        let mut kindred = ([0; TENSORS_MAX], looked[0].gpu);
-        for (place, found) in kindred.0.iter_mut().zip(looked) {
+        let kindred = looked.iter().fold(0u64, |kindred, found| {
             // Up to four dimensions.
-            *place = (found.kind as u8) << 3 | found.dimensions as u8;
-        }
+            kindred << 8 | (found.kind as u64) << 3 | found.dimensions as u64
+        });
+        let kindred: Kindred = (kindred, looked[0].gpu);
         let known = self.guards.lock().unwrap_or_else(PoisonError::into_inner).get(&kindred).map(|guard| {
             let check = guard.check.as_ref().map(|check| check.clone_ref(py));
             (check, guard.made)

@@ -31,9 +31,14 @@ def main():
     tensors = {str(dtype).removeprefix("torch."): [torch.randn(1, 1, 32, 64).to(dtype)] * 3 for dtype in (torch.float32, torch.bfloat16, torch.float16)}
     arrays = {dtype: [numpy.random.default_rng(0).standard_normal((1, 1, 32, 64)).astype(dtype)] * 3 for dtype in ("float32", "float16")}
     ours = [measure(f"evosdpa.sdpa, torch {dtype}", evosdpa.sdpa, three) for dtype, three in tensors.items()]
+    causal = torch.ones(32, 32, dtype=torch.bool).tril()
+    masked, capped = lambda *three: evosdpa.sdpa(*three, causal), lambda *three: evosdpa.flash_attn_func(*three, softcap=30.0)
+    ours += [measure("evosdpa.sdpa with a mask, torch float32", masked, tensors["float32"])]
+    ours += [measure("evosdpa.flash_attn_func with a softcap, torch float32", capped, [x.transpose(1, 2) for x in tensors["float32"]])]
     ours += [measure(f"evosdpa.sdpa, NumPy {dtype}", evosdpa.sdpa, three) for dtype, three in arrays.items()]
     peer = torch.nn.functional.scaled_dot_product_attention
     theirs = [measure(f"torch's, {dtype}", peer, three) for dtype, three in tensors.items()]
+    theirs += [measure("torch's with a mask, float32", lambda *three: peer(*three, attn_mask=causal), tensors["float32"])]
     with open("/proc/cpuinfo") as facts:
         cpu = next((line.partition(":")[2].strip() for line in facts if line.startswith("model name")), "unknown")
     environment = {"cpu": cpu, "threads": torch.get_num_threads(), "torch": torch.__version__, "evosdpa": evosdpa.__version__}

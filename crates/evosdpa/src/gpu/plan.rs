@@ -10,7 +10,7 @@ use evosdpa_cuda::{Counters, Device, Function, PreparedLaunch, RawStream, Relaxe
 use evosdpa_kernels::{ProblemFacts, SdpaParams, TensorMapUse, Variant, VariantId};
 
 use super::{
-    DeviceScales, DeviceSide, DeviceTensors, Gpu,
+    DeviceScales, DeviceTensors, Gpu,
     maps::{MapKey, PlanNumber},
 };
 use crate::Error;
@@ -145,12 +145,10 @@ const ALIGNED_BYTES: u64 = 16;
 const WORD_BYTES: u64 = 4;
 
 impl Moved {
-    /// Of tensors that were checked, unless something beside them is more than a list.
+    /// Of tensors that were checked, unless a block table is beside them.
     fn new(problem: &Problem, tensors: &DeviceTensors) -> Option<Self> {
-        let DeviceSide { bias, mask, blocks, .. } = &tensors.side;
-        let only_lists = bias.is_none() && mask.is_none() && blocks.is_none();
         let moved = Self { tensors: *tensors, params: tensors.params(problem) };
-        (only_lists && are_aligned(tensors)).then_some(moved)
+        (tensors.side.blocks.is_none() && are_aligned(tensors)).then_some(moved)
     }
 
     /// The parameters of a call, if its tensors differ in nothing that was checked.
@@ -182,7 +180,9 @@ fn are_aligned(tensors: &DeviceTensors) -> bool {
     let lse = lse.map_or(ALIGNED_BYTES, |lse| lse.address);
     let scales = scales.unwrap_or_default();
     let is_reached = |address: u64| address != 0 && address.is_multiple_of(ALIGNED_BYTES);
+    let dense = [side.bias, side.mask].into_iter().flatten();
     [q.address, k.address, v.address, o.address, lse].into_iter().all(is_reached)
+        && dense.map(|dense| dense.address).all(is_reached)
         && side.lists().into_iter().flatten().all(|address| address != 0 && address.is_multiple_of(WORD_BYTES))
         // Of a tensor without codes there are none: 0.
         && [scales.q, scales.k, scales.v].into_iter().all(|address| address.is_multiple_of(WORD_BYTES))
@@ -340,7 +340,7 @@ mod tests {
     use evosdpa_core::DType;
 
     use super::*;
-    use crate::{DeviceLse, choose::assumed_tensors};
+    use crate::{DeviceLse, choose::assumed_tensors, gpu::DeviceSide};
 
     fn planned() -> (Problem, DeviceTensors) {
         let problem = Problem::new("b2h4s8d64:causal".parse().unwrap(), DType::BF16).unwrap();
@@ -380,8 +380,35 @@ mod tests {
             assert_eq!(moved.params(&other), None, "{other:?}");
         }
         // Nor is anything kept of a call that has more to look at.
-        let bias = Problem::new("b2h4s8d64:bias".parse().unwrap(), DType::BF16).unwrap();
-        assert!(Moved::new(&bias, &assumed_tensors(&bias)).is_none());
+        let blocks = Problem::new("b2h4s8d64:blocks=128".parse().unwrap(), DType::BF16).unwrap();
+        assert!(Moved::new(&blocks, &assumed_tensors(&blocks)).is_none());
+    }
+
+    #[test]
+    fn a_bias_and_a_mask_lie_elsewhere_but_are_of_one_form() {
+        let problem = Problem::new("b2h4s8d64:bias:mask".parse().unwrap(), DType::BF16).unwrap();
+        let tensors = assumed_tensors(&problem);
+        let moved = Moved::new(&problem, &tensors).unwrap();
+        let mut elsewhere = tensors;
+        elsewhere.side.bias.as_mut().unwrap().address = 0x70;
+        elsewhere.side.mask.as_mut().unwrap().address = 0x80;
+        assert_eq!(moved.params(&elsewhere), Some(elsewhere.params(&problem)));
+        type Change = fn(&mut DeviceSide);
+        let changes: [Change; 8] = [
+            |side| side.bias = None,
+            |side| side.mask = None,
+            |side| side.bias.as_mut().unwrap().dtype = DType::F32,
+            |side| side.bias.as_mut().unwrap().strides[2] += 8,
+            |side| side.mask.as_mut().unwrap().strides[0] += 8,
+            |side| side.mask.as_mut().unwrap().address = 0,
+            |side| side.mask.as_mut().unwrap().address += 1,
+            |side| side.bias.as_mut().unwrap().address += 2,
+        ];
+        for change in changes {
+            let mut other = tensors;
+            change(&mut other.side);
+            assert_eq!(moved.params(&other), None, "{:?}", other.side);
+        }
     }
 
     /// A call over a paged cache of codes with everything that lists can say, and where such a call puts each thing.

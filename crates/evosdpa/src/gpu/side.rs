@@ -121,22 +121,23 @@ impl DeviceSide {
         ]
     }
 
-    /// Whether it differs from another, which has nothing but lists, in nothing but where these lie.
+    /// Whether it differs from another, which has no block table, in nothing but where things lie.
     pub(super) fn has_form_of(&self, other: &Self) -> bool {
         let there = |side: &Self| side.lists().map(|list| list.is_some());
         let tokens = |tokens: Option<DeviceTokens>| tokens.map(|tokens| tokens.tokens);
         let pages = |pages: Option<DevicePages>| pages.map(|pages| (pages.row_stride, pages.pages));
+        let dense = |dense: Option<DeviceDense>| dense.map(|dense| (dense.dtype, dense.strides));
         there(self) == there(other)
             && tokens(self.queries) == tokens(other.queries)
             && tokens(self.keys) == tokens(other.keys)
             && self.indices.map(|indices| indices.rows) == other.indices.map(|indices| indices.rows)
             && pages(self.pages) == pages(other.pages)
-            && self.bias.is_none()
-            && self.mask.is_none()
+            && dense(self.bias) == dense(other.bias)
+            && dense(self.mask) == dense(other.mask)
             && self.blocks.is_none()
     }
 
-    /// Tells kernels where the lists are.
+    /// Tells kernels where the lists, the bias and the mask are.
     pub(super) fn place(&self, params: &mut SdpaParams) {
         let places = [
             &mut params.cu_seqlens_q,
@@ -152,6 +153,8 @@ impl DeviceSide {
         for (place, list) in places.into_iter().zip(self.lists()) {
             *place = list.unwrap_or(0);
         }
+        let address = |dense: Option<DeviceDense>| dense.map_or(0, |dense| dense.address);
+        (params.bias, params.mask) = (address(self.bias), address(self.mask));
     }
 
     /// Refuses what is missing, not asked for, or cannot be read.
@@ -248,7 +251,7 @@ impl DeviceSide {
         params.softcap = scores.softcap.map_or(0.0, |cap| cap.value());
         params.chunk = scores.chunk.map_or(0, |chunk| chunk.keys() as i32);
         if let (Some(bias), Some(asked)) = (self.bias, scores.bias) {
-            (params.bias, params.bias_stride) = (bias.address, strides(bias, asked));
+            params.bias_stride = strides(bias, asked);
             params.bias_type = match bias.dtype {
                 DType::F16 => params::BIAS_F16,
                 DType::BF16 => params::BIAS_BF16,
@@ -256,7 +259,7 @@ impl DeviceSide {
             };
         }
         if let (Some(mask), Some(asked)) = (self.mask, scores.mask) {
-            (params.mask, params.mask_stride) = (mask.address, strides(mask, asked));
+            params.mask_stride = strides(mask, asked);
         }
         if let (Some(address), Some(asked)) = (self.blocks, scores.blocks) {
             fill_blocks(address, asked, problem.sizes().heads_q, params);

@@ -74,8 +74,10 @@ def sdpa(
     high = precision != "default" and _words.is_high(precision)
     torch_side = _binding.torch_side
     if torch_side is not None:
-        if attn_mask is None and dropout_p == 0.0 and not _binding.compiling():
-            done = torch_side.straight(q, k, v, scale, is_causal, enable_gqa, False, False, high)
+        # With a mask there is more that may be torch's.
+        if (attn_mask is None or not (is_causal or fallback)) and dropout_p == 0.0 and not _binding.compiling():
+            scores = None if attn_mask is None else (attn_mask, 0.0, 0, None, None)
+            done = torch_side.straight(q, k, v, scale, is_causal, enable_gqa, False, False, high, False, scores)
             if done is not None:
                 result: Array = done
                 return result
@@ -199,11 +201,12 @@ def flash_attn_func(
         s_aux, learnable_sink = _given.one_of(s_aux=s_aux, learnable_sink=learnable_sink), None
     window = _window.flash_window(causal, window_size)
     plain = not softcap and not attention_chunk and alibi_slopes is None and s_aux is None and qv is None
+    scores = None if plain else (None, softcap, attention_chunk, alibi_slopes, s_aux)
     side: Any = _arrays
     done: Any = None
     if torch_side is not None:
-        if plain and dropout_p == 0.0 and not _binding.compiling():
-            done = torch_side.straight(q, k, v, softmax_scale, window, True, True, with_lse, high)
+        if qv is None and dropout_p == 0.0 and not (scores and fallback) and not _binding.compiling():
+            done = torch_side.straight(q, k, v, softmax_scale, window, True, True, with_lse, high, False, scores)
             if done is not None:
                 return done
         if torch_side.are_tensors(q, k, v):

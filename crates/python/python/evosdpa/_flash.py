@@ -161,18 +161,17 @@ def flash_attn_varlen_func(
         and not _binding.compiling()
         and page_table is None
         and block_table is None
-        and not (softcap or attention_chunk or dropout_p)
+        and not dropout_p
         and qv is None
-        and alibi_slopes is None
-        and s_aux is None
         and type(max_seqlen_q) is int
         and type(max_seqlen_k) is int
     ):
         lists = (cu_seqlens_q, cu_seqlens_k, None, seqused_q, seqused_k, None, None, None, None)
         longest = (max_seqlen_q, max_seqlen_k)
         scales = (k_descale, v_descale)
+        scores = _scores(softcap, attention_chunk, alibi_slopes, s_aux)
         done = torch_side.straight_cache(
-            (q, k, v), None, None, lists, scales, longest, softmax_scale, window, True, with_lse, high
+            (q, k, v), None, None, lists, scales, longest, softmax_scale, window, True, with_lse, high, False, None, scores
         )
         if done is not None:
             return done
@@ -316,10 +315,7 @@ def flash_attn_with_kvcache(
     if (
         torch_side is not None
         and not _binding.compiling()
-        and not (softcap or attention_chunk)
         and qv is None
-        and alibi_slopes is None
-        and s_aux is None
         and (page_table is None or block_table is None)
         and (k is None) == (v is None)
         and (rotary_cos is None) == (rotary_sin is None)
@@ -349,6 +345,9 @@ def flash_attn_with_kvcache(
             rotary_interleaved,
             return_softmax_lse,
             high,
+            False,
+            None,
+            _scores(softcap, attention_chunk, alibi_slopes, s_aux),
         )
         if done is not None:
             return done
@@ -449,6 +448,12 @@ def dense(
         if isinstance(q, torch_side.Tensor):
             return out, lse
         return out.numpy(), None if lse is None else lse.numpy()
+
+
+def _scores(softcap: float, chunk: int, alibi_slopes: Any, sinks: Any) -> tuple[Any, ...] | None:
+    """What changes scores, as the short way takes it."""
+    changed = softcap or chunk or alibi_slopes is not None or sinks is not None
+    return (None, softcap, chunk, alibi_slopes, sinks) if changed else None
 
 
 def has_codes(q: Any, k: Any) -> bool:

@@ -96,9 +96,10 @@ class Plan:
             raise NotImplementedError(f"pos_encoding_mode is {pos_encoding_mode!r}: evosdpa has 'NONE'; turn q and k beforehand")
         self.sm_scale, self.window = sm_scale, (window_left, 0 if causal else -1, True)
         self.side = {name: value for name, value in self.side.items() if name != "softcap"}
-        if logits_soft_cap:
-            self.side["softcap"] = float(logits_soft_cap)
-        self.is_plain = not self.side.keys() & {"softcap", "mask"} and -2 not in self.planned
+        self.softcap = float(logits_soft_cap or 0.0)
+        if self.softcap:
+            self.side["softcap"] = self.softcap
+        self.is_plain = "mask" not in self.side and -2 not in self.planned
 
     def changed(self, causal: bool | None, *rest: Any) -> Plan:
         """The same sequences under other modifiers; causal as it was where that is not said, and never with a mask."""
@@ -147,8 +148,9 @@ class Plan:
     ) -> Tensor | None:
         """The output alone, by one native call: ``[…, tokens, heads, dim]`` in and out, or queries ``[sequences, heads, dim]`` where each
         sequence has one. ``None`` is for :meth:`attend` to look into."""
-        if not self.is_plain or sinks is not None or window_left is not None or _torch.compiling():
+        if not self.is_plain or window_left is not None or _torch.compiling():
             return None
+        scores = (None, self.softcap, 0, None, sinks) if self.softcap or sinks is not None else None
         # Servers give scales to every cache, and 1 to those that have none.
         if scales != (None, None, None) and any(scale is not None and (type(scale) is not float or scale != 1.0) for scale in scales):
             return None
@@ -158,7 +160,20 @@ class Plan:
         longest = (q.shape[0], k.shape[0]) if self.unbounded else self.longest
         with invariantly() if self.invariant else _AS_EVER:
             done: Tensor | None = _torch.straight_cache(
-                tensors, None, None, self.lists, no_scales, longest, self.sm_scale, self.window, True, False, False, self.one_query, self.planned
+                tensors,
+                None,
+                None,
+                self.lists,
+                no_scales,
+                longest,
+                self.sm_scale,
+                self.window,
+                True,
+                False,
+                False,
+                self.one_query,
+                self.planned,
+                scores,
             )
         return done
 

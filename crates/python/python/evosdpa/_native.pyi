@@ -3,6 +3,7 @@ from typing import Any
 
 _Operand = tuple[int, tuple[int, ...], tuple[int, ...]]
 
+_Scores = tuple[Any, float, int, Any, Any]
 _Rotary = tuple[tuple[int, _Operand], tuple[int, _Operand], bool]
 
 __version__: str
@@ -75,6 +76,7 @@ def straight(
     with_lse: bool,
     high: bool,
     out_by_token: bool = False,
+    scores: _Scores | None = None,
 ) -> Any: ...
 def straight_cache(
     tensors: tuple[Any, Any, Any],
@@ -90,6 +92,7 @@ def straight_cache(
     high: bool,
     one_query: bool = False,
     planned: tuple[int, ...] | None = None,
+    scores: _Scores | None = None,
 ) -> Any: ...
 def use_torch(exchange: Any, parts: dict[str, Any]) -> bool: ...
 def suggest_packages(folder: str) -> None: ...

@@ -118,8 +118,9 @@ def _made(fallback: bool) -> Callable[..., Any]:
                 overridden() > 0 or watched() > 0 or (query.dtype is float32 and _is_small(query, key))
             ):
                 return _original.as_called(_given, _named)
-            if attn_mask is None and type(dropout_p) is float and dropout_p == 0.0:
-                done = _torch.straight(query, key, value, scale, is_causal, enable_gqa, False, False, False)
+            if type(dropout_p) is float and dropout_p == 0.0 and (attn_mask is None or (not is_causal and (strict or not query.is_cuda))):
+                scores = None if attn_mask is None else (attn_mask, 0.0, 0, None, None)
+                done = _torch.straight(query, key, value, scale, is_causal, enable_gqa, False, False, False, False, scores)
                 if done is not None:
                     return done
         return _torch.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, False, fallback)

@@ -85,6 +85,7 @@ def _use_torch() -> bool:
 _EXCHANGED = _use_torch()
 # The common case at once: plain tensors of one type and device that no one differentiates, transforms or watches. Gives the output, or a
 # pair with the log-sum-exp where that is asked for. Anything else gives ``None``, and the long way finds out what it is. Not while compiling: a compiler cannot see into it.
+# What changes scores comes last: a mask or bias, softcap, chunk, ALiBi's slopes and sinks.
 straight = _native.straight
 # The same for packed sequences and caches: tensors, new tokens, cosines and sines, then ``cu_seqlens_q``, ``cu_seqlens_k``,
 # ``cu_seqlens_k_new``, ``seqused_q``, ``seqused_k``, ``leftpad_k``, ``cache_batch_idx``, ``rotary_seqlens`` and ``page_table``,

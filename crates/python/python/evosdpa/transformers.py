@@ -40,8 +40,9 @@ _HARMLESS = frozenset(
     position_ids read_index return_dict seq_idx sliding_window token_type_ids use_cache write_index
     """.split()
 )
-#: What a mask says by lengths alone.
+#: What a mask says by lengths.
 _LENGTHS = frozenset(("seqused_k", "leftpad_k"))
+_NO_SIDE: _side.Side = {}
 #: What only a baseline takes is left to torch.
 _FAST = True
 
@@ -78,8 +79,9 @@ def evosdpa_attention_forward(
     if indices is not None:
         attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal and cache is None)
     is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
-    if is_plain and not dropout and not _torch.compiling():
-        out = _straight(query, key, value, attention_mask, causal, scaling, kwargs)
+    if cache is None and not dropout and not _torch.compiling():
+        changed = None if is_plain else (position_bias, softcap, s_aux)
+        out = _straight(query, key, value, attention_mask, causal, scaling, changed, kwargs)
         if out is not None:
             return out, None
     # One query is the last one: it sees every key.
@@ -134,35 +136,66 @@ def _refuse_unknown(kwargs: dict[str, Any]) -> None:
 
 
 def _straight(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scaling: float | None, named: dict[str, Any]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scaling: float | None,
+    changed: tuple[Tensor | None, float | None, Tensor | None] | None,
+    named: dict[str, Any],
 ) -> Tensor | None:
-    """What most calls of most models are, in few steps: each costs as much as a small kernel. ``None`` for everything else."""
+    """What most calls of most models are, in few steps: each costs as much as a small kernel. ``changed`` is a position bias, a softcap and
+    sinks. ``None`` for everything else."""
     if named.get("cu_seq_lens_q") is not None:
         return None
-    queries = query.shape[2]
+    bias, softcap, sinks = changed or (None, None, None)
+    queries, chunk, dense, side = query.shape[2], 0, bias, _NO_SIDE
+    # One query is the last one: it sees every key.
+    window = _window.CAUSAL if causal and queries > 1 and mask is None else _window.FULL
     if mask is None:
-        # One query is the last one: it sees every key.
-        window = _window.CAUSAL if causal and queries > 1 else _window.FULL
         if window is _window.CAUSAL and key.shape[2] > queries:
             return None
-    elif type(mask) is not _deferred.DeferredMask or (mask.facts.queries, mask.facts.keys) != (queries, key.shape[2]):
-        return None
-    else:
-        plan = mask.facts.plan()
-        if plan is None or not plan.side.keys() <= _LENGTHS:
+    elif type(mask) is _deferred.DeferredMask:
+        if (mask.facts.queries, mask.facts.keys) != (queries, key.shape[2]):
+            return None
+        plan = mask.facts.plan(bias is None)
+        if plan is None:
             return None
         window, keys, side = plan
         if keys != mask.facts.keys:
             key, value = key[:, :, :keys], value[:, :, :keys]
-        if side:
+            dense = None if dense is None else dense[..., :keys]
+        if "mask" in side and dense is not None:
+            return None
+        dense, chunk = side.get("mask", dense), side.get("chunk", 0)
+    elif dense is not None:
+        return None
+    else:
+        dense = mask
+    # Dense masks on a GPU are torch's.
+    if dense is not None and query.is_cuda:
+        return None
+    if sinks is not None and (type(sinks) is not Tensor or sinks.dtype is not torch.float32):
+        if not _torch.is_memory(sinks) or _torch.is_differentiated(sinks):
+            return None
+        sinks = sinks.detach().float()
+    scores = None
+    if dense is not None or softcap or chunk or sinks is not None:
+        scores = (dense, softcap or 0.0, chunk, None, sinks)
+    out: Tensor | None
+    try:
+        if side.keys().isdisjoint(_LENGTHS):
+            out = _torch.straight(query, key, value, scaling, window, True, False, False, False, True, scores)
+        else:
             by_token = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             lists = (None, None, None, None, side.get("seqused_k"), side.get("leftpad_k"), None, None, None)
-            out: Tensor | None = _torch.straight_cache(
-                by_token, None, None, lists, (None, None), (None, None), scaling, window, True, False, False
+            out = _torch.straight_cache(
+                by_token, None, None, lists, (None, None), (None, None), scaling, window, True, False, False, False, None, scores
             )
-            return out
-    done: Tensor | None = _torch.straight(query, key, value, scaling, window, True, False, False, False, True)
-    return done
+    except NotImplementedError:
+        return None  # no kernel of this GPU takes it
+    return out
 
 
 def _computed(
