@@ -7,7 +7,19 @@ use std::{
     ptr, slice,
 };
 
-use pyo3::{exceptions::PyTypeError, ffi, prelude::*, types::PyTuple};
+use pyo3::{
+    exceptions::PyTypeError,
+    ffi, intern,
+    prelude::*,
+    sync::PyOnceLock,
+    types::{PyTuple, PyType},
+};
+
+use crate::{
+    Operand,
+    exchange::{Kind, Looked},
+    library::{Form, Library, Seen, packed},
+};
 
 /// `PyArrayInterface` up to the address.
 #[repr(C)]
@@ -29,24 +41,124 @@ pub(crate) type Described<'py> = (usize, Bound<'py, PyTuple>, Bound<'py, PyTuple
 
 pub(crate) fn described<'py>(array: &Bound<'py, PyAny>) -> PyResult<Described<'py>> {
     let py = array.py();
-    let capsule = array.getattr("__array_struct__")?;
+    let capsule = array.getattr(intern!(py, "__array_struct__"))?;
+    let (found, shape, strides) = read(&capsule)?;
+    let elements = strides.iter().map(|stride| stride.div_euclid(found.item_bytes as isize));
+    Ok((found.data as usize, PyTuple::new(py, shape)?, PyTuple::new(py, elements)?))
+}
+
+/// What a capsule holds, with a size and a stride for each dimension.
+fn read<'a>(capsule: &'a Bound<'_, PyAny>) -> PyResult<(&'a ArrayInterface, &'a [isize], &'a [isize])> {
     // SAFETY: the object is alive; the call checks that it is a capsule, which has no name.
     let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), ptr::null()) };
     if pointer.is_null() {
-        return Err(PyErr::take(py).unwrap_or_else(|| PyTypeError::new_err("not an array's interface")));
+        let error = PyErr::take(capsule.py());
+        return Err(error.unwrap_or_else(|| PyTypeError::new_err("not an array's interface")));
     }
-    // SAFETY: by NumPy's interface the capsule holds this struct as long as it lives, which is to the end of this function.
+    // SAFETY: by NumPy's interface the capsule holds this struct as long as it lives.
     let found = unsafe { &*pointer.cast::<ArrayInterface>() };
     if found.version != 2 || found.item_bytes <= 0 {
         return Err(PyTypeError::new_err("an array's interface of another version"));
     }
     let count = found.dimensions as usize;
-    let (shape, strides) = if count == 0 {
-        (&[][..], &[][..])
-    } else {
-        // SAFETY: shape and strides have an element for each dimension.
-        unsafe { (slice::from_raw_parts(found.shape, count), slice::from_raw_parts(found.strides, count)) }
-    };
-    let elements = strides.iter().map(|stride| stride.div_euclid(found.item_bytes as isize));
-    Ok((found.data as usize, PyTuple::new(py, shape)?, PyTuple::new(py, elements)?))
+    if count == 0 {
+        return Ok((found, &[], &[]));
+    }
+    // SAFETY: shape and strides have an element for each dimension, and live as long as the struct.
+    let (shape, strides) =
+        unsafe { (slice::from_raw_parts(found.shape, count), slice::from_raw_parts(found.strides, count)) };
+    Ok((found, shape, strides))
+}
+
+/// `NPY_ARRAY_ALIGNED` and `NPY_ARRAY_NOTSWAPPED`.
+const READABLE: c_int = 0x100 | 0x200;
+
+/// The parts of NumPy that a call touches, looked up once.
+pub(crate) struct NumPy {
+    /// Of plain arrays.
+    class: Py<PyType>,
+    /// float32 and float16, as the codes of [`crate::Call`] number them.
+    dtypes: [Py<PyAny>; 2],
+}
+
+static NUMPY: PyOnceLock<NumPy> = PyOnceLock::new();
+
+impl NumPy {
+    /// Of a process that has arrays.
+    pub(crate) fn bound(py: Python<'_>) -> PyResult<&'static Self> {
+        NUMPY.get_or_try_init(py, || {
+            let numpy = py.import("numpy")?;
+            let dtype = |name: &str| numpy.call_method1("dtype", (name,)).map(Bound::unbind);
+            let class = numpy.getattr("ndarray")?.extract()?;
+            Ok(Self { class, dtypes: [dtype("float32")?, dtype("float16")?] })
+        })
+    }
+}
+
+impl Library for NumPy {
+    fn look(&self, object: &Bound<'_, PyAny>) -> Option<Looked> {
+        if !object.get_type().is(&self.class) {
+            return None;
+        }
+        let capsule = object.getattr(intern!(object.py(), "__array_struct__")).ok()?;
+        let (found, sizes, steps) = read(&capsule).ok()?;
+        let kind = match (found.kind as u8, found.item_bytes) {
+            (b'f', 4) => Kind::Float32,
+            (b'f', 2) => Kind::Float16,
+            (b'b', 1) => Kind::Bool,
+            _ => return None,
+        };
+        if found.flags & READABLE != READABLE || !(1..=4).contains(&sizes.len()) {
+            return None;
+        }
+        let bytes = found.item_bytes as isize;
+        let (mut shape, mut strides) = ([0; 4], [0; 4]);
+        for (at, (size, step)) in sizes.iter().zip(steps).enumerate() {
+            if *size > 1 && (*step < 0 || step % bytes != 0) {
+                return None;
+            }
+            (shape[at], strides[at]) = (*size as i64, (step / bytes) as i64);
+        }
+        let dimensions = sizes.len();
+        Some(Looked { kind, gpu: None, address: found.data as usize, dimensions, shape, strides })
+    }
+
+    fn is_plain(&self, _: &Seen<'_, '_>) -> PyResult<bool> {
+        Ok(true)
+    }
+
+    fn threads(&self, _: Python<'_>) -> PyResult<usize> {
+        Ok(0)
+    }
+
+    fn strides(
+        &self,
+        _: &Bound<'_, PyAny>,
+        q: &Operand,
+        shape: [i64; 4],
+        _: bool,
+        _: Option<usize>,
+    ) -> PyResult<Option<[i64; 4]>> {
+        Ok(Some(packed(shape, q.strides[1] < q.strides[2])))
+    }
+
+    fn form(&self, py: Python<'_>, sizes: &[i64], strides: &[i64], dtype: u8) -> PyResult<Form> {
+        let bytes = if dtype == 0 { 4 } else { 2 };
+        let strides = strides.iter().map(|stride| stride * bytes);
+        let (sizes, strides) = (PyTuple::new(py, sizes)?, PyTuple::new(py, strides.collect::<Vec<_>>())?);
+        let dtype = &self.dtypes[usize::from(dtype)];
+        // Sizes, type, no buffer, no offset in it, and strides.
+        Ok(Form((sizes, dtype, py.None(), 0, strides).into_pyobject(py)?.unbind()))
+    }
+
+    fn make<'py>(
+        &self,
+        form: &Form,
+        beside: &Bound<'py, PyAny>,
+        _: Option<usize>,
+    ) -> PyResult<Option<(Bound<'py, PyAny>, Looked)>> {
+        let py = beside.py();
+        let made = self.class.bind(py).call(form.0.bind(py), None)?;
+        Ok(self.look(&made).map(|found| (made, found)))
+    }
 }

@@ -17,8 +17,8 @@ use crate::{
     Call, Error, List, Operand, Side, Visible,
     call::{self, caught, sizes},
     exit::detached,
+    library::Form,
     module::raised,
-    torch::Form,
 };
 
 /// Past this many forms all are looked at anew.

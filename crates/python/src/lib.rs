@@ -18,6 +18,8 @@ mod gpu;
 #[cfg(feature = "extension-module")]
 mod known;
 #[cfg(feature = "extension-module")]
+mod library;
+#[cfg(feature = "extension-module")]
 mod module;
 #[cfg(feature = "extension-module")]
 mod sanitizer;

@@ -12,7 +12,8 @@ use pyo3::{
 };
 
 use crate::{
-    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible, arrays,
+    Angles, Append, Call, Error, List, Operand, Place, Rotate, Side, Table, Visible,
+    arrays::{self, NumPy},
     exit::{detached, ending},
     known::Wanted,
     scores::{self, Scores},
@@ -98,10 +99,10 @@ fn use_torch(exchange: &Bound<'_, PyAny>, parts: &Bound<'_, PyDict>) -> PyResult
     Torch::bind(exchange, parts)
 }
 
-/// Attention of plain torch tensors that nobody differentiates or traces: the output, or `(out, lse)`, or `None` when something about
+/// Attention of plain torch tensors that nobody differentiates or traces, or of NumPy's plain arrays: the output, or `(out, lse)`, or `None` when something about
 /// them, or about what torch is doing, is out of the ordinary.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, scale, window, enable_gqa, flash_layout, with_lse, high, out_by_token=false, scores=None))]
+#[pyo3(signature = (q, k, v, scale, window, enable_gqa, flash_layout, with_lse, high, out_by_token=false, scores=None, numpy=false))]
 fn straight<'py>(
     q: &Bound<'py, PyAny>,
     k: &Bound<'py, PyAny>,
@@ -114,6 +115,7 @@ fn straight<'py>(
     high: bool,
     out_by_token: bool,
     scores: Option<scores::Given<'py>>,
+    numpy: bool,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let (Some(scale), Some(visible)) = (number(scale), visible(window)) else { return Ok(None) };
     let Some(scores) = read(scores) else { return Ok(None) };
@@ -121,7 +123,13 @@ fn straight<'py>(
     let one_query = false;
     let wanted =
         Wanted { scale, visible, enable_gqa, flash_layout, out_by_token, one_query, with_lse, precision };
-    crate::straight::attention([q, k, v], &wanted, scores.as_ref())
+    match numpy {
+        true => crate::straight::attention(NumPy::bound(q.py())?, [q, k, v], &wanted, scores.as_ref()),
+        false => match Torch::bound(q.py()) {
+            Some(torch) => crate::straight::attention(torch, [q, k, v], &wanted, scores.as_ref()),
+            None => Ok(None),
+        },
+    }
 }
 
 /// Attention of plain torch tensors over packed sequences or a cache, new tokens written to it first: the output, or `(out, lse)`, or

@@ -7,8 +7,8 @@ use pyo3::{
 
 use crate::{
     List, Operand, Side,
-    exchange::{self, Kind, Looked},
-    torch::{Seen, Torch},
+    exchange::{Kind, Looked},
+    library::{Library, Seen},
 };
 
 /// The mask or bias, softcap, chunk, slopes and sinks as Python gives them: tensors or nothing, and 0 for no cap and no chunk.
@@ -60,14 +60,14 @@ impl<'py> Scores<'py> {
     /// out of the ordinary.
     pub(crate) fn add_to<'a>(
         &'a self,
-        torch: &Torch,
+        library: &impl Library,
         of: ScoresOf,
         seen: &mut Seen<'a, 'py>,
         side: &mut Side,
     ) -> Option<()> {
         let mut look = |tensor: &'a Option<Bound<'py, PyAny>>| {
             let Some(tensor) = tensor else { return Some(None) };
-            let found = torch.is_tensor(tensor).then(|| exchange::look(tensor))??;
+            let found = library.look(tensor)?;
             seen.push(tensor, found);
             (found.gpu == of.gpu && found.address != 0).then_some(Some(found))
         };

@@ -15,10 +15,11 @@ use crate::{
     exchange::{self, Kind, Looked},
     exit::detached,
     known::{Key, Known, OutputForms, Wanted},
+    library::{Form, Library, Seen},
     module::raised,
     scores::{Scores, ScoresOf},
     straight::{given as outputs, head_dim_max, takes_scale},
-    torch::{Form, Seen, Torch},
+    torch::Torch,
 };
 
 /// A tensor, or nothing.
@@ -318,7 +319,7 @@ impl<'py> Served<'py> {
 
     /// A plain tensor of the class, and nothing derived from it.
     fn look(&self, tensor: &Bound<'py, PyAny>) -> Option<Looked> {
-        self.torch.is_tensor(tensor).then(|| exchange::look(tensor))?
+        self.torch.look(tensor)
     }
 
     /// The scales of keys (0) or values (1), `[batch, heads]`; a list of ones is for the long way to make.

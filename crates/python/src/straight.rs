@@ -1,4 +1,4 @@
-//! The common case of a torch call in one go: tensors read, output made, work done. What depends on the tensors' forms alone is kept
+//! The common case of a call on torch's or NumPy's tensors in one go: tensors read, output made, work done. What depends on the tensors' forms alone is kept
 //! from the first such call (`known.rs`).
 
 use std::sync::Arc;
@@ -12,23 +12,20 @@ use crate::{
     exchange::{self, Described},
     exit::detached,
     known::{Key, Known, OutputForms, Wanted},
+    library::{Library, Seen},
     module::raised,
     scores::{Scores, ScoresOf},
-    torch::{Seen, Torch},
 };
 
 /// Attention (see [`given`]), or `None` when something is out of the ordinary, for the long way to look into.
 pub(crate) fn attention<'py>(
+    library: &impl Library,
     tensors: [&Bound<'py, PyAny>; 3],
     wanted: &Wanted,
     scores: Option<&Scores<'py>>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = tensors[0].py();
-    let Some(torch) = Torch::bound(py) else { return Ok(None) };
-    if !tensors.into_iter().all(|tensor| torch.is_tensor(tensor)) {
-        return Ok(None);
-    }
-    let [Some(q), Some(k), Some(v)] = tensors.map(exchange::look) else { return Ok(None) };
+    let [Some(q), Some(k), Some(v)] = tensors.map(|tensor| library.look(tensor)) else { return Ok(None) };
     let mut seen = Seen::new(tensors[0], q);
     seen.push(tensors[1], k);
     seen.push(tensors[2], v);
@@ -40,30 +37,30 @@ pub(crate) fn attention<'py>(
             let [queries, keys] = [&q, &k].map(|tensor| oriented(tensor, wanted.flash_layout).shape);
             let of = ScoresOf { shape: [queries[0], queries[1], queries[2], keys[2]], kind, gpu: q.gpu };
             let mut side = Side::default();
-            if scores.add_to(torch, of, &mut seen, &mut side).is_none() {
+            if scores.add_to(library, of, &mut seen, &mut side).is_none() {
                 return Ok(None);
             }
             Some(side)
         }
     };
     let side = side.as_ref();
-    if !are_addresses(&q, &k, &v) || !torch.is_plain(&seen)? {
+    if !are_addresses(&q, &k, &v) || !library.is_plain(&seen)? {
         return Ok(None);
     }
-    let threads = if q.gpu.is_some() { 0 } else { torch.threads(py)? };
+    let threads = if q.gpu.is_some() { 0 } else { library.threads(py)? };
     let forms = [&q.operand, &k.operand, &v.operand];
     let key = Key::new(forms, q.dtype, q.gpu, threads, *wanted, side);
     let known = match key.look_up() {
         Some(known) => known,
-        None => match planned(torch, tensors[0], [&q, &k, &v], wanted, side, key)? {
+        None => match planned(library, tensors[0], [&q, &k, &v], wanted, side, key)? {
             Some(known) => known,
             None => return Ok(None),
         },
     };
-    let Some((out, o)) = torch.make(&known.out, tensors[0], q.gpu)? else { return Ok(None) };
+    let Some((out, o)) = library.make(&known.out, tensors[0], q.gpu)? else { return Ok(None) };
     let (lse, lse_address) = match &known.lse {
         None => (None, 0),
-        Some(form) => match torch.make(form, tensors[0], q.gpu)? {
+        Some(form) => match library.make(form, tensors[0], q.gpu)? {
             None => return Ok(None),
             Some((lse, found)) => (Some(lse), found.address),
         },
@@ -97,7 +94,7 @@ pub(crate) fn given<'py>(
 /// What a call with such tensors needs; `None` when something about them is out of the ordinary.
 #[cold]
 fn planned(
-    torch: &Torch,
+    library: &impl Library,
     queries: &Bound<'_, PyAny>,
     tensors: [&Described; 3],
     wanted: &Wanted,
@@ -112,25 +109,13 @@ fn planned(
     let [q_form, _, v_form] = forms;
     let ([batch, heads, rows, _], dim) = (q_form.shape, v_form.shape[3]);
     let shape = [batch, heads, rows, dim];
-    // The output lies in memory as torch's own attention makes it: as the queries do, and contiguous on a CPU where values are
-    // of another head dimension.
-    let by_sequence = q_form.strides[1] < q_form.strides[2];
     let by_token = wanted.flash_layout || wanted.out_by_token;
-    let strides = if !by_token && shape == q_form.shape {
-        match torch.strides_like(queries)? {
-            Some(strides) => strides,
-            None => return Ok(None),
-        }
-    } else if by_token || (by_sequence && q.gpu.is_some()) {
-        [rows * heads * dim, dim, heads * dim, 1]
-    } else {
-        [heads * rows * dim, rows * dim, dim, 1]
-    };
+    let Some(strides) = library.strides(queries, &q_form, shape, by_token, q.gpu)? else { return Ok(None) };
     let turned = |four: [i64; 4]| if by_token { swap(four) } else { four };
-    let out = torch.form(py, &turned(shape), &turned(strides), q.dtype)?;
+    let out = library.form(py, &turned(shape), &turned(strides), q.dtype)?;
     let lse = match wanted.with_lse {
         false => None,
-        true => Some(torch.form(py, &[batch, heads, rows], &[heads * rows, rows, 1], 0)?),
+        true => Some(library.form(py, &[batch, heads, rows], &[heads * rows, rows, 1], 0)?),
     };
     Ok(Some(key.plan(py, forms, side, OutputForms { out, lse, shape, strides })?))
 }

@@ -14,8 +14,10 @@ use pyo3::{
 };
 
 use crate::{
+    Operand,
     exchange::{self, Looked},
     known::Mix,
+    library::{Form, Library, Seen, packed},
 };
 
 /// The parts of torch that a call touches, looked up once.
@@ -58,29 +60,6 @@ const GUARDS_MADE_MAX: u32 = 64;
 /// What guards are kept by: a byte for the type and dimensions of each tensor, 0 behind the last, and the GPU.
 type Kindred = (u64, Option<usize>);
 
-/// The most tensors that a guard looks at: queries, keys and values, new keys and values, and what changes scores.
-const TENSORS_MAX: usize = 8;
-
-/// The tensors of a call that [`Torch::is_plain`] asks about, with what is known of them.
-pub(crate) struct Seen<'a, 'py> {
-    tensors: [&'a Bound<'py, PyAny>; TENSORS_MAX],
-    looked: [Looked; TENSORS_MAX],
-    len: usize,
-}
-
-impl<'a, 'py> Seen<'a, 'py> {
-    /// One tensor.
-    pub(crate) fn new(tensor: &'a Bound<'py, PyAny>, looked: Looked) -> Self {
-        Self { tensors: [tensor; TENSORS_MAX], looked: [looked; TENSORS_MAX], len: 1 }
-    }
-
-    /// One more, of which a call has at most [`TENSORS_MAX`].
-    pub(crate) fn push(&mut self, tensor: &'a Bound<'py, PyAny>, looked: Looked) {
-        (self.tensors[self.len], self.looked[self.len]) = (tensor, looked);
-        self.len += 1;
-    }
-}
-
 /// Sizes, with 0 behind the last dimension, and a type.
 type Contiguous = ([i64; 4], u8);
 
@@ -88,9 +67,6 @@ type Contiguous = ([i64; 4], u8);
 const FORMS_MAX: usize = 4096;
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
-
-/// A tensor to make, as the arguments that torch takes: sizes, strides and a type.
-pub(crate) struct Form(Py<PyTuple>);
 
 impl Torch {
     /// Takes torch's DLPack interface and its functions; says whether they can be used.
@@ -126,15 +102,61 @@ impl Torch {
         TORCH.get(py)
     }
 
-    /// Whether an object is a tensor and nothing derived from it.
-    pub(crate) fn is_tensor(&self, object: &Bound<'_, PyAny>) -> bool {
-        object.get_type().is(&self.class)
+    /// The part of [`Library::is_plain`] that guards stand for.
+    #[cold]
+    fn look_at(&self, tensors: &[&Bound<'_, PyAny>]) -> PyResult<bool> {
+        let py = tensors[0].py();
+        for watcher in &self.watchers {
+            if watcher.bind(py).call0()?.is_truthy()? {
+                return Ok(false);
+            }
+        }
+        let differentiating = self.is_grad_enabled.bind(py).call0()?.is_truthy()?;
+        for tensor in tensors {
+            if (differentiating && tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?)
+                || !self.is_dense.bind(py).call1((tensor,))?.is_truthy()?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
-    /// Whether tensors, of which there is no other kind among them, are memory that nobody differentiates and that is to be read as it is, and
-    /// nobody watches, overrides, transforms, traces or profiles what is done with them.
-    pub(crate) fn is_plain(&self, seen: &Seen<'_, '_>) -> PyResult<bool> {
-        let (tensors, looked) = (&seen.tensors[..seen.len], &seen.looked[..seen.len]);
+    /// Strides of a new tensor that lies in memory as this one of four dimensions does.
+    fn strides_like(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<[i64; 4]>> {
+        let made = self.empty_like.bind(tensor.py()).call1((tensor,))?;
+        Ok(exchange::look(&made).map(|found| found.strides))
+    }
+
+    /// Of a contiguous tensor of at most four dimensions.
+    pub(crate) fn contiguous(&self, py: Python<'_>, sizes: &[i64], dtype: u8) -> PyResult<Arc<Form>> {
+        let mut key = ([0; 4], dtype);
+        key.0[..sizes.len()].copy_from_slice(sizes);
+        let known = self.forms.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        if let Some(form) = known {
+            return Ok(form);
+        }
+        let mut strides = [1; 4];
+        for at in (1..sizes.len()).rev() {
+            strides[at - 1] = strides[at] * sizes[at];
+        }
+        let form = Arc::new(self.form(py, sizes, &strides[..sizes.len()], dtype)?);
+        let mut forms = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+        if forms.len() >= FORMS_MAX {
+            forms.clear();
+        }
+        forms.insert(key, Arc::clone(&form));
+        Ok(form)
+    }
+}
+
+impl Library for Torch {
+    fn look(&self, object: &Bound<'_, PyAny>) -> Option<Looked> {
+        object.get_type().is(&self.class).then(|| exchange::look(object))?
+    }
+
+    fn is_plain(&self, seen: &Seen<'_, '_>) -> PyResult<bool> {
+        let (tensors, looked) = (seen.tensors(), seen.looked());
         let py = tensors[0].py();
         for overrider in &self.overriders {
             if overrider.bind(py).call0()?.is_truthy()? {
@@ -167,74 +189,41 @@ impl Torch {
         if made < GUARDS_MADE_MAX {
             let check: Option<Py<PyAny>> =
                 self.guard.bind(py).call1(PyTuple::new(py, tensors)?)?.extract()?;
-            // There is none for one tensor twice, for instance: the one before is still good for others.
+            // There is none while gradients are wanted, for instance: the one before is still good for others.
             let guard = Guard { check: check.or(known), made: made + 1 };
             self.guards.lock().unwrap_or_else(PoisonError::into_inner).insert(kindred, guard);
         }
         Ok(true)
     }
 
-    /// The part of [`Torch::is_plain`] that guards stand for.
-    #[cold]
-    fn look_at(&self, tensors: &[&Bound<'_, PyAny>]) -> PyResult<bool> {
-        let py = tensors[0].py();
-        for watcher in &self.watchers {
-            if watcher.bind(py).call0()?.is_truthy()? {
-                return Ok(false);
-            }
-        }
-        let differentiating = self.is_grad_enabled.bind(py).call0()?.is_truthy()?;
-        for tensor in tensors {
-            if (differentiating && tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?)
-                || !self.is_dense.bind(py).call1((tensor,))?.is_truthy()?
-            {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// How many threads torch computes with.
-    pub(crate) fn threads(&self, py: Python<'_>) -> PyResult<usize> {
+    fn threads(&self, py: Python<'_>) -> PyResult<usize> {
         self.threads.bind(py).call0()?.extract()
     }
 
-    /// Strides of a new tensor that lies in memory as this one of four dimensions does.
-    pub(crate) fn strides_like(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<[i64; 4]>> {
-        let made = self.empty_like.bind(tensor.py()).call1((tensor,))?;
-        Ok(exchange::look(&made).map(|found| found.strides))
+    fn strides(
+        &self,
+        queries: &Bound<'_, PyAny>,
+        q: &Operand,
+        shape: [i64; 4],
+        by_token: bool,
+        gpu: Option<usize>,
+    ) -> PyResult<Option<[i64; 4]>> {
+        // As torch's own attention makes it: as the queries lie, and contiguous on a CPU where values are of another head dimension.
+        if !by_token && shape == q.shape {
+            return self.strides_like(queries);
+        }
+        let by_sequence = q.strides[1] < q.strides[2];
+        Ok(Some(packed(shape, by_token || (by_sequence && gpu.is_some()))))
     }
 
-    /// Of a tensor of the type with this code.
-    pub(crate) fn form(&self, py: Python<'_>, sizes: &[i64], strides: &[i64], dtype: u8) -> PyResult<Form> {
+    fn form(&self, py: Python<'_>, sizes: &[i64], strides: &[i64], dtype: u8) -> PyResult<Form> {
         let (sizes, strides) = (PyTuple::new(py, sizes)?, PyTuple::new(py, strides)?);
         let dtype = self.dtypes[usize::from(dtype)].bind(py);
         Ok(Form((sizes, strides, dtype).into_pyobject(py)?.unbind()))
     }
 
-    /// Of a contiguous tensor of at most four dimensions.
-    pub(crate) fn contiguous(&self, py: Python<'_>, sizes: &[i64], dtype: u8) -> PyResult<Arc<Form>> {
-        let mut key = ([0; 4], dtype);
-        key.0[..sizes.len()].copy_from_slice(sizes);
-        let known = self.forms.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-        if let Some(form) = known {
-            return Ok(form);
-        }
-        let mut strides = [1; 4];
-        for at in (1..sizes.len()).rev() {
-            strides[at - 1] = strides[at] * sizes[at];
-        }
-        let form = Arc::new(self.form(py, sizes, &strides[..sizes.len()], dtype)?);
-        let mut forms = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
-        if forms.len() >= FORMS_MAX {
-            forms.clear();
-        }
-        forms.insert(key, Arc::clone(&form));
-        Ok(form)
-    }
-
-    /// Memory from torch's allocator, beside another tensor; `None` when it cannot be described.
-    pub(crate) fn make<'py>(
+    // From torch's allocator.
+    fn make<'py>(
         &self,
         form: &Form,
         beside: &Bound<'py, PyAny>,

@@ -56,8 +56,8 @@ def test_flash_layout_masks_and_lse(queries, keys, window, causal):
 def test_precision(monkeypatch):
     q, k, v = drawn("normal", [(1, 4, 70, 40)] * 3, numpy.float16)
     asked = []
-    forward = evosdpa._native.forward
-    monkeypatch.setattr(evosdpa._native, "forward", lambda *arguments: asked.append(arguments[8]) or forward(*arguments))
+    straight = evosdpa._native.straight
+    monkeypatch.setattr(evosdpa._native, "straight", lambda *arguments: asked.append(arguments[8]) or straight(*arguments))
     out = evosdpa.sdpa(q, k, v, precision="high")
     check(out, oracle.attention(q, k, v)[0])
     swapped = [x.swapaxes(1, 2) for x in (q, k, v)]

@@ -211,8 +211,13 @@ def flash_attn_func(
                 return done
         if torch_side.are_tensors(q, k, v):
             side = torch_side
-    if side is _arrays and not _arrays.are_arrays(q, k, v):
-        return _exchange.again(flash_attn_func, locals())
+    if side is _arrays:
+        if not _arrays.are_arrays(q, k, v):
+            return _exchange.again(flash_attn_func, locals())
+        if qv is None and dropout_p == 0.0 and not (scores and fallback):
+            done = _native.straight(q, k, v, softmax_scale, window, True, True, with_lse, high, False, scores, True)
+            if done is not None:
+                return done
     if not plain or _flash.has_codes(q, k):
         extras = {"softcap": softcap, "chunk": attention_chunk, "alibi_slopes": alibi_slopes, "sinks": s_aux}
         descale = (q_descale, k_descale, v_descale)

@@ -15,6 +15,11 @@ _codes: dict[Any, int | None] = {}
 def sdpa(
     q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, high: bool, fallback: bool
 ) -> Any:
+    if dropout_p == 0.0 and not (is_causal and attn_mask is not None):
+        scores = None if attn_mask is None else (attn_mask, 0.0, 0, None, None)
+        done = _native.straight(q, k, v, scale, is_causal, enable_gqa, False, False, high, False, scores, True)
+        if done is not None:
+            return done
     q, k, v = _native_order(q=q, k=k, v=v)
     if attn_mask is not None:
         if is_causal:

@@ -77,6 +77,7 @@ def straight(
     high: bool,
     out_by_token: bool = False,
     scores: _Scores | None = None,
+    numpy: bool = False,
 ) -> Any: ...
 def straight_cache(
     tensors: tuple[Any, Any, Any],
