@@ -264,30 +264,45 @@ def test_queries_that_are_not_planned_are_refused():
             wrapper.run(q, both, **given)
 
 
-def test_scales_of_one_and_given_outputs_take_the_short_way(monkeypatch):
-    """Servers give both in every call."""
-    both, described, tokens = cache("NHD")
-    q = torch.randn(3, HEADS, DIM)
+def test_scales_outputs_and_codes_take_the_short_way(monkeypatch):
+    """Servers give them in every call: one native call with the bits of the long way."""
+    both, described, _ = cache("NHD")
+    q, k, v = torch.randn(3, HEADS, DIM), torch.randn(9, HEADS_KV, DIM), torch.randn(9, HEADS_KV, DIM)
     decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
     decode.plan(*described, HEADS, HEADS_KV, DIM, PAGE)
+    capped = flashinfer.BatchPrefillWithPagedKVCacheWrapper()
+    capped.plan(integers([0, 1, 2, 3]), *described, HEADS, HEADS_KV, DIM, PAGE, causal=True, logits_soft_cap=20.0, sm_scale=0.3)
     ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper()
     ragged.plan(integers([0, 3]), integers([0, 9]), HEADS, HEADS_KV, DIM)
-    k, v = torch.randn(9, HEADS_KV, DIM), torch.randn(9, HEADS_KV, DIM)
-    wanted = decode.run(q, both, return_lse=True)[0], ragged.run(q, k, v, return_lse=True)[0]
-    tripled = 3 * wanted[0]
-    torch.testing.assert_close(decode.run(q, both, v_scale=3.0), tripled)
-    torch.testing.assert_close(decode.run(q, both, k_scale=torch.tensor(1.0), v_scale=torch.tensor(3.0)), tripled)
+    coded = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    coded.plan(*described, HEADS, HEADS_KV, DIM, PAGE, q_data_type="bfloat16", kv_data_type=torch.float8_e4m3fn)
+    codes = both.nan_to_num(0.0).to(torch.float8_e4m3fn)
+    runs = [
+        functools.partial(decode.run, q, both),
+        functools.partial(capped.run, q, both),
+        functools.partial(ragged.run, q, k, v),
+        functools.partial(coded.run, q.bfloat16(), codes),
+    ]
+    options = [{}, {"k_scale": 1.0, "v_scale": 1.0}, {"q_scale": 0.7, "k_scale": 1.3, "v_scale": 3.0}, {"sinks": torch.randn(HEADS)}]
+    calls = [(run, {**option, "return_lse": True}) for run in runs for option in options]
+    plan = type(decode._plan())
+    with monkeypatch.context() as only:
+        only.setattr(plan, "straight", lambda *given: None)
+        wanted = [run(**option) for run, option in calls]
+        by_tensor = decode.run(q, both, k_scale=torch.tensor(1.3), v_scale=torch.tensor(3.0))
 
     def refuse(*given):
         raise AssertionError("the long way")
 
-    monkeypatch.setattr(type(decode._plan()), "attend", refuse)
-    for run, right in zip((functools.partial(decode.run, q, both), functools.partial(ragged.run, q, k, v)), wanted):
-        given = torch.empty(3, HEADS, DIM)
-        assert torch.equal(run(), right) and torch.equal(run(k_scale=1.0, v_scale=1.0), right)
-        assert run(out=given) is given and torch.equal(given, right)
+    monkeypatch.setattr(plan, "attend", refuse)
+    for (run, option), (out, lse) in zip(calls, wanted):
+        got, got_lse = run(**option)
+        assert torch.equal(got, out) and torch.equal(got_lse, lse) and got_lse.is_contiguous(), (run, option)
+        given = torch.empty_like(out)
+        assert run(**{**option, "return_lse": False, "out": given}) is given and torch.equal(given, out)
+    assert torch.equal(decode.run(q, both, k_scale=1.3, v_scale=3.0), by_tensor)
     with pytest.raises(AssertionError, match="the long way"):
-        decode.run(q, both, v_scale=2.0)
+        decode.run(q, both, v_scale=torch.tensor(2.0))
 
 
 def test_a_data_type_of_codes_is_the_caches():

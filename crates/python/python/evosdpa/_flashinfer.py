@@ -51,6 +51,9 @@ class Steady:
 #: The native side's numbers for types.
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float8_e4m3fn: 4, torch.int8: 5}
 _EIGHT_BIT = (torch.float8_e4m3fn, torch.uint8, torch.int8)
+_NO_SCALES: tuple[Any, Any] = (None, None)
+#: On each device, the last the longest. What a graph has captured must stay, so none is given up: each is at least twice the one before.
+_ones: dict[torch.device, list[Tensor]] = {}
 
 
 class Plan:
@@ -80,6 +83,7 @@ class Plan:
         self.invariant = asks_for_invariance(steering or {})
         self.types = _types(*data_types)
         self.device: torch.device | None = None
+        self._ones: tuple[Tensor, Tensor] | None = None
         self.lists: tuple[Any, ...] = ()
         #: Whether each sequence has one query, and queries no dimension of tokens.
         self.one_query = page_size is not None and "cu_seqlens_q" not in side
@@ -132,6 +136,7 @@ class Plan:
         """Lists and tables to the tensors' device, where they stay: a run copies nothing."""
         if self.device == device:
             return
+        self._ones = None
         self.side = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in self.side.items()}
         given = self.side.get
         self.lists = (given("cu_seqlens_q"), given("cu_seqlens_k"), None, None, given("seqused_k"), None, None, None, given("page_table"))
@@ -145,37 +150,66 @@ class Plan:
         scales: tuple[float | None, float | None, float | None],
         window_left: int | None,
         sinks: Tensor | None,
-    ) -> Tensor | None:
-        """The output alone, by one native call: ``[…, tokens, heads, dim]`` in and out, or queries ``[sequences, heads, dim]`` where each
-        sequence has one. ``None`` is for :meth:`attend` to look into."""
+        with_lse: bool,
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """The output and, with ``with_lse``, the natural log-sum-exp, by one native call: ``[…, tokens, heads, dim]`` in and out, or queries
+        ``[sequences, heads, dim]`` where each sequence has one. ``None`` is for :meth:`attend` to look into."""
         if not self.is_plain or window_left is not None or _torch.compiling():
             return None
         scores = (None, self.softcap, 0, None, sinks) if self.softcap or sinks is not None else None
-        # Servers give scales to every cache, and 1 to those that have none.
-        if scales != (None, None, None) and any(scale is not None and (type(scale) is not float or scale != 1.0) for scale in scales):
-            return None
         if self.device is None:
             self.move_to(q.device)
-        tensors, no_scales = (q, k, v), (None, None)
+        tensors, scale, times = (q, k, v), self.sm_scale, 1.0
+        of_codes = _NO_SCALES
+        # Servers give scales to every cache, and 1 to those that have none.
+        if scales != (None, None, None) or k.dtype in _EIGHT_BIT:
+            if any(scale is not None and type(scale) is not float for scale in scales):
+                return None
+            q_scale, k_scale, times = (1.0 if scale is None else scale for scale in scales)
+            if q_scale != 1.0 or k_scale != 1.0:
+                scale = (q.shape[-1] ** -0.5 if scale is None else scale) * q_scale * k_scale
+            if k.dtype in _EIGHT_BIT:
+                ones = self.ones(k)
+                if ones is None:
+                    return None
+                of_codes = ones
         longest = (q.shape[0], k.shape[0]) if self.unbounded else self.longest
         with invariantly() if self.invariant else _AS_EVER:
-            done: Tensor | None = _torch.straight_cache(
+            done: Any = _torch.straight_cache(
                 tensors,
                 None,
                 None,
                 self.lists,
-                no_scales,
+                of_codes,
                 longest,
-                self.sm_scale,
+                scale,
                 self.window,
                 True,
-                False,
+                with_lse,
                 False,
                 self.one_query,
                 self.planned,
                 scores,
             )
-        return done
+        if done is None:
+            return None
+        out, lse = done if with_lse else (done, None)
+        out = out if times == 1.0 else out * times
+        return out, lse if lse is None or self.one_query else lse.T
+
+    def ones(self, cache: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Scales of 8-bit keys and values, ``[sequences, key/value heads]``; ``None`` where they would be made for a graph alone."""
+        if self._ones is None:
+            table = self.side.get("page_table")
+            sequences = self.side["cu_seqlens_q"].size(0) - 1 if table is None else table.size(0)
+            count, kept = sequences * self.heads[1], _ones.setdefault(cache.device, [])
+            if not kept or kept[-1].numel() < count:
+                if cache.is_cuda and torch.cuda.is_current_stream_capturing():
+                    return None
+                kept.append(torch.ones(2 * count, device=cache.device))
+            ones = kept[-1][:count].view(sequences, self.heads[1])
+            self._ones = ones, ones
+        return self._ones
 
     def attend(
         self,
@@ -373,11 +407,11 @@ def refuse_unknown(options: dict[str, Any]) -> None:
         raise NotImplementedError(f"{name}={value!r} is not known to evosdpa's wrappers; leave it out")
 
 
-def given_back(out: Tensor, lse: Tensor, out_given: Tensor | None, lse_given: Tensor | None, return_lse: bool) -> Any:
+def given_back(out: Tensor, lse: Tensor | None, out_given: Tensor | None, lse_given: Tensor | None, return_lse: bool) -> Any:
     """The results, in the caller's tensors where there are some."""
     if out_given is not None:
         out = copied(out, out_given, "out")
-    if not return_lse:
+    if not return_lse or lse is None:
         return out
     lse = (lse / math.log(2.0)).contiguous()
     return out, lse if lse_given is None else copied(lse, lse_given, "lse")

@@ -139,10 +139,9 @@ class _Paged(_Wrapper):
         if plan.q_len not in (None, 1) or q_len_per_req is not None:
             plan.check_rows(q, q_len_per_req)
         k, v = plan.pages_of(paged_kv_cache, self._layout)
-        if not return_lse:
-            done = plan.straight(q, k, v, scales, window_left, sinks)
-            if done is not None:
-                return done if out is None else _flashinfer.copied(done, out, "out")
+        done = plan.straight(q, k, v, scales, window_left, sinks, return_lse)
+        if done is not None:
+            return _flashinfer.given_back(*done, out, lse, return_lse)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if plan.one_query:
             result, found = plan.attend(q.unsqueeze(2), k, v, scales, window_left, sinks)
@@ -372,10 +371,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         del enable_pdl
         _flashinfer.refuse_unknown(steering)
         plan, scales = self._plan(), (q_scale, k_scale, v_scale)
-        if not return_lse:
-            done = plan.straight(q, k, v, scales, window_left, sinks)
-            if done is not None:
-                return done if out is None else _flashinfer.copied(done, out, "out")
+        done = plan.straight(q, k, v, scales, window_left, sinks, return_lse)
+        if done is not None:
+            return _flashinfer.given_back(*done, out, lse, return_lse)
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
         result, found = plan.attend(q, k, v, scales, window_left, sinks)
         return _flashinfer.given_back(result[0].transpose(0, 1), found[0].T, out, lse, return_lse)
