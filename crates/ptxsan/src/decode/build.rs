@@ -15,6 +15,7 @@ use super::{
 use crate::count::Class;
 use crate::error::{Error, Result};
 use crate::module::GlobalVariable;
+use crate::names::demangled;
 use crate::numeric::approx::Perturb;
 use crate::parse::ast::{Ast, Function, Instruction, Operand, Space, Statement, Variable};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -267,7 +268,8 @@ impl Builder<'_> {
     }
 
     fn add_shared(&mut self, name: &str, address: u64, bytes: Option<u64>) {
-        let name = source_name(name).to_owned();
+        let own = source_name(name);
+        let name = if own == name { demangled(name) } else { own.to_owned() };
         self.shared_variables.push(SharedVariable { name, address, bytes });
     }
 
