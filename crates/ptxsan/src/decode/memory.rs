@@ -58,6 +58,7 @@ impl Builder<'_> {
             is_update: false,
             is_constant: false,
             is_compared: false,
+            is_volatile_data: op.has("volatile"),
         };
         self.emit(Op::Load(transfer), Args::default());
         Ok(())
@@ -86,6 +87,7 @@ impl Builder<'_> {
             is_update: false,
             is_constant: false,
             is_compared: false,
+            is_volatile_data: op.has("volatile"),
         };
         self.emit(Op::Store(transfer), Args::default());
         Ok(())

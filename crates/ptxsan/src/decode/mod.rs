@@ -218,6 +218,8 @@ pub(crate) struct Transfer {
     pub(crate) is_constant: bool,
     /// A load of what a compare-and-swap of the same place compares.
     pub(crate) is_compared: bool,
+    /// A volatile store of data, or a volatile load of what is used as such: not of a flag, which is written in the code or only asked for.
+    pub(crate) is_volatile_data: bool,
 }
 
 /// An atomic or a reduction.
