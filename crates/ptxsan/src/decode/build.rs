@@ -347,6 +347,7 @@ impl Builder<'_> {
         let counts = BANKS.map(|b| self.scopes.counts[b as usize]);
         let numbers = self.constants.iter().map(|((bank, _), index)| (*bank, *index)).collect();
         updates::mark(&mut self.code[start..end], &numbers);
+        updates::mark_read(&mut self.code[start..end]);
         updates::mark_compared(&mut self.code[start..end], |at| self.flows[start + at].is_move);
         let opcodes: Vec<&str> = self.info[start..end].iter().map(|info| &*info.opcode).collect();
         let (code, flows) = (&mut self.code[start..end], &self.flows[start..end]);

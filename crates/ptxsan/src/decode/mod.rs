@@ -230,6 +230,8 @@ pub(crate) struct Atomic {
     pub(crate) align: u32,
     /// Absent for `red`.
     pub(crate) d: Option<Register>,
+    /// Whether something reads it.
+    pub(crate) is_read: bool,
     pub(crate) a: Register,
     /// The swap value of `cas`.
     pub(crate) b: Option<Register>,

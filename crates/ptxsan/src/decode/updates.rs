@@ -107,6 +107,17 @@ fn is_update(code: &[Inst], writers: &HashMap<(Bank, u32), Vec<usize>>, pc: usiz
     false
 }
 
+/// Marks the atomics whose result something reads: compilers ask for it in shared memory whether it is used or not.
+pub(super) fn mark_read(code: &mut [Inst]) {
+    let reads = code.iter().flat_map(|inst| inst.reads.iter());
+    let reads: HashSet<(Bank, u32)> = reads.map(|register| (register.bank, register.index)).collect();
+    for inst in code {
+        if let Op::Atomic(atomic) = &mut inst.op {
+            atomic.is_read = atomic.d.is_some_and(|d| reads.contains(&(d.bank, d.index)));
+        }
+    }
+}
+
 /// Marks the loads whose value a compare-and-swap of the same place compares: the first guess of a loop that ends when the place holds
 /// what was guessed. `is_move`: instructions that pass a value on as it is.
 pub(super) fn mark_compared(code: &mut [Inst], is_move: impl Fn(usize) -> bool) {

@@ -441,7 +441,7 @@ impl Warp {
             Request::new(pc, a.bytes, Direction::Write, a.order).marked(ATOMIC, true).within(&a.address);
         let request = Request { align: a.align, ..request };
         let (addresses, spaces) = self.located(&a.address, mask);
-        self.before_strong(cx, a.order, a.d.is_some(), true);
+        self.before_strong(cx, a.order, a.is_read, true);
         let changes = cx.tallies[pc as usize].work;
         for (space, lanes) in spaces {
             let good = self.check_bounds(cx, space, &addresses, lanes, &request);
