@@ -78,6 +78,13 @@ fn who_has_read_the_last_atomic_may_store() {
     assert!(!findings.is_empty());
     assert!(findings.iter().all(|f| f.kind == Kind::Race && f.severity == Severity::Error), "{findings:?}");
 
+    let buffers = [vec![0], vec![0; 32], vec![0; 32]];
+    let (results, findings) = run("last_reads_sumsILb1", 4, 32, &buffers, &[]);
+    assert!(findings.is_empty(), "{}", findings[0]);
+    assert_eq!(results[2], [4; 32]);
+    let (_, findings) = run("last_reads_sumsILb0", 4, 32, &buffers, &[]);
+    assert!(findings.iter().any(|f| f.kind == Kind::Race && f.severity == Severity::Error), "{findings:?}");
+
     let (results, findings) = run("5turns", 4, 32, &[vec![0], vec![0; 32]], &[]);
     assert!(findings.is_empty(), "{}", findings[0]);
     assert!(results[0] == [0] && results[1].iter().all(|sum| *sum == 10), "{results:?}");

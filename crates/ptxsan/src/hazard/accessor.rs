@@ -1,7 +1,9 @@
 //! The agent of an access (lane or asynchronous copy), its vector clock, and the accesses it conflicts with.
 
 use super::clock::{Clock, Numbering, Proxy};
-use super::history::{ATOMIC, Access, BLOCK_SCOPE, Cell, Lists, NON_COHERENT, PC_MASK, STRONG, UPDATE};
+use super::history::{
+    ASKED, ATOMIC, Access, BLOCK_SCOPE, Cell, Lists, NON_COHERENT, PC_MASK, STRONG, UPDATE,
+};
 
 /// Who accesses, and what they know.
 pub(crate) struct Accessor<'a> {
@@ -260,7 +262,8 @@ impl Observed {
     fn of(cell: &Cell, by: &Accessor<'_>, lists: &Lists) -> Self {
         let mut all = Self::default();
         for read in [&cell.first].into_iter().chain(cell.near.all(lists)) {
-            let reads = !read.wrote() || read.pc & ATOMIC != 0;
+            // Who does not look at what an atomic found cannot have made anything depend on it.
+            let reads = !read.wrote() || read.pc & ASKED != 0;
             if read.pc & STRONG == 0 || !reads || by.numbering.is_async(read.base) {
                 continue;
             }

@@ -6,7 +6,7 @@ use crate::decode::lanes::blend;
 use crate::decode::{Address, Atomic, Bank, Base, Order, Register, Scope, Transfer};
 use crate::hazard::accessor::Conflict;
 use crate::hazard::clock::Proxy;
-use crate::hazard::history::{ATOMIC, BLOCK_SCOPE, NON_COHERENT, STRONG, UPDATE};
+use crate::hazard::history::{ASKED, ATOMIC, BLOCK_SCOPE, NON_COHERENT, STRONG, UPDATE};
 use crate::memory::shared::SharedMemory;
 use crate::memory::{PAGE_BYTES, mark_written, window};
 use crate::parse::ast::Space;
@@ -439,6 +439,7 @@ impl Warp {
     pub(super) fn atomic(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, a: &Atomic) {
         let request =
             Request::new(pc, a.bytes, Direction::Write, a.order).marked(ATOMIC, true).within(&a.address);
+        let request = request.marked(ASKED, a.is_read);
         let request = Request { align: a.align, ..request };
         let (addresses, spaces) = self.located(&a.address, mask);
         self.before_strong(cx, a.order, a.is_read, true);
