@@ -117,7 +117,14 @@ impl Outcome {
 
 /// A read that races with the first write may find memory that nothing wrote yet: that is the race, and told as such.
 fn without_consequences(entries: Vec<Entry>) -> Vec<Entry> {
-    let races = [Kind::Race, Kind::AsyncRace, Kind::ProxyRace, Kind::WarpSynchronous, Kind::UnfencedMessage];
+    let races = [
+        Kind::Race,
+        Kind::AsyncRace,
+        Kind::ProxyRace,
+        Kind::WarpSynchronous,
+        Kind::VolatileRace,
+        Kind::UnfencedMessage,
+    ];
     let racing: HashSet<u32> = entries
         .iter()
         .filter(|entry| races.contains(&entry.kind) && entry.severity > Severity::Info)

@@ -67,6 +67,48 @@ fn the_last_block_may_fence_in_every_thread() {
 }
 
 #[test]
+fn who_has_read_the_last_atomic_may_store() {
+    // In one block and in several.
+    for (grid, block) in [(1, 41), (5, 64)] {
+        let (results, findings) = run("ticketILb1", grid, block, &[vec![0, 0], vec![0], vec![0]], &[]);
+        assert!(findings.is_empty(), "{grid} {block}: {}", findings[0]);
+        assert_eq!(results[0], [0, 0]);
+    }
+    let (_, findings) = run("ticketILb0", 5, 64, &[vec![0, 0], vec![0], vec![0]], &[]);
+    assert!(!findings.is_empty());
+    assert!(findings.iter().all(|f| f.kind == Kind::Race && f.severity == Severity::Error), "{findings:?}");
+
+    let buffers = [vec![0], vec![0; 32], vec![0; 32]];
+    let (results, findings) = run("last_reads_sumsILb1", 4, 32, &buffers, &[]);
+    assert!(findings.is_empty(), "{}", findings[0]);
+    assert_eq!(results[2], [4; 32]);
+    let (_, findings) = run("last_reads_sumsILb0", 4, 32, &buffers, &[]);
+    assert!(findings.iter().any(|f| f.kind == Kind::Race && f.severity == Severity::Error), "{findings:?}");
+
+    let (results, findings) = run("5turns", 4, 32, &[vec![0], vec![0; 32]], &[]);
+    assert!(findings.is_empty(), "{}", findings[0]);
+    assert!(results[0] == [0] && results[1].iter().all(|sum| *sum == 10), "{results:?}");
+}
+
+#[test]
+fn volatile_data_is_not_ordered() {
+    let x = [(1..=64).collect(), vec![0], vec![0]];
+    let (results, findings) = run("volatile_scanILb1", 1, 64, &x, &[]);
+    assert!(findings.is_empty(), "{}", findings[0]);
+    assert!((1..=64).all(|i| results[0][i as usize - 1] == i * (i + 1) / 2), "{results:?}");
+    let (_, findings) = run("volatile_scanILb0", 1, 64, &x, &[]);
+    let found = findings.iter().find(|finding| finding.kind == Kind::VolatileRace).expect("between warps");
+    assert_eq!(found.severity, Severity::Warning);
+    assert!(
+        found.advice.as_deref().unwrap().contains("__syncthreads() between the accesses is missing"),
+        "{found}"
+    );
+
+    let (_, findings) = run("8progress", 1, 64, &[vec![5]], &[]);
+    assert!(findings.is_empty(), "{}", findings[0]);
+}
+
+#[test]
 fn a_fence_of_the_block_shows_nothing_of_another() {
     let buffers = [vec![0], vec![0], vec![0]];
     let (results, findings) = run("messageILb1", 2, 1, &buffers, &[]);

@@ -173,7 +173,11 @@ fn files_change_in_place_and_files_of_another_kind_are_refused() {
         ("turned.npy", "'descr': '<f4', 'fortran_order': True, 'shape': (3, 1)", "Fortran"),
         ("wide.npy", "'descr': '<c16', 'fortran_order': False, 'shape': (3,)", "16 bytes"),
         ("short.npy", "'descr': '<f4', 'fortran_order': False, 'shape': (4,)", "12 bytes of data where 16"),
-        ("huge.npy", "'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807,)", "too large"),
+        (
+            "huge.npy",
+            "'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807,)",
+            "can be addressed",
+        ),
     ] {
         write_npy_as(&path(name), about, &[1.0, 2.0, 3.0]);
         refused(&format!("in:{}", path(name).display()), expected);
@@ -346,6 +350,34 @@ fn structures_and_pointers_hold_what_arguments_do() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let output = run("ptr:map:0:f16:64x8:128:64x8:128", &format!("struct:{map}+i32:5"));
     assert!(String::from_utf8_lossy(&output.stderr).contains("as @NAME"), "{output:?}");
+}
+
+/// A bool is a u8; in a structure each lies at a multiple of its size.
+#[test]
+fn narrow_numbers_are_arguments() {
+    const PTX: &str = ".version 8.0\n.target sm_80\n.address_size 64\n\
+        .visible .entry k(.param .u64 o, .param .u8 flag, .param .align 4 .b8 s[8])\n{\n.reg .b16 %h<3>;\n.reg .b32 %r<5>;\n\
+        .reg .b64 %rd<2>;\nld.param.u8 %r1, [flag];\nld.param.u16 %r2, [s+2];\nld.param.u32 %r3, [s+4];\nld.param.u8 %r4, [s];\n\
+        ld.param.u64 %rd1, [o];\nst.global.v4.u32 [%rd1], {%r1, %r2, %r3, %r4};\nret;\n}\n";
+    let folder = tempfile::tempdir().unwrap();
+    let (file, out) = (folder.path().join("k.ptx"), folder.path().join("o.npy").display().to_string());
+    std::fs::write(&file, PTX).unwrap();
+    let file = file.display().to_string();
+    let run = |flag: &str, fields: &str| {
+        let line = ["run", &file, "--grid", "1", "--block", "1", "--args", &format!("out:{out}:i32:4")];
+        ptxsan(&[&line[..], &[flag, fields]].concat())
+    };
+    let output = run("u8:1", "struct:i8:-1+f16:1.5+i32:7");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let bits: Vec<u32> = read_npy(Path::new(&out)).1.iter().map(|v| v.to_bits()).collect();
+    assert_eq!(bits, [1, 0x3e00, 7, 0xff]);
+    for (flag, fields) in
+        [("u8:256", "struct:bytes:0000000000000000"), ("u8:1,1", "i64:0"), ("bf16:x", "i64:0")]
+    {
+        let output = run(flag, fields);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with("ptxsan: argument 1"), "{output:?}");
+    }
 }
 
 #[test]

@@ -85,3 +85,15 @@ fn halves_of_a_pair_are_apart() {
         assert_says(&halves(1), Some("(in+126)"));
     }
 }
+
+#[test]
+fn what_the_other_side_of_an_and_decides_is_not_asked() {
+    // 1, 3, 5 … and 0, 2, 4 …: the second list ends first.
+    let words = (0..8).map(|i| 2 * i + 1).chain((0..8).map(|i| 2 * i));
+    let lists: Vec<u8> = words.flat_map(i32::to_le_bytes).collect();
+    let outcome = run("merged", 32, &[&lists], 64, &[16, 16], Schedule::RoundRobin);
+    assert!(outcome.findings.is_empty(), "{outcome}");
+    let outcome = run("merged", 32, &[&lists], 64, &[16, 17], Schedule::RoundRobin);
+    let mut kinds = outcome.findings.iter().map(|finding| finding.kind);
+    assert!(kinds.len() > 0 && kinds.all(|kind| kind == Kind::UninitialisedMemory), "{outcome}");
+}

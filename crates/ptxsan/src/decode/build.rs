@@ -15,6 +15,7 @@ use super::{
 use crate::count::Class;
 use crate::error::{Error, Result};
 use crate::module::GlobalVariable;
+use crate::names::demangled;
 use crate::numeric::approx::Perturb;
 use crate::parse::ast::{Ast, Function, Instruction, Operand, Space, Statement, Variable};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -267,7 +268,8 @@ impl Builder<'_> {
     }
 
     fn add_shared(&mut self, name: &str, address: u64, bytes: Option<u64>) {
-        let name = source_name(name).to_owned();
+        let own = source_name(name);
+        let name = if own == name { demangled(name) } else { own.to_owned() };
         self.shared_variables.push(SharedVariable { name, address, bytes });
     }
 
@@ -345,6 +347,7 @@ impl Builder<'_> {
         let counts = BANKS.map(|b| self.scopes.counts[b as usize]);
         let numbers = self.constants.iter().map(|((bank, _), index)| (*bank, *index)).collect();
         updates::mark(&mut self.code[start..end], &numbers);
+        updates::mark_read(&mut self.code[start..end]);
         updates::mark_compared(&mut self.code[start..end], |at| self.flows[start + at].is_move);
         let opcodes: Vec<&str> = self.info[start..end].iter().map(|info| &*info.opcode).collect();
         let (code, flows) = (&mut self.code[start..end], &self.flows[start..end]);

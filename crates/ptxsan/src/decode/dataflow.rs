@@ -25,7 +25,7 @@ pub(crate) enum FlowKind {
     Bytewise,
     /// The same half of every operand: packed 16-bit arithmetic.
     Halves,
-    /// As `Bytewise`, but a byte that the other operand clears, or sets, is valid.
+    /// As `Bytewise`, but a byte or predicate that the other operand clears, or sets, is valid.
     And(Bank),
     Or(Bank),
     /// One of two operands, as a predicate says.
@@ -70,8 +70,8 @@ impl FlowKind {
         let is_packed = |part: &&str| matches!(*part, "f16x2" | "bf16x2" | "s16x2" | "u16x2");
         match parts[0] {
             "mov" | "cvta" => FlowKind::Copy,
-            "and" if bank != Bank::Pred => FlowKind::And(bank),
-            "or" if bank != Bank::Pred => FlowKind::Or(bank),
+            "and" => FlowKind::And(bank),
+            "or" => FlowKind::Or(bank),
             "xor" | "not" | "lop3" => FlowKind::Bytewise,
             "selp" => FlowKind::Select(bank),
             "shl" => FlowKind::Shift { bank, left: true, signed: false },
@@ -112,7 +112,8 @@ mod tests {
             ("add.s32", FlowKind::Whole),
             ("mov.b32", FlowKind::Copy),
             ("and.b64", FlowKind::And(Bank::B64)),
-            ("and.pred", FlowKind::Whole),
+            ("and.pred", FlowKind::And(Bank::Pred)),
+            ("or.pred", FlowKind::Or(Bank::Pred)),
             ("shr.s64", shift),
             ("cvt.u16.u32", FlowKind::Resize { bytes: 4, signed: false }),
             ("cvt.s64.s32", FlowKind::Resize { bytes: 4, signed: true }),

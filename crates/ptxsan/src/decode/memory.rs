@@ -58,6 +58,7 @@ impl Builder<'_> {
             is_update: false,
             is_constant: false,
             is_compared: false,
+            is_volatile_data: op.has("volatile"),
         };
         self.emit(Op::Load(transfer), Args::default());
         Ok(())
@@ -86,6 +87,7 @@ impl Builder<'_> {
             is_update: false,
             is_constant: false,
             is_compared: false,
+            is_volatile_data: op.has("volatile"),
         };
         self.emit(Op::Store(transfer), Args::default());
         Ok(())
@@ -146,7 +148,8 @@ impl Builder<'_> {
                 apply(operation, kind).ok_or_else(|| self.unsupported("this operation on this type"))?;
             let address = Address { offset: address.offset + i as i64 * i64::from(bytes), ..address };
             let align = if i == 0 { bytes * values.len() as u32 } else { bytes };
-            let atomic = Op::Atomic(Box::new(Atomic { address, bytes, align, d, a, b, apply, order }));
+            let atomic =
+                Op::Atomic(Box::new(Atomic { address, bytes, align, d, is_read: false, a, b, apply, order }));
             if i == 0 { self.emit(atomic, Args::default()) } else { self.emit_step(atomic, Args::default()) }
         }
         Ok(())

@@ -218,6 +218,8 @@ pub(crate) struct Transfer {
     pub(crate) is_constant: bool,
     /// A load of what a compare-and-swap of the same place compares.
     pub(crate) is_compared: bool,
+    /// A volatile store of data, or a volatile load of what is used as such: not of a flag, which is written in the code or only asked for.
+    pub(crate) is_volatile_data: bool,
 }
 
 /// An atomic or a reduction.
@@ -228,6 +230,8 @@ pub(crate) struct Atomic {
     pub(crate) align: u32,
     /// Absent for `red`.
     pub(crate) d: Option<Register>,
+    /// Whether something reads it.
+    pub(crate) is_read: bool,
     pub(crate) a: Register,
     /// The swap value of `cas`.
     pub(crate) b: Option<Register>,

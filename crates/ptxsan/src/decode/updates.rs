@@ -22,8 +22,49 @@ pub(super) fn mark(code: &mut [Inst], numbers: &HashSet<(Bank, u32)>) {
         let (update, constant) = (is_update(code, &writers, pc), is_constant(code, &writers, numbers, pc));
         if let Op::Store(transfer) = &mut code[pc].op {
             (transfer.is_update, transfer.is_constant) = (update, constant);
+            transfer.is_volatile_data &= !constant;
         }
     }
+    mark_data(code);
+}
+
+/// Tells volatile loads of data from those that only ask: what is loaded by these goes nowhere but into comparisons.
+fn mark_data(code: &mut [Inst]) {
+    let is_volatile = |inst: &Inst| matches!(&inst.op, Op::Load(t) if t.is_volatile_data);
+    let loads: Vec<usize> = (0..code.len()).filter(|pc| is_volatile(&code[*pc])).collect();
+    if loads.is_empty() {
+        return;
+    }
+    let mut readers: HashMap<(Bank, u32), Vec<usize>> = HashMap::new();
+    for (pc, inst) in code.iter().enumerate() {
+        for register in &inst.reads {
+            readers.entry((register.bank, register.index)).or_default().push(pc);
+        }
+    }
+    for pc in loads {
+        let is_data = is_data(code, &readers, pc);
+        if let Op::Load(transfer) = &mut code[pc].op {
+            transfer.is_volatile_data = is_data;
+        }
+    }
+}
+
+fn is_data(code: &[Inst], readers: &HashMap<(Bank, u32), Vec<usize>>, pc: usize) -> bool {
+    let mut pending: Vec<Register> = code[pc].writes.to_vec();
+    let mut seen: HashSet<(Bank, u32)> = HashSet::new();
+    while let Some(register) = pending.pop() {
+        let key = (register.bank, register.index);
+        if key.0 == Bank::Pred || !seen.insert(key) {
+            continue;
+        }
+        for &at in readers.get(&key).into_iter().flatten() {
+            match &code[at].op {
+                Op::Alu(_) => pending.extend(code[at].writes.iter()),
+                _ => return true,
+            }
+        }
+    }
+    false
 }
 
 /// Whether a store's value is a number that is written in the code.
@@ -64,6 +105,17 @@ fn is_update(code: &[Inst], writers: &HashMap<(Bank, u32), Vec<usize>>, pc: usiz
         }
     }
     false
+}
+
+/// Marks the atomics whose result something reads: compilers ask for it in shared memory whether it is used or not.
+pub(super) fn mark_read(code: &mut [Inst]) {
+    let reads = code.iter().flat_map(|inst| inst.reads.iter());
+    let reads: HashSet<(Bank, u32)> = reads.map(|register| (register.bank, register.index)).collect();
+    for inst in code {
+        if let Op::Atomic(atomic) = &mut inst.op {
+            atomic.is_read = atomic.d.is_some_and(|d| reads.contains(&(d.bank, d.index)));
+        }
+    }
 }
 
 /// Marks the loads whose value a compare-and-swap of the same place compares: the first guess of a loop that ends when the place holds

@@ -18,6 +18,8 @@ pub enum Kind {
     LostUpdate,
     /// Lanes of a warp exchange values by volatile or relaxed accesses without `__syncwarp()`.
     WarpSynchronous,
+    /// Warps of a block exchange data by volatile accesses of shared memory that nothing orders.
+    VolatileRace,
     /// A flag is passed on by volatile or relaxed accesses, and what it announces is not ordered before it by a fence.
     UnfencedMessage,
     /// A non-coherent (read-only) load of bytes that the launch writes.
@@ -72,12 +74,13 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 30] = [
+    pub const ALL: [Kind; 31] = [
         Kind::Race,
         Kind::AsyncRace,
         Kind::ProxyRace,
         Kind::LostUpdate,
         Kind::WarpSynchronous,
+        Kind::VolatileRace,
         Kind::UnfencedMessage,
         Kind::NonCoherentLoad,
         Kind::Wgmma,
@@ -113,6 +116,7 @@ impl Kind {
             Kind::ProxyRace => ("proxy_race", "race between proxies"),
             Kind::LostUpdate => ("lost_update", "lost update"),
             Kind::WarpSynchronous => ("warp_synchronous", "warp-synchronous access without __syncwarp()"),
+            Kind::VolatileRace => ("volatile_race", "volatile accesses that nothing orders"),
             Kind::UnfencedMessage => ("unfenced_message", "message passed without a fence"),
             Kind::NonCoherentLoad => ("non_coherent_load", "read-only load of memory that the launch writes"),
             Kind::Wgmma => ("wgmma", "wgmma hazard"),
@@ -159,9 +163,11 @@ impl Kind {
     /// How bad it is, unless a finding says otherwise.
     pub fn severity(self) -> Severity {
         match self {
-            Kind::LostUpdate | Kind::WarpSynchronous | Kind::UnfencedMessage | Kind::UnwrittenOutput => {
-                Severity::Warning
-            }
+            Kind::LostUpdate
+            | Kind::WarpSynchronous
+            | Kind::VolatileRace
+            | Kind::UnfencedMessage
+            | Kind::UnwrittenOutput => Severity::Warning,
             _ => Severity::Error,
         }
     }

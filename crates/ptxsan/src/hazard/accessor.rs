@@ -1,7 +1,9 @@
 //! The agent of an access (lane or asynchronous copy), its vector clock, and the accesses it conflicts with.
 
 use super::clock::{Clock, Numbering, Proxy};
-use super::history::{ATOMIC, Access, BLOCK_SCOPE, Cell, Lists, NON_COHERENT, PC_MASK, STRONG, UPDATE};
+use super::history::{
+    ASKED, ATOMIC, Access, BLOCK_SCOPE, Cell, Lists, NON_COHERENT, PC_MASK, STRONG, UPDATE,
+};
 
 /// Who accesses, and what they know.
 pub(crate) struct Accessor<'a> {
@@ -162,9 +164,11 @@ fn against_access(old: &Access, by: &Accessor<'_>, write: bool) -> Option<Confli
     if both_strong && !is_update {
         // The usual case by far is two atomics, or a flag that is stored and polled.
         let is_plain = |pc: u32| pc & ATOMIC == 0;
-        let same_warp = old.wrote() && old.base == by.base && is_plain(old.pc) && is_plain(by.pc);
+        let both_plain = is_plain(old.pc) && is_plain(by.pc);
+        let same_warp = old.wrote() && old.base == by.base && both_plain;
         let is_read = !write && is_plain(by.pc);
-        if !same_warp && !is_read {
+        let was_read = write && !old.wrote() && both_plain;
+        if !same_warp && !is_read && !was_read {
             return None;
         }
     }
@@ -198,7 +202,16 @@ pub(super) fn against_accesses(
     lists: &Lists,
     write: bool,
 ) -> Option<Conflict> {
-    let mut found = against_access(&cell.first, by, write);
+    let found = worst(cell, by, lists, write, Observed::default());
+    if !found.is_some_and(|found| found.is_write && !found.both_strong && by.pc & STRONG == 0) {
+        return found;
+    }
+    let observed = Observed::of(cell, by, lists);
+    if observed == Observed::default() { found } else { worst(cell, by, lists, write, observed) }
+}
+
+fn worst(cell: &Cell, by: &Accessor<'_>, lists: &Lists, write: bool, observed: Observed) -> Option<Conflict> {
+    let mut found = against_access(&observed.rest(&cell.first, by), by, write);
     let is_atomic = by.pc & (STRONG | ATOMIC | BLOCK_SCOPE) == STRONG | ATOMIC;
     let further = cell.near.all(lists);
     if !further.is_empty() && (write || cell.wrote(lists)) && !(is_atomic && cell.near.all_atomic(lists)) {
@@ -206,8 +219,81 @@ pub(super) fn against_accesses(
             if found.is_some_and(|found| !found.both_strong) {
                 break;
             }
-            found = worse(found, against_access(old, by, write));
+            found = worse(found, against_access(&observed.rest(old, by), by, write));
         }
     }
     found
+}
+
+/// The latest strong reads of a cell that happened before an access: what strong writes before them stored, or what replaced it, they have
+/// read. By the causality order of PTX such a write comes before the access, fence or not: who takes the last ticket may reset the counter
+/// with a plain store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Observed {
+    /// By a thread of the accessor's block, and by one whose scope reaches all blocks.
+    near: Moment,
+    far: Moment,
+}
+
+/// When a lane made a strong access.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Moment {
+    time: u32,
+    /// Lanes of one instruction come one after the other.
+    base: u32,
+    pc: u32,
+    lane: u32,
+}
+
+impl Moment {
+    /// The lanes of a strong write that did not come before.
+    fn later(self, write: &Access) -> u32 {
+        let together = (self.time, self.base, self.pc) == (write.time, write.base, write.pc & PC_MASK);
+        match write.time < self.time {
+            true => 0,
+            false if together => write.mask & u32::MAX << self.lane,
+            false => write.mask,
+        }
+    }
+}
+
+impl Observed {
+    #[cold]
+    fn of(cell: &Cell, by: &Accessor<'_>, lists: &Lists) -> Self {
+        let mut all = Self::default();
+        for read in [&cell.first].into_iter().chain(cell.near.all(lists)) {
+            // Who does not look at what an atomic found cannot have made anything depend on it.
+            let reads = !read.wrote() || read.pc & ASKED != 0;
+            if read.pc & STRONG == 0 || !reads || by.numbering.is_async(read.base) {
+                continue;
+            }
+            let known = |lane: &u32| by.happens_after(read.base + lane, read.time);
+            let mut lanes = (0..32).rev().filter(|lane| read.mask >> lane & 1 == 1);
+            let Some(lane) = lanes.find(known) else { continue };
+            let moment = Moment { time: read.time, base: read.base, pc: read.pc & PC_MASK, lane };
+            if by.numbering.block_of(read.base) == by.numbering.block_of(by.base) {
+                all.near = all.near.max(moment);
+            }
+            if read.pc & BLOCK_SCOPE == 0 {
+                all.far = all.far.max(moment);
+            }
+        }
+        all
+    }
+
+    /// An earlier access without the lanes whose writes were read so.
+    #[inline]
+    fn rest(&self, old: &Access, by: &Accessor<'_>) -> Access {
+        let is_observable = old.pc & STRONG != 0 && old.wrote() && !by.numbering.is_async(old.base);
+        if *self == Self::default() || !is_observable {
+            return *old;
+        }
+        let is_near = by.numbering.block_of(old.base) == by.numbering.block_of(by.base);
+        let mask = match (is_near, old.pc & BLOCK_SCOPE) {
+            (true, _) => self.near.later(old) & self.far.later(old),
+            (false, 0) => self.far.later(old),
+            (false, _) => old.mask,
+        };
+        Access { mask, ..*old }
+    }
 }

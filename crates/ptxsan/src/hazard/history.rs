@@ -7,11 +7,13 @@ pub(crate) const STRONG: u32 = 1 << 31;
 pub(crate) const BLOCK_SCOPE: u32 = 1 << 30;
 /// a strong one that wrote,
 pub(super) const WROTE: u32 = 1 << 29;
-/// a read-modify-write, a load that goes through the read-only cache, a store of what was made from a load of the same place.
+/// a read-modify-write, a load that goes through the read-only cache, a store of what was made from a load of the same place,
 pub(crate) const ATOMIC: u32 = 1 << 28;
 pub(crate) const NON_COHERENT: u32 = 1 << 27;
 pub(crate) const UPDATE: u32 = 1 << 26;
-pub(super) const PC_MASK: u32 = UPDATE - 1;
+/// a read-modify-write whose result is used.
+pub(crate) const ASKED: u32 = 1 << 25;
+pub(super) const PC_MASK: u32 = ASKED - 1;
 /// A list of accesses as long as this is looked through for those that need not be remembered.
 const PRUNE_AT: usize = 16;
 /// Accesses that a cell holds itself; more of them are kept in a list.

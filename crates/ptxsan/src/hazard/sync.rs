@@ -89,9 +89,23 @@ pub(crate) struct SyncPlaces {
     places: HashMap<Place, Vec<Release>>,
     /// The last strong write, in kernels that poll.
     said: HashMap<Place, Said>,
+    /// The time of the latest strong access, and whether one wrote since the last that read.
+    latest: u32,
+    is_written: bool,
 }
 
 impl SyncPlaces {
+    /// The time of a strong access by a warp whose own time is `own`: a write has an earlier one than a read, whoever made them, only if it
+    /// came before it. Writes that nobody reads between share a time.
+    pub(crate) fn strong_time(&mut self, own: u32, reads: bool, writes: bool) -> u32 {
+        self.latest = self.latest.max(own);
+        if reads && (self.is_written || writes) {
+            self.latest = self.latest.saturating_add(1);
+        }
+        self.is_written = writes || self.is_written && !reads;
+        self.latest
+    }
+
     pub(crate) fn say(&mut self, place: Place, said: Said) {
         if self.said.len() < MAX_PLACES || self.said.contains_key(&place) {
             self.said.insert(place, said);

@@ -6,7 +6,7 @@ use crate::decode::lanes::blend;
 use crate::decode::{Address, Atomic, Bank, Base, Order, Register, Scope, Transfer};
 use crate::hazard::accessor::Conflict;
 use crate::hazard::clock::Proxy;
-use crate::hazard::history::{ATOMIC, BLOCK_SCOPE, NON_COHERENT, STRONG, UPDATE};
+use crate::hazard::history::{ASKED, ATOMIC, BLOCK_SCOPE, NON_COHERENT, STRONG, UPDATE};
 use crate::memory::shared::SharedMemory;
 use crate::memory::{PAGE_BYTES, mark_written, window};
 use crate::parse::ast::Space;
@@ -153,6 +153,7 @@ impl Warp {
     pub(super) fn load(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, t: &Transfer) {
         let bytes = t.bytes * t.registers.len() as u32;
         let (addresses, spaces) = self.located(&t.address, mask);
+        self.before_strong(cx, t.order, true, false);
         for (space, lanes) in spaces {
             let is_marked = t.non_coherent && space == Space::Global;
             let request = Request::new(pc, bytes, Direction::Read, t.order)
@@ -260,7 +261,7 @@ impl Warp {
         let request =
             Request::new(pc, bytes, Direction::Write, t.order).marked(UPDATE, t.is_update).within(&t.address);
         let (addresses, spaces) = self.located(&t.address, mask);
-        self.before_strong_write(cx, t.order);
+        self.before_strong(cx, t.order, false, true);
         for (space, lanes) in spaces {
             let good = self.check_bounds(cx, space, &addresses, lanes, &request);
             self.order_each(cx, space, &addresses, good, &request, |warp, cx, lanes, found| {
@@ -438,9 +439,10 @@ impl Warp {
     pub(super) fn atomic(&mut self, cx: &mut Context<'_, '_>, pc: u32, mask: u32, a: &Atomic) {
         let request =
             Request::new(pc, a.bytes, Direction::Write, a.order).marked(ATOMIC, true).within(&a.address);
+        let request = request.marked(ASKED, a.is_read);
         let request = Request { align: a.align, ..request };
         let (addresses, spaces) = self.located(&a.address, mask);
-        self.before_strong_write(cx, a.order);
+        self.before_strong(cx, a.order, a.is_read, true);
         let changes = cx.tallies[pc as usize].work;
         for (space, lanes) in spaces {
             let good = self.check_bounds(cx, space, &addresses, lanes, &request);

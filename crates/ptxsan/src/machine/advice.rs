@@ -37,6 +37,9 @@ impl Warp {
                 "lanes of a warp do not run in step since Volta, and volatile does not order them: __syncwarp() between the \
                  accesses is missing"
             }
+            Kind::VolatileRace => {
+                "volatile makes each access real and orders none: __syncthreads() between the accesses is missing"
+            }
             Kind::NonCoherentLoad => {
                 "ld.global.nc (__ldg, const __restrict__) may only read what nobody writes during the launch: the buffers \
                  overlap, or the pointer must not be __restrict__"
@@ -48,6 +51,13 @@ impl Warp {
                 "ordered, but not across proxies: fence.proxy.async must come between, mostly by who wrote, before the barrier"
             }
             _ => match cx.numbering.who(conflict.who) {
+                // No wait reaches a group that is still open.
+                Who::Copies
+                    if is_near && other.thread == thread && self.open_group[lane & 31] == conflict.time =>
+                {
+                    "the copy is still in flight, and its group is open: cp.async.commit_group and cp.async.wait_group, or \
+                     cp.async.wait_all, must come first"
+                }
                 Who::Copies if is_near && other.thread == thread => {
                     "the copy is still in flight: cp.async.wait_group must come first"
                 }

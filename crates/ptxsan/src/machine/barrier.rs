@@ -151,7 +151,8 @@ impl Warp {
         if id >= BARRIERS || count.is_some_and(|c| c % 32 != 0 || c == 0 || c > cx.numbering.lanes) {
             let most = cx.numbering.lanes;
             cx.report(Kind::BarrierMisuse, pc, self.index, lanes, || {
-                format!("barrier {id} with a count of {count:?}: there are barriers 0 to 15, and the count must be a multiple of 32 up to the block's {most}")
+                let count = count.map_or_else(String::new, |count| format!(" with a count of {count}"));
+                format!("barrier {id}{count}: there are barriers 0 to 15, and the count must be a multiple of 32 up to the block's {most}")
             });
             self.pass(pc, lanes);
             return Flow::Moved;

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::hazard::clock::Numbering;
 use crate::memory::{Buffer, DeviceMemory};
 use crate::module::{MAX_MODULES, Module};
+use crate::names::demangled;
 use crate::parse::ast::Space;
 use crate::report::Outcome;
 use rayon::prelude::*;
@@ -48,7 +49,8 @@ impl Device {
         for (name, variable) in module.globals.iter() {
             let written = vec![1; variable.initial.len()];
             let is_read_only = variable.space == Space::Const;
-            self.memory.place(name, variable.address, variable.initial.clone(), written, is_read_only)?;
+            let name = demangled(name);
+            self.memory.place(&name, variable.address, variable.initial.clone(), written, is_read_only)?;
         }
         self.modules.push(module);
         Ok(ModuleId(slot))

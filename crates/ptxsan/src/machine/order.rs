@@ -109,11 +109,22 @@ impl Warp {
         });
     }
 
-    /// Before a strong write: its time, if others may poll it, is later than all that came before it.
-    pub(super) fn before_strong_write(&mut self, cx: &Context<'_, '_>, order: Order) {
-        if cx.kernel.polls && order.strong.is_some() && cx.options.check_races {
+    /// Before a strong access: its time tells which strong reads of others it comes after. If others may poll what it writes, it is later
+    /// than all that this warp did as well.
+    pub(super) fn before_strong(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        order: Order,
+        reads: bool,
+        writes: bool,
+    ) {
+        if order.strong.is_none() || !cx.options.check_races {
+            return;
+        }
+        if writes && cx.kernel.polls {
             self.advance();
         }
+        self.time = cx.places.strong_time(self.time, reads, writes);
     }
 
     /// Whether a lane has read, without a fence, what was stored after the other access of a conflict.

@@ -407,14 +407,16 @@ impl Warp {
                 matches!(&cx.kernel.code[conflict.pc as usize].op, Op::Store(t) if t.is_constant);
             let near = conflict.who.wrapping_sub(cx.numbering.warp(cx.block, self.index)) < 32;
             let same_warp = near && conflict.is_write && !stores_flag;
+            // A flag that was stored behind a fence is there to synchronise.
+            let is_flag = || cx.places.is_released(&Self::place(cx, space, address));
+            let has_heard = self.heard_of(cx, lane, conflict);
             return match () {
                 () if conflict.is_update => Some(Kind::LostUpdate),
-                // A flag that was stored behind a fence is there to synchronise.
-                () if same_warp && !cx.places.is_released(&Self::place(cx, space, address)) => {
-                    Some(Kind::WarpSynchronous)
-                }
-                () if self.heard_of(cx, lane, conflict) => Some(Kind::UnfencedMessage),
-                () => None,
+                () if same_warp && !is_flag() => Some(Kind::WarpSynchronous),
+                () if has_heard && conflict.is_write => Some(Kind::UnfencedMessage),
+                () if has_heard || !is_exchange(cx, space, request, conflict) || is_flag() => None,
+                () if near => Some(Kind::WarpSynchronous),
+                () => Some(Kind::VolatileRace),
             };
         }
         Some(match () {
@@ -462,6 +464,19 @@ fn is_first_guess(kernel: &Kernel, mine: u32, other: u32) -> bool {
     let (mine, other) = (&kernel.code[mine as usize].op, &kernel.code[other as usize].op);
     let is = |load: &Op, atomic: &Op| matches!((load, atomic), (Op::Load(t), Op::Atomic(_)) if t.is_compared);
     is(mine, other) || is(other, mine)
+}
+
+/// Whether threads of a block exchange data by volatile accesses of shared memory, one load and one store, as if they were ordered.
+fn is_exchange(cx: &Context<'_, '_>, space: Space, request: &Request, conflict: &Conflict) -> bool {
+    if space != Space::Shared || cx.numbering.block_of(conflict.who) != cx.block {
+        return false;
+    }
+    let (mine, other) = (&cx.kernel.code[request.pc as usize].op, &cx.kernel.code[conflict.pc as usize].op);
+    let (Op::Load(load), Op::Store(store)) = (if conflict.is_write { (mine, other) } else { (other, mine) })
+    else {
+        return false;
+    };
+    load.is_volatile_data && store.is_volatile_data
 }
 
 /// Whether reads of shared memory are only noted: plain ones by threads, of memory that no other block reaches.

@@ -261,8 +261,11 @@ impl Warp {
             FlowKind::Halves => [0x3u8, 0xc].into_iter().filter(|half| any & half != 0).sum(),
             FlowKind::And(bank) | FlowKind::Or(bank) => {
                 let keeps = |index: u32| {
-                    let value = value(*bank, index);
-                    set_bytes(if matches!(kind, FlowKind::And(_)) { value } else { !value })
+                    let (value, is_and) = (value(*bank, index), matches!(kind, FlowKind::And(_)));
+                    match bank {
+                        Bank::Pred => u8::from((value != 0) == is_and),
+                        _ => set_bytes(if is_and { value } else { !value }),
+                    }
                 };
                 let (a, b) = (of(*bank, args.a), of(*bank, args.b));
                 a & b | a & keeps(args.b) | b & keeps(args.a)

@@ -13,8 +13,11 @@ const MAP_ALIGN: usize = 64;
 
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
-const KINDS: &str =
-    "in, out, inout, zeros, fresh, i32, u32, i64, u64, f32, f64, bytes, struct, map, ptr, and @NAME";
+const KINDS: &str = "in, out, inout, zeros, fresh, i32, u32, i64, u64, f32, f64, i8, u8, i16, u16, f16, bf16, bytes, struct, map, \
+                     ptr, and @NAME";
+
+/// Numbers that are handed over as their bytes; a bool is a u8.
+const NARROW: [&str; 6] = ["i8", "u8", "i16", "u16", "f16", "bf16"];
 
 /// Binds the arguments of a launch to buffers of the session's device.
 pub(crate) fn bind(session: &mut Session, texts: &[String]) -> Result<Vec<Arg>> {
@@ -78,7 +81,7 @@ fn structure(session: &mut Session, parts: &str, index: usize) -> Result<Arg> {
                 widest = widest.max(MAP_ALIGN);
                 map
             }
-            Arg::Bytes(raw) => raw,
+            Arg::Bytes(raw) if !part.split_once(':').is_some_and(|(kind, _)| NARROW.contains(&kind)) => raw,
             other => {
                 let raw = scalar_bytes(&other)?;
                 bytes.resize(bytes.len().next_multiple_of(raw.len()), 0);
@@ -108,6 +111,10 @@ fn value(session: &mut Session, text: &str, name: &str) -> Result<Arg> {
         "f32" => Arg::F32(number(kind, value)?),
         "f64" => Arg::F64(number(kind, value)?),
         "bytes" => Arg::Bytes(values::hex(value)?),
+        narrow if NARROW.contains(&narrow) => match values::parse(narrow, value) {
+            Some(bytes) if !value.contains(',') => Arg::Bytes(bytes?),
+            _ => bail!("`{value}` is no number that {narrow} holds"),
+        },
         "zeros" => {
             let buffer = session.device.allocate(name, size(value)?)?;
             // In pieces: what the device may hold twice over need not fit here as well.
@@ -218,6 +225,7 @@ fn scalar_bytes(arg: &Arg) -> Result<Vec<u8>> {
         Arg::U64(v) => v.to_le_bytes().to_vec(),
         Arg::F32(v) => v.to_le_bytes().to_vec(),
         Arg::F64(v) => v.to_le_bytes().to_vec(),
+        Arg::Bytes(raw) => raw.clone(),
         _ => bail!("not a scalar"),
     })
 }

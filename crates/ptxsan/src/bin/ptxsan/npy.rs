@@ -58,7 +58,9 @@ pub(crate) fn read(path: &str) -> Result<Array> {
         npyz::DType::Plain(kind) if kind.endianness() == npyz::Endianness::Big => {
             bail!("{path}: big-endian numbers; save x.astype(x.dtype.newbyteorder('<'))")
         }
-        npyz::DType::Plain(kind) => kind.num_bytes().context("an element of no size")?,
+        npyz::DType::Plain(kind) => {
+            kind.num_bytes().with_context(|| format!("{path}: elements of type {kind} are no numbers"))?
+        }
         _ => bail!("{path}: only plain element types"),
     };
     if ![1, 2, 4, 8].contains(&width) {
@@ -67,8 +69,10 @@ pub(crate) fn read(path: &str) -> Result<Array> {
     if header.order() == npyz::Order::Fortran && shape.len() > 1 {
         bail!("{path}: in Fortran order; save np.ascontiguousarray(x)");
     }
-    let count =
-        shape.iter().try_fold(width as u64, |a, n| a.checked_mul(*n)).context("the shape is too large")?;
+    let count = shape
+        .iter()
+        .try_fold(width as u64, |a, n| a.checked_mul(*n))
+        .with_context(|| format!("{path}: shape {shape:?} has more bytes than can be addressed"))?;
     let mut bytes = Vec::new();
     reader.take(count).read_to_end(&mut bytes)?;
     if bytes.len() as u64 != count {

@@ -126,7 +126,7 @@ pub(crate) struct LaunchArgs {
     #[arg(long, default_value = "0", value_parser = parse_shared)]
     pub(crate) shared: u32,
     /// Arguments in order: in:FILE.npy, out:FILE.npy:TYPE:2x3, inout:FROM.npy:TO.npy, zeros:64K, fresh:64K (never written), i32:5, u32:,
-    /// i64:, u64:, f32:, f64:, bytes:HEX, or struct:A+B+… of those. x=zeros:64K names a buffer, @x is that buffer again, also in
+    /// i64:, u64:, f32:, f64:, i8:, u8: (a bool is one), i16:, u16:, f16:, bf16:, bytes:HEX, or struct:A+B+… of those. x=zeros:64K names a buffer, @x is that buffer again, also in
     /// later launches. map:ARGUMENT:TYPE:SIZES:STRIDES:BOX[:SWIZZLE] is a tensor map of another argument or of @NAME, such as
     /// map:1:f16:64x128:128:64x8:128 (innermost first, strides and swizzle in bytes). ptr:VALUE is a pointer to a value, a structure or a
     /// map.

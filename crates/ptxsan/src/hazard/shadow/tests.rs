@@ -1,6 +1,6 @@
 use super::*;
 use crate::hazard::clock::{Clock, Numbering};
-use crate::hazard::history::ATOMIC;
+use crate::hazard::history::{ASKED, ATOMIC};
 
 fn by(known: &Clock, lane: u32, time: u32, pc: u32) -> Accessor<'_> {
     let numbering = Numbering::new(64, false);
@@ -99,10 +99,24 @@ fn an_atomic_does_not_hide_what_came_before_it() {
         let conflict = one(&mut shadow, 0, 4, true, &by(&fresh, 40, 1, 9 | STRONG | ATOMIC)).unwrap();
         assert_eq!((conflict.who, conflict.pc, conflict.is_write), (0, 7, write));
     }
-    // Atomics alone do not conflict; a plain read behind one of them does with the other.
+    // Atomics alone do not conflict. A plain access behind one of them, if its result is used, has read what those before it stored, not
+    // what those after it will.
+    for write in [true, false] {
+        for (other, asked, conflicts) in [(1, ASKED, false), (1, 0, true), (2, ASKED, true), (3, ASKED, true)]
+        {
+            let mut shadow = Shadow::new(256);
+            assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, 0, other, 8 | STRONG | ATOMIC)), None);
+            assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, 40, 2, 8 | STRONG | ATOMIC | asked)), None);
+            let conflict = one(&mut shadow, 0, 4, write, &by(&fresh, 40, 3, 9));
+            let found = conflict.map(|c| (c.who, c.is_write, c.both_strong));
+            assert_eq!(found, conflicts.then_some((0, true, false)), "{write} {other}");
+        }
+    }
+    // Lanes of one instruction come one after the other.
     let mut shadow = Shadow::new(256);
-    assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, 0, 1, 8 | STRONG | ATOMIC)), None);
-    assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, 40, 1, 8 | STRONG | ATOMIC)), None);
-    let conflict = one(&mut shadow, 0, 4, false, &by(&fresh, 40, 1, 9)).unwrap();
-    assert_eq!((conflict.who, conflict.is_write, conflict.both_strong), (0, true, false));
+    for lane in [3, 5, 7] {
+        assert_eq!(one(&mut shadow, 0, 4, true, &by(&fresh, lane, 2, 8 | STRONG | ATOMIC | ASKED)), None);
+    }
+    let conflict = one(&mut shadow, 0, 4, true, &by(&fresh, 5, 3, 9)).unwrap();
+    assert_eq!(conflict.who, 7);
 }

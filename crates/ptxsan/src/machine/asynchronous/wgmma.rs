@@ -159,6 +159,14 @@ impl Products {
     fn is_left_in_flight(&self, role: &Role) -> bool {
         role.left_group > self.done
     }
+
+    /// What must come before the registers of a product in flight are touched: no wait reaches a group that is still open.
+    fn missing(&self, group: u32) -> &'static str {
+        match group > self.open {
+            true => "wgmma.commit_group and wgmma.wait_group must come first",
+            false => "wgmma.wait_group must come first",
+        }
+    }
 }
 
 impl Warp {
@@ -196,22 +204,32 @@ impl Warp {
                 found = found.or(Some((register, role.chain, false)));
             } else if products.is_left_in_flight(&role) {
                 let other = Other { pc: role.left_pc, block: u64::from(cx.block), thread: self.index * 32 };
-                cx.log.add(Kind::Wgmma, pc, Some(other), (cx.block, self.index * 32 + mask.trailing_zeros().min(31)), || {
-                    "a register of A is overwritten while its wgmma is in flight: wgmma.wait_group must come first".to_owned()
-                });
+                let missing = products.missing(role.left_group);
+                cx.log.add(
+                    Kind::Wgmma,
+                    pc,
+                    Some(other),
+                    (cx.block, self.index * 32 + mask.trailing_zeros().min(31)),
+                    || format!("a register of A is overwritten while its wgmma is in flight: {missing}"),
+                );
             }
             let role = products.role(register);
             role.touched = fences;
             role.touched_pc = pc;
         }
         if let Some((_, chain, is_read)) = found {
-            let issued =
-                products.chains.get(chain as usize - 1).and_then(Option::as_ref).map_or(pc, |c| c.pc);
+            let in_flight = products.chains.get(chain as usize - 1).and_then(Option::as_ref);
+            let (issued, missing) =
+                in_flight.map_or((pc, products.missing(0)), |c| (c.pc, products.missing(c.group)));
             let other = Other { pc: issued, block: u64::from(cx.block), thread: self.index * 32 };
             let verb = if is_read { "read" } else { "overwritten" };
-            cx.log.add(Kind::Wgmma, pc, Some(other), (cx.block, self.index * 32 + mask.trailing_zeros().min(31)), || {
-                format!("an accumulator is {verb} while its wgmma is in flight: wgmma.wait_group must come first")
-            });
+            cx.log.add(
+                Kind::Wgmma,
+                pc,
+                Some(other),
+                (cx.block, self.index * 32 + mask.trailing_zeros().min(31)),
+                || format!("an accumulator is {verb} while its wgmma is in flight: {missing}"),
+            );
             // It is said once; the value is there for whoever goes on.
             self.finish_chain(cx, chain);
         }
