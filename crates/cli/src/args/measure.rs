@@ -38,7 +38,7 @@ pub(crate) struct Bench {
     /// of --kernel-path]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,
-    /// Element types, separated by commas: f32, f16, bf16 [default: f32 on a CPU, bf16 on a GPU]
+    /// Element types, separated by commas: f32, f16, bf16, u8, e4m3, i8 [default: f32 on a CPU, bf16 on a GPU]
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
     /// Timed calls of each kernel and baseline [default: 100, or as many as 4 seconds a problem allow]

@@ -58,7 +58,8 @@ fn words(line: &str) -> Option<Vec<String>> {
         }
     }
     let program = words.iter().position(|word| !word.contains('='))?;
-    let is_ours = words[program] == "evosdpa" && words.len() > program + 1;
+    let is_command = |word: &String| word.starts_with('-') || word.chars().all(char::is_alphanumeric);
+    let is_ours = words[program] == "evosdpa" && words.get(program + 1).is_some_and(is_command);
     // `…` stands for what a page leaves out.
     is_ours.then(|| words.into_iter().skip(program).filter(|word| word != "…" && word != "...").collect())
 }
@@ -79,6 +80,10 @@ fn commands_of_pages_are_understood() {
                             | ErrorKind::DisplayHelp
                             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
                     ) => {}
+                // An option alone: `evosdpa tune --llm`.
+                Err(error)
+                    if error.kind() == ErrorKind::InvalidValue
+                        && words.last().is_some_and(|word| word.starts_with("--")) => {}
                 // `evosdpa COMMAND --help`, `evosdpa plan SHAPE…`.
                 Err(_)
                     if words
