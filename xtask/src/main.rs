@@ -6,6 +6,8 @@ mod browser;
 mod cross;
 mod gpu;
 mod packaging;
+#[cfg(test)]
+mod pages;
 mod python;
 mod suite;
 mod trial;
@@ -43,6 +45,10 @@ fn main() -> ExitCode {
         return trial(options);
     }
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["help" | "--help" | "-h"] => {
+            print!("{USAGE}");
+            Ok(())
+        }
         ["setup"] => setup(),
         ["test"] => test(),
         ["browser"] => browser::check(None, true),

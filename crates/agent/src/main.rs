@@ -8,7 +8,7 @@ mod mcp;
 mod propose;
 mod serve;
 
-use std::process::ExitCode;
+use std::{io::Write, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -45,7 +45,8 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // That nobody can read it changes nothing.
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
             ExitCode::from(2)
         }
     }

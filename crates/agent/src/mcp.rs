@@ -68,7 +68,7 @@ const TOOLS: [Described; 6] = [
     (
         "profile",
         "Says what holds a CUDA kernel back, with the numbers that this rests on.",
-        &[KERNEL, SOURCE, TUNABLES, PROBLEMS],
+        &[KERNEL, SOURCE, TUNABLES, PROBLEMS, DTYPE],
     ),
     ("history", "What was evaluated before, the newest first.", &[]),
 ];
@@ -171,6 +171,14 @@ struct Desk {
 impl Desk {
     /// What a tool answers; an error is the caller's to read.
     fn call(&self, name: &str, arguments: JsonObject, stopped: &AtomicBool) -> anyhow::Result<Value> {
+        if let Some((_, _, known)) = TOOLS.iter().find(|(tool, ..)| *tool == name) {
+            // As the schema says: an argument that had no effect would be misleading.
+            let known: Vec<&str> = known.iter().map(|(name, ..)| *name).collect();
+            if let Some(unknown) = arguments.keys().find(|given| !known.contains(&given.as_str())) {
+                let takes = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                bail!("{name} has no argument `{unknown}`; it takes {takes}");
+            }
+        }
         match name {
             "list_kernels" => {
                 let document = self.lab.document(&["kernels", "--json"], &self.out.join("commands"))?;

@@ -3,6 +3,8 @@
 mod choose;
 mod llm;
 mod measure;
+#[cfg(test)]
+mod pages;
 mod prove;
 mod value;
 

@@ -50,7 +50,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(cli) => cli,
         Err(asked) => {
             if asked.use_stderr() {
-                anstream::eprint!("{}", output::fitted(&asked.render().ansi().to_string()));
+                output::tell(short_words(&output::fitted(&asked.render().ansi().to_string())).trim_end());
             } else {
                 // Help that nobody reads is no reason to fail.
                 let _ = asked.print();
@@ -67,7 +67,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(error) if output::is_broken_pipe(&error) => 0,
         Err(error) => {
             let (red, plain) = (output::RED.render(), output::RED.render_reset());
-            anstream::eprintln!("{}", output::fitted(&format!("{red}error:{plain} {}", explain(&error))));
+            output::tell(&output::fitted(&format!("{red}error:{plain} {}", short_words(&explain(&error)))));
             2
         }
     }
@@ -98,6 +98,20 @@ fn dispatch(cli: Cli, own: &[OsString]) -> anyhow::Result<Status> {
         Command::Doctor(args) => command::doctor::run(args),
         Command::Completions(args) => command::completions::run(args),
     }
+}
+
+/// Characters of a word that are shown: what was typed may be of any length, and the reason comes after it.
+const WORD: usize = 200;
+
+fn short_words(text: &str) -> String {
+    let shown = |word: &str| match word.char_indices().nth(WORD) {
+        Some((at, _)) => {
+            let end = &word[word.trim_end().len()..];
+            format!("{}…{end}", &word[..at])
+        }
+        None => word.to_owned(),
+    };
+    text.split_inclusive(char::is_whitespace).map(shown).collect()
 }
 
 /// What an error quotes of a file may be a line of any length: so much of it is shown.

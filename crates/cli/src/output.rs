@@ -35,6 +35,11 @@ pub(crate) fn print_whole(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Writes a line to the standard error. That nobody can read it, because the disk behind it is full say, changes nothing.
+pub(crate) fn tell(line: &str) {
+    let _ = writeln!(anstream::stderr().lock(), "{line}");
+}
+
 /// Whether an error says only that nobody reads any more, as in `evosdpa runs | head -1`.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
@@ -74,13 +79,13 @@ pub(crate) fn nothing_done(done: &str, reasons: impl IntoIterator<Item = (String
     }
     let (red, plain) = (RED.render(), RED.render_reset());
     if kernels.is_empty() {
-        anstream::eprintln!("{red}error:{plain} nothing could be {done}: no kernel takes what was asked for");
+        tell(&format!("{red}error:{plain} nothing could be {done}: no kernel takes what was asked for"));
     } else {
-        anstream::eprintln!("{red}error:{plain} nothing could be {done}:");
+        tell(&format!("{red}error:{plain} nothing could be {done}:"));
     }
     for (why, kernels) in kernels {
         let names: Vec<String> = kernels.into_iter().collect();
-        anstream::eprintln!("{}", fitted(&format!("  {}: {why}", names.join(", "))));
+        tell(&fitted(&format!("  {}: {why}", names.join(", "))));
     }
     Status::Unavailable
 }

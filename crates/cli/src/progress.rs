@@ -24,7 +24,7 @@ pub(crate) fn say(bar: &ProgressBar, what: impl Into<Cow<'static, str>>) {
 /// Says what is worth keeping: a line of its own, on a terminal or not.
 pub(crate) fn note(bar: &ProgressBar, what: &str) {
     if bar.is_hidden() {
-        anstream::eprintln!("{what}");
+        crate::output::tell(what);
     } else {
         bar.println(what);
     }

@@ -380,10 +380,14 @@ fn did_you_mean(nearest: &Option<String>) -> String {
 
 /// The name closest to `wanted`, when it is close enough to be a slip of the pen.
 pub fn nearest<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Option<String> {
-    let limit = (wanted.chars().count() / 3).max(2);
+    let chars = wanted.chars().count();
+    let limit = (chars / 3).max(2);
+    let lower = wanted.to_lowercase();
     names
         .into_iter()
-        .map(|name| (strsim::levenshtein(wanted, name), name))
+        // So many characters have to be added or taken away at least: what is much too long is not compared.
+        .filter(|name| name.chars().count().abs_diff(chars) <= limit)
+        .map(|name| (strsim::levenshtein(&lower, &name.to_lowercase()), name))
         .filter(|(distance, _)| *distance <= limit)
         .min()
         .map(|(_, name)| name.to_owned())
@@ -399,5 +403,14 @@ mod tests {
         assert_eq!(nearest("mision", names), Some("mission".into()));
         assert_eq!(nearest("long12", names), Some("long128".into()));
         assert_eq!(nearest("enormous", names), None);
+        assert_eq!(nearest("MISSION", names), Some("mission".into()));
+    }
+
+    /// A service answers megabytes of nonsense as fast as anything else.
+    #[test]
+    fn nearest_does_not_compare_what_is_much_too_long() {
+        let (long, began) = ("x".repeat(4 << 20), std::time::Instant::now());
+        assert_eq!(nearest(&long, ["mission"; 1000]), None);
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
     }
 }

@@ -310,8 +310,10 @@ fn unknown_suffix(suffix: &str, name: &str) -> String {
 
 fn number(name: &str, text: &str) -> Result<usize, String> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    let value = if digits { text.parse().ok() } else { None };
-    value.ok_or_else(|| format!("`:{name}=` takes a positive whole number, found `{text}`"))
+    if !digits {
+        return Err(format!("`:{name}=` takes a positive whole number, found `{text}`"));
+    }
+    text.parse().map_err(|_| format!("`:{name}={text}`: the number is too large"))
 }
 
 fn broadcast(name: &str, letters: Option<&str>) -> Result<Broadcast, String> {

@@ -21,7 +21,17 @@ pub enum Durability {
 
 /// Writes the parts, one after the other, to a temporary name beside `path` and renames it. On an error nothing is left behind,
 /// and what was at `path` is still there.
+///
+/// A link stays a link: the file that it leads to is replaced. What is no file, such as `/dev/null` or a pipe, cannot be
+/// replaced, and must not be: it is written to.
 pub fn write_whole(path: &Path, parts: &[&[u8]], durability: Durability) -> io::Result<()> {
+    let there = fs::metadata(path).ok();
+    if there.as_ref().is_some_and(|there| !there.is_file() && !there.is_dir()) {
+        let mut device = File::options().write(true).open(path)?;
+        return parts.iter().try_for_each(|part| device.write_all(part));
+    }
+    let linked = there.and_then(|_| fs::canonicalize(path).ok());
+    let path = linked.as_deref().unwrap_or(path);
     let staging = staging(path);
     let write = || {
         let mut file = File::create(&staging)?;
@@ -69,6 +79,32 @@ mod tests {
         let mut left = files(folder.path());
         left.sort();
         assert_eq!(left, ["occupied", "table.toml"]);
+    }
+
+    /// Who may write to `/dev` would otherwise put a file in place of `/dev/null`.
+    #[cfg(unix)]
+    #[test]
+    fn links_stay_links_and_devices_devices() {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link, pipe) =
+            (folder.path().join("file"), folder.path().join("link"), folder.path().join("pipe"));
+        fs::write(&file, "old").unwrap();
+        symlink("file", &link).unwrap();
+        write_whole(&link, &[b"new"], Durability::Lazy).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read(pipe).unwrap()
+        });
+        write_whole(&pipe, &[b"through ", b"it"], Durability::Synced).unwrap();
+        assert_eq!(reader.join().unwrap(), b"through it");
+        assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
+        assert_eq!(files(folder.path()).len(), 3);
     }
 
     #[test]

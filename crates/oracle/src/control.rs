@@ -109,19 +109,6 @@ impl Control {
         }
     }
 
-    /// Whether it is about lengths, pages or modifiers, where one key or one score may be all that differs.
-    pub(crate) fn is_about_kinds(self) -> bool {
-        !matches!(
-            self,
-            Self::Zeros
-                | Self::CopyOfV
-                | Self::MeanOfV
-                | Self::PreviousOutput
-                | Self::AnotherMask
-                | Self::NoScales
-        )
-    }
-
     /// The name used on the command line and in records.
     pub fn name(self) -> &'static str {
         match self {

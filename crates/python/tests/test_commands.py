@@ -47,7 +47,7 @@ def test_the_program_starts_itself_again_to_compile(tmp_path):
 
 
 def test_bench_returns_the_document(tmp_path):
-    document = evosdpa.bench(["tiny"], device="cpu", iters=3, warmup=1, no_peers=True, out=str(tmp_path))
+    document = evosdpa.bench(["tiny"], device="cpu", iters=3, warmup=1, no_baselines=True, out=tmp_path)
     assert document["schema"] == "evosdpa.bench/1"
     (row,) = (row for row in document["rows"] if not row["peer"])
     assert (row["kernel"], row["variant"]) == ("auto", "cpu_flash") and row["p50_us"] > 0

@@ -81,6 +81,9 @@ impl Order {
                 self.kernel
             ));
         }
+        if is_cpu && self.profile {
+            return Some(format!("{} has no profile: only CUDA kernels are profiled", self.kernel));
+        }
         if is_cpu && self.device == Place::Sim {
             return Some(format!("{} runs on the CPU, not on the simulator of GPUs", self.kernel));
         }
@@ -208,7 +211,7 @@ impl Lab {
             with(&["check", device, &kernel, shapes, "--seeds=1", "--time-limit=20"], true)
         };
         let bench = |device: &str| with(&["bench", device, &kernel, &shapes, "--no-baselines", &out], true);
-        let profile = |device: &str| with(&["profile", device, &kernel, &first], false);
+        let profile = |device: &str| with(&["profile", device, &kernel, &first], true);
         let mut stages = Vec::new();
         if order.is_cpu() {
             stages.push(stage("correctness", check("--device=cpu", &shapes), false));
@@ -216,12 +219,18 @@ impl Lab {
             return stages;
         }
         let on_sim = if order.device == Place::Sim { &*shapes } else { "--shapes=tiny,tiny:causal" };
-        stages.push(stage("compile", with(&["build", &format!("--kernels={name}")], false), false));
-        stages.push(stage("sim", check("--device=sim", on_sim), false));
-        if order.tunables.is_empty() {
-            let sanitize = ["sanitize", "--device=sim", &format!("--kernels={name}"), "--shapes=tiny"];
-            stages.push(stage("races", with(&sanitize, true), false));
+        // The variant that was asked for, on each problem: others may need other registers.
+        let named = format!("--kernels={name}");
+        let settings: Vec<String> =
+            order.tunables.iter().map(|(name, value)| format!("--set={name}={value}")).collect();
+        for problem in &order.problems {
+            let problem = format!("--problem={problem}");
+            let own = ["build", &*named, &*problem].into_iter().chain(settings.iter().map(String::as_str));
+            stages.push(stage("compile", with(&own.collect::<Vec<_>>(), true), false));
         }
+        stages.push(stage("sim", check("--device=sim", on_sim), false));
+        let sanitize = ["sanitize", "--device=sim", &*kernel, "--shapes=tiny"];
+        stages.push(stage("races", with(&sanitize, true), false));
         if order.device == Place::Sim {
             stages.extend(order.profile.then(|| stage("profile", profile("--device=sim"), false)));
             return stages;

@@ -4,6 +4,7 @@
 //! taken out of whatever the service says before that is kept or shown.
 
 use std::{
+    io::Write,
     thread,
     time::{Duration, Instant},
 };
@@ -157,7 +158,8 @@ impl Model for Http {
                     wait.as_secs_f64()
                 )));
             }
-            eprintln!("llm: {why}; trying again after {:.1} s", wait.as_secs_f64());
+            // Who reads it may be gone.
+            let _ = writeln!(std::io::stderr(), "llm: {why}; trying again after {:.1} s", wait.as_secs_f64());
             thread::sleep(wait);
         }
         unreachable!("the loop ends by returning")

@@ -7,6 +7,7 @@ mod tasks;
 
 use std::{
     ffi::OsString,
+    io::Write,
     net::{SocketAddr, ToSocketAddrs},
     path::PathBuf,
     sync::Arc,
@@ -99,7 +100,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let listener =
             tokio::net::TcpListener::bind(address).await.with_context(|| format!("--listen {address}"))?;
         // The first line: what a program that started this one waits for.
-        println!("listening on http://{}", listener.local_addr()?);
+        // Who started it may not be reading.
+        let _ = writeln!(std::io::stdout(), "listening on http://{}", listener.local_addr()?);
         let app = routes::router(service).into_make_service_with_connect_info::<SocketAddr>();
         axum::serve(listener, app).await.context("the service ended")
     })

@@ -42,6 +42,35 @@ impl IntoResponse for Refusal {
     }
 }
 
+/// Bytes of a refusal's words that are read.
+const WORDS_BYTES_MAX: usize = 64 << 10;
+/// Characters of them that are told: a parser may repeat what it was given.
+const WORDS_CHARS_MAX: usize = 500;
+
+/// What the framework refuses (a body that is no JSON, one that is too long, an address or a method that is not there) says so in
+/// the form of every other refusal.
+async fn described(response: Response) -> Response {
+    let status = response.status();
+    let kind = response.headers().get(header::CONTENT_TYPE).map(header::HeaderValue::as_bytes);
+    let is_told = kind.is_some_and(|kind| kind.starts_with(b"application/json"));
+    if is_told || !(status.is_client_error() || status.is_server_error()) {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    let words = axum::body::to_bytes(body, WORDS_BYTES_MAX).await.unwrap_or_default();
+    let words: String = String::from_utf8_lossy(&words).chars().take(WORDS_CHARS_MAX).collect();
+    let words = match status {
+        _ if !words.is_empty() => words,
+        StatusCode::NOT_FOUND => "there is no such address; GET / lists them".to_owned(),
+        other => other.canonical_reason().unwrap_or("refused").to_owned(),
+    };
+    let mut told = Refusal(status, words).into_response();
+    parts.headers.remove(header::CONTENT_LENGTH);
+    parts.headers.remove(header::CONTENT_TYPE);
+    told.headers_mut().extend(parts.headers);
+    told
+}
+
 fn not_found(what: &str, name: &str) -> Refusal {
     Refusal(StatusCode::NOT_FOUND, format!("{what} not found: {name}"))
 }
@@ -61,6 +90,7 @@ pub(super) fn router(service: Arc<Service>) -> Router {
         .route("/tasks/{id}", get(task).delete(cancel))
         .layer(middleware::from_fn_with_state(Arc::clone(&service), admit))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(middleware::map_response(described))
         .with_state(service)
 }
 

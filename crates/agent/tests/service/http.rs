@@ -151,6 +151,16 @@ fn the_page_works_and_verdicts_have_reasons() {
     }
     let (_, all) = service.get("/tasks", &[]);
     assert_eq!(all.as_array().unwrap().len(), 6);
+    if has_compiler {
+        // Resources and races are those of the variant on the problem: by default it has 64,000 bytes, at 512 keys.
+        let variant = json!({"order": {"kernel": "sdpa_v2c", "problems": ["tiny"], "dtype": "f16", "device": "sim",
+            "tunables": {"BLOCK_M": 64}}});
+        let done = service.wait(&service.submit(&variant));
+        let gates = done["outcome"]["gates"].as_array().unwrap();
+        let resources = gates.iter().find(|gate| gate["gate"] == "resources").unwrap();
+        assert!(resources["detail"].as_str().unwrap().contains("81920 bytes"), "{resources}");
+        assert!(gates.iter().any(|gate| gate["stage"] == "races" && gate["verdict"] == "PASS"), "{done}");
+    }
     let (_, both) = service.post("/tasks/batch", &json!({"task_ids": [variant, right], "timeout": 1}));
     assert_eq!(both.as_array().unwrap().len(), 2);
 }
@@ -197,6 +207,19 @@ fn what_can_be_known_and_what_is_refused() {
     let long = json!({"order": {"kernel": "sdpa_v1", "source": "x".repeat(3 << 19), "problems": ["tiny"]}});
     assert!(service.post("/evaluate", &long).1["detail"].as_str().unwrap().contains("longer than 1 MiB"));
     assert_eq!(service.get("/tasks/nobody", &[]).0, 404);
+    // What the framework refuses is told in the same form.
+    for (status, (got, answer)) in [
+        (404, service.get("/nowhere", &[])),
+        (405, service.get("/evaluate", &[])),
+        (400, service.get("/tasks/nobody?timeout=soon", &[])),
+        (422, service.post("/tasks/batch", &json!({"task_ids": [1]}))),
+    ] {
+        assert_eq!(got, status, "{answer}");
+        assert!(answer["detail"].as_str().is_some_and(|words| !words.is_empty()), "{status}: {answer}");
+    }
+    let profile = json!({"order": {"kernel": "cpu_flash", "problems": ["tiny"]}});
+    let (status, answer) = service.post("/profile", &profile);
+    assert!(status == 400 && answer["detail"].as_str().unwrap().contains("no profile"), "{answer}");
     assert_eq!(service.get("/definitions", &[("origin", "http://evil.example")]).0, 403);
     assert_eq!(service.get("/definitions", &[("host", "evil.example")]).0, 403);
 

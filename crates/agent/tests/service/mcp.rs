@@ -42,6 +42,8 @@ fn a_client_lists_tools_and_calls_them() {
         assert!(outcome["why"].as_str().unwrap().contains("/etc/shadow"), "{outcome}");
         let (is_error, _, text) = call("evaluate", json!({"kernel": "sdpa_v1", "problems": ["tinny"]})).await;
         assert!(is_error && text.contains("tinny"), "{text}");
+        let (is_error, _, text) = call("history", json!({"kernel": "sdpa_v1"})).await;
+        assert!(is_error && text.contains("has no argument `kernel`; it takes none"), "{text}");
         let (_, history, _) = call("history", json!({})).await;
         assert_eq!((&history[0]["verdict"], &history[0]["has_source"]), (&json!("FAIL"), &json!(true)));
         assert_eq!(history.as_array().unwrap().len(), 1);

@@ -181,8 +181,8 @@ pub(crate) struct Precompile {
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  evosdpa apply runs/tune-20261115/elite.json
-  evosdpa apply elite.json --dry-run")]
+  evosdpa apply tunes/small/elite.json --dry-run
+  evosdpa apply tunes/small/elite.json")]
 pub(crate) struct Apply {
     /// The winners: elite.json of a tune
     pub(crate) elite: PathBuf,

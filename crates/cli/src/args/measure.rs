@@ -31,14 +31,14 @@ pub(crate) struct Bench {
     #[command(flatten)]
     pub(crate) common: Common,
     /// Shapes, separated by commas: names (tiny, mission, small, long, long128) or sizes such as
-    /// b2h32/8s1/8192d128, with suffixes :causal, :causal-br, :window=255/0
+    /// b2h32/8s1/8192d128, with suffixes such as :causal, :causal-br, :window=255/0 (docs/problems.md has them all)
     #[arg(long, default_value = "mission,small,long", value_delimiter = ',')]
     pub(crate) shapes: Vec<Shape>,
     /// Kernels to time beside `auto`, which is what the library would run; separated by commas, or `all` [default: those
     /// of --kernel-path]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,
-    /// Element types, separated by commas: f32, f16, bf16 [default: f32 on a CPU, bf16 on a GPU]
+    /// Element types, separated by commas: f32, f16, bf16, u8, e4m3, i8 [default: f32 on a CPU, bf16 on a GPU]
     #[arg(long, value_delimiter = ',')]
     pub(crate) dtype: Vec<DType>,
     /// Timed calls of each kernel and baseline [default: 100, or as many as 4 seconds a problem allow]
@@ -110,7 +110,7 @@ pub(crate) struct Profile {
     /// Shapes, separated by commas [default: mission]; with --import, the problem of the capture
     #[arg(long, alias = "shapes", value_delimiter = ',', value_name = "SHAPE")]
     pub(crate) shape: Vec<Shape>,
-    /// Kernels, separated by commas
+    /// Kernels, separated by commas [default: those of --kernel-path]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub(crate) kernels: Vec<String>,
     /// Tunables of the kernel, such as 'STAGES=3 BLOCK_N=64'

@@ -30,7 +30,7 @@ pub(crate) struct Check {
     /// Check these shapes with every input family, instead of the whole suite
     #[arg(long, value_delimiter = ',')]
     pub(crate) shapes: Vec<Shape>,
-    /// Input families for the shapes, separated by commas, normal or large-logits say [default: all]
+    /// Input families for the shapes, separated by commas, such as normal,large-logits [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAMES", requires = "shapes")]
     pub(crate) families: Vec<Family>,
     /// How long sequences are, where lengths are data, as `bench --lengths` has them [default: drawn, other ones for each input

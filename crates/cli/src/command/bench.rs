@@ -166,8 +166,14 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
             done += 1;
         }
         let shape = of_shape[0].shape().to_string();
-        record.add(&shape, &shape_rows, &shape_words)?;
+        let recorded = record.add(&shape, &shape_rows, &shape_words);
         rows.extend(shape_rows);
+        if let Err(error) = recorded {
+            // What was measured is told, where it cannot be kept.
+            bar.finish_and_clear();
+            print(json, &environment, &rows, &record, no_torch.as_ref())?;
+            return Err(error.into());
+        }
         interrupt::on_end(last_words(&rows, &record));
     }
     let _ending = interrupt::ending();
@@ -218,8 +224,8 @@ fn contestants(
             }
             theirs
         }
-        [all] if all == "all" => chosen_kernels(device, &[])?,
-        asked => chosen_kernels(device, asked)?,
+        [all] if all == "all" => chosen_kernels(device, &[], kernel_path)?,
+        asked => chosen_kernels(device, asked, kernel_path)?,
     };
     if !kernels.iter().any(|kernel| kernel == AUTO) {
         kernels.push(AUTO.to_owned());
@@ -339,9 +345,9 @@ fn write_page(
     } else {
         write_not_installed(out, rows)?;
     }
-    writeln!(out)?;
-    for words in &record.summary().words {
-        writeln!(out, "{words}")?;
+    let words = &record.summary().words;
+    if !words.is_empty() {
+        writeln!(out, "\n{}", words.join("\n"))?;
     }
     if rows.iter().any(|row| !row.samples_us.is_empty() && row.samples_us.len() < interleave::ROUNDS) {
         writeln!(

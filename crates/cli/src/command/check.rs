@@ -53,7 +53,7 @@ pub(crate) fn run(args: Check) -> anyhow::Result<Status> {
     }
     let Opened { device, no_gpu } =
         args.common.open_with(known, args.time_limit.map(Duration::from_secs_f64))?;
-    let kernels = chosen_kernels(device.as_ref(), &args.kernels)?;
+    let kernels = chosen_kernels(device.as_ref(), &args.kernels, &args.common.kernel_path)?;
     let work = work(&args, device.as_ref(), &kernels)?;
     for (spec, _) in &work {
         machine::refuse_what_does_not_fit(&spec.problem, 1)?;

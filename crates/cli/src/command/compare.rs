@@ -65,7 +65,7 @@ pub(crate) fn run(args: Compare) -> anyhow::Result<Status> {
         () if !args.fail_on_regression => Status::Passed,
         () if regressed => Status::Failed,
         () if unknown => {
-            anstream::eprintln!("{}", too_few([set_a.len(), set_b.len()]));
+            output::tell(&too_few([set_a.len(), set_b.len()]));
             Status::Unavailable
         }
         () => Status::Passed,

@@ -39,7 +39,8 @@ pub(crate) fn run(args: Doctor) -> anyhow::Result<Status> {
         Err(error) => GateResult::unavailable(
             "torch",
             format!(
-                "{error}. Fix: `{} -m pip install torch`, or name another Python with --python",
+                "{}. Fix: `{} -m pip install torch`, or name another Python with --python",
+                error.to_string().trim_start_matches("torch: "),
                 args.python
             ),
         ),
@@ -69,7 +70,7 @@ fn fix(args: &Doctor) -> anyhow::Result<Status> {
     if Compiler::open().is_ok() {
         return report(args, &environment, &[compiler_probe()]);
     }
-    eprintln!("installing {} from PyPI; this takes a minute or two", toolchain::REQUIREMENT);
+    output::tell(&format!("installing {} from PyPI; this takes a minute or two", toolchain::REQUIREMENT));
     let installed = toolchain::install_private()?;
     let mut detail = format!("installed into {}", installed.root.display());
     // The search looks elsewhere first: something that is found there but does not open is still in the way.

@@ -9,7 +9,12 @@ use evosdpa_lab::{
 };
 use serde::Serialize;
 
-use crate::{Status, args::Export, command::registry, output};
+use crate::{
+    Status,
+    args::Export,
+    command::{registry, write_files},
+    output,
+};
 
 #[derive(Serialize)]
 struct ExportRow {
@@ -31,17 +36,7 @@ pub(crate) fn run(args: Export) -> anyhow::Result<Status> {
         None => None,
     };
     let files = exchange::files(args.tool, &problem, kernel)?;
-    for (name, text) in &files {
-        let path = args.out.join(name);
-        let folder = path.parent().unwrap_or(&args.out);
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        anyhow::ensure!(
-            !path.exists(),
-            "{} is there already: choose another folder with --out",
-            path.display()
-        );
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    write_files(&args.out, &files)?;
     let row = ExportRow {
         tool: args.tool.name(),
         problem: problem.to_string(),

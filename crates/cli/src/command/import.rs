@@ -1,6 +1,6 @@
 //! `evosdpa import TOOL FILE`: an answer to an exported task, by the same gates as every kernel.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use anyhow::Context;
 use clap::Parser;
@@ -10,7 +10,7 @@ use evosdpa_lab::exchange::{Handed, Submission, task_beside};
 use crate::{
     Status,
     args::{Cli, Command, Import},
-    command::{bench, registry},
+    command::{bench, registry, write_files},
     output,
 };
 
@@ -70,11 +70,7 @@ fn adopt(args: &Import, kernel: &str, source: &str, problem: &Problem) -> anyhow
     registry.register_source(kernel, &args.name, source).with_context(|| args.file.display().to_string())?;
     let out = args.out.clone().unwrap_or_else(|| Path::new("kernels").join(&args.name));
     anyhow::ensure!(!out.exists(), "{} is there already: choose another folder with --out", out.display());
-    fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
-    for (name, text) in registry.kernel(&args.name)?.files() {
-        let path = out.join(name);
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    write_files(&out, &registry.kernel(&args.name)?.files())?;
     let folder = out.display().to_string();
     // The simulator is slow: the same kernel on something small, as the exported evaluator does.
     let small = small(problem);

@@ -32,7 +32,8 @@ use std::{
 use anyhow::Context;
 use evosdpa::Isa;
 use evosdpa_core::error::nearest;
-use evosdpa_kernels::{Kernel, Origin, Registry};
+use evosdpa_cuda::file::{Durability, write_whole};
+use evosdpa_kernels::{Kernel, Origin, Registry, VariantId};
 use evosdpa_lab::device::{Cpu, Cuda, Device, DeviceId, Sim, id};
 
 use crate::args::{Common, Place};
@@ -110,11 +111,30 @@ fn parse_isa(name: &str) -> anyhow::Result<Isa> {
 }
 
 /// The kernels that were asked for; all of the device's when none was.
-fn chosen_kernels(device: &dyn Device, asked: &[String]) -> anyhow::Result<Vec<String>> {
+fn chosen_kernels(
+    device: &dyn Device,
+    asked: &[String],
+    kernel_path: &[PathBuf],
+) -> anyhow::Result<Vec<String>> {
     if asked.is_empty() {
         return Ok(device.kernels().into_iter().map(|kernel| kernel.name).collect());
     }
-    Ok(asked.iter().map(|name| evosdpa_lab::find_kernel(device, name)).collect::<Result<_, _>>()?)
+    asked.iter().map(|name| chosen_kernel(device, name, kernel_path)).collect()
+}
+
+/// One kernel that was asked for.
+fn chosen_kernel(device: &dyn Device, name: &str, kernel_path: &[PathBuf]) -> anyhow::Result<String> {
+    let found = evosdpa_lab::find_kernel(device, name);
+    let plain = VariantId::kernel_of(name);
+    // A CPU does not know of the user's CUDA kernels: that they need a GPU is the reason, not their names.
+    let is_theirs =
+        || !kernel_path.is_empty() && registry(kernel_path).is_ok_and(|known| known.kernel(plain).is_ok());
+    match found {
+        Err(_) if device.id() == DeviceId::Cpu && is_theirs() => {
+            Err(evosdpa_lab::Error::NeedsGpu { kernel: plain.to_owned() }.into())
+        }
+        found => Ok(found?),
+    }
 }
 
 /// Bytes of a file that the command line names at most: what goes on for ever, as /dev/zero does, is noticed here.
@@ -138,6 +158,33 @@ fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {
 /// The same, of text.
 fn read_text(path: &Path) -> anyhow::Result<String> {
     String::from_utf8(read_file(path)?).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Writes files into a folder, all of them or none. What is there already is not written over.
+fn write_files(folder: &Path, files: &[(impl AsRef<str>, impl AsRef<str>)]) -> anyhow::Result<()> {
+    let paths: Vec<PathBuf> = files.iter().map(|(name, _)| folder.join(name.as_ref())).collect();
+    if let Some(path) = paths.iter().find(|path| path.exists()) {
+        anyhow::bail!("{} is there already: choose another folder with --out", path.display());
+    }
+    let mut made: Vec<PathBuf> = Vec::new();
+    let mut write = |path: &Path, text: &str| -> anyhow::Result<()> {
+        let parent = path.parent().unwrap_or(folder);
+        let absent = parent.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+        let absent: Vec<PathBuf> = absent.map(Path::to_owned).collect();
+        made.extend(absent.into_iter().rev());
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+        made.push(path.to_owned());
+        write_whole(path, &[text.as_bytes()], Durability::Lazy)
+            .with_context(|| format!("cannot write {}", path.display()))
+    };
+    let done = paths.iter().zip(files).try_for_each(|(path, (_, text))| write(path, text.as_ref()));
+    if done.is_err() {
+        for path in made.iter().rev() {
+            // What cannot be removed was not made.
+            let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path));
+        }
+    }
+    done
 }
 
 /// The CUDA kernels there are: the shipped ones and those of the user's folders.

@@ -5,7 +5,7 @@ use std::{fmt::Write, path::Path, time::Duration};
 use anyhow::Context;
 use evosdpa_core::{DType, Problem, Shape};
 use evosdpa_cuda::Device as Gpu;
-use evosdpa_kernels::{Arch, Kernel, Registry, Target, VariantId};
+use evosdpa_kernels::{Arch, Kernel, Origin, Registry, Target, VariantId};
 use evosdpa_lab::{
     device::{Cuda, Device, DeviceId},
     gate::Verdict,
@@ -75,13 +75,18 @@ impl Subject {
 }
 
 fn works(args: &Profile, registry: &Registry) -> anyhow::Result<Vec<Subject>> {
-    anyhow::ensure!(
-        !args.kernels.is_empty(),
-        "--kernels names what to profile; `evosdpa kernels` lists them"
-    );
+    let kernels = match args.kernels.as_slice() {
+        [] => registry
+            .kernels()
+            .filter(|kernel| kernel.origin != Origin::Embedded)
+            .map(|kernel| kernel.name().to_owned())
+            .collect(),
+        named => named.to_vec(),
+    };
+    anyhow::ensure!(!kernels.is_empty(), "--kernels names what to profile; `evosdpa kernels` lists them");
     let shapes = if args.shape.is_empty() { vec!["mission".parse::<Shape>()?] } else { args.shape.clone() };
     let mut works = Vec::new();
-    for name in &args.kernels {
+    for name in &kernels {
         let plain = VariantId::kernel_of(name);
         let kernel = registry.kernel(plain)?;
         let name = match &args.variant {

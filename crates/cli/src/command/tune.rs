@@ -159,7 +159,9 @@ fn evolve(
     };
     let goes_on = folder.display().to_string();
     interrupt::on_end(move || {
-        anstream::eprintln!("stopped; all that was evaluated is in {goes_on}, and --resume goes on with it");
+        output::tell(&format!(
+            "stopped; all that was evaluated is in {goes_on}, and --resume goes on with it"
+        ));
     });
     let outcome = tune::tune(place, proposer, &request, watch, &interrupt::asked)?;
     let _ending = interrupt::ending();

@@ -236,6 +236,48 @@ fn bad_input_exits_2_names_the_value_and_leaves_nothing() {
     }
 }
 
+/// A message that cannot be written is lost, and the exit status still tells.
+#[cfg(target_os = "linux")]
+#[test]
+fn errors_that_nobody_can_read_end_as_others_do() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [&["bench", "--shapes", "misson"][..], &["compare", "a", "b"], &["nonsense"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(cargo_bin!("evosdpa"));
+        let status = command.args(args).current_dir(folder.path()).stderr(full).status().unwrap();
+        assert_eq!(status.code(), Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn a_long_word_does_not_hide_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = "x".repeat(50_000);
+    for args in [&["plan", &long][..], &["bench", "--kernels", &long], &["report", &long]] {
+        let output = evosdpa(folder.path(), args);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(output.stderr.len() < 3000, "{} bytes", output.stderr.len());
+    }
+    assert!(joined(&evosdpa(folder.path(), &["plan", &long]).stderr).contains("there is no shape named"));
+}
+
+/// A kernel of one's own is known to the lab, and cannot run on a CPU: not its name is wrong.
+#[test]
+fn a_kernel_of_ones_own_needs_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = concat!("--kernel-path=", env!("CARGO_MANIFEST_DIR"), "/../../examples/custom-kernel");
+    for args in [
+        &["tune", "--device", "cpu", "--shapes", "tiny", "--kernel", "my_sdpa", own][..],
+        &["bench", "--device", "cpu", "--shapes", "tiny", "--kernels", "my_sdpa", own],
+        &["check", "--device", "cpu", "--shapes", "tiny", "--kernels", "my_sdpa[WARPS=8]", own],
+    ] {
+        let output = evosdpa(folder.path(), args);
+        let message = joined(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains("my_sdpa is a CUDA kernel, which needs a GPU"), "{args:?}: {message}");
+    }
+}
+
 #[test]
 fn auto_says_why_there_is_no_gpu() {
     let folder = tempfile::tempdir().unwrap();
@@ -450,7 +492,12 @@ fn export_writes_what_other_tools_take() {
                 assert!(done.status.success(), "{tool}/{name}: {}", joined(&done.stderr));
             }
         }
-        // Nothing is written over.
+        // Nothing is written over, and nothing is left of an attempt that cannot end.
+        std::fs::remove_file(path.join(tool).join(expected[0])).unwrap();
+        assert!(!export(tool, more).status.success());
+        assert!(!path.join(tool).join(expected[0]).exists(), "{tool}");
+        std::fs::remove_dir_all(path.join(tool)).unwrap();
+        assert!(export(tool, more).status.success());
         let again = export(tool, more);
         assert!(!again.status.success() && joined(&again.stderr).contains("is there already"));
     }

@@ -106,10 +106,12 @@ fn difference(was: &Header, is: &Header) -> Option<String> {
         ("kernel", was.space.kernel.clone(), is.space.kernel.clone()),
         ("problems", was.problems.join(", "), is.problems.join(", ")),
         ("device", was.device_name.clone(), is.device_name.clone()),
+        // Of a CPU its instruction set: what one is fast with says nothing of another.
+        ("instruction set or architecture", was.arch.clone(), is.arch.clone()),
     ];
     for (what, was, is) in pairs {
         if was != is {
-            return Some(format!("its {what} was {was}, now {is} is asked for"));
+            return Some(format!("{what}: {was} then, {is} now"));
         }
     }
     (was.space != is.space).then(|| "the kernel's tunables have changed since".to_owned())
@@ -138,6 +140,10 @@ mod tests {
         let other = Header { problems: vec!["long f32".into()], ..header() };
         let message = begin(&path, &other, true).unwrap_err().to_string();
         assert!(message.contains("tiny f32") && message.contains("long f32"), "{message}");
+        // Two instruction sets in one log would make a winner of one the other's.
+        let other = Header { arch: "portable".into(), ..header() };
+        let message = begin(&path, &other, true).unwrap_err().to_string();
+        assert!(message.contains("portable now"), "{message}");
     }
 
     /// Killed, or out of disk, in the middle of the first line: the next start begins, with or without `--resume`.

@@ -124,13 +124,16 @@ pub fn rows(run: &Path) -> Result<BTreeMap<(String, String), Row>, Error> {
     summary(run).map_err(not_a_run)?;
     let hint = "check that the run is still there";
     let mut all = BTreeMap::new();
-    for entry in std::fs::read_dir(run).doing("list", run, hint)? {
-        let path = entry.doing("list", run, hint)?.path();
+    let entries = std::fs::read_dir(run).doing("list", run, hint)?;
+    let paths: Result<Vec<PathBuf>, _> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut paths = paths.doing("list", run, hint)?;
+    paths.sort();
+    for path in paths {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         if !(name.starts_with("result_") && name.ends_with(".json")) {
             continue;
         }
-        let text = std::fs::read_to_string(&path).doing("read", &path, hint)?;
+        let text = read(&path).doing("read", &path, hint)?;
         let file: ResultFile =
             serde_json::from_str(&text).map_err(|error| not_a_run(format!("{name} is damaged: {error}")))?;
         if file.schema != RESULT_SCHEMA {
@@ -141,10 +144,26 @@ pub fn rows(run: &Path) -> Result<BTreeMap<(String, String), Row>, Error> {
     Ok(all)
 }
 
+/// Bytes of a record's file at most: a run of days has some hundred megabytes.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// The text of a record's file. What is no file, such as a pipe that nobody writes to, is not waited for.
+fn read(path: &Path) -> std::io::Result<String> {
+    use std::io::{Error, ErrorKind};
+
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(Error::new(ErrorKind::InvalidInput, "it is no file"));
+    }
+    if metadata.len() > FILE_BYTES_MAX {
+        return Err(Error::new(ErrorKind::InvalidData, "it is larger than 1 GiB"));
+    }
+    std::fs::read_to_string(path)
+}
+
 fn summary(folder: &Path) -> Result<Summary, String> {
     let path = folder.join("summary.json");
-    let text =
-        std::fs::read_to_string(&path).map_err(|error| format!("no readable summary.json ({error})"))?;
+    let text = read(&path).map_err(|error| format!("no readable summary.json ({error})"))?;
     let summary: Summary = serde_json::from_str(&text).map_err(|error| format!("summary.json: {error}"))?;
     if summary.schema != RUN_SCHEMA {
         return Err(format!("summary.json has schema {}, not {RUN_SCHEMA}", summary.schema));
@@ -252,6 +271,38 @@ mod tests {
         assert_eq!((entries.len(), unreadable), (3, 2));
         assert!(matches!(rows(&cut), Err(Error::NotARun { .. })));
         assert!(find(folder.path(), "cut").is_err());
+    }
+
+    /// `mkfifo runs/x/summary.json` must not make every command that lists runs wait for ever.
+    #[test]
+    fn what_is_no_file_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        std::fs::create_dir(&pipe).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(pipe.join("summary.json")).status();
+        assert!(made.unwrap().success());
+        std::fs::create_dir_all(folder.path().join("folder/summary.json")).unwrap();
+        let entries = list(folder.path()).unwrap();
+        for entry in &entries {
+            assert!(matches!(entry, Entry::Unreadable { why, .. } if why.contains("it is no file")));
+        }
+        assert_eq!(entries.len(), 2);
+    }
+
+    #[test]
+    fn a_shape_that_comes_twice_has_two_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = Run::create(folder.path(), "bench", &Environment::look(None)).unwrap();
+        let mut other = row("cpu_flash", 2.0);
+        other.problem += ", skewed lengths";
+        run.add("tiny", &[row("cpu_flash", 1.0)], &[]).unwrap();
+        run.add("tiny", &[other], &[]).unwrap();
+        assert_eq!(rows(run.folder()).unwrap().len(), 2);
+        // Names of files end at 255 bytes; shapes do not.
+        let long = format!("b1h1s4d8:softcap=0.{}1", "0".repeat(300));
+        run.add(&long, &[row("cpu_naive", 1.0)], &[]).unwrap();
+        run.add(&long, &[row("cpu_flash", 3.0)], &[]).unwrap();
+        assert!(rows(run.folder()).unwrap().len() >= 3);
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Run {
             "environment": self.summary.environment,
             "rows": rows,
         });
-        atomic::write(&self.folder.join(result_file(shape)), &pretty(&result))?;
+        atomic::write(&result_file(&self.folder, shape), &pretty(&result))?;
         self.summary.rows.extend(rows.iter().map(Row::without_samples));
         self.summary.words.extend_from_slice(words);
         self.write_summary()
@@ -118,10 +118,15 @@ impl Run {
     }
 }
 
-/// The file of a shape's samples. Characters that file systems dislike become others that shapes do not use.
-fn result_file(shape: &str) -> String {
+/// Bytes of a shape in the name of its file: systems end names at 255.
+const NAME_BYTES_MAX: usize = 200;
+
+/// A file for a shape's samples that is not there yet: a run may ask for a shape twice, with other lengths say. Characters that
+/// file systems dislike become others that shapes do not use.
+fn result_file(folder: &Path, shape: &str) -> PathBuf {
     let name: String = shape
         .chars()
+        .take(NAME_BYTES_MAX)
         .map(|c| match c {
             '/' => '_',
             ':' => '.',
@@ -129,7 +134,15 @@ fn result_file(shape: &str) -> String {
             other => other,
         })
         .collect();
-    format!("result_{name}.json")
+    let path = |number: usize| match number {
+        1 => folder.join(format!("result_{name}.json")),
+        number => folder.join(format!("result_{name}.{number}.json")),
+    };
+    let mut number = 1;
+    while path(number).exists() {
+        number += 1;
+    }
+    path(number)
 }
 
 fn pretty(value: &impl Serialize) -> Vec<u8> {

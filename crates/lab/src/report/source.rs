@@ -28,7 +28,7 @@ impl Document {
             let path = Path::new(name);
             if path.is_file() && path.extension().is_some_and(|ending| ending == "jsonl") {
                 document.add_tune(path)?;
-            } else if path.is_file() {
+            } else if path.is_file() || is_stream(path) {
                 document.add_file(path)?;
             } else if let Some(log) = tune_log(path) {
                 document.add_tune(&log)?;
@@ -186,8 +186,20 @@ impl Document {
     }
 }
 
+/// Whether it can be read once, as `<(evosdpa bench --json)` and `/dev/stdin` can.
+fn is_stream(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
+}
+
 /// The log of a tune, if the folder is one's.
 fn tune_log(folder: &Path) -> Option<PathBuf> {
+    // A tune that a language model proposed for has llm.jsonl beside it.
+    let log = folder.join("log.jsonl");
+    if log.is_file() {
+        return Some(log);
+    }
     let entries = std::fs::read_dir(folder).ok()?;
     let mut logs: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
@@ -210,4 +222,22 @@ fn array<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
 
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_of_a_tune_is_not_what_a_model_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        assert_eq!(tune_log(folder.path()), None);
+        std::fs::write(place("llm.jsonl"), "{}\n").unwrap();
+        std::fs::write(place("log.jsonl"), "{}\n").unwrap();
+        assert_eq!(tune_log(folder.path()), Some(place("log.jsonl")));
+        std::fs::rename(place("log.jsonl"), place("evaluations.jsonl")).unwrap();
+        std::fs::remove_file(place("llm.jsonl")).unwrap();
+        assert_eq!(tune_log(folder.path()), Some(place("evaluations.jsonl")));
+    }
 }

@@ -433,7 +433,13 @@ fn max_value(problem: &Problem) -> f64 {
         Float::F16 => Float::F16.max_finite(),
         float => float.round(f64::powi(2.0, 126) / problem.sizes().seq_kv.next_power_of_two() as f64),
     };
-    problem.kv_dtype().float().map_or(f64::INFINITY, of).min(of(problem.output_float()))
+    let kv = problem.kv_dtype().float();
+    let most = kv.map_or(f64::INFINITY, of).min(of(problem.output_float()));
+    match kv {
+        // The largest f16 is no bf16, and the next one is past what an output of f16 holds.
+        Some(float) if float.round(most) > most => float.round(most - float.rounding_error(most)),
+        _ => most,
+    }
 }
 
 #[cfg(test)]

@@ -72,6 +72,22 @@ fn families_are_what_they_say() {
     assert_eq!(tied[..16], tied[4 * 16..5 * 16]);
 }
 
+/// An average of values of another type than the output's must be one that the output can hold.
+#[test]
+fn the_largest_values_fit_the_output() {
+    for (text, dtype, most) in [
+        ("b1h1s9d8:o=f16", DType::BF16, 65280.0),
+        ("b1h1s9d8:kv=bf16", DType::F16, 65280.0),
+        ("b1h1s9d8:kv=bf16", DType::E4M3, 65280.0),
+        ("b1h1s9d8:kv=f32:o=f16", DType::BF16, 65504.0),
+    ] {
+        let problem = problem(text, dtype);
+        let v = values(&Inputs::generate(&problem, Family::MaxValues, 3).v);
+        assert!(v.iter().all(|&x| x.abs() == most), "{text} {dtype}: {}", v[0]);
+        assert_eq!(Family::MaxValues.value_scale(&problem), most);
+    }
+}
+
 #[test]
 fn keys_that_nobody_sees_are_infinite_and_no_others() {
     for text in [

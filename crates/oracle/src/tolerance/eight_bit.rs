@@ -12,7 +12,7 @@
 //! does not apply, with that answer's numbers, and the dequantised rule stands alone.
 
 use super::{
-    Judgement, Rule, Standard, Tally, Truth, distance::Distances, finite_rule, judge_lse, over_rows,
+    Errors, Judgement, Rule, Standard, Tally, Truth, distance::Distances, finite_rule, judge_lse, over_rows,
 };
 use evosdpa_core::{Float, Problem, TensorView};
 
@@ -60,9 +60,13 @@ impl Standard {
     /// the answer to the dequantised ones.
     pub fn eight_bit(original: Vec<f64>, dequantised: &Reference, value_scale: f64) -> Self {
         let mut distances = Distances::default();
-        for (&got, &want) in dequantised.o.iter().zip(&original) {
-            // The exact answer is not rounded to any output format; f32 is the widest there is.
-            add_end_to_end(&mut distances, got, want, Float::F32, value_scale, [0; 4]);
+        let dim = dequantised.dim_v.max(1);
+        for (index, (&got, &want)) in dequantised.o.iter().zip(&original).enumerate() {
+            // Rows of no sequence are zeros in both, and would make the mean of the others small. Outputs are judged without them.
+            if dequantised.is_owned(index / dim) {
+                // The exact answer is not rounded to any output format; f32 is the widest there is.
+                add_end_to_end(&mut distances, got, want, Float::F32, value_scale, [0; 4]);
+            }
         }
         Self::EightBit { original, quantisation: EndToEnd::new(&distances) }
     }
@@ -105,7 +109,14 @@ pub(crate) fn is_within(problem: &Problem, truth: &Truth, o: &TensorView<'_>) ->
             add_own(own, truth, problem.output_float(), (row * truth.reference.dim_v + d, at(d), got));
         }
     });
-    own.bad == 0 && own.errors().wrongly_finite == 0 && own.errors().relative < DEQUANTISED
+    let errors = own.errors();
+    own.bad == 0 && errors.wrongly_finite == 0 && is_near(&errors, problem.output_float())
+}
+
+/// The relative limit. An answer below the smallest number of the output's type, as sinks that take all weight leave it, is
+/// rounded to 0, and is right then.
+fn is_near(errors: &Errors, output: Float) -> bool {
+    errors.relative < DEQUANTISED || errors.max <= output.rounding_error(0.0)
 }
 
 fn add_own(own: &mut Distances, truth: &Truth, output: Float, (index, at, got): (usize, [usize; 4], f64)) {
@@ -148,7 +159,7 @@ pub(super) fn judge(
         Rule {
             name: "dequantised".to_owned(),
             applies: true,
-            passed: own.bad == 0 && errors.relative < DEQUANTISED,
+            passed: own.bad == 0 && is_near(&errors, output),
             detail: format!(
                 "{} of {} elements not within {:.0e}, max error {:.2e} at {:?}; relative error {:.2e}, allowed below \
                  {DEQUANTISED:.0e}",
@@ -286,6 +297,41 @@ mod tests {
         let rounded = beyond(1.0);
         assert!(rounded.errors.max > DEQUANTISED && rule(&rounded, "dequantised").passed);
         assert!(!rule(&beyond(2.0), "dequantised").passed);
+    }
+
+    /// The sink takes so much weight that f16 has no number for the rest.
+    #[test]
+    fn answers_too_small_for_the_output_may_be_zero() {
+        for (text, dtype, family) in [
+            ("b2h1s1d3/5:causal:sinks", DType::E4M3, Family::FirstKey),
+            ("b1h1s1/130d3:causal:mask=h:sinks:kv=f32", DType::I8, Family::LargeLogits),
+        ] {
+            for seed in 0..4 {
+                let problem = Problem::new(text.parse().unwrap(), dtype).unwrap();
+                let case = Case::new(problem, family, seed, None);
+                let judgement = case.judge(&answer(&case, |_, x| x).view(), None);
+                assert!(judgement.passed(), "{text} {seed}: {}", judgement.summary());
+                assert!(case.broken_controls().is_empty(), "{text} {seed}: {:?}", case.broken_controls());
+            }
+        }
+    }
+
+    /// Of packed queries half may belong to no sequence. What codes lose is not less for it.
+    #[test]
+    fn rows_of_no_sequence_do_not_make_quantisation_look_better() {
+        let problem =
+            Problem::new("b1h4/1s65/64d64/5:varlen=q:paged=256:kv=e4m3".parse().unwrap(), DType::BF16);
+        let case = Case::new(problem.unwrap(), Family::ConstantRows, 0, None);
+        let (reference, standard) = (&case.truth.reference, &case.truth.standard);
+        let Standard::EightBit { original, quantisation } = standard else { unreachable!("codes") };
+        let is_owned = |index: &usize| reference.is_owned(index / 5);
+        let errors: Vec<f64> = (0..original.len())
+            .filter(is_owned)
+            .map(|index| (reference.o[index] - original[index]).abs())
+            .collect();
+        assert!(errors.len() < original.len() && !errors.is_empty());
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        assert!((quantisation.mean - mean).abs() < 1e-9, "{quantisation} and {mean}");
     }
 
     #[test]

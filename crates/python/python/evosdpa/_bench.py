@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -13,11 +14,11 @@ def bench(shapes: str | Iterable[str] = ("mission", "small", "long"), **options:
     """Checks kernels, then times them side by side with this Python's PyTorch, and returns the JSON document of
     ``python -m evosdpa bench --json``: ``schema``, ``environment`` and ``rows``.
 
-    Options are those of the command, by name: ``device="cpu"``, ``dtype=["bf16"]``, ``iters=50``, ``no_peers=True``.
+    Options are those of the command, by name: ``device="cpu"``, ``dtype=["bf16"]``, ``iters=50``, ``no_baselines=True``.
     A row whose gates did not pass has no times.
 
     >>> import evosdpa
-    >>> document = evosdpa.bench("tiny", device="cpu", iters=3, warmup=1, no_peers=True, out="/tmp/evosdpa-doctest")
+    >>> document = evosdpa.bench("tiny", device="cpu", iters=3, warmup=1, no_baselines=True, out="/tmp/evosdpa-doctest")
     >>> sorted(row["kernel"] for row in document["rows"] if not row["peer"])
     ['auto']
     """
@@ -38,6 +39,6 @@ def bench(shapes: str | Iterable[str] = ("mission", "small", "long"), **options:
 
 
 def _listed(value: Any) -> str:
-    if isinstance(value, (str, int, float)):
+    if isinstance(value, (str, os.PathLike)) or not isinstance(value, Iterable):
         return str(value)
     return ",".join(str(part) for part in value)

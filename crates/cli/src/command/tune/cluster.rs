@@ -124,7 +124,7 @@ fn work(args: &Tune) -> anyhow::Result<()> {
         gpu,
         space: subject.space.clone(),
     };
-    let say = |words: &str| anstream::eprintln!("{words}");
+    let say = crate::output::tell;
     at_the_device(args, subject, AHEAD_ON_GPU, &say, |here, _| {
         let abandoned = || {
             std::thread::sleep(FAREWELL);

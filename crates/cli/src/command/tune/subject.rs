@@ -19,7 +19,7 @@ use evosdpa_lab::{
 
 use crate::{
     args::{Place, Tune},
-    command::refused_device,
+    command::{chosen_kernel, refused_device},
 };
 
 /// Seconds one compilation may take.
@@ -115,7 +115,7 @@ impl Subject {
             let name = args.kernel.as_deref().unwrap_or("cpu_flash");
             let isa = args.common.forced_isa()?;
             let cpu = Cpu { threads: args.common.thread_count(), isa };
-            evosdpa_lab::find_kernel(&cpu, name)?;
+            chosen_kernel(&cpu, name, &args.common.kernel_path)?;
             anyhow::ensure!(name == "cpu_flash", "{name} has nothing to tune on a CPU; cpu_flash has");
             let environment = Environment::look(args.common.thread_count());
             let problems = problems(args, DType::F32)?;
