@@ -168,6 +168,17 @@ def test_forms(name):
         alike(lambda: F.scaled_dot_product_attention(given[0], given[1][:, :2], given[2][:, :2], enable_gqa=True))
 
 
+def test_tensors_whose_head_dimension_lies_apart_are_copied(monkeypatch):
+    """None of torch's fast kernels takes them, so that a copy is cheaper; its slow way gives contiguous results."""
+    q, k, v = (FORMS["head dimension apart"](x) for x in drawn(*WORTH))
+    by_sequence = FORMS["by sequence"](q)
+    with counted(monkeypatch) as done, evosdpa.patch():
+        assert F.scaled_dot_product_attention(by_sequence, k, v).is_contiguous()
+        F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(33, 40, dtype=torch.bool).tril(3))
+        F.scaled_dot_product_attention(q[0], k[0], v[0], is_causal=True)
+        assert len(done) == 3
+
+
 def test_small_calls_of_float32_are_torchs_bit_for_bit(monkeypatch):
     """Scores of hundreds, as PyTorch's own tests have them: two correct results differ by more than those tests allow."""
     q, k = (9 * x for x in drawn((4, 4, 3, 8), (4, 4, 6, 8)))

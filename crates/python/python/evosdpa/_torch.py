@@ -129,6 +129,10 @@ def sdpa(
     if mask is not None and refusal is None:
         mask = autocast(mask)[0] if isinstance(mask, Tensor) else mask
         objection = _mask.objection(mask, q, k)
+    in_rows = refusal is not None or all(x.stride(-1) == 1 for x in (q, k, v))
+    if not in_rows:
+        # A copy is cheaper than what torch does with them: none of its fast kernels takes such tensors.
+        q, k, v = rows(q, k, v)
     if fallback and not (
         # A mask of one dimension is an error of torch's.
         (mask is None or (refusal is None and objection is None and not is_causal and mask.dim() > 1 and _is_plain(mask)))
@@ -143,14 +147,14 @@ def sdpa(
     if three:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     check(q, k, v)
-    q, k, v = rows(q, k, v)
     if q.size(1) != k.size(1) and k.size(1) != 1 and not enable_gqa:
         raise ValueError(_words.heads(q.size(1), k.size(1)))
     if not q.size(0) == k.size(0) == v.size(0):
         batch = max(q.size(0), k.size(0), v.size(0))
         q, k, v = (x.expand(batch, -1, -1, -1) if x.size(0) == 1 else x for x in (q, k, v))
-    # The output lies in memory as the queries do, so that a model's next view of it is free.
-    by_sequence = q.stride(1) < q.stride(2)
+    # The output lies in memory as the queries do, so that a model's next view of it is free; torch's slow way makes it contiguous.
+    like_q = in_rows or not fallback
+    by_sequence = like_q and q.stride(1) < q.stride(2)
     side = None if mask is None else _mask.beside(mask, k.size(2))
     if blocks is not None:
         side = _blocks.beside(blocks, q, k)
@@ -161,7 +165,7 @@ def sdpa(
         if not fallback or side is None:
             raise
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
-    if not compiling() and _traced() is None and _transformed() is None and q.device.type == "cpu":
+    if like_q and not compiling() and _traced() is None and _transformed() is None and q.device.type == "cpu":
         # With a mask of three dimensions torch's own is contiguous.
         out = out.contiguous() if mask is not None and mask.dim() == 3 and not three else _laid_out(out, q)
         if three and not _keeps_three_in_order():

@@ -71,6 +71,13 @@ def own_classes(table: str, names: list[str]) -> str:
     )
 
 
+def eager_alone(model: str) -> str:
+    return (
+        f"{model} says that it has eager attention alone, and works with neither sdpa, FlashAttention nor FlexAttention: evosdpa "
+        'cannot stand in for it; load the model with attn_implementation="eager"'
+    )
+
+
 def block_mask() -> str:
     return (
         "attention_mask is a BlockMask, which evosdpa takes without dropout, gradients and caches of its own; load the model with "

@@ -237,6 +237,8 @@ def _computed(
         else:
             side["bias"] = mask if "bias" not in side else side["bias"] + mask
     query, key, value = _torch.autocast(query, key, value)
+    if not _torch.is_differentiated(query, key, value):
+        query, key, value = _torch.rows(query, key, value)  # what a convolution made lies column by column
     if not _torch.takes(query, key, value, dropout, scaling):
         return None
     if side and (torch.compiler.is_compiling() or not _is_for(side, query)):
@@ -282,6 +284,8 @@ def _choose(self: PreTrainedModel, requested_attention: str | None, *rest: Any, 
         _deferred.learn(self)
         if self._supports_flash_attn or self._supports_flex_attn:
             return NAME
+        if not self._supports_sdpa:
+            raise ValueError(_words.eager_alone(type(self).__name__))
     return _chosen(self, requested_attention, *rest, **named)  # type: ignore[no-any-return]
 
 
