@@ -179,6 +179,20 @@ def test_tensors_whose_head_dimension_lies_apart_are_copied(monkeypatch):
         assert len(done) == 3
 
 
+def test_one_head_of_keys_is_shared(monkeypatch):
+    """As LitGPT's Falcon has it, without ``enable_gqa``: torch spreads it over the queries' heads."""
+    q, k, v = drawn(WORTH[0], *((2, 1, 40, 16),) * 2)
+    seen = torch.ones(33, 40, dtype=torch.bool).tril(3)
+    with counted(monkeypatch) as done:
+        for form in (lambda x: x, FORMS["by sequence"], FORMS["head first"]):
+            alike(lambda: F.scaled_dot_product_attention(form(q), k, v, is_causal=True))
+            alike(lambda: F.scaled_dot_product_attention(form(q), k, v, attn_mask=seen))
+            alike(lambda: F.scaled_dot_product_attention(form(q), k, v, enable_gqa=True))
+            alike(lambda: F.scaled_dot_product_attention(form(q)[0], k[0], v[0]))
+            alike(lambda: F.scaled_dot_product_attention(form(q), k, v[..., :8]))
+        assert len(done) == 15
+
+
 def test_small_calls_of_float32_are_torchs_bit_for_bit(monkeypatch):
     """Scores of hundreds, as PyTorch's own tests have them: two correct results differ by more than those tests allow."""
     q, k = (9 * x for x in drawn((4, 4, 3, 8), (4, 4, 6, 8)))
@@ -252,7 +266,7 @@ def test_modules():
 def test_chosen_backends_are_respected():
     q = drawn(Q, dtype=torch.float32)[0]
     exact = q.bfloat16()
-    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
+    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, [SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]):
 
         def work():
             with sdpa_kernel(backend):
@@ -263,6 +277,15 @@ def test_chosen_backends_are_respected():
             ours, also_wrong = outcome(work)
         assert type(wrong) is type(also_wrong)
         assert wrong is not None or torch.equal(ours, theirs), "bit for bit: the same code ran"
+
+
+def test_what_a_cpu_does_not_have_is_no_choice(monkeypatch):
+    """x-transformers leaves out cuDNN alone, whatever the device."""
+    q = drawn(WORTH[0])[0]
+    for backends in ([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION], [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
+        with sdpa_kernel(backends), counted(monkeypatch) as done:
+            alike(lambda: F.scaled_dot_product_attention(q, q, q))
+            assert len(done) == 1
 
 
 def test_any_order_and_many_threads():

@@ -153,7 +153,8 @@ def sdpa(
         batch = max(q.size(0), k.size(0), v.size(0))
         q, k, v = (x.expand(batch, -1, -1, -1) if x.size(0) == 1 else x for x in (q, k, v))
     # The output lies in memory as the queries do, so that a model's next view of it is free; torch's slow way makes it contiguous.
-    like_q = in_rows or not fallback
+    is_spread = q.size(1) != k.size(1) and not enable_gqa
+    like_q = (in_rows and not (is_spread and not _keeps_spread_in_order())) or not fallback
     by_sequence = like_q and q.stride(1) < q.stride(2)
     side = None if mask is None else _mask.beside(mask, k.size(2))
     if blocks is not None:
@@ -189,6 +190,13 @@ def _keeps_three_in_order() -> bool:
     """Whether this version of torch gives outputs of three dimensions the order of the queries; older ones make them contiguous."""
     x = torch.zeros(2, 2, 1).transpose(0, 1)
     return bool(getattr(torch._C, "_nn").scaled_dot_product_attention(x, x, x).stride() == x.stride())
+
+
+@functools.cache
+def _keeps_spread_in_order() -> bool:
+    """The same for one head of keys that many heads of queries share."""
+    x = torch.zeros(1, 2, 2, 1).transpose(1, 2)
+    return bool(getattr(torch._C, "_nn").scaled_dot_product_attention(x, x[:, :1], x[:, :1]).stride() == x.stride())
 
 
 def flash_attention(
@@ -297,7 +305,7 @@ def _fit(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
         q.shape[:-3] == k.shape[:-3]
         and k.shape[:-1] == v.shape[:-1]
         and q.size(-1) == k.size(-1)
-        and (heads == shared or (enable_gqa and shared > 0 and heads % shared == 0))
+        and (heads == shared or shared == 1 or (enable_gqa and shared > 0 and heads % shared == 0))
         and q.numel() > 0
         and k.numel() > 0
     )
