@@ -179,6 +179,20 @@ def test_tensors_whose_head_dimension_lies_apart_are_copied(monkeypatch):
         assert len(done) == 3
 
 
+def test_more_than_four_dimensions(monkeypatch):
+    """Windows of an image, as timm's NesT and Hiera have them."""
+    q, k = drawn((2, 3, 4, 33, 16), (2, 3, 4, 40, 16))
+    with counted(monkeypatch) as done:
+        for given in ((q, k, k), (q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2)), (q[None], k[None], k[None, ..., :8])):
+            alike(lambda: F.scaled_dot_product_attention(*given))
+            alike(lambda: F.scaled_dot_product_attention(*given, is_causal=True, scale=0.3))
+        alike(lambda: F.scaled_dot_product_attention(q, k[:, :, :2], k[:, :, :2], enable_gqa=True))
+        assert len(done) == 7
+    for given in ((q, k[:, :1], k[:, :1]), (q, k[0], k[0]), (q, k, k[..., :1, :]), (q.half(), k, k), (q[:0], k[:0], k[:0])):
+        alike(lambda: F.scaled_dot_product_attention(*given))
+    alike(lambda: F.scaled_dot_product_attention(q.clone().requires_grad_(), k, k))
+
+
 def test_one_head_of_keys_is_shared(monkeypatch):
     """As LitGPT's Falcon has it, without ``enable_gqa``: torch spreads it over the queries' heads."""
     q, k, v = drawn(WORTH[0], *((2, 1, 40, 16),) * 2)

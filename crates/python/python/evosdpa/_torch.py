@@ -110,6 +110,10 @@ def sdpa(
     fallback: bool,
 ) -> Tensor:
     given = (q, k, v, attn_mask, dropout_p, is_causal)
+    if fallback and attn_mask is None and q.dim() > 4 and (four := _folded(q, k, v)) is not None:
+        if _can_take(*four, scale, enable_gqa, refusal_of(*four, dropout_p)):
+            out = sdpa(*four, None, dropout_p, is_causal, scale, enable_gqa, high, fallback)
+            return out.contiguous().unflatten(0, q.shape[:-3])  # as torch leaves it
     blocks = None
     if attn_mask is not None and _blocks.is_block_mask(attn_mask):
         if fallback:  # torch says that it does not take it
@@ -172,6 +176,16 @@ def sdpa(
         if three and not _keeps_three_in_order():
             out = out.contiguous()
     return out.squeeze(0) if three else out
+
+
+def _folded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Tensors of more than four dimensions, as windows of images have them (NesT, Hiera), with one batch dimension; ``None`` where
+    theirs differ."""
+    if compiling() or any(x.is_nested or x.layout != torch.strided for x in (q, k, v)):
+        return None
+    if not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
+        return None
+    return q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4)
 
 
 def _laid_out(out: Tensor, q: Tensor) -> Tensor:
