@@ -71,6 +71,13 @@ def own_classes(table: str, names: list[str]) -> str:
     )
 
 
+def across_rows(name: str, batch: int, length: int) -> str:
+    return (
+        f"{name} does not say where each of {batch} rows of {length} tokens ends: with more than one row every sequence must lie within "
+        "one; lay all tokens in one row"
+    )
+
+
 def eager_alone(model: str) -> str:
     return (
         f"{model} says that it has eager attention alone, and works with neither sdpa, FlashAttention nor FlexAttention: evosdpa "

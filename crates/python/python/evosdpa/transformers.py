@@ -68,15 +68,15 @@ def evosdpa_attention_forward(
     if not kwargs.keys() <= _HARMLESS:
         _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if cache is not None or (query.shape[0] == 1 and _packed.has_lengths(kwargs)):
+    if cache is not None or _packed.has_lengths(kwargs):
         if cache is not None and indices is not None:
             raise NotImplementedError(_words.argument("indices"))
         pattern = _packed.pattern_of(attention_mask, cache, causal, kwargs)
-        alone = pattern is not None and position_bias is None and indices is None
+        alone = pattern is not None and position_bias is None and indices is None and query.shape[0] == 1
         if pattern is not None and alone and _torch.takes(query, key, value, dropout, scaling):
             return _packed.attention(module, query, key, value, cache, pattern, scaling, softcap, s_aux, kwargs), None
         if cache is None:
-            attention_mask = _packed.written_out(attention_mask, pattern, query.shape[2], key.shape[2], kwargs)
+            attention_mask = _packed.written_out(attention_mask, pattern, query.shape[0], query.shape[2], key.shape[2], kwargs)
     if indices is not None:
         attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal and cache is None)
     is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
