@@ -81,7 +81,8 @@ def across_rows(name: str, batch: int, length: int) -> str:
 def eager_alone(model: str) -> str:
     return (
         f"{model} says that it has eager attention alone, and works with neither sdpa, FlashAttention nor FlexAttention: evosdpa "
-        'cannot stand in for it; load the model with attn_implementation="eager"'
+        'cannot stand in for it; load the model with attn_implementation="eager", or one of several parts with a name for each, as in '
+        '{"text_config": "evosdpa", "audio_config": "eager"}'
     )
 
 
