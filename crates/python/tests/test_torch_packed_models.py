@@ -97,3 +97,12 @@ def test_continuous_batching(monkeypatch):
     found = {tuple(result.prompt_ids): result.generated_tokens for result in results.values()}
     assert [found[tuple(prompt)] for prompt in prompts] == wanted
     assert calls and ours.config._attn_implementation == "evosdpa"
+
+
+def test_continuous_batching_that_nothing_computes_is_refused_by_name():
+    """Its batches come without a mask: torch would let requests see each other."""
+    settings = transformers.GenerationConfig(max_new_tokens=2, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    results = model("evosdpa").double().generate_batch(inputs=[[5, 6, 7], [8]], generation_config=settings)
+    for result in results.values():
+        assert "no kernel for torch.float64; use float32, float16 or bfloat16" in str(result.error)
+        assert 'attn_implementation="sdpa"' in str(result.error)

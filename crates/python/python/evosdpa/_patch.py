@@ -80,6 +80,10 @@ def _made(fallback: bool) -> Callable[..., Any]:
         getattr(torch._C, f"_get_{name}_sdp_enabled", lambda: True) for name in ("flash", "mem_efficient", "math", "cudnn")
     )
 
+    def has_no_more(query: Any) -> bool:
+        """Whether a device has the first two alone, as a CPU; who watches would see the question."""
+        return not compiling() and overridden() == 0 and bool(query.is_cpu)
+
     def scaled_dot_product_attention(*given: Any, **named: Any) -> Any:
         return ours(given, named, *given, **named)
 
@@ -110,8 +114,7 @@ def _made(fallback: bool) -> Callable[..., Any]:
             or not (enable_gqa is False or enable_gqa is True)
             or more
             or unknown
-            # A CPU has the first two alone.
-            or not (flash() and math() and (query.is_cpu or (efficient() and cudnn())))
+            or not (flash() and math() and ((efficient() and cudnn()) or has_no_more(query)))
         ):
             return _original.as_called(_given, _named)
         if not compiling():

@@ -86,6 +86,11 @@ def eager_alone(model: str) -> str:
     )
 
 
+def paged(refusal: str | None) -> str:
+    why = "position biases or types that differ" if refusal is None else without_fallback(refusal)
+    return f'evosdpa does not compute continuous batching for this model ({why}); load it with attn_implementation="sdpa"'
+
+
 def block_mask() -> str:
     return (
         "attention_mask is a BlockMask, which evosdpa takes without dropout, gradients and caches of its own; load the model with "

@@ -73,25 +73,27 @@ def evosdpa_attention_forward(
             raise NotImplementedError(_words.argument("indices"))
         pattern = _packed.pattern_of(attention_mask, cache, causal, kwargs)
         alone = pattern is not None and position_bias is None and indices is None and query.shape[0] == 1
+        if cache is not None:
+            query, key, value = _torch.rows(query, key, value)
         if pattern is not None and alone and _torch.takes(query, key, value, dropout, scaling):
             return _packed.attention(module, query, key, value, cache, pattern, scaling, softcap, s_aux, kwargs), None
-        if cache is None:
-            attention_mask = _packed.written_out(attention_mask, pattern, query.shape[0], query.shape[2], key.shape[2], kwargs)
+        if cache is not None:  # no mask says which tokens are whose, so that nothing else could compute it
+            raise NotImplementedError(_words.paged(_torch.refusal_of(query, key, value, dropout)))
+        attention_mask = _packed.written_out(attention_mask, pattern, query.shape[0], query.shape[2], key.shape[2], kwargs)
     if indices is not None:
-        attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal and cache is None)
-    is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
-    if cache is None and not dropout and not _torch.compiling():
+        attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal)
+    is_plain = position_bias is None and softcap is None and s_aux is None
+    if not dropout and not _torch.compiling():
         changed = None if is_plain else (position_bias, softcap, s_aux)
         out = _straight(query, key, value, attention_mask, causal, scaling, changed, kwargs)
         if out is not None:
             return out, None
     # One query is the last one: it sees every key.
     causal = query.shape[2] > 1 and causal and attention_mask is None
-    if cache is None:
-        extras = {"softcap": softcap, "sinks": s_aux, "bias": position_bias}
-        out = _computed(query, key, value, attention_mask, causal, dropout, scaling, extras)
-        if out is not None:
-            return out, None
+    extras = {"softcap": softcap, "sinks": s_aux, "bias": position_bias}
+    out = _computed(query, key, value, attention_mask, causal, dropout, scaling, extras)
+    if out is not None:
+        return out, None
     if isinstance(attention_mask, _deferred.DeferredMask):
         facts = attention_mask.facts
         if facts.is_nothing() or (is_plain and facts.is_causal_alone()):
@@ -100,14 +102,11 @@ def evosdpa_attention_forward(
             attention_mask = attention_mask.dense()
     if attention_mask is not None and _blocks.is_block_mask(attention_mask):
         raise NotImplementedError(_words.block_mask())
-    if softcap is None and s_aux is None and position_bias is None:
-        kwargs.update({} if cache is None else {"cache": cache})
+    if is_plain:
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
         return out, None
-    if cache is not None:
-        raise NotImplementedError(_words.argument("cache"))
     dropout = dropout if module.training else 0.0
     bias = _together(position_bias, attention_mask)
     out = _plain.scored(query, key, value, scaling, causal, bias, softcap, s_aux, dropout)
