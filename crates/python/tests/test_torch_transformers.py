@@ -127,7 +127,7 @@ def test_unknown_arguments_are_refused_by_name():
     with pytest.raises(NotImplementedError, match="'output_attentions'.*attn_implementation=\"eager\"$"):
         layer(output_attentions=True)
     layer(output_attentions=False, sliding_window=3, position_ids=torch.arange(5)[None], use_cache=True)
-    layer(pixel_values=torch.zeros(1, 3, 4, 4))  # DiffusionGemma's layers get the image
+    layer(pixel_values=torch.zeros(1, 3, 4, 4), image_position_ids=torch.zeros(1, 4, 2), mm_token_type_ids=torch.zeros(1, 5))  # DiffusionGemma's layers get the image
     layer(input_ids=torch.arange(5)[None])  # GLM-5-Next's layers get the tokens for their experts
     with pytest.raises(NotImplementedError, match="'indices'"):
         layer(indices=torch.zeros(1, 5, 2, dtype=torch.long), cache=object())

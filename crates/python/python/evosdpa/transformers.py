@@ -34,7 +34,7 @@ NAME = "evosdpa"
 #: to be returned, and what other parts of a model are given.
 _HARMLESS = frozenset(
     """
-    image_grid_thw image_sizes input_features pixel_values pixel_values_videos video_grid_thw
+    image_grid_thw image_position_ids image_sizes input_features mm_token_type_ids pixel_values pixel_values_videos video_grid_thw
     block_table cache_position cu_seq_lens_k cu_seq_lens_q cu_seqlens deterministic input_ids labels logits_indices logits_processor_args
     logits_to_keep max_length_k max_length_q max_seqlen max_seqlen_k max_seqlen_q
     num_items_in_batch num_logits_to_keep output_hidden_states output_router_logits past_key_values position_embeddings
