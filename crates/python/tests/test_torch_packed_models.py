@@ -42,6 +42,27 @@ def test_cumulative_lengths(monkeypatch):
     assert not torch.allclose(ours(torch.cat(parts, dim=1)).logits, wanted, atol=1e-3)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "t5"])
+def test_lengths_hold_in_several_rows(name):
+    """The tokens of all rows count one behind the other, as for flash attention."""
+    q, k = torch.randn(2, 4, 10, 8), torch.randn(2, 2, 10, 8)
+    cu = torch.tensor([0, 4, 10, 13, 20], dtype=torch.int32)
+    lengths = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 7, "max_length_k": 7}
+    extra = {"llama": {}, "gpt_oss": {"s_aux": torch.randn(4)}, "t5": {"position_bias": torch.randn(1, 4, 10, 10)}}[name]
+    attend = evosdpa.transformers.evosdpa_attention_forward
+    ours, _ = attend(torch.nn.Module(), q, k, k, None, is_causal=True, **lengths, **extra)
+    for row, (first, last) in ((0, (0, 4)), (0, (4, 10)), (1, (0, 3)), (1, (3, 10))):
+        cut = {name: x[..., first:last, first:last] if x.dim() == 4 else x for name, x in extra.items()}
+        x, y = q[row : row + 1, :, first:last], k[row : row + 1, :, first:last]
+        wanted = evosdpa._plain.scored(x, y, y, None, True, cut.get("position_bias"), None, cut.get("s_aux"), 0.0)
+        torch.testing.assert_close(ours[row : row + 1, first:last].transpose(1, 2), wanted, rtol=1e-4, atol=1e-4)
+    for wrong in ([0, 4, 13, 20], [0, 10, 19]):
+        wrong = torch.tensor(wrong, dtype=torch.int32)
+        with pytest.raises(NotImplementedError, match="^cu_seq_lens_q does not say where each of 2 rows of 10 tokens ends"):
+            attend(torch.nn.Module(), q, k, k, None, is_causal=True, **{**lengths, "cu_seq_lens_q": wrong, "cu_seq_lens_k": wrong})
+
+
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "llama4_text"])
 def test_lengths_hold_in_layers_with_windows(name):
     """Windows, chunks, sinks and softcaps within each sequence; with gradients and compiled as well, where torch computes."""
@@ -76,3 +97,12 @@ def test_continuous_batching(monkeypatch):
     found = {tuple(result.prompt_ids): result.generated_tokens for result in results.values()}
     assert [found[tuple(prompt)] for prompt in prompts] == wanted
     assert calls and ours.config._attn_implementation == "evosdpa"
+
+
+def test_continuous_batching_that_nothing_computes_is_refused_by_name():
+    """Its batches come without a mask: torch would let requests see each other."""
+    settings = transformers.GenerationConfig(max_new_tokens=2, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    results = model("evosdpa").double().generate_batch(inputs=[[5, 6, 7], [8]], generation_config=settings)
+    for result in results.values():
+        assert "no kernel for torch.float64; use float32, float16 or bfloat16" in str(result.error)
+        assert 'attn_implementation="sdpa"' in str(result.error)

@@ -168,6 +168,45 @@ def test_forms(name):
         alike(lambda: F.scaled_dot_product_attention(given[0], given[1][:, :2], given[2][:, :2], enable_gqa=True))
 
 
+def test_tensors_whose_head_dimension_lies_apart_are_copied(monkeypatch):
+    """None of torch's fast kernels takes them, so that a copy is cheaper; its slow way gives contiguous results."""
+    q, k, v = (FORMS["head dimension apart"](x) for x in drawn(*WORTH))
+    by_sequence = FORMS["by sequence"](q)
+    with counted(monkeypatch) as done, evosdpa.patch():
+        assert F.scaled_dot_product_attention(by_sequence, k, v).is_contiguous()
+        F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(33, 40, dtype=torch.bool).tril(3))
+        F.scaled_dot_product_attention(q[0], k[0], v[0], is_causal=True)
+        assert len(done) == 3
+
+
+def test_more_than_four_dimensions(monkeypatch):
+    """Windows of an image, as timm's NesT and Hiera have them."""
+    q, k = drawn((2, 3, 4, 33, 16), (2, 3, 4, 40, 16))
+    with counted(monkeypatch) as done:
+        for given in ((q, k, k), (q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2)), (q[None], k[None], k[None, ..., :8])):
+            alike(lambda: F.scaled_dot_product_attention(*given))
+            alike(lambda: F.scaled_dot_product_attention(*given, is_causal=True, scale=0.3))
+        alike(lambda: F.scaled_dot_product_attention(q, k[:, :, :2], k[:, :, :2], enable_gqa=True))
+        assert len(done) == 7
+    for given in ((q, k[:, :1], k[:, :1]), (q, k[0], k[0]), (q, k, k[..., :1, :]), (q.half(), k, k), (q[:0], k[:0], k[:0])):
+        alike(lambda: F.scaled_dot_product_attention(*given))
+    alike(lambda: F.scaled_dot_product_attention(q.clone().requires_grad_(), k, k))
+
+
+def test_one_head_of_keys_is_shared(monkeypatch):
+    """As LitGPT's Falcon has it, without ``enable_gqa``: torch spreads it over the queries' heads."""
+    q, k, v = drawn(WORTH[0], *((2, 1, 40, 16),) * 2)
+    seen = torch.ones(33, 40, dtype=torch.bool).tril(3)
+    with counted(monkeypatch) as done:
+        for form in (lambda x: x, FORMS["by sequence"], FORMS["head first"]):
+            alike(lambda: F.scaled_dot_product_attention(form(q), k, v, is_causal=True))
+            alike(lambda: F.scaled_dot_product_attention(form(q), k, v, attn_mask=seen))
+            alike(lambda: F.scaled_dot_product_attention(form(q), k, v, enable_gqa=True))
+            alike(lambda: F.scaled_dot_product_attention(form(q)[0], k[0], v[0]))
+            alike(lambda: F.scaled_dot_product_attention(form(q), k, v[..., :8]))
+        assert len(done) == 15
+
+
 def test_small_calls_of_float32_are_torchs_bit_for_bit(monkeypatch):
     """Scores of hundreds, as PyTorch's own tests have them: two correct results differ by more than those tests allow."""
     q, k = (9 * x for x in drawn((4, 4, 3, 8), (4, 4, 6, 8)))
@@ -241,7 +280,7 @@ def test_modules():
 def test_chosen_backends_are_respected():
     q = drawn(Q, dtype=torch.float32)[0]
     exact = q.bfloat16()
-    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
+    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, [SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]):
 
         def work():
             with sdpa_kernel(backend):
@@ -252,6 +291,15 @@ def test_chosen_backends_are_respected():
             ours, also_wrong = outcome(work)
         assert type(wrong) is type(also_wrong)
         assert wrong is not None or torch.equal(ours, theirs), "bit for bit: the same code ran"
+
+
+def test_what_a_cpu_does_not_have_is_no_choice(monkeypatch):
+    """x-transformers leaves out cuDNN alone, whatever the device."""
+    q = drawn(WORTH[0])[0]
+    for backends in ([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION], [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
+        with sdpa_kernel(backends), counted(monkeypatch) as done:
+            alike(lambda: F.scaled_dot_product_attention(q, q, q))
+            assert len(done) == 1
 
 
 def test_any_order_and_many_threads():

@@ -127,6 +127,7 @@ def test_unknown_arguments_are_refused_by_name():
     with pytest.raises(NotImplementedError, match="'output_attentions'.*attn_implementation=\"eager\"$"):
         layer(output_attentions=True)
     layer(output_attentions=False, sliding_window=3, position_ids=torch.arange(5)[None], use_cache=True)
+    layer(pixel_values=torch.zeros(1, 3, 4, 4), image_position_ids=torch.zeros(1, 4, 2), mm_token_type_ids=torch.zeros(1, 5))  # DiffusionGemma's layers get the image
     layer(input_ids=torch.arange(5)[None])  # GLM-5-Next's layers get the tokens for their experts
     with pytest.raises(NotImplementedError, match="'indices'"):
         layer(indices=torch.zeros(1, 5, 2, dtype=torch.long), cache=object())
@@ -138,6 +139,31 @@ def test_models_with_layers_of_their_own_are_refused_by_name():
     for _ in range(2):
         with pytest.raises(NotImplementedError, match=own):
             transformers.AutoModelForCausalLM.from_config(transformers.FalconConfig(**small), attn_implementation="evosdpa")
+
+
+def test_models_with_eager_attention_alone_are_refused_by_name():
+    small = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}
+    with pytest.raises(ValueError, match=r'^BloomForCausalLM says.*eager attention alone.*attn_implementation="eager", or'):
+        transformers.AutoModelForCausalLM.from_config(transformers.BloomConfig(**small), attn_implementation="evosdpa")
+
+
+def column_by_column(x):
+    return x.mT.contiguous().mT
+
+
+def test_heads_that_lie_column_by_column(monkeypatch):
+    """As a convolution leaves keys and values (Inkling)."""
+    monkeypatch.setattr(evosdpa.transformers, "sdpa_attention_forward", lambda *given, **named: pytest.fail("torch computed it"))
+    q, k = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8)
+    bias = torch.randn(1, 4, 9, 9)
+    for extra in ({}, {"position_bias": bias}, {"softcap": 3.0}):
+        with monkeypatch.context() as only:
+            only.setattr(evosdpa._plain, "scored", lambda *given: pytest.fail("torch computed it"))
+            ours, _ = evosdpa.transformers.evosdpa_attention_forward(
+                torch.nn.Module(), q, column_by_column(k), column_by_column(k), None, is_causal=True, **extra
+            )
+        wanted = evosdpa._plain.scored(q, k, k, None, True, extra.get("position_bias"), extra.get("softcap"), None, 0.0)
+        torch.testing.assert_close(ours.transpose(1, 2), wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(not NEW, reason="no such models before 5")

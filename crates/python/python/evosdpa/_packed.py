@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _blocks, _deferred
+from . import _blocks, _deferred, _words
 from ._flash import flash_attn_varlen_func
 
 _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -34,28 +34,35 @@ def pattern_of(mask: Tensor | None, cache: Any, causal: bool, named: dict[str, A
     return _deferred.Pattern(None if window is None else window - 1, 0 if causal else None)
 
 
-def written_out(mask: Any, pattern: _deferred.Pattern | None, queries: int, keys: int, named: dict[str, Any]) -> Any:
-    """A dense mask that keeps sequences apart, for calls that are not computed sequence by sequence."""
+def written_out(mask: Any, pattern: _deferred.Pattern | None, batch: int, queries: int, keys: int, named: dict[str, Any]) -> Any:
+    """A dense mask that keeps sequences apart, for calls that are not computed sequence by sequence. Tokens of a batch count one behind
+    the other, as for flash attention."""
     if mask is not None and _blocks.is_block_mask(mask):
         return mask
     cu_seqlens_q, cu_seqlens_k = (named[name].long() for name in _LENGTHS)
+    if batch > 1:
+        for name, cu, count in zip(_LENGTHS, (cu_seqlens_q, cu_seqlens_k), (queries, keys)):
+            if not {count * row for row in range(batch + 1)} <= set(cu.tolist()) or int(cu[-1]) != batch * count:
+                raise NotImplementedError(_words.across_rows(name, batch, count))
     last = len(cu_seqlens_q) - 2
-    row, key = (torch.arange(count, device=cu_seqlens_q.device) for count in (queries, keys))
+    row, key = (torch.arange(batch * count, device=cu_seqlens_q.device) for count in (queries, keys))
     of_row, of_key = (torch.bucketize(place, cu[1:], right=True) for place, cu in ((row, cu_seqlens_q), (key, cu_seqlens_k)))
-    seen = (of_row[:, None] == of_key[None, :]) & (of_key <= last)
-    if pattern is None:
-        mask = mask.dense() if isinstance(mask, _deferred.DeferredMask) else mask
-        if mask is None or mask.dtype == torch.bool:
-            return seen[None, None] if mask is None else mask & seen
-        return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
     # Positions count from each sequence's first key; its last query is at its last key.
     row = row - (cu_seqlens_q[1:] - cu_seqlens_k[1:])[of_row.clamp(max=last)] - cu_seqlens_k[of_row.clamp(max=last)]
     key = key - cu_seqlens_k[of_key.clamp(max=last)]
+    of_row, row = (x.view(batch, queries, 1) for x in (of_row, row))
+    of_key, key = (x.view(batch, 1, keys) for x in (of_key, key))
+    seen = (of_row == of_key) & (of_key <= last)
+    if pattern is None:
+        mask = mask.dense() if isinstance(mask, _deferred.DeferredMask) else mask
+        if mask is None or mask.dtype == torch.bool:
+            return seen[:, None] if mask is None else mask & seen[:, None]
+        return mask.masked_fill(~seen[:, None], torch.finfo(mask.dtype).min)
     if pattern.left is not None:
-        seen &= key[None, :] >= row[:, None] - pattern.left
+        seen &= key >= row - pattern.left
     if pattern.right is not None:
-        seen &= key[None, :] <= row[:, None] + pattern.right
-    return seen[None, None]
+        seen &= key <= row + pattern.right
+    return seen[:, None]
 
 
 def _update(cache: Any, module: torch.nn.Module, key: Tensor, value: Tensor, named: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,8 @@ class patch(contextlib.ContextDecorator):
 
     What evosdpa does not compute (dropout, gradients, tensors that are more than memory) goes to torch as
     before, so that a program's results and exceptions stay what they are; with ``fallback=False`` it raises instead, which
-    shows what a program asks for. Who chooses among torch's backends (``torch.nn.attention.sdpa_kernel``) gets them. Calls of float32
-    with fewer than 4,096 multiply-adds a GEMM stay torch's, bit for bit: there is no time to be gained.
+    shows what a program asks for. Who leaves out one of the device's backends (``torch.nn.attention.sdpa_kernel``) gets the others. Calls of
+    float32 with fewer than 4,096 multiply-adds a GEMM stay torch's, bit for bit: there is no time to be gained.
 
     The change is seen by the whole process, in every thread, by all code that calls the function through its module; a
     name imported before (``from torch.nn.functional import scaled_dot_product_attention``) stays what it was, and one
@@ -80,6 +80,10 @@ def _made(fallback: bool) -> Callable[..., Any]:
         getattr(torch._C, f"_get_{name}_sdp_enabled", lambda: True) for name in ("flash", "mem_efficient", "math", "cudnn")
     )
 
+    def has_no_more(query: Any) -> bool:
+        """Whether a device has the first two alone, as a CPU; who watches would see the question."""
+        return not compiling() and overridden() == 0 and bool(query.is_cpu)
+
     def scaled_dot_product_attention(*given: Any, **named: Any) -> Any:
         return ours(given, named, *given, **named)
 
@@ -110,7 +114,7 @@ def _made(fallback: bool) -> Callable[..., Any]:
             or not (enable_gqa is False or enable_gqa is True)
             or more
             or unknown
-            or not (flash() and efficient() and math() and cudnn())
+            or not (flash() and math() and ((efficient() and cudnn()) or has_no_more(query)))
         ):
             return _original.as_called(_given, _named)
         if not compiling():

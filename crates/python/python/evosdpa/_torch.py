@@ -110,6 +110,10 @@ def sdpa(
     fallback: bool,
 ) -> Tensor:
     given = (q, k, v, attn_mask, dropout_p, is_causal)
+    if fallback and attn_mask is None and q.dim() > 4 and (four := _folded(q, k, v)) is not None:
+        if _can_take(*four, scale, enable_gqa, refusal_of(*four, dropout_p)):
+            out = sdpa(*four, None, dropout_p, is_causal, scale, enable_gqa, high, fallback)
+            return out.contiguous().unflatten(0, q.shape[:-3])  # as torch leaves it
     blocks = None
     if attn_mask is not None and _blocks.is_block_mask(attn_mask):
         if fallback:  # torch says that it does not take it
@@ -129,6 +133,10 @@ def sdpa(
     if mask is not None and refusal is None:
         mask = autocast(mask)[0] if isinstance(mask, Tensor) else mask
         objection = _mask.objection(mask, q, k)
+    in_rows = refusal is not None or all(x.stride(-1) == 1 for x in (q, k, v))
+    if not in_rows:
+        # A copy is cheaper than what torch does with them: none of its fast kernels takes such tensors.
+        q, k, v = rows(q, k, v)
     if fallback and not (
         # A mask of one dimension is an error of torch's.
         (mask is None or (refusal is None and objection is None and not is_causal and mask.dim() > 1 and _is_plain(mask)))
@@ -143,14 +151,15 @@ def sdpa(
     if three:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     check(q, k, v)
-    q, k, v = rows(q, k, v)
     if q.size(1) != k.size(1) and k.size(1) != 1 and not enable_gqa:
         raise ValueError(_words.heads(q.size(1), k.size(1)))
     if not q.size(0) == k.size(0) == v.size(0):
         batch = max(q.size(0), k.size(0), v.size(0))
         q, k, v = (x.expand(batch, -1, -1, -1) if x.size(0) == 1 else x for x in (q, k, v))
-    # The output lies in memory as the queries do, so that a model's next view of it is free.
-    by_sequence = q.stride(1) < q.stride(2)
+    # The output lies in memory as the queries do, so that a model's next view of it is free; torch's slow way makes it contiguous.
+    is_spread = q.size(1) != k.size(1) and not enable_gqa
+    like_q = (in_rows and not (is_spread and not _keeps_spread_in_order())) or not fallback
+    by_sequence = like_q and q.stride(1) < q.stride(2)
     side = None if mask is None else _mask.beside(mask, k.size(2))
     if blocks is not None:
         side = _blocks.beside(blocks, q, k)
@@ -161,12 +170,22 @@ def sdpa(
         if not fallback or side is None:
             raise
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
-    if not compiling() and _traced() is None and _transformed() is None and q.device.type == "cpu":
+    if like_q and not compiling() and _traced() is None and _transformed() is None and q.device.type == "cpu":
         # With a mask of three dimensions torch's own is contiguous.
         out = out.contiguous() if mask is not None and mask.dim() == 3 and not three else _laid_out(out, q)
         if three and not _keeps_three_in_order():
             out = out.contiguous()
     return out.squeeze(0) if three else out
+
+
+def _folded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Tensors of more than four dimensions, as windows of images have them (NesT, Hiera), with one batch dimension; ``None`` where
+    theirs differ."""
+    if compiling() or any(x.is_nested or x.layout != torch.strided for x in (q, k, v)):
+        return None
+    if not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
+        return None
+    return q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4)
 
 
 def _laid_out(out: Tensor, q: Tensor) -> Tensor:
@@ -185,6 +204,13 @@ def _keeps_three_in_order() -> bool:
     """Whether this version of torch gives outputs of three dimensions the order of the queries; older ones make them contiguous."""
     x = torch.zeros(2, 2, 1).transpose(0, 1)
     return bool(getattr(torch._C, "_nn").scaled_dot_product_attention(x, x, x).stride() == x.stride())
+
+
+@functools.cache
+def _keeps_spread_in_order() -> bool:
+    """The same for one head of keys that many heads of queries share."""
+    x = torch.zeros(1, 2, 2, 1).transpose(1, 2)
+    return bool(getattr(torch._C, "_nn").scaled_dot_product_attention(x, x[:, :1], x[:, :1]).stride() == x.stride())
 
 
 def flash_attention(
@@ -293,7 +319,7 @@ def _fit(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
         q.shape[:-3] == k.shape[:-3]
         and k.shape[:-1] == v.shape[:-1]
         and q.size(-1) == k.size(-1)
-        and (heads == shared or (enable_gqa and shared > 0 and heads % shared == 0))
+        and (heads == shared or shared == 1 or (enable_gqa and shared > 0 and heads % shared == 0))
         and q.numel() > 0
         and k.numel() > 0
     )

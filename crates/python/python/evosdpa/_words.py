@@ -71,6 +71,26 @@ def own_classes(table: str, names: list[str]) -> str:
     )
 
 
+def across_rows(name: str, batch: int, length: int) -> str:
+    return (
+        f"{name} does not say where each of {batch} rows of {length} tokens ends: with more than one row every sequence must lie within "
+        "one; lay all tokens in one row"
+    )
+
+
+def eager_alone(model: str) -> str:
+    return (
+        f"{model} says that it has eager attention alone, and works with neither sdpa, FlashAttention nor FlexAttention: evosdpa "
+        'cannot stand in for it; load the model with attn_implementation="eager", or one of several parts with a name for each, as in '
+        '{"text_config": "evosdpa", "audio_config": "eager"}'
+    )
+
+
+def paged(refusal: str | None) -> str:
+    why = "position biases or types that differ" if refusal is None else without_fallback(refusal)
+    return f'evosdpa does not compute continuous batching for this model ({why}); load it with attn_implementation="sdpa"'
+
+
 def block_mask() -> str:
     return (
         "attention_mask is a BlockMask, which evosdpa takes without dropout, gradients and caches of its own; load the model with "

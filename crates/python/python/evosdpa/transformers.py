@@ -30,10 +30,11 @@ from . import _blocks, _deferred, _packed, _plain, _side, _torch, _window, _word
 
 NAME = "evosdpa"
 
-#: Arguments that models pass on and that say nothing beyond the mask: positions, lengths and places of packed sequences, and what
-#: is to be returned.
+#: Arguments that models pass on and that say nothing beyond the mask: positions, lengths and places of packed sequences, what is
+#: to be returned, and what other parts of a model are given.
 _HARMLESS = frozenset(
     """
+    image_grid_thw image_position_ids image_sizes input_features mm_token_type_ids pixel_values pixel_values_videos video_grid_thw
     block_table cache_position cu_seq_lens_k cu_seq_lens_q cu_seqlens deterministic input_ids labels logits_indices logits_processor_args
     logits_to_keep max_length_k max_length_q max_seqlen max_seqlen_k max_seqlen_q
     num_items_in_batch num_logits_to_keep output_hidden_states output_router_logits past_key_values position_embeddings
@@ -67,30 +68,32 @@ def evosdpa_attention_forward(
     if not kwargs.keys() <= _HARMLESS:
         _refuse_unknown(kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if cache is not None or (query.shape[0] == 1 and _packed.has_lengths(kwargs)):
+    if cache is not None or _packed.has_lengths(kwargs):
         if cache is not None and indices is not None:
             raise NotImplementedError(_words.argument("indices"))
         pattern = _packed.pattern_of(attention_mask, cache, causal, kwargs)
-        alone = pattern is not None and position_bias is None and indices is None
+        alone = pattern is not None and position_bias is None and indices is None and query.shape[0] == 1
+        if cache is not None:
+            query, key, value = _torch.rows(query, key, value)
         if pattern is not None and alone and _torch.takes(query, key, value, dropout, scaling):
             return _packed.attention(module, query, key, value, cache, pattern, scaling, softcap, s_aux, kwargs), None
-        if cache is None:
-            attention_mask = _packed.written_out(attention_mask, pattern, query.shape[2], key.shape[2], kwargs)
+        if cache is not None:  # no mask says which tokens are whose, so that nothing else could compute it
+            raise NotImplementedError(_words.paged(_torch.refusal_of(query, key, value, dropout)))
+        attention_mask = _packed.written_out(attention_mask, pattern, query.shape[0], query.shape[2], key.shape[2], kwargs)
     if indices is not None:
-        attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal and cache is None)
-    is_plain = position_bias is None and softcap is None and s_aux is None and cache is None
-    if cache is None and not dropout and not _torch.compiling():
+        attention_mask = _picked(indices, attention_mask, query.shape[2], key.shape[2], causal)
+    is_plain = position_bias is None and softcap is None and s_aux is None
+    if not dropout and not _torch.compiling():
         changed = None if is_plain else (position_bias, softcap, s_aux)
         out = _straight(query, key, value, attention_mask, causal, scaling, changed, kwargs)
         if out is not None:
             return out, None
     # One query is the last one: it sees every key.
     causal = query.shape[2] > 1 and causal and attention_mask is None
-    if cache is None:
-        extras = {"softcap": softcap, "sinks": s_aux, "bias": position_bias}
-        out = _computed(query, key, value, attention_mask, causal, dropout, scaling, extras)
-        if out is not None:
-            return out, None
+    extras = {"softcap": softcap, "sinks": s_aux, "bias": position_bias}
+    out = _computed(query, key, value, attention_mask, causal, dropout, scaling, extras)
+    if out is not None:
+        return out, None
     if isinstance(attention_mask, _deferred.DeferredMask):
         facts = attention_mask.facts
         if facts.is_nothing() or (is_plain and facts.is_causal_alone()):
@@ -99,14 +102,11 @@ def evosdpa_attention_forward(
             attention_mask = attention_mask.dense()
     if attention_mask is not None and _blocks.is_block_mask(attention_mask):
         raise NotImplementedError(_words.block_mask())
-    if softcap is None and s_aux is None and position_bias is None:
-        kwargs.update({} if cache is None else {"cache": cache})
+    if is_plain:
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
         return out, None
-    if cache is not None:
-        raise NotImplementedError(_words.argument("cache"))
     dropout = dropout if module.training else 0.0
     bias = _together(position_bias, attention_mask)
     out = _plain.scored(query, key, value, scaling, causal, bias, softcap, s_aux, dropout)
@@ -237,6 +237,8 @@ def _computed(
         else:
             side["bias"] = mask if "bias" not in side else side["bias"] + mask
     query, key, value = _torch.autocast(query, key, value)
+    if not _torch.is_differentiated(query, key, value):
+        query, key, value = _torch.rows(query, key, value)  # what a convolution made lies column by column
     if not _torch.takes(query, key, value, dropout, scaling):
         return None
     if side and (torch.compiler.is_compiling() or not _is_for(side, query)):
@@ -282,6 +284,8 @@ def _choose(self: PreTrainedModel, requested_attention: str | None, *rest: Any, 
         _deferred.learn(self)
         if self._supports_flash_attn or self._supports_flex_attn:
             return NAME
+        if not self._supports_sdpa:
+            raise ValueError(_words.eager_alone(type(self).__name__))
     return _chosen(self, requested_attention, *rest, **named)  # type: ignore[no-any-return]
 
 
