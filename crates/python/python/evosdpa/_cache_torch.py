@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _side, _torch, _window, _words
-from ._operator import ALL_CODES, CODES, check, described, is_checked, place
+from ._operator import ALL_CODES, CODES, check, described, is_checked, place, refusing_gradients
 
 
 def attend(
@@ -192,10 +192,6 @@ def _check_turn(
     del copied  # had to live until here
 
 
-def _no_backward(ctx, *gradients):  # type: ignore[no-untyped-def]
-    raise NotImplementedError(_words.without_fallback(_words.autograd()))
-
-
 # The library object must live as long as the operators.
 _library: Any = torch.library  # of which not all is typed
 _LIBRARY = _library.Library("evosdpa", "FRAGMENT")
@@ -217,4 +213,4 @@ torch.library.register_fake("evosdpa::append", lambda *given: None, lib=_LIBRARY
 torch.library.register_fake(
     "evosdpa::rotate", lambda x, *given: torch.empty(x.shape, dtype=x.dtype, device=x.device), lib=_LIBRARY
 )
-torch.library.register_autograd("evosdpa::rotate", _no_backward, lib=_LIBRARY)
+_LIBRARY.impl("rotate", refusing_gradients("rotate"), "Autograd", with_keyset=True)

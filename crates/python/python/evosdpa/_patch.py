@@ -73,6 +73,7 @@ def _made(fallback: bool) -> Callable[..., Any]:
     from . import _original, _torch
 
     compiling, tensor, float32, strict = _torch.compiling, torch.Tensor, torch.float32, not fallback
+    exporting = getattr(torch.compiler, "is_exporting", _never)  # 2.7 on
     numbers = frozenset((float, int))
     overridden, watched = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
     plain = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -106,11 +107,14 @@ def _made(fallback: bool) -> Callable[..., Any]:
             or not (type(value) in plain or (strict and isinstance(value, tensor)))
             or not (attn_mask is None or strict or _torch.is_known_mask(attn_mask))
             or not (scale is None or strict or (type(scale) in numbers and 0.0 < scale < _SCALES_END))
+            or not (strict or type(dropout_p) in numbers)
             or not (is_causal is False or is_causal is True)
             or not (enable_gqa is False or enable_gqa is True)
             or more
             or unknown
             or not (flash() and efficient() and math() and cudnn())
+            # What is exported is kept and run where evosdpa may not be, and by others than torch.
+            or (fallback and exporting())
         ):
             return _original.as_called(_given, _named)
         if not compiling():
@@ -131,6 +135,10 @@ def _made(fallback: bool) -> Callable[..., Any]:
     scaled_dot_product_attention.__module__ = "torch.nn.functional"
     scaled_dot_product_attention.__doc__ = torch.nn.functional.scaled_dot_product_attention.__doc__
     return scaled_dot_product_attention
+
+
+def _never() -> bool:
+    return False
 
 
 def _is_small(query: Any, key: Any) -> bool:
