@@ -100,6 +100,7 @@ CASES = {
     "scale negative, causal": call(*WORTH, scale=-0.5, is_causal=True),
     "scale huge, causal": call(*WORTH, scale=3e38, is_causal=True),
     "scale tiny": call(*WORTH, scale=1e-45),
+    "scale zero in float32, causal": call(*WORTH, scale=1e-320, is_causal=True),
     "scale bool": call(*WORTH, scale=True),
     "scale int": call(Q, Q, Q, scale=1),
     "scale tensor": call(Q, Q, Q, scale=torch.tensor(0.5)),

@@ -56,8 +56,8 @@ class patch(contextlib.ContextDecorator):
 #: Multiply-adds of QKᵀ from which on a call in float32 is ours. Below, torch is as fast; and scores of hundreds, which only tests have,
 #: make two correct float32 results differ by more than the 1e-5 at which programs compare.
 _WORTHWHILE = 4096
-#: Scales that are ours lie between zero and this. torch multiplies after it has hidden keys: of others it may make NaN.
-_SCALES_END = 1e9
+#: Scales that are ours. torch multiplies after it has hidden keys: of what is zero in float32, or overflows, it may make NaN.
+_SCALES_START, _SCALES_END = 2.0**-126, 1e9
 
 _functions: dict[bool, Callable[..., Any]] = {}
 
@@ -106,7 +106,7 @@ def _made(fallback: bool) -> Callable[..., Any]:
             or not (type(key) in plain or (strict and isinstance(key, tensor)))
             or not (type(value) in plain or (strict and isinstance(value, tensor)))
             or not (attn_mask is None or strict or _torch.is_known_mask(attn_mask))
-            or not (scale is None or strict or (type(scale) in numbers and 0.0 < scale < _SCALES_END))
+            or not (scale is None or strict or (type(scale) in numbers and _SCALES_START <= scale < _SCALES_END))
             or not (strict or type(dropout_p) in numbers)
             or not (is_causal is False or is_causal is True)
             or not (enable_gqa is False or enable_gqa is True)
