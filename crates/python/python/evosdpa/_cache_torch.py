@@ -26,14 +26,19 @@ def attend(
 def check_plain(**named: Tensor) -> None:
     """Refuses tensors that are not numbers in memory of a type that kernels read, or that somebody differentiates."""
     for name, x in named.items():
-        if x.is_nested or x.layout != torch.strided:
-            raise TypeError(f"{name} is {'nested' if x.is_nested else x.layout}; give a plain tensor")
+        check_memory(name, x)
         if _torch.is_differentiated(x):
             raise NotImplementedError(_words.without_fallback(_words.autograd()))
         if x.device.type not in ("cpu", "cuda"):
             raise NotImplementedError(_words.without_fallback(_words.device(x.device)))
         if x.dtype not in ALL_CODES:
             raise NotImplementedError(f"{name} holds {x.dtype}; no kernel reads it: use {_words.element_types(x.dtype)}")
+
+
+def check_memory(name: str, x: Tensor) -> None:
+    """Refuses tensors of which elements may be left out."""
+    if x.is_nested or x.layout != torch.strided:
+        raise TypeError(f"{name} is {'nested' if x.is_nested else x.layout}; give a plain tensor")
 
 
 def check_step(
