@@ -81,9 +81,6 @@ def _made(fallback: bool) -> Callable[..., Any]:
         getattr(torch._C, f"_get_{name}_sdp_enabled", lambda: True) for name in ("flash", "mem_efficient", "math", "cudnn")
     )
 
-    def scaled_dot_product_attention(*given: Any, **named: Any) -> Any:
-        return ours(given, named, *given, **named)
-
     def ours(
         _given: tuple[Any, ...],
         _named: dict[str, Any],
@@ -130,11 +127,39 @@ def _made(fallback: bool) -> Callable[..., Any]:
         return _torch.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, False, fallback)
 
     ours.__name__ = "scaled_dot_product_attention"  # in what Python says of wrong arguments
-    scaled_dot_product_attention.__qualname__ = ours.__qualname__ = "scaled_dot_product_attention"
-    # Where pickle finds it: who unpickles gets what stands there then.
-    scaled_dot_product_attention.__module__ = "torch.nn.functional"
-    scaled_dot_product_attention.__doc__ = torch.nn.functional.scaled_dot_product_attention.__doc__
-    return scaled_dot_product_attention
+    ours.__qualname__ = "scaled_dot_product_attention"
+    return Replacement(ours)
+
+
+class Replacement:
+    """Stands where torch's own function stood. That is a builtin: as an attribute of a class it is no method, and who looks one of the two
+    up among functions that were kept while the other stood there, in a table of overrides for instance, finds it."""
+
+    def __init__(self, ours: Callable[..., Any]) -> None:
+        import torch
+
+        self._ours = ours
+        self._key = hash(torch._C._nn.scaled_dot_product_attention)
+        self._builtin = torch._C._nn.scaled_dot_product_attention
+        self.__name__ = self.__qualname__ = "scaled_dot_product_attention"
+        # Where pickle finds it: who unpickles gets what stands there then.
+        self.__module__ = "torch.nn.functional"
+        self.__doc__ = torch.nn.functional.scaled_dot_product_attention.__doc__
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self._ours(given, named, *given, **named)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._builtin or isinstance(other, Replacement)
+
+    def __hash__(self) -> int:
+        return self._key
+
+    def __reduce__(self) -> str:
+        return "scaled_dot_product_attention"
+
+    def __repr__(self) -> str:
+        return "<evosdpa's scaled_dot_product_attention>"
 
 
 def _never() -> bool:
