@@ -139,8 +139,8 @@ class Replacement:
         import torch
 
         self._ours = ours
-        self._key = hash(torch._C._nn.scaled_dot_product_attention)
-        self._builtin = torch._C._nn.scaled_dot_product_attention
+        self._builtin = getattr(torch._C, "_nn").scaled_dot_product_attention
+        self._key = hash(self._builtin)
         self.__name__ = self.__qualname__ = "scaled_dot_product_attention"
         # Where pickle finds it: who unpickles gets what stands there then.
         self.__module__ = "torch.nn.functional"
