@@ -111,6 +111,10 @@ fn planned(
     let shape = [batch, heads, rows, dim];
     let by_token = wanted.flash_layout || wanted.out_by_token;
     let Some(strides) = library.strides(queries, &q_form, shape, by_token, q.gpu)? else { return Ok(None) };
+    // Queries whose rows overlap, as no output's can: the long way copies what the kernels write.
+    if strides[3] != 1 && dim != 1 {
+        return Ok(None);
+    }
     let turned = |four: [i64; 4]| if by_token { swap(four) } else { four };
     let out = library.form(py, &turned(shape), &turned(strides), q.dtype)?;
     let lse = match wanted.with_lse {

@@ -29,17 +29,45 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+_OPERATOR = "scaled_dot_product_attention"
 #: Which tests of which files; all of a file when nothing is said.
 FILES = {
     "test_transformers.py": "",
     "nn/test_multihead_attention.py": "",
-    "test_ops.py": "scaled_dot_product_attention",
-    "test_ops_gradients.py": "scaled_dot_product_attention",
-    "test_ops_fwd_gradients.py": "scaled_dot_product_attention",
-    "test_ops_jit.py": "scaled_dot_product_attention",
-    "functorch/test_ops.py": "scaled_dot_product_attention",
-    "functorch/test_vmap.py": "scaled_dot_product_attention",
-    "functorch/test_aotdispatch.py": "scaled_dot_product_attention",
+    "test_native_mha.py": "",
+    "test_nn.py": "Transformer or transformer or attention",
+    "test_modules.py": "Transformer or MultiheadAttention",
+    "test_ops.py": _OPERATOR,
+    "test_ops_gradients.py": _OPERATOR,
+    "test_ops_fwd_gradients.py": _OPERATOR,
+    "test_ops_jit.py": _OPERATOR,
+    "test_decomp.py": f"{_OPERATOR} or sdpa",
+    "test_meta.py": f"{_OPERATOR} or attention",
+    "test_proxy_tensor.py": _OPERATOR,
+    "test_fake_tensor.py": "sdpa or attention",
+    "test_overrides.py": "",
+    "test_flop_counter.py": "",
+    "test_nestedtensor.py": "sdpa or attention or mha",
+    "test_jit.py": "transformer or Transformer or multi_head or attention",
+    "test_fx.py": f"{_OPERATOR} or transformer or attention",
+    "functorch/test_ops.py": _OPERATOR,
+    "functorch/test_vmap.py": f"{_OPERATOR} or sdpa",
+    "functorch/test_aotdispatch.py": f"{_OPERATOR} or Transformer or MultiheadAttention",
+    "dynamo/test_sdpa.py": "",
+    "dynamo/test_ctx_manager.py": "sdpa",
+    "dynamo/test_repros.py": "sdpa or attention",
+    "dynamo/test_unspec.py": "attention",
+    "dynamo/test_activation_checkpointing.py": "sdpa or attention",
+    "export/test_export.py": "sdpa or attention",
+    "higher_order_ops/test_invoke_subgraph.py": "sdpa",
+    "inductor/test_fused_attention.py": "",
+    "inductor/test_torchinductor.py": "sdpa or attention",
+    "inductor/test_cpu_repro.py": "sdpa or attention",
+    "inductor/test_unbacked_symints.py": "sdpfa or sdfpa",
+    "inductor/test_aot_inductor.py": "sdpa or attention",
+    "distributed/tensor/test_attention.py": "",
+    "distributed/tensor/test_matrix_ops.py": _OPERATOR,
+    "distributed/tensor/test_dtensor_ops.py": _OPERATOR,
 }
 #: A process that says nothing for so long hangs.
 LIMIT_S = 3600

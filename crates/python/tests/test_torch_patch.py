@@ -1,6 +1,7 @@
 """Under ``evosdpa.patch()`` a program's results, types, strides and exceptions are what they were."""
 
 import copy
+import fractions
 import functools
 import pickle
 import threading
@@ -99,6 +100,7 @@ CASES = {
     "scale negative, causal": call(*WORTH, scale=-0.5, is_causal=True),
     "scale huge, causal": call(*WORTH, scale=3e38, is_causal=True),
     "scale tiny": call(*WORTH, scale=1e-45),
+    "scale zero in float32, causal": call(*WORTH, scale=1e-320, is_causal=True),
     "scale bool": call(*WORTH, scale=True),
     "scale int": call(Q, Q, Q, scale=1),
     "scale tensor": call(Q, Q, Q, scale=torch.tensor(0.5)),
@@ -109,6 +111,8 @@ CASES = {
     "dropout all": call(Q, Q, Q, dropout_p=1.0),
     "dropout too large": call(Q, Q, Q, dropout_p=2.0),
     "dropout tensor": call(Q, Q, Q, dropout_p=torch.tensor(0.0)),
+    "dropout complex": call(*WORTH, dropout_p=0j),
+    "dropout a fraction": call(*WORTH, dropout_p=fractions.Fraction(0)),
     "dropout None": call(Q, Q, Q, dropout_p=None),
     "gradient": call(Q, Q, Q, change=learning),
     "parameter": call(Q, Q, Q, change=parameters),
@@ -205,6 +209,18 @@ def test_one_head_of_keys_is_shared(monkeypatch):
             alike(lambda: F.scaled_dot_product_attention(form(q)[0], k[0], v[0]))
             alike(lambda: F.scaled_dot_product_attention(form(q), k, v[..., :8]))
         assert len(done) == 15
+
+
+def test_queries_whose_rows_overlap():
+    """An output that lies as they do would have no contiguous rows; torch's own, which has, is not written where it is read."""
+    q, k, v = drawn(*WORTH)
+    q = q.flatten()[:24].unfold(0, 16, 1).expand(2, 4, 9, 16)
+    wanted = ORIGINAL(q.contiguous(), k, v)
+    torch.testing.assert_close(evosdpa.sdpa(q, k, v), wanted, rtol=1e-4, atol=1e-4)
+    with evosdpa.patch():
+        ours = F.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4)
+    assert ours.stride() == ORIGINAL(q, k, v).stride()
 
 
 def test_small_calls_of_float32_are_torchs_bit_for_bit(monkeypatch):
@@ -308,7 +324,7 @@ def test_any_order_and_many_threads():
     ours = F.scaled_dot_product_attention
     second.__enter__()
     strict = F.scaled_dot_product_attention
-    assert len({ORIGINAL, ours, strict}) == 3
+    assert len({id(ORIGINAL), id(ours), id(strict)}) == 3
     first.__exit__(None, None, None)
     assert F.scaled_dot_product_attention is strict
     second.__exit__(None, None, None)
@@ -329,6 +345,43 @@ def test_any_order_and_many_threads():
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert not wrong and F.scaled_dot_product_attention is ORIGINAL
+
+
+def test_kept_by_a_class():
+    """torch's own is a builtin, which is no method."""
+    (x,) = drawn(WORTH[0])
+
+    def work():
+        class Layer(torch.nn.Module):
+            attention = F.scaled_dot_product_attention
+
+            def forward(self, x):
+                return self.attention(x, x, x, is_causal=True)
+
+        torch._dynamo.reset()
+        return Layer()(x), torch.compile(Layer(), backend="aot_eager", fullgraph=True)(x)
+
+    alike(work)
+
+
+def test_a_table_made_meanwhile():
+    """Who overrides torch's functions may have kept them while ours stood there, and looks torch's own up."""
+    (x,) = drawn(WORTH[0])
+
+    def work():
+        class Tabled(torch.Tensor):
+            TABLE = {F.scaled_dot_product_attention: lambda *given, **named: "from the table"}
+
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                if func in cls.TABLE:
+                    return cls.TABLE[func](*args, **(kwargs or {}))
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        names = torch.overrides.resolve_name(F.scaled_dot_product_attention), F.scaled_dot_product_attention.__name__
+        return F.scaled_dot_product_attention(x.as_subclass(Tabled), x, x), names
+
+    assert alike(work)[0] == "from the table"
 
 
 def test_a_name_kept_is_torchs_afterwards():

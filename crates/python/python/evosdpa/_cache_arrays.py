@@ -104,6 +104,10 @@ def full_int32(count: int, value: int, like: Any) -> Any:
     return numpy.full(count, value, numpy.int32)
 
 
+def check_memory(name: str, value: Any) -> None:
+    """Every array of NumPy is memory."""
+
+
 def is_tensor(value: Any) -> bool:
     return isinstance(value, numpy.ndarray)
 

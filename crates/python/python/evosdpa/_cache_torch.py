@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _side, _torch, _window, _words
-from ._operator import ALL_CODES, CODES, check, described, is_checked, place
+from ._operator import ALL_CODES, CODES, check, described, is_checked, place, refusing_gradients
 
 
 def attend(
@@ -26,14 +26,19 @@ def attend(
 def check_plain(**named: Tensor) -> None:
     """Refuses tensors that are not numbers in memory of a type that kernels read, or that somebody differentiates."""
     for name, x in named.items():
-        if x.is_nested or x.layout != torch.strided:
-            raise TypeError(f"{name} is {'nested' if x.is_nested else x.layout}; give a plain tensor")
+        check_memory(name, x)
         if _torch.is_differentiated(x):
             raise NotImplementedError(_words.without_fallback(_words.autograd()))
         if x.device.type not in ("cpu", "cuda"):
             raise NotImplementedError(_words.without_fallback(_words.device(x.device)))
         if x.dtype not in ALL_CODES:
             raise NotImplementedError(f"{name} holds {x.dtype}; no kernel reads it: use {_words.element_types(x.dtype)}")
+
+
+def check_memory(name: str, x: Tensor) -> None:
+    """Refuses tensors of which elements may be left out."""
+    if x.is_nested or x.layout != torch.strided:
+        raise TypeError(f"{name} is {'nested' if x.is_nested else x.layout}; give a plain tensor")
 
 
 def check_step(
@@ -192,10 +197,6 @@ def _check_turn(
     del copied  # had to live until here
 
 
-def _no_backward(ctx, *gradients):  # type: ignore[no-untyped-def]
-    raise NotImplementedError(_words.without_fallback(_words.autograd()))
-
-
 # The library object must live as long as the operators.
 _library: Any = torch.library  # of which not all is typed
 _LIBRARY = _library.Library("evosdpa", "FRAGMENT")
@@ -217,4 +218,4 @@ torch.library.register_fake("evosdpa::append", lambda *given: None, lib=_LIBRARY
 torch.library.register_fake(
     "evosdpa::rotate", lambda x, *given: torch.empty(x.shape, dtype=x.dtype, device=x.device), lib=_LIBRARY
 )
-torch.library.register_autograd("evosdpa::rotate", _no_backward, lib=_LIBRARY)
+_LIBRARY.impl("rotate", refusing_gradients("rotate"), "Autograd", with_keyset=True)

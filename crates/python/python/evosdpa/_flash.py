@@ -370,7 +370,7 @@ def flash_attn_with_kvcache(
     _given.integers(lib, q, batch, **lists, rotary_seqlens=rotary_seqlens)
     if table is not None:
         _given.check_table(lib, q, table)
-    _given.check_rotary(k, rotary_cos, rotary_sin)
+    _given.check_rotary(lib, q, k, rotary_cos, rotary_sin)
     filled = cache_seqlens
     side: _side.Side = {
         "cu_seqlens_q": cu_seqlens_q,

@@ -64,6 +64,8 @@ def _check_kind(lib: ModuleType, like: Any, **named: Any) -> None:
     for name, value in named.items():
         if value is not None and not lib.is_tensor(value):
             raise TypeError(f"{name} is a {type(value).__name__}; give a {type(like).__name__}, as q is")
+        if value is not None:
+            lib.check_memory(name, value)
 
 
 def integers(lib: ModuleType, q: Any, count: int, **named: Any) -> None:
@@ -118,7 +120,8 @@ def check_fit(q: Any, k_cache: Any, k: Any, table: Any) -> None:
         raise ValueError(f"q has {heads} heads of {dim} elements, k_cache {heads_kv} of {dim_kv}: heads must be a multiple, elements as many")
 
 
-def check_rotary(k: Any, rotary_cos: Any, rotary_sin: Any) -> None:
+def check_rotary(lib: ModuleType, q: Any, k: Any, rotary_cos: Any, rotary_sin: Any) -> None:
+    _check_kind(lib, q, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     if (rotary_cos is None) != (rotary_sin is None):
         raise ValueError("rotary_cos and rotary_sin come together")
     if rotary_cos is not None and k is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _side, _words
+from ._sizes import holds
 
 
 def objection(mask: object, q: Tensor, k: Tensor) -> Exception | None:
@@ -34,10 +35,10 @@ def beside(mask: Tensor, keys: int) -> _side.Side:
     """A mask that nobody objected to, as the native side takes it: four dimensions, of which the last is contiguous."""
     mask = mask.detach()[(None,) * (4 - mask.dim())]
     for dim in range(3):
-        if mask.size(dim) > 1 and mask.stride(dim) == 0:
+        if holds(mask.stride(dim) == 0) and holds(mask.size(dim) > 1):
             mask = mask.narrow(dim, 0, 1)  # what repeats itself is said once
     mask = mask.expand(-1, -1, -1, keys)
-    if keys > 1 and mask.stride(3) != 1:
+    if not (holds(mask.stride(3) == 1) or holds(keys <= 1)):
         mask = mask.contiguous()
     has_memory = not torch.compiler.is_compiling() and not getattr(torch._C, "_functorch").is_batchedtensor(mask)
     if has_memory and mask.data_ptr() % mask.element_size():
@@ -48,4 +49,4 @@ def beside(mask: Tensor, keys: int) -> _side.Side:
 def _spreads(mask: Tensor, scores: tuple[int, ...]) -> bool:
     if mask.dim() > len(scores):
         return False
-    return all(size in (1, wanted) for size, wanted in zip(reversed(mask.shape), reversed(scores)))
+    return all(holds(size == wanted) or holds(size == 1) for size, wanted in zip(reversed(mask.shape), reversed(scores)))

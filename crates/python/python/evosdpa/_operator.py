@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad as _forward_ad
 
 from . import _native, _side, _window, _words
 
@@ -15,6 +17,7 @@ CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 # With the codes of 8-bit types, which need scales.
 ALL_CODES = {getattr(torch, name): code for name, code in _side.CODES.items()}
 _threads = torch.get_num_threads
+_unpacked: Any = _forward_ad.unpack_dual
 # Builds of torch without CUDA have no such function, and no such tensors either.
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -168,8 +171,38 @@ def _named(values: tuple[object, ...], named: _side.Side) -> _side.Side:
     return {name: value for name, value in (*zip(_SIDE, values), *named.items()) if value is not None}
 
 
-def _no_backward(ctx, *gradients):  # type: ignore[no-untyped-def]
-    raise NotImplementedError(_words.autograd())
+class _Refused(torch.autograd.Function):
+    """What somebody may differentiate: that it cannot be is said to those who do."""
+
+    @staticmethod
+    def forward(ctx, compute, *given):  # type: ignore[no-untyped-def]
+        return compute(*given)
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+        raise NotImplementedError(_words.autograd())
+
+
+def refusing_gradients(name: str) -> Callable[..., Any]:
+    """What stands between the dispatcher and an operator's kernels. Forward-mode tangents would be left out without a word."""
+
+    def autograd(keyset: Any, *given: Any) -> Any:
+        def compute(*given: Any) -> Any:
+            core: Any = torch._C
+            with core._AutoDispatchBelowAutograd():
+                operator = getattr(torch.ops.evosdpa, name).default
+                return operator.redispatch(keyset & core._after_autograd_keyset, *given)
+
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        if _forward_ad._current_level >= 0 and any(_unpacked(x).tangent is not None for x in tensors):
+            raise NotImplementedError(_words.without_fallback(_words.autograd()))
+        if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+            return compute(*given)
+        if getattr(torch._C, "_functorch").peek_interpreter_stack() is not None:
+            raise NotImplementedError(_words.without_fallback(_words.autograd()))
+        return cast(Any, _Refused).apply(compute, *given)
+
+    return autograd
 
 
 def _vmapped(info, in_dims, q, k, v, *rest, **named):  # type: ignore[no-untyped-def]
@@ -238,7 +271,7 @@ _LIBRARY.define(
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("forward", _forward, _key)
 torch.library.register_fake("evosdpa::forward", _fake, lib=_LIBRARY)
-torch.library.register_autograd("evosdpa::forward", _no_backward, lib=_LIBRARY)
+_LIBRARY.impl("forward", refusing_gradients("forward"), "Autograd", with_keyset=True)
 if hasattr(torch.library, "register_vmap"):  # 2.5 on
     torch.library.register_vmap("evosdpa::forward", _vmapped, lib=_LIBRARY)
 # It says so when there is no Triton, which is no news to people who do not count.

@@ -21,18 +21,18 @@ _standing: list[tuple[object, Attention]] = []
 _suspended = 0
 #: What was there before the first; another library may have been faster.
 _found: Attention = F.scaled_dot_product_attention
-#: All functions that ever stood there.
-_ours: set[Attention] = set()
+#: All functions that ever stood there, by identity: they equal torch's own.
+_ours: dict[int, Attention] = {}
 
 
 def enter(token: object, function: Attention) -> None:
     """Puts a function in the place of torch's."""
     global _found
     with _lock:
-        if not _standing and F.scaled_dot_product_attention not in _ours:
+        if not _standing and id(F.scaled_dot_product_attention) not in _ours:
             _found = F.scaled_dot_product_attention
-        if function not in _ours:
-            _ours.add(function)
+        if id(function) not in _ours:
+            _ours[id(function)] = function
             # Scripts take it for the builtin that it stands for.
             _builtins._register_builtin(function, "aten::scaled_dot_product_attention")
         _standing.append((token, function))
@@ -106,5 +106,5 @@ def _suspend(by: int) -> None:
 def _settle() -> None:
     """Sets the name to what it should be, unless somebody else has put a function there since."""
     now = F.scaled_dot_product_attention
-    if now in _ours or now is _found:
+    if id(now) in _ours or now is _found:
         F.scaled_dot_product_attention = _standing[-1][1] if _standing and not _suspended else _found

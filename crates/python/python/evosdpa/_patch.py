@@ -56,8 +56,8 @@ class patch(contextlib.ContextDecorator):
 #: Multiply-adds of QKᵀ from which on a call in float32 is ours. Below, torch is as fast; and scores of hundreds, which only tests have,
 #: make two correct float32 results differ by more than the 1e-5 at which programs compare.
 _WORTHWHILE = 4096
-#: Scales that are ours lie between zero and this. torch multiplies after it has hidden keys: of others it may make NaN.
-_SCALES_END = 1e9
+#: Scales that are ours. torch multiplies after it has hidden keys: of what is zero in float32, or overflows, it may make NaN.
+_SCALES_START, _SCALES_END = 2.0**-126, 1e9
 
 _functions: dict[bool, Callable[..., Any]] = {}
 
@@ -73,6 +73,7 @@ def _made(fallback: bool) -> Callable[..., Any]:
     from . import _original, _torch
 
     compiling, tensor, float32, strict = _torch.compiling, torch.Tensor, torch.float32, not fallback
+    exporting = getattr(torch.compiler, "is_exporting", _never)  # 2.7 on
     numbers = frozenset((float, int))
     overridden, watched = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
     plain = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -83,9 +84,6 @@ def _made(fallback: bool) -> Callable[..., Any]:
     def has_no_more(query: Any) -> bool:
         """Whether a device has the first two alone, as a CPU; who watches would see the question."""
         return not compiling() and overridden() == 0 and bool(query.is_cpu)
-
-    def scaled_dot_product_attention(*given: Any, **named: Any) -> Any:
-        return ours(given, named, *given, **named)
 
     def ours(
         _given: tuple[Any, ...],
@@ -109,12 +107,15 @@ def _made(fallback: bool) -> Callable[..., Any]:
             or not (type(key) in plain or (strict and isinstance(key, tensor)))
             or not (type(value) in plain or (strict and isinstance(value, tensor)))
             or not (attn_mask is None or strict or _torch.is_known_mask(attn_mask))
-            or not (scale is None or strict or (type(scale) in numbers and 0.0 < scale < _SCALES_END))
+            or not (scale is None or strict or (type(scale) in numbers and _SCALES_START <= scale < _SCALES_END))
+            or not (strict or type(dropout_p) in numbers)
             or not (is_causal is False or is_causal is True)
             or not (enable_gqa is False or enable_gqa is True)
             or more
             or unknown
             or not (flash() and math() and ((efficient() and cudnn()) or has_no_more(query)))
+            # What is exported is kept and run where evosdpa may not be, and by others than torch.
+            or (fallback and exporting())
         ):
             return _original.as_called(_given, _named)
         if not compiling():
@@ -130,11 +131,43 @@ def _made(fallback: bool) -> Callable[..., Any]:
         return _torch.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, False, fallback)
 
     ours.__name__ = "scaled_dot_product_attention"  # in what Python says of wrong arguments
-    scaled_dot_product_attention.__qualname__ = ours.__qualname__ = "scaled_dot_product_attention"
-    # Where pickle finds it: who unpickles gets what stands there then.
-    scaled_dot_product_attention.__module__ = "torch.nn.functional"
-    scaled_dot_product_attention.__doc__ = torch.nn.functional.scaled_dot_product_attention.__doc__
-    return scaled_dot_product_attention
+    ours.__qualname__ = "scaled_dot_product_attention"
+    return Replacement(ours)
+
+
+class Replacement:
+    """Stands where torch's own function stood. That is a builtin: as an attribute of a class it is no method, and who looks one of the two
+    up among functions that were kept while the other stood there, in a table of overrides for instance, finds it."""
+
+    def __init__(self, ours: Callable[..., Any]) -> None:
+        import torch
+
+        self._ours = ours
+        self._builtin = getattr(torch._C, "_nn").scaled_dot_product_attention
+        self._key = hash(self._builtin)
+        self.__name__ = self.__qualname__ = "scaled_dot_product_attention"
+        # Where pickle finds it: who unpickles gets what stands there then.
+        self.__module__ = "torch.nn.functional"
+        self.__doc__ = torch.nn.functional.scaled_dot_product_attention.__doc__
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self._ours(given, named, *given, **named)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._builtin or isinstance(other, Replacement)
+
+    def __hash__(self) -> int:
+        return self._key
+
+    def __reduce__(self) -> str:
+        return "scaled_dot_product_attention"
+
+    def __repr__(self) -> str:
+        return "<evosdpa's scaled_dot_product_attention>"
+
+
+def _never() -> bool:
+    return False
 
 
 def _is_small(query: Any, key: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import sys
 from typing import Any, cast
@@ -13,6 +12,7 @@ from torch.autograd import forward_ad as _forward_ad
 
 from . import _blocks, _mask, _native, _original, _side, _window, _words
 from ._operator import CODES, check, compute, shard_on_demand
+from ._sizes import are_same, holds
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -20,6 +20,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _watched = torch._C._len_torch_dispatch_stack
 _overridden = torch._C._len_torch_function_stack
 _transformed = getattr(torch._C, "_functorch").peek_interpreter_stack
+_Interpreter: Any = getattr(torch._C, "_functorch").CInterpreter
 _traced = torch._C._get_tracing_state
 _autocasting = torch._C._is_any_autocast_enabled
 _profiling = getattr(torch.autograd, "_profiler_enabled")
@@ -130,17 +131,18 @@ def sdpa(
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
     if refusal is None and isinstance(mask, Tensor) and is_differentiated(mask):
         refusal = _words.autograd()
-    if mask is not None and refusal is None:
-        mask = autocast(mask)[0] if isinstance(mask, Tensor) else mask
-        objection = _mask.objection(mask, q, k)
-    in_rows = refusal is not None or all(x.stride(-1) == 1 for x in (q, k, v))
+    in_rows = refusal is not None or all(holds(x.stride(-1) == 1) for x in (q, k, v))
     if not in_rows:
         # A copy is cheaper than what torch does with them: none of its fast kernels takes such tensors.
         q, k, v = rows(q, k, v)
+    taken = not fallback or _can_take(q, k, v, scale, enable_gqa, refusal)
+    if mask is not None and refusal is None and taken:
+        mask = autocast(mask)[0] if isinstance(mask, Tensor) else mask
+        objection = _mask.objection(mask, q, k)
     if fallback and not (
+        taken
         # A mask of one dimension is an error of torch's.
-        (mask is None or (refusal is None and objection is None and not is_causal and mask.dim() > 1 and _is_plain(mask)))
-        and _can_take(q, k, v, scale, enable_gqa, refusal)
+        and (mask is None or (objection is None and not is_causal and mask.dim() > 1 and _is_plain(mask)))
     ):
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
     if refusal is not None:
@@ -156,10 +158,10 @@ def sdpa(
     if not q.size(0) == k.size(0) == v.size(0):
         batch = max(q.size(0), k.size(0), v.size(0))
         q, k, v = (x.expand(batch, -1, -1, -1) if x.size(0) == 1 else x for x in (q, k, v))
-    # The output lies in memory as the queries do, so that a model's next view of it is free; torch's slow way makes it contiguous.
-    is_spread = q.size(1) != k.size(1) and not enable_gqa
-    like_q = (in_rows and not (is_spread and not _keeps_spread_in_order())) or not fallback
-    by_sequence = like_q and q.stride(1) < q.stride(2)
+    # The output lies in memory as the queries do, so that a model's next view of it is free; contiguous where torch's is.
+    is_spread = not enable_gqa and not holds(q.size(1) == k.size(1))
+    like_q = (in_rows and (not is_spread or _KEEPS_SPREAD_IN_ORDER)) or not fallback
+    by_sequence = like_q and holds(q.stride(1) < q.stride(2)) and (q.is_cuda or holds(v.size(-1) == q.size(-1)))
     side = None if mask is None else _mask.beside(mask, k.size(2))
     if blocks is not None:
         side = _blocks.beside(blocks, q, k)
@@ -170,10 +172,10 @@ def sdpa(
         if not fallback or side is None:
             raise
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
-    if like_q and not compiling() and _traced() is None and _transformed() is None and q.device.type == "cpu":
+    if like_q and q.device.type == "cpu" and (compiling() or (_traced() is None and _transformed() is None)):
         # With a mask of three dimensions torch's own is contiguous.
         out = out.contiguous() if mask is not None and mask.dim() == 3 and not three else _laid_out(out, q)
-        if three and not _keeps_three_in_order():
+        if three and not _KEEPS_THREE_IN_ORDER:
             out = out.contiguous()
     return out.squeeze(0) if three else out
 
@@ -193,24 +195,26 @@ def _laid_out(out: Tensor, q: Tensor) -> Tensor:
     are of another head dimension. That differs for queries of uncommon strides alone."""
     if type(q) not in _PLAIN or type(out) is not Tensor:
         return out
-    wanted = torch.empty_like(q).stride() if out.shape == q.shape else torch.empty(out.shape, dtype=out.dtype).stride()
-    if out.stride() == wanted:
+    wanted = torch.empty_like(q).stride() if are_same(out.shape, q.shape) else torch.empty(out.shape, dtype=out.dtype).stride()
+    if are_same(out.stride(), wanted):
         return out
     return torch.empty_strided(out.shape, wanted, dtype=out.dtype).copy_(out)
 
 
-@functools.cache
 def _keeps_three_in_order() -> bool:
     """Whether this version of torch gives outputs of three dimensions the order of the queries; older ones make them contiguous."""
-    x = torch.zeros(2, 2, 1).transpose(0, 1)
+    x = torch.zeros(2, 2, 1, dtype=torch.float32, device="cpu").transpose(0, 1)
     return bool(getattr(torch._C, "_nn").scaled_dot_product_attention(x, x, x).stride() == x.stride())
 
 
-@functools.cache
 def _keeps_spread_in_order() -> bool:
     """The same for one head of keys that many heads of queries share."""
-    x = torch.zeros(1, 2, 2, 1).transpose(1, 2)
+    x = torch.zeros(1, 2, 2, 1, dtype=torch.float32, device="cpu").transpose(1, 2)
     return bool(getattr(torch._C, "_nn").scaled_dot_product_attention(x, x[:, :1], x[:, :1]).stride() == x.stride())
+
+
+# Asked once, where no compiler reads: it would take the answers for a part of the program.
+_KEEPS_THREE_IN_ORDER, _KEEPS_SPREAD_IN_ORDER = _keeps_three_in_order(), _keeps_spread_in_order()
 
 
 def flash_attention(
@@ -290,7 +294,7 @@ def _can_take(q: Tensor, k: Tensor, v: Tensor, scale: Any, enable_gqa: bool, ref
     if refusal is not None or not _have_one_form(q, k, v) or not _fit(q, k, v, enable_gqa):
         return False
     if compiling():
-        return True
+        return not is_transformed()
     if not (scale is None or (type(scale) in (float, int) and abs(scale) <= _FLOAT32_MAX and (scale >= 0 or not q.is_cuda))):
         return False
     if _watched() > 0 or _overridden() > 0 or _traced() is not None or _transformed() is not None:
@@ -308,7 +312,7 @@ def _have_one_form(q: Tensor, k: Tensor, v: Tensor) -> bool:
         q.dim() == k.dim() == v.dim()
         and q.dtype == k.dtype == v.dtype
         and q.device == k.device == v.device
-        and all(x.stride(-1) == 1 and 0 < x.size(-1) <= _native.HEAD_DIM_MAX for x in (q, k, v))
+        and all(holds(x.stride(-1) == 1) and holds(x.size(-1) > 0) and holds(x.size(-1) <= _native.HEAD_DIM_MAX) for x in (q, k, v))
     )
 
 
@@ -316,12 +320,12 @@ def _fit(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
     """Sizes that need neither spreading nor a word about them."""
     heads, shared = q.size(-3), k.size(-3)
     return (
-        q.shape[:-3] == k.shape[:-3]
-        and k.shape[:-1] == v.shape[:-1]
-        and q.size(-1) == k.size(-1)
-        and (heads == shared or shared == 1 or (enable_gqa and shared > 0 and heads % shared == 0))
-        and q.numel() > 0
-        and k.numel() > 0
+        are_same(q.shape[:-3], k.shape[:-3])
+        and are_same(k.shape[:-1], v.shape[:-1])
+        and holds(q.size(-1) == k.size(-1))
+        and (holds(heads == shared) or holds(shared == 1) or (enable_gqa and holds(shared > 0) and holds(heads % shared == 0)))
+        and holds(q.numel() > 0)
+        and holds(k.numel() > 0)
     )
 
 
@@ -369,6 +373,11 @@ def number(scale: Any) -> float | None:
             raise TypeError(f"a scale or softcap is a tensor of shape {list(scale.shape)}; give one number")
         return float(scale)
     return cast("float | None", scale)
+
+
+def is_transformed() -> bool:
+    """Whether this is within ``torch.vmap``, ``torch.func.grad`` or another transform. A compiler does not know the stack to be ``None``."""
+    return isinstance(_transformed(), _Interpreter)
 
 
 def is_memory(*tensors: Tensor) -> bool:
