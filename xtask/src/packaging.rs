@@ -10,8 +10,21 @@ use crate::step;
 const LEFT_OUT: [(&str, &[&str]); 2] =
     [("cpu", &["cudarc", "evosdpa-cuda", "evosdpa-kernels", "toml"]), ("cuda", &["evosdpa-cpu"])];
 
+/// What users build by itself. Together with the rest of the workspace each has the features that others ask for.
+const BY_ITSELF: [(&str, &[&str]); 2] = [
+    ("the program", &["--package", "evosdpa-cli", "--bins"]),
+    ("ptxsan without features", &["--package", "ptxsan", "--no-default-features"]),
+];
+
 /// Every feature of the library builds alone, and leaves the other's dependencies out. Nobody but the lab needs the oracle.
 pub(crate) fn features() -> anyhow::Result<()> {
+    for (what, package) in BY_ITSELF {
+        step(
+            &format!("{what} by itself"),
+            &[&["clippy", "--quiet"], package, &["--", "-D", "warnings"]].concat(),
+            &[],
+        )?;
+    }
     for (feature, absent) in LEFT_OUT {
         let alone = ["--package", "evosdpa", "--no-default-features", "--features", feature];
         step(

@@ -66,6 +66,13 @@ mod module;
 pub mod mutate;
 #[cfg(feature = "source")]
 pub mod names;
+#[cfg(not(feature = "source"))]
+mod names {
+    /// The symbol itself: C++ names are readable with the feature `source`.
+    pub(crate) fn demangled(symbol: &str) -> String {
+        symbol.to_owned()
+    }
+}
 pub mod numeric;
 #[cfg(feature = "source")]
 pub mod nvrtc;
