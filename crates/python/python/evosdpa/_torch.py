@@ -127,7 +127,7 @@ def sdpa(
     refusal = refusal_of(q, k, v, dropout_p)
     objection = None
     if mask is not None and fallback and q.is_cuda:
-        # Such calls cost the host more than torch's, and short ones are no faster (docs/log/models.md).
+        # When last measured on a GPU such calls cost the host more than torch's, and short ones were no faster (docs/log/models.md).
         return cast(Tensor, _original.attention(*given, scale=scale, enable_gqa=enable_gqa))
     if refusal is None and isinstance(mask, Tensor) and is_differentiated(mask):
         refusal = _words.autograd()
