@@ -73,10 +73,15 @@ impl Layouts {
     }
 }
 
+fn plan<K: Kernels>(shape: &Shape, span: impl Fn(usize) -> Span, tiles: &FlashTiles, threads: usize) -> Plan {
+    let few_limit = K::few_limit((shape.dim_qk + shape.dim_v) / 2);
+    Plan::new(shape, span, tiles, K::VECTORS * K::LANES, few_limit, threads)
+}
+
 /// Runs the flash kernel with the kernels `K`, which this machine was found to support.
 fn run_with<K: Kernels>(job: &Job<'_>, tiles: &FlashTiles, threads: usize) {
     let span = |sequence| job.span(sequence);
-    let plan = Plan::new(&job.shape, span, tiles, K::VECTORS * K::LANES, threads);
+    let plan = plan::<K>(&job.shape, span, tiles, threads);
     let mut partial_data = vec![0.0; Partials::floats(plan.partial_rows, job.shape.dim_v)];
     let partials = Partials::new(&mut partial_data, job.shape.dim_v);
     let layouts = Layouts::new::<K>(&job.shape, tiles, &plan);
@@ -125,7 +130,7 @@ pub(crate) fn flash_workspace_bytes(problem: &Problem, options: &CpuOptions) -> 
 }
 
 fn workspace_bytes<K: Kernels>(shape: &Shape, span: Span, tiles: &FlashTiles, threads: usize) -> usize {
-    let plan = Plan::new(shape, |_| span, tiles, K::VECTORS * K::LANES, threads);
+    let plan = plan::<K>(shape, |_| span, tiles, threads);
     let layouts = Layouts::new::<K>(shape, tiles, &plan);
     let per_thread = plan.units.iter().map(|unit| layouts.floats(unit)).max().unwrap_or(0);
     let partial = Partials::floats(plan.partial_rows, shape.dim_v);

@@ -16,6 +16,27 @@ use std::ptr;
 /// Query heads served by one pass over K and V.
 const MAX_ROWS: usize = 4;
 
+/// How many of the heads of a group, from `head` on, are served at once.
+fn heads_at_once(shape: &Shape, head: usize) -> usize {
+    match shape.group() - head {
+        1 => 1,
+        _ if shape.heads_apart => 1,
+        2 | 3 => 2,
+        _ => MAX_ROWS,
+    }
+}
+
+/// What so many queries of a group cost beside others, in quarters of what a pass for four heads costs.
+pub(crate) fn cost(shape: &Shape, queries: usize) -> usize {
+    let (mut head, mut cost) = (0, 0);
+    while head < shape.group() {
+        let count = heads_at_once(shape, head);
+        cost += if count == MAX_ROWS { 4 } else { count + 1 };
+        head += count;
+    }
+    queries.saturating_mul(cost)
+}
+
 /// Where each piece of a thread's scratch memory begins, in floats.
 pub(crate) struct Scratch {
     queries: usize,
@@ -87,7 +108,7 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
 ) {
     let span = job.span(unit.sequence);
     let work = Work { job, layout, unit, span, scratch };
-    let per_head = job.modifiers.hide_per_head();
+    let heads_apart = job.shape.heads_apart;
     let mut keys = [Keys::new(), Keys::new()];
     // SAFETY: scratch offsets are those of the layout; tensors are valid by contract.
     unsafe {
@@ -105,7 +126,7 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
                     continue;
                 }
                 // A single query knows what it wants next.
-                let known = span.queries == 1 && !per_head;
+                let known = span.queries == 1 && !heads_apart;
                 if !(known && now.range == range) {
                     work.find_keys(now, 0, query, range.clone());
                 }
@@ -115,13 +136,8 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
                 }
                 let mut head = 0;
                 while head < job.shape.group() {
-                    let count = match job.shape.group() - head {
-                        1 => 1,
-                        _ if per_head => 1,
-                        2 | 3 => 2,
-                        _ => MAX_ROWS,
-                    };
-                    if per_head && head > 0 {
+                    let count = heads_at_once(&job.shape, head);
+                    if heads_apart && head > 0 {
                         work.find_keys(now, head, query, range.clone());
                     }
                     if now.count > 0 {

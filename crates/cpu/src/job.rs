@@ -89,17 +89,22 @@ pub(crate) struct Shape {
     pub(crate) heads_kv: usize,
     pub(crate) dim_qk: usize,
     pub(crate) dim_v: usize,
+    /// Whether different keys may be hidden from the heads that share them.
+    pub(crate) heads_apart: bool,
 }
 
 impl Shape {
     pub(crate) fn new(problem: &Problem) -> Shape {
-        let sizes = problem.sizes();
+        let (sizes, scores) = (problem.sizes(), problem.scores());
+        let heads_apart =
+            scores.mask.is_some_and(|mask| mask.heads) || scores.blocks.is_some_and(|blocks| blocks.heads);
         Shape {
             batch: sizes.batch,
             heads_q: sizes.heads_q,
             heads_kv: sizes.heads_kv,
             dim_qk: sizes.dim_qk,
             dim_v: sizes.dim_v,
+            heads_apart,
         }
     }
 

@@ -38,6 +38,12 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     /// Vectors of the register tile: a query tile is at most `VECTORS · LANES` wide.
     const VECTORS: usize;
 
+    /// The most that rows with heads of `dim` columns may cost the kernels for few queries ([`crate::few::cost`]) for these to be faster than
+    /// tiles, which cost the same for one row as for a vector full of them. Measured on a Zen 5 with 16 lanes and with 8 (docs/log/cpu.md).
+    fn few_limit(dim: usize) -> usize {
+        if Self::LANES == 16 { (4 + dim / 16).min(12) } else { (5 + dim / 32).min(9) }
+    }
+
     /// Called on a thread before it runs tiles, and [`Kernels::leave`] after: what tile registers are set to.
     unsafe fn enter() {}
     unsafe fn leave() {}

@@ -44,12 +44,6 @@ impl<'a> Modifiers<'a> {
         self.mask.is_some() || self.blocks.is_some()
     }
 
-    /// Whether different keys may be hidden from the heads that share them.
-    pub(crate) fn hide_per_head(&self) -> bool {
-        self.mask.as_ref().is_some_and(|mask| mask.broadcast.heads)
-            || self.blocks.as_ref().is_some_and(|table| table.blocks.heads)
-    }
-
     /// Whether distances between queries and keys count.
     pub(crate) fn alibi(&self) -> bool {
         self.slopes.is_some()

@@ -4,6 +4,7 @@
 //! of threads, and where a long key sequence is split, the split depends on that sequence alone. So a sequence's answer
 //! is the same, bit for bit, whatever else is in the batch.
 
+use crate::few;
 use crate::job::Shape;
 use crate::options::FlashTiles;
 use crate::span::Span;
@@ -53,10 +54,6 @@ pub(crate) struct Plan {
     pub(crate) decode_rows: usize,
 }
 
-/// At most this many rows share a key/value head on the decode path. Beyond it the tile kernels, which cost the same for 1 as
-/// for a vector full of rows, are cheaper.
-const DECODE_ROWS: usize = 6;
-
 /// The keys of a sequence are split when it has fewer independent pieces of work than this, so that large machines are kept
 /// busy.
 const WANTED_UNITS: usize = 64;
@@ -74,12 +71,14 @@ const UNITS_PER_THREAD: usize = 8;
 const EVENING_OUT: usize = 2;
 
 impl Plan {
-    /// Cuts sequences for `threads` threads; `width` is that of a full query tile.
+    /// Cuts sequences for `threads` threads; `width` is that of a full query tile, and few rows are those that cost no more than `few_limit`
+    /// (see [`few::cost`]).
     pub(crate) fn new(
         shape: &Shape,
         span: impl Fn(usize) -> Span,
         tiles: &FlashTiles,
         width: usize,
+        few_limit: usize,
         threads: usize,
     ) -> Plan {
         let mut plan = Plan::default();
@@ -92,7 +91,7 @@ impl Plan {
             // Units that this sequence should become, by its share of the work.
             let alike = (total / pairs(&span).max(1)).max(1);
             let wanted = (UNITS_PER_THREAD * threads).div_ceil(alike.saturating_mul(shape.heads_q));
-            let decode = shape.group() * span.queries <= DECODE_ROWS;
+            let decode = few::cost(shape, span.queries) <= few_limit;
             let blocks = row_blocks(shape, &span, block_rows(&span, tiles, width, wanted), width, decode);
             let split_keys = split_length(shape, &span, tiles.block_kv);
             for kv_head in 0..shape.heads_kv {
@@ -222,7 +221,7 @@ mod tests {
         let problem = Problem::new(text.parse().unwrap(), DType::F32).unwrap();
         let spans: Vec<Span> = spans.iter().map(|&(q, k)| Span::new(&problem, q, k)).collect();
         let shape = Shape { batch: spans.len(), ..Shape::new(&problem) };
-        let plan = Plan::new(&shape, |sequence| spans[sequence], &TILES, 48, threads);
+        let plan = Plan::new(&shape, |sequence| spans[sequence], &TILES, 48, 12, threads);
         (shape, spans, plan)
     }
 
@@ -311,6 +310,25 @@ mod tests {
             .fold((0, 0), |(most, total), cost| (most.max(cost), total + cost));
         assert!(8 * most < total, "{most} of {total}");
         assert!(plan.units.iter().filter(|unit| unit.sequence > 0).all(|unit| unit.rows.len() == 100));
+    }
+
+    /// Whoever shares keys is served in passes of four, two and one head; heads that see different keys one by one.
+    #[test]
+    fn few_rows_are_those_whose_passes_cost_less_than_a_tile() {
+        let few =
+            |text: &str, queries| plan(text, &[(queries, 500)], 1).2.units.iter().all(|unit| unit.decode);
+        for (text, most) in [
+            ("b1h4s500d128", 6),
+            ("b1h8/2s500d128", 3),
+            ("b1h14/2s500d128", 1),
+            ("b1h24/2s500d128", 1),
+            ("b1h26/2s500d128", 0),
+            ("b1h12/2s500d128:mask=h", 1),
+            ("b1h14/2s500d128:mask=h", 0),
+        ] {
+            assert!(most == 0 || few(text, most), "{text}: {most}");
+            assert!(!few(text, most + 1), "{text}: {}", most + 1);
+        }
     }
 
     #[test]

@@ -97,6 +97,11 @@ macro_rules! tile_kernels {
             const LANES: usize = SIDE;
             const STEP: usize = KEYS;
             const VECTORS: usize = VECTORS;
+
+            /// Tiles are cheap here, and pairs in vectors slow.
+            fn few_limit(_dim: usize) -> usize {
+                7
+            }
             const PACKED: usize = 2;
             // Sums are finished row by row.
             const WORDS: bool = false;
