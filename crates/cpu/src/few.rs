@@ -109,7 +109,7 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
     let span = job.span(unit.sequence);
     let work = Work { job, layout, unit, span, scratch };
     let heads_apart = job.shape.heads_apart;
-    let mut keys = [Keys::new(), Keys::new()];
+    let (mut now, mut next) = (&mut Keys::new(), &mut Keys::new());
     // SAFETY: scratch offsets are those of the layout; tensors are valid by contract.
     unsafe {
         ptr::write_bytes(scratch, 0, layout.floats);
@@ -117,7 +117,6 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
         let mut block = unit.keys.start;
         while block < unit.keys.end {
             let until = (block + DECODE_BLOCK).min(unit.keys.end);
-            let [now, next] = &mut keys;
             // Who comes after the first finds the rows in a cache.
             let mut fetched = false;
             for query in 0..span.queries {
@@ -147,7 +146,7 @@ pub(crate) unsafe fn run_unit<K: Kernels>(
                     head += count;
                 }
             }
-            keys.swap(0, 1);
+            std::mem::swap(&mut now, &mut next);
             block = until;
         }
         work.store_rows::<K>(partials);
