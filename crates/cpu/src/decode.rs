@@ -167,7 +167,7 @@ pub(crate) unsafe fn softmax_row<S: Simd>(scores: *mut f32, keys: usize, old_max
             at += S::LANES;
         }
         S::store(lanes.as_mut_ptr(), maximum);
-        let new_max = lanes[..S::LANES].iter().fold(old_max, |m, x| m.max(*x));
+        let new_max = halve::<S>(&mut lanes, f32::max).max(old_max);
         let shift = new_max.max(f32::MIN);
         let mut sum = S::splat(0.0);
         at = 0;
@@ -178,10 +178,23 @@ pub(crate) unsafe fn softmax_row<S: Simd>(scores: *mut f32, keys: usize, old_max
             at += S::LANES;
         }
         S::store(lanes.as_mut_ptr(), sum);
-        let total = lanes[..S::LANES].iter().sum();
+        let total = halve::<S>(&mut lanes, |a, b| a + b);
         S::store(lanes.as_mut_ptr(), S::exp2(S::splat(old_max - shift)));
         (new_max, total, lanes[0])
     }
+}
+
+/// A vector's lanes made one, half of them with the other half at a time: a chain of all of them would be waited for.
+#[inline(always)]
+fn halve<S: Simd>(lanes: &mut [f32; MAX_LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut left = S::LANES;
+    while left > 1 {
+        left /= 2;
+        for i in 0..left {
+            lanes[i] = join(lanes[i], lanes[i + left]);
+        }
+    }
+    lanes[0]
 }
 
 /// `RB` rows of weights against `keys` rows of V.
