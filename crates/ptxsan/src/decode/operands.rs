@@ -2,7 +2,7 @@
 
 use super::build::Builder;
 use super::scope::{Symbol, bank};
-use super::special::{Special, is_clock};
+use super::special::{Special, is_clock, is_not_simulated};
 use super::{Address, Bank, Base, Op, Register};
 use crate::error::Result;
 use crate::memory::window;
@@ -88,6 +88,7 @@ impl Builder<'_> {
                         "it takes the address of function `{name}`: calls through function pointers are not simulated"
                     ))),
                     None if name == "WARP_SZ" => Ok(self.constant(wanted, bits, 32)),
+                    None if is_not_simulated(name) => Err(self.unsupported(&format!("`{name}` is not simulated"))),
                     None => Err(self.bad(format!("unknown name `{name}`"))),
                 },
             },
