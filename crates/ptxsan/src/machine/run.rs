@@ -368,6 +368,9 @@ impl Warp {
             }
             Op::ProxyFence { shared, global } => {
                 self.fence_proxy(cx, pc, mask, *shared, *global);
+                if *shared && cx.options.strict_proxies {
+                    self.show_inits(cx, mask);
+                }
                 Flow::Next
             }
             Op::InitFence => {

@@ -78,7 +78,7 @@ pub(crate) struct RunArgs {
     /// Do not look for races.
     #[arg(long)]
     pub(crate) no_races: bool,
-    /// Ask for a proxy fence where a bulk copy overwrites what threads have read.
+    /// Ask for a proxy fence where a bulk copy overwrites what threads have read, or reports to an mbarrier they initialised.
     #[arg(long)]
     pub(crate) strict_proxies: bool,
     /// From which severity on a finding fails: info, warning, error, or never.
