@@ -445,7 +445,10 @@ pub(crate) enum Op {
         output: Option<u64>,
     },
     Exit,
-    Trap,
+    /// The end of the launch; `is_call`: because a pointer that was called is no function.
+    Trap {
+        is_call: bool,
+    },
     Nop,
     Load(Transfer),
     Store(Transfer),

@@ -313,8 +313,11 @@ impl Warp {
                 None => self.leave(cx, at, mask),
             },
             Op::Exit => self.leave(cx, at, mask),
-            Op::Trap => {
-                cx.report(Kind::Trap, pc, self.index, mask, || "the kernel executed `trap`".into());
+            Op::Trap { is_call } => {
+                cx.report(Kind::Trap, pc, self.index, mask, || match is_call {
+                    true => "a call through a pointer that is no function with these parameters".into(),
+                    false => "the kernel executed `trap`".into(),
+                });
                 *cx.is_stopped = true;
                 self.leave(cx, at, mask)
             }
