@@ -82,6 +82,19 @@ fn a_slot_refilled_while_it_is_read() {
     );
 }
 
+/// A store of zeros while a copy of ones has not landed: memory is zero still, and neither stores what the other does.
+#[test]
+fn a_store_does_not_agree_with_a_copy_that_has_not_landed() {
+    let body = "mad.lo.u32 %r10, %r0, 4, %r1;\n cp.async.ca.shared.global [%r10], [%rd1], 4;\n mov.u32 %r11, 0;\n\
+                cp.async.wait_all;\n st.shared.u32 [%r10], %r11;\n";
+    let wait = "cp.async.wait_all;\n";
+    twins(
+        body,
+        &setup(one_block(32)),
+        &[(wait, "", Kind::AsyncRace, &["write of 4 bytes", "cp.async.wait_group"])],
+    );
+}
+
 #[test]
 fn copies_are_shown_the_initialisation_in_strict_mode() {
     let body = format!(
