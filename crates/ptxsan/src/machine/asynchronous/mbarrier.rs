@@ -237,7 +237,7 @@ impl Warp {
         let fenced = barrier.fenced_at.filter(|(round, _)| rounds > *round);
         let is_own = who == numbering.identity(cx.block, thread);
         let is_known = is_own || known.knows(numbering, who, time);
-        if let Some((_, fence)) = fenced.filter(|_| checks && is_remote && !is_known) {
+        if let Some((_, fence)) = fenced.filter(|_| checks && !is_known) {
             cx.tallies[fence as usize].work += 1;
         } else if checks && !is_known {
             let advice = if is_remote {
