@@ -244,6 +244,9 @@ fn shared_memory_that_the_system_keeps_is_there_for_who_asks() {
              mad.lo.s32 %r3, %r1, 4, %r2;\nst.shared.u32 [%r3+{at}], %r1;\nld.shared.u32 %r4, [%r3+{at}];"
         )
     };
+    // It starts as zeros, which are as if somebody had written them.
+    let zeros = "mov.u32 %r2, %reserved_smem_offset_1;\nld.shared.u32 %r3, [%r2];\nsetp.ne.u32 %p1, %r3, 0;\n@%p1 trap;";
+    assert_eq!(kinds(&launch(&kernel(zeros), |_, _| {})), []);
     let outcome = launch(&kernel(&body(284)), |_, _| {});
     assert!(
         outcome.findings.iter().all(|f| f.variable.as_ref().is_none_or(|v| v.name == "tile")),

@@ -58,6 +58,7 @@ pub(super) struct Builder<'m> {
     pub(super) communicates: bool,
     pub(super) polls: bool,
     shared_variables: Vec<SharedVariable>,
+    reserved: std::ops::Range<usize>,
     pub(super) perturb: Perturb,
     pub(super) has_agents: bool,
     /// Registers of 32 bits that a `wgmma` uses.
@@ -109,6 +110,7 @@ pub(crate) fn kernel<'m>(
         communicates: false,
         polls: false,
         shared_variables: Vec::new(),
+        reserved: 0..0,
         perturb,
         has_agents: false,
         watched: HashSet::new(),
@@ -172,6 +174,7 @@ pub(crate) fn kernel<'m>(
         communicates: builder.communicates,
         polls: builder.polls,
         shared_variables: builder.shared_variables,
+        reserved: builder.reserved,
         extents: builder.extents,
         max_threads: entry.max_threads,
         has_agents: builder.has_agents || entry.cluster.is_some(),
@@ -282,6 +285,7 @@ impl Builder<'_> {
         let bytes = RESERVED_BYTES;
         self.scopes.define(RESERVED, Symbol::Memory { space: Space::Shared, address, bytes });
         self.add_shared("reserved shared memory", address, Some(bytes));
+        self.reserved = address as usize..(address + bytes) as usize;
         address + bytes
     }
 

@@ -108,6 +108,11 @@ impl Kernel {
         let sized = self.shared_variables.iter().map(|v| (v, v.bytes.unwrap_or(dynamic)));
         sized.into_iter().find(|(v, bytes)| (v.address..v.address + bytes).contains(&at))
     }
+
+    /// The bytes of a block's shared memory.
+    pub(super) fn shared_with(&self, dynamic: u32) -> usize {
+        self.shared_bytes as usize + dynamic as usize
+    }
 }
 
 impl Resident {
