@@ -303,8 +303,8 @@ mod tests {
     fn numbers_with_fractions_are_those_of_c() {
         for (pattern, value, want) in [
             ("%f", 2.5, "2.500000"),
-            ("%8.2f", -3.14159, "   -3.14"),
-            ("%+08.2f", 3.14159, "+0003.14"),
+            ("%8.2f", -5.678, "   -5.68"),
+            ("%+08.2f", 5.678, "+0005.68"),
             ("%.0f", 2.5, "2"),
             ("%#.0f", 2.0, "2."),
             ("%e", 12345.678, "1.234568e+04"),
@@ -329,10 +329,7 @@ mod tests {
         ] {
             assert_eq!(text(pattern, &[f64::to_bits(value)]), want, "{pattern} of {value}");
         }
-        assert_eq!(
-            text("%.*f|%*.*f", &[2, 2.71828f64.to_bits(), 8, 1, 2.71828f64.to_bits()]),
-            "2.72|     2.7"
-        );
+        assert_eq!(text("%.*f|%*.*f", &[2, 2.736f64.to_bits(), 8, 1, 2.736f64.to_bits()]), "2.74|     2.7");
     }
 
     #[test]
