@@ -5,7 +5,9 @@ use crate::error::{Error, Result};
 use crate::finding::{Frame, one_line};
 use crate::memory::{PAGE_BYTES, window};
 use crate::numeric::approx::Perturb;
-use crate::parse::ast::{Ast, Function, Initial, Instruction, Operand, Space, Statement, Type};
+use crate::parse::ast::{
+    Ast, Function, Initial, Instruction, Operand, Space, Statement, Type, function_address,
+};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,8 +15,6 @@ use std::sync::Arc;
 /// Modules' variables live below all allocations, each module in a range of its own.
 const MODULE_BASE: u64 = 0x0001_0000_0000;
 const MODULE_SPAN: u64 = 0x0000_8000_0000;
-/// Where functions would lie, whose addresses tables may hold.
-const FUNCTION_BASE: u64 = 0x0000_1000_0000;
 /// How many modules one device can hold.
 pub(crate) const MAX_MODULES: u64 = 16;
 /// All variables of a module together may not be larger.
@@ -315,14 +315,13 @@ fn place_globals(ast: &Ast, base: u64) -> Result<HashMap<String, GlobalVariable>
             let bits = match value {
                 Initial::Bits(bits) => *bits,
                 Initial::Address { name, offset, generic } => {
-                    let function = ast.functions.iter().position(|f| f.name == *name);
+                    let function = ast.function_place(name);
                     match (out.get(name.as_str()), function) {
                         (Some(target), _) => {
                             let window = if *generic { window::base(target.space) } else { 0 };
                             (target.address + window).wrapping_add_signed(*offset)
                         }
-                        // Nothing can be called through it, but the table may be there.
-                        (None, Some(function)) => FUNCTION_BASE + 16 * function as u64,
+                        (None, Some(function)) => function_address(function),
                         (None, None) => return Err(Error::parse(v.line, format!("no variable `{name}`"))),
                     }
                 }

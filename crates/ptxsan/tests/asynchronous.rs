@@ -82,6 +82,40 @@ fn a_slot_refilled_while_it_is_read() {
     );
 }
 
+/// A store of zeros while a copy of ones has not landed: memory is zero still, and neither stores what the other does.
+#[test]
+fn a_store_does_not_agree_with_a_copy_that_has_not_landed() {
+    let body = "mad.lo.u32 %r10, %r0, 4, %r1;\n cp.async.ca.shared.global [%r10], [%rd1], 4;\n mov.u32 %r11, 0;\n\
+                cp.async.wait_all;\n st.shared.u32 [%r10], %r11;\n";
+    let wait = "cp.async.wait_all;\n";
+    twins(
+        body,
+        &setup(one_block(32)),
+        &[(wait, "", Kind::AsyncRace, &["write of 4 bytes", "cp.async.wait_group"])],
+    );
+}
+
+#[test]
+fn copies_are_shown_the_initialisation_in_strict_mode() {
+    let body = format!(
+        "add.u32 %r4, %r2, 64;\n @%p0 mbarrier.init.shared::cta.b64 [%r4], 1;\n fence.proxy.async.shared::cta;\n bar.sync 0;\n\
+         @!%p0 bra ISSUED;\n mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r4], 128;\n\
+         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 128, [%r4];\nISSUED:\n{}",
+        wait("%r4", 0, "FULL")
+    );
+    let fence = "fence.proxy.async.shared::cta;\n";
+    let mut strict = setup(one_block(32));
+    strict.options.strict_proxies = true;
+    twins(
+        &body,
+        &strict,
+        &[(fence, "", Kind::Mbarrier, &["may not be initialised yet for a copy", "fence.mbarrier_init"])],
+    );
+    // The fence of those who initialised it does as well; hardware needs neither.
+    twins(&body.replace(fence, "fence.mbarrier_init.release.cluster;\n"), &strict, &[]);
+    twins(&body.replace(fence, ""), &setup(one_block(32)), &[]);
+}
+
 #[test]
 fn generic_writes_before_bulk_stores() {
     let body = "mad.lo.u32 %r10, %r0, 4, %r1;\n st.shared.u32 [%r10], %r0;\n fence.proxy.async.shared::cta;\n bar.sync 0;\n\

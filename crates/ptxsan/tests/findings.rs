@@ -150,6 +150,20 @@ fn stores_of_the_same_value_are_benign() {
 }
 
 #[test]
+fn blocks_that_store_the_same_value_have_not_read_the_place() {
+    for schedule in Schedule::ALL {
+        for (entry, buffers) in
+            [("same_value_seen", &[4, 8][..]), ("same_update", &[4]), ("same_value_if_unset", &[4])]
+        {
+            let outcome = run(entry, 2, 1, buffers, schedule);
+            assert_eq!(outcome.worst(), Some(Severity::Error), "{entry}: {outcome}");
+            let first = &outcome.findings[0];
+            assert!(!advice(first).contains("the same value"), "{entry}: {first}");
+        }
+    }
+}
+
+#[test]
 fn one_missing_barrier_is_one_finding_with_its_inline_stack() {
     let all = under_all("inlined", 1, 64, &[256]);
     let [finding] = &all[..] else { panic!("{} findings, {}", all.len(), all[1]) };

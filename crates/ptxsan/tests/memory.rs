@@ -235,3 +235,30 @@ fn launches_that_make_no_sense_are_refused() {
     let launch = Launch::new("nothing", [1, 1, 1], [1, 1, 1], 0, good);
     assert!(matches!(device.launch(id, &launch), Err(Error::NoSuchEntry { .. })));
 }
+
+#[test]
+fn shared_memory_that_the_system_keeps_is_there_for_who_asks() {
+    let body = |at: u32| {
+        format!(
+            "mov.u32 %r2, %reserved_smem_offset_1;\nst.shared.u32 [tile], %r1;\nst.shared.u32 [tile+60], %r2;\n\
+             mad.lo.s32 %r3, %r1, 4, %r2;\nst.shared.u32 [%r3+{at}], %r1;\nld.shared.u32 %r4, [%r3+{at}];"
+        )
+    };
+    // It starts as zeros, which are as if somebody had written them.
+    let zeros = "mov.u32 %r2, %reserved_smem_offset_1;\nld.shared.u32 %r3, [%r2];\nsetp.ne.u32 %p1, %r3, 0;\n@%p1 trap;";
+    assert_eq!(kinds(&launch(&kernel(zeros), |_, _| {})), []);
+    let outcome = launch(&kernel(&body(284)), |_, _| {});
+    assert!(
+        outcome.findings.iter().all(|f| f.variable.as_ref().is_none_or(|v| v.name == "tile")),
+        "{outcome}"
+    );
+    let outcome = launch(&kernel(&body(4096)), |_, _| {});
+    assert!(kinds(&outcome).contains(&Kind::OutOfBounds), "{outcome}");
+    // Others are refused by name, with their line.
+    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\n.reg .b32 %r<2>;\nmov.u32 %r1, %pm0;\nret;\n}";
+    let Err(error) = Module::parse(text) else { panic!("%pm0 is not simulated") };
+    assert!(
+        matches!(&error, Error::Unsupported { line: 7, reason, .. } if reason.contains("`%pm0`")),
+        "{error}"
+    );
+}

@@ -131,6 +131,20 @@ fn severities_decide_what_fails_and_suppressions_what_is_said() {
 }
 
 #[test]
+fn shuffles_order_memory_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("k.ptx");
+    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\n.reg .b32 %r<5>;\n.shared .align 4 .b8 tile[128];\n\
+                mov.u32 %r1, %tid.x;\nshl.b32 %r2, %r1, 2;\nmov.u32 %r3, tile;\nadd.s32 %r3, %r3, %r2;\nst.shared.u32 [%r3], %r1;\n\
+                shfl.sync.idx.b32 %r4, %r1, 0, 31, -1;\nxor.b32 %r3, %r3, 4;\nld.shared.u32 %r4, [%r3];\nret;\n}\n";
+    std::fs::write(&file, text).unwrap();
+    let file = file.display().to_string();
+    let line = ["run", &file, "--grid", "1", "--block", "32"];
+    assert_eq!(ptxsan(&line).status.code(), Some(1));
+    assert_eq!(ptxsan(&[&line[..], &["--collectives-order-memory"]].concat()).status.code(), Some(0));
+}
+
+#[test]
 fn what_cannot_be_run_is_listed_and_grids_synchronise() {
     let file = fixture("refusals.ptx");
     let listed = ptxsan(&["entries", &file]);

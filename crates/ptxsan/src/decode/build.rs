@@ -22,6 +22,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Registers are 128 or 256 bytes each per warp: more than this is not a kernel but an attack.
 const MAX_REGISTERS: u32 = 1 << 18;
+/// Shared memory that the system keeps, as far as programs use it (cooperative groups may expect 288 bytes).
+const RESERVED: &str = "%reserved_smem_offset_1";
+const RESERVED_BYTES: u64 = 512;
+const RESERVED_ALIGN: u64 = 128;
 
 /// Where a function's parameters live and where its code starts.
 #[derive(Debug, Clone, Default)]
@@ -54,6 +58,7 @@ pub(super) struct Builder<'m> {
     pub(super) communicates: bool,
     pub(super) polls: bool,
     shared_variables: Vec<SharedVariable>,
+    reserved: std::ops::Range<usize>,
     pub(super) perturb: Perturb,
     pub(super) has_agents: bool,
     /// Registers of 32 bits that a `wgmma` uses.
@@ -105,6 +110,7 @@ pub(crate) fn kernel<'m>(
         communicates: false,
         polls: false,
         shared_variables: Vec::new(),
+        reserved: 0..0,
         perturb,
         has_agents: false,
         watched: HashSet::new(),
@@ -168,6 +174,7 @@ pub(crate) fn kernel<'m>(
         communicates: builder.communicates,
         polls: builder.polls,
         shared_variables: builder.shared_variables,
+        reserved: builder.reserved,
         extents: builder.extents,
         max_threads: entry.max_threads,
         has_agents: builder.has_agents || entry.cluster.is_some(),
@@ -255,6 +262,7 @@ impl Builder<'_> {
                 }
             }
         }
+        at = self.place_reserved(&used, at);
         if dynamic_align > 0 {
             at = align_up(at, dynamic_align);
             for v in self.ast.variables.iter().filter(|v| v.is_dynamic && v.space == Space::Shared) {
@@ -265,6 +273,20 @@ impl Builder<'_> {
             }
         }
         Ok(at)
+    }
+
+    /// The part that the system keeps of a block's shared memory, for entries that ask where it is: cooperative groups have the barriers
+    /// of tiles of several warps there. The end of what is placed.
+    fn place_reserved(&mut self, used: &HashSet<&str>, end: u64) -> u64 {
+        if !used.contains(RESERVED) {
+            return end;
+        }
+        let address = end.next_multiple_of(RESERVED_ALIGN);
+        let bytes = RESERVED_BYTES;
+        self.scopes.define(RESERVED, Symbol::Memory { space: Space::Shared, address, bytes });
+        self.add_shared("reserved shared memory", address, Some(bytes));
+        self.reserved = address as usize..(address + bytes) as usize;
+        address + bytes
     }
 
     fn add_shared(&mut self, name: &str, address: u64, bytes: Option<u64>) {

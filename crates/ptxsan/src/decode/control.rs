@@ -12,7 +12,7 @@ use super::{
 use crate::error::Result;
 use crate::parse::ast::{Operand, Space, Type};
 
-const INDIRECT: &str = "calls through function pointers (virtual functions too) are not simulated; call the function by its name";
+const INDIRECT: &str = "of the functions whose address this module takes, none has these parameters and results, or more than 256 have; call one by its name";
 
 impl Builder<'_> {
     /// Decodes control flow and synchronisation; `false` when the instruction is neither.
@@ -24,7 +24,7 @@ impl Builder<'_> {
             "ret" if self.in_entry => self.emit(Op::Exit, Args::default()),
             "ret" => self.jump(vec![String::new()]),
             "exit" => self.emit(Op::Exit, Args::default()),
-            "trap" => self.emit(Op::Trap, Args::default()),
+            "trap" => self.emit(Op::Trap { is_call: !operands.is_empty() }, Args::default()),
             "brkpt" | "nanosleep" | "pmevent" => self.emit(Op::Nop, Args::default()),
             "bar" if op.parts.first() == Some(&"warp") => {
                 let members = self.operand(operands, 0, Type::B32)?;

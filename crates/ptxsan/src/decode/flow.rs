@@ -21,7 +21,7 @@ fn successors(code: &[Inst], pc: usize, end: usize) -> Vec<Option<usize>> {
                 out.push(next);
             }
         }
-        Op::Exit | Op::Return | Op::Trap => {
+        Op::Exit | Op::Return | Op::Trap { .. } => {
             out.push(None);
             if guarded {
                 out.push(next);
@@ -51,7 +51,7 @@ impl Graph {
         for pc in start..end {
             let is_jump = matches!(
                 code[pc].op,
-                Op::Branch { .. } | Op::BranchIndex { .. } | Op::Exit | Op::Return | Op::Trap
+                Op::Branch { .. } | Op::BranchIndex { .. } | Op::Exit | Op::Return | Op::Trap { .. }
             );
             if is_jump {
                 leads[pc + 1 - start] = true;

@@ -66,6 +66,8 @@ pub(crate) struct Kernel {
     pub(crate) polls: bool,
     /// Shared variables by ascending address; the dynamic part, which the launch sizes, last.
     pub(crate) shared_variables: Vec<SharedVariable>,
+    /// The part of shared memory that the system keeps, and starts as zeros.
+    pub(crate) reserved: std::ops::Range<usize>,
     /// What accesses to shared memory may touch: see [`Address::extent`].
     pub(crate) extents: Vec<provenance::Extent>,
     pub(crate) max_threads: Option<u32>,
@@ -445,7 +447,10 @@ pub(crate) enum Op {
         output: Option<u64>,
     },
     Exit,
-    Trap,
+    /// The end of the launch; `is_call`: because a pointer that was called is no function.
+    Trap {
+        is_call: bool,
+    },
     Nop,
     Load(Transfer),
     Store(Transfer),

@@ -2,11 +2,11 @@
 
 use super::build::Builder;
 use super::scope::{Symbol, bank};
-use super::special::{Special, is_clock};
+use super::special::{Special, is_clock, is_not_simulated};
 use super::{Address, Bank, Base, Op, Register};
 use crate::error::Result;
 use crate::memory::window;
-use crate::parse::ast::{Operand, Space, Type};
+use crate::parse::ast::{Operand, Space, Type, function_address};
 
 impl Builder<'_> {
     pub(super) fn find(&mut self, name: &str) -> Option<Symbol> {
@@ -84,10 +84,14 @@ impl Builder<'_> {
                 }
                 None => match self.special(name, None)? {
                     Some(register) => Ok(register),
-                    None if self.ast.functions.iter().any(|f| f.name == *name) => Err(self.unsupported(&format!(
-                        "it takes the address of function `{name}`: calls through function pointers are not simulated"
-                    ))),
+                    None if self.ast.function_place(name).is_some() => {
+                        let address = self.ast.function_place(name).map_or(0, function_address);
+                        Ok(self.constant(wanted, bits, address))
+                    }
                     None if name == "WARP_SZ" => Ok(self.constant(wanted, bits, 32)),
+                    None if is_not_simulated(name) => {
+                        Err(self.unsupported(&format!("`{name}` is not simulated")))
+                    }
                     None => Err(self.bad(format!("unknown name `{name}`"))),
                 },
             },

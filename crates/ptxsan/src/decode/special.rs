@@ -82,3 +82,8 @@ pub(super) fn is_clock(name: &str) -> bool {
         "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo" | "%globaltimer_hi"
     )
 }
+
+/// Registers that PTX has and no program here.
+pub(super) fn is_not_simulated(name: &str) -> bool {
+    name == "%aggr_smem_size" || name.starts_with("%pm") || name.starts_with("%reserved_smem")
+}

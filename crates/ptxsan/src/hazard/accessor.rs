@@ -2,7 +2,7 @@
 
 use super::clock::{Clock, Numbering, Proxy};
 use super::history::{
-    ASKED, ATOMIC, Access, BLOCK_SCOPE, Cell, Lists, NON_COHERENT, PC_MASK, STRONG, UPDATE,
+    ASKED, ATOMIC, Access, BLOCK_SCOPE, Cell, Lists, NON_COHERENT, PC_MASK, SEEN, STRONG, UPDATE,
 };
 
 /// Who accesses, and what they know.
@@ -139,7 +139,7 @@ pub(super) fn against_write(cell: &Cell, by: &Accessor<'_>) -> Option<Conflict> 
         return None;
     }
     let lane = write.who.wrapping_sub(by.base);
-    let same_instruction = lane < 32 && write.pc == by.pc && write.time == by.time;
+    let same_instruction = lane < 32 && (write.pc ^ by.pc) & !SEEN == 0 && write.time == by.time;
     Some(Conflict {
         who: write.who,
         time: write.time,

@@ -3,7 +3,7 @@
 //! A tile that is written and read has its writes side by side, and nothing else; one that is only read has its readers so.
 
 use super::accessor::Accessor;
-use super::history::{Access, Cell, Lists, NON_COHERENT, Near, Write};
+use super::history::{Access, Cell, Lists, NON_COHERENT, Near, SEEN, Write};
 use super::shadow::Run;
 use std::ops::Range;
 
@@ -178,9 +178,14 @@ impl Chunk {
     pub(super) fn write(&mut self, range: Range<usize>, by: &Accessor<'_>, lists: &mut Lists) {
         let write = Write { who: by.base + by.mask.trailing_zeros(), time: by.time, pc: by.pc };
         self.asked = 0;
-        made(&mut self.writes, self.shift)[range.clone()].fill(write);
+        let cells = &mut made(&mut self.writes, self.shift)[range.clone()];
+        cells.iter_mut().for_each(|cell| *cell = Write { pc: write.pc | cell.pc & SEEN, ..write });
         if !self.firsts.is_empty() {
-            self.firsts[range.clone()].fill(Access::default());
+            let firsts = &mut self.firsts[range.clone()];
+            for (cell, _) in cells.iter_mut().zip(&*firsts).filter(|(_, first)| first.mask != 0) {
+                cell.pc |= SEEN;
+            }
+            firsts.fill(Access::default());
         }
         if !self.nears.is_empty() {
             self.nears[range].iter_mut().for_each(|near| near.clear(lists));
@@ -209,7 +214,7 @@ impl Chunk {
         self.asked = 0;
         for (lane, cell) in lanes.zip(cells) {
             let time = run.times.map_or(by.time, |times| times[lane]);
-            *cell = Write { who: by.base + lane as u32, time, pc: by.pc };
+            *cell = Write { who: by.base + lane as u32, time, pc: by.pc | cell.pc & SEEN };
         }
         true
     }

@@ -11,9 +11,10 @@ pub(super) const WROTE: u32 = 1 << 29;
 pub(crate) const ATOMIC: u32 = 1 << 28;
 pub(crate) const NON_COHERENT: u32 = 1 << 27;
 pub(crate) const UPDATE: u32 = 1 << 26;
-/// a read-modify-write whose result is used.
+/// a read-modify-write whose result is used, a plain write of what its block had read before.
 pub(crate) const ASKED: u32 = 1 << 25;
-pub(super) const PC_MASK: u32 = ASKED - 1;
+pub(super) const SEEN: u32 = 1 << 24;
+pub(super) const PC_MASK: u32 = SEEN - 1;
 /// A list of accesses as long as this is looked through for those that need not be remembered.
 const PRUNE_AT: usize = 16;
 /// Accesses that a cell holds itself; more of them are kept in a list.
@@ -75,6 +76,13 @@ pub(super) struct Write {
     /// 0: never written.
     pub(super) time: u32,
     pub(super) pc: u32,
+}
+
+impl Write {
+    /// Whether the place was read before, or what is stored made from it.
+    pub(super) fn saw(&self) -> bool {
+        self.pc & (SEEN | UPDATE) != 0
+    }
 }
 
 /// Accesses beyond the first.

@@ -8,7 +8,7 @@
 
 use super::accessor::{Accessor, Conflict, Found, against_accesses, against_write, worse};
 use super::chunk::{CHUNK_BYTES, CHUNK_SHIFT, Chunk};
-use super::history::{Access, Cell, Lists, NON_COHERENT, PC_MASK, STRONG, WROTE, Write};
+use super::history::{Access, Cell, Lists, NON_COHERENT, PC_MASK, SEEN, STRONG, WROTE, Write};
 use std::ops::Range;
 
 /// log2 of the bytes of the largest cell, and of the largest access that is recorded as one.
@@ -161,6 +161,7 @@ impl Shadow {
                     bytes: 1 << chunk.shift,
                     write,
                     read,
+                    saw: cell.write.saw(),
                 })
             })
         })
@@ -214,6 +215,8 @@ pub(crate) struct Touched {
     pub(crate) bytes: u32,
     pub(crate) write: Option<(u32, u32)>,
     pub(crate) read: Option<(u32, u32)>,
+    /// The place was read before that write.
+    pub(crate) saw: bool,
 }
 
 fn remember(cell: &mut Cell, mine: Access, by: &Accessor<'_>, lists: &mut Lists) {
@@ -253,9 +256,10 @@ fn write_cell(cell: &mut Cell, by: &Accessor<'_>, lists: &mut Lists) -> Found {
     if by.pc & STRONG != 0 {
         remember(cell, Access { pc: by.pc | WROTE, ..by.access() }, by, lists);
     } else {
+        let seen = if is_read { SEEN } else { cell.write.pc & SEEN };
         cell.near.clear(lists);
         cell.first = Access::default();
-        cell.write = Write { who: by.base + by.mask.trailing_zeros(), time: by.time, pc: by.pc };
+        cell.write = Write { who: by.base + by.mask.trailing_zeros(), time: by.time, pc: by.pc | seen };
     }
     match with_write {
         Some(_) => [with_write, with_access],

@@ -5,7 +5,7 @@ use super::warp::Warp;
 use crate::decode::lanes::blend;
 use crate::decode::{Address, Atomic, Bank, Base, Order, Register, Scope, Transfer};
 use crate::hazard::accessor::Conflict;
-use crate::hazard::clock::Proxy;
+use crate::hazard::clock::{Proxy, Who};
 use crate::hazard::history::{ASKED, ATOMIC, BLOCK_SCOPE, NON_COHERENT, STRONG, UPDATE};
 use crate::memory::shared::SharedMemory;
 use crate::memory::{PAGE_BYTES, mark_written, window};
@@ -304,7 +304,10 @@ impl Warp {
     ) {
         let lane = lanes.trailing_zeros() as usize & 31;
         let (data, at) = (self.stored(t, lane), addresses[lane]);
+        // What a copy writes may not be there yet.
+        let is_thread = matches!(cx.numbering.who(conflict.who), Who::Lane);
         let agrees = conflict.is_write
+            && is_thread
             && !conflict.is_update
             && self.bytes(cx, space, at, request.bytes, lane) == &data[..request.bytes as usize];
         if !(agrees && conflict.both_strong) {

@@ -1,5 +1,6 @@
 //! `printf` and `assert` from device code, and the copying of call parameters.
 
+use super::print::{self, Values};
 use super::run::{Context, Flow, for_lanes};
 use super::warp::Warp;
 use crate::decode::{Builtin, ParamCopy};
@@ -50,12 +51,13 @@ impl Warp {
                     }
                     let format = self.string(cx, argument(self, lane, 0, 8), lane);
                     let values = argument(self, lane, 1, 8);
-                    let text = self.format(cx, &format, values, lane);
+                    let mut values = Printed { warp: self, cx, lane, at: values };
+                    let (text, taken) = print::format(&format, &mut values);
                     cx.output.push_str(&text);
                     if let Some(output) = output {
                         let start = lane * frame + output as usize;
                         if let Some(slot) = self.local.get_mut(start..start + 4) {
-                            slot.copy_from_slice(&0u32.to_le_bytes());
+                            slot.copy_from_slice(&taken.to_le_bytes());
                             self.local_written[start..start + 4].fill(1);
                         }
                     }
@@ -106,71 +108,25 @@ impl Warp {
         }
         String::from_utf8_lossy(&bytes).into_owned()
     }
-
-    /// C's `printf` for the conversions CUDA knows.
-    fn format(&self, cx: &mut Context<'_, '_>, format: &str, values: u64, lane: usize) -> String {
-        let mut out = String::new();
-        let mut at = values;
-        let mut chars = format.chars().peekable();
-        while let Some(c) = chars.next() {
-            if c != '%' {
-                out.push(c);
-                continue;
-            }
-            let mut flags = String::new();
-            while let Some(f) = chars.next_if(|c| "-+ #0123456789.".contains(*c)) {
-                flags.push(f);
-            }
-            let mut is_long = false;
-            while let Some(f) = chars.next_if(|c| "lhzjtL".contains(*c)) {
-                is_long |= f != 'h';
-            }
-            let Some(kind) = chars.next() else { break };
-            if kind == '%' {
-                out.push('%');
-                continue;
-            }
-            let bytes = if is_long || "fFeEgGaAsp".contains(kind) { 8u64 } else { 4 };
-            at = at.next_multiple_of(bytes);
-            let raw = self.peek(cx, at, bytes as usize, lane).map_or(0, |b| super::access::little_endian(&b));
-            at += bytes;
-            let text = match kind {
-                'd' | 'i' if bytes == 8 => (raw as i64).to_string(),
-                'd' | 'i' => (raw as u32 as i32).to_string(),
-                'u' => raw.to_string(),
-                'x' => format!("{raw:x}"),
-                'X' => format!("{raw:X}"),
-                'o' => format!("{raw:o}"),
-                'c' => char::from(raw as u8).to_string(),
-                'p' => format!("{raw:#x}"),
-                's' => self.string(cx, raw, lane),
-                'e' | 'E' => format!("{:e}", f64::from_bits(raw)),
-                'f' | 'F' => {
-                    let digits =
-                        flags.split_once('.').and_then(|(_, d)| d.parse::<usize>().ok()).unwrap_or(6);
-                    format!("{:.*}", digits.min(64), f64::from_bits(raw))
-                }
-                'g' | 'G' | 'a' | 'A' => format!("{}", f64::from_bits(raw)),
-                other => format!("%{other}"),
-            };
-            out.push_str(&padded(&text, &flags));
-        }
-        out
-    }
 }
 
-fn padded(text: &str, flags: &str) -> String {
-    let is_left = flags.contains('-');
-    let digits = flags.split('.').next().unwrap_or("").trim_start_matches(['-', '+', ' ', '#']);
-    let is_zero = digits.starts_with('0') && !is_left;
-    let width = digits.parse::<usize>().unwrap_or(0).min(256);
-    match (is_left, is_zero) {
-        (true, _) => format!("{text:<width$}"),
-        (false, true) if text.len() < width => {
-            let (sign, rest) = text.strip_prefix('-').map_or(("", text), |r| ("-", r));
-            let zeros = "0".repeat(width - text.len());
-            format!("{sign}{zeros}{rest}")
-        }
-        _ => format!("{text:>width$}"),
+/// The values of a lane's `printf`: each lies at a multiple of its size.
+struct Printed<'p, 'c, 'm> {
+    warp: &'p Warp,
+    cx: &'p mut Context<'c, 'm>,
+    lane: usize,
+    at: u64,
+}
+
+impl Values for Printed<'_, '_, '_> {
+    fn next(&mut self, bytes: u64) -> u64 {
+        let at = self.at.checked_next_multiple_of(bytes).unwrap_or(self.at);
+        self.at = at.wrapping_add(bytes);
+        let found = self.warp.peek(self.cx, at, bytes as usize, self.lane);
+        found.map_or(0, |bytes| super::access::little_endian(&bytes))
+    }
+
+    fn string(&mut self, address: u64) -> String {
+        self.warp.string(self.cx, address, self.lane)
     }
 }

@@ -19,6 +19,8 @@ struct First {
     world: u32,
     who: u32,
     pc: u32,
+    /// A writer whose block had read the place before: the order of the blocks shows.
+    saw: bool,
 }
 
 const SAME_VALUE: &str =
@@ -26,7 +28,7 @@ const SAME_VALUE: &str =
 const UNORDERED_BLOCKS: &str = "nothing orders the two blocks: give each its own bytes, or order them by an atomic with a fence \
                                 (__threadfence) on both sides";
 
-const NOBODY: First = First { world: 0, who: 0, pc: u32::MAX };
+const NOBODY: First = First { world: 0, who: 0, pc: u32::MAX, saw: false };
 
 /// First writer and first reader of every cell of a page; cells as small as any access of it needs.
 struct FoldPage {
@@ -68,7 +70,7 @@ impl FoldPage {
         page.shadow.for_each_read(|offset, bytes, who, pc| {
             let range = (offset >> self.shift) as usize..((offset + bytes) >> self.shift) as usize;
             for reader in self.readers[range].iter_mut().filter(|reader| reader.pc == u32::MAX) {
-                *reader = First { world, who, pc };
+                *reader = First { world, who, pc, saw: false };
                 added += 1;
             }
         });
@@ -136,7 +138,7 @@ impl Fold {
             return;
         }
         for cell in page.shadow.touched() {
-            let first = |(who, pc): (u32, u32)| First { world, who, pc };
+            let first = |(who, pc): (u32, u32)| First { world, who, pc, saw: cell.saw };
             let (write, read) = (cell.write.map(first), cell.read.map(first));
             let mut found: Option<(First, First, bool)> = None;
             let range =
@@ -171,8 +173,8 @@ impl Fold {
                 let is_write = write.is_some_and(|w| w.pc == mine.pc);
                 let range = cell.offset as usize..(cell.offset + cell.bytes) as usize;
                 let mine_there = page.data().get(range);
-                let agrees =
-                    is_write && other_wrote && mine_there.is_some_and(|data| memory.holds(address, data));
+                let is_same = || mine_there.is_some_and(|data| memory.holds(address, data));
+                let agrees = is_write && other_wrote && !mine.saw && !other.saw && is_same();
                 let severity = if agrees { Severity::Info } else { Severity::Error };
                 let at = |first: &First| {
                     let block =

@@ -138,8 +138,8 @@ pub struct Options {
     pub parallel: bool,
     /// The launch may start while the one before it still runs: global memory before `griddepcontrol.wait` is a finding.
     pub programmatic: bool,
-    /// Shared memory that threads have read must be fenced before a bulk copy overwrites it. The PTX ISA asks for it; much
-    /// code that works leaves it to the mbarrier.
+    /// Shared memory that threads have read must be fenced before a bulk copy overwrites it, and an mbarrier they initialised before a
+    /// copy reports to it. The PTX ISA asks for both; much code that works does without.
     pub strict_proxies: bool,
 }
 

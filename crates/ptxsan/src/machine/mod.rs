@@ -14,6 +14,7 @@ mod launch;
 mod matrix;
 mod order;
 mod places;
+mod print;
 mod race;
 mod run;
 mod runs;

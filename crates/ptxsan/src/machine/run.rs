@@ -108,6 +108,11 @@ impl Kernel {
         let sized = self.shared_variables.iter().map(|v| (v, v.bytes.unwrap_or(dynamic)));
         sized.into_iter().find(|(v, bytes)| (v.address..v.address + bytes).contains(&at))
     }
+
+    /// The bytes of a block's shared memory.
+    pub(super) fn shared_with(&self, dynamic: u32) -> usize {
+        self.shared_bytes as usize + dynamic as usize
+    }
 }
 
 impl Resident {
@@ -313,8 +318,11 @@ impl Warp {
                 None => self.leave(cx, at, mask),
             },
             Op::Exit => self.leave(cx, at, mask),
-            Op::Trap => {
-                cx.report(Kind::Trap, pc, self.index, mask, || "the kernel executed `trap`".into());
+            Op::Trap { is_call } => {
+                cx.report(Kind::Trap, pc, self.index, mask, || match is_call {
+                    true => "a call through a pointer that is no function with these parameters".into(),
+                    false => "the kernel executed `trap`".into(),
+                });
                 *cx.is_stopped = true;
                 self.leave(cx, at, mask)
             }
@@ -368,6 +376,9 @@ impl Warp {
             }
             Op::ProxyFence { shared, global } => {
                 self.fence_proxy(cx, pc, mask, *shared, *global);
+                if *shared && cx.options.strict_proxies {
+                    self.show_inits(cx, mask);
+                }
                 Flow::Next
             }
             Op::InitFence => {

@@ -169,7 +169,7 @@ impl<'a> World<'a> {
             .collect();
         let warp_count = threads.div_ceil(32);
         let resident = Box::new(Resident {
-            shared: SharedMemory::new(kernel.shared_bytes as usize + self.shape.shared_bytes as usize),
+            shared: SharedMemory::new(kernel.shared_with(self.shape.shared_bytes), &kernel.reserved),
             barriers: Barriers::new(self.numbering, number, threads),
             mbarriers: Mbarriers::default(),
             warpgroups: Warpgroups::new(warp_count),

@@ -1,6 +1,7 @@
 //! Shared memory of one block.
 
 use crate::hazard::read_log::SharedShadow;
+use std::ops::Range;
 
 /// Bytes, which of them were written, and who touched them.
 pub(crate) struct SharedMemory {
@@ -10,7 +11,10 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    pub(crate) fn new(bytes: usize) -> Self {
-        SharedMemory { data: vec![0; bytes], written: vec![0; bytes], shadow: SharedShadow::new(bytes) }
+    /// `zeros`: what is there before the block starts.
+    pub(crate) fn new(bytes: usize, zeros: &Range<usize>) -> Self {
+        let mut written = vec![0; bytes];
+        written[zeros.clone()].fill(1);
+        SharedMemory { data: vec![0; bytes], written, shadow: SharedShadow::new(bytes) }
     }
 }

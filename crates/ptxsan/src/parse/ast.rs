@@ -19,6 +19,11 @@ pub(crate) struct Ast {
 }
 
 impl Ast {
+    /// Where a function stands among [`Ast::functions`]; of several declarations the first counts.
+    pub(crate) fn function_place(&self, name: &str) -> Option<usize> {
+        self.functions.iter().position(|f| f.name == name)
+    }
+
     /// The line of a location, then the line that it was inlined into, and so on; nothing without line information.
     pub(crate) fn stack(&self, location: Option<u32>) -> Vec<Frame> {
         let Some(location) = location.and_then(|index| self.locations.get(index as usize)) else {
@@ -179,6 +184,14 @@ pub(crate) struct Function {
     pub(crate) max_registers: Option<u32>,
     /// `.reqnctapercluster`.
     pub(crate) cluster: Option<[u32; 3]>,
+}
+
+/// Where functions would lie, whose addresses tables and registers may hold.
+const FUNCTION_BASE: u64 = 0x0000_1000_0000;
+
+/// The address of a module's function, by its place in [`Ast::functions`].
+pub(crate) fn function_address(index: usize) -> u64 {
+    FUNCTION_BASE + 16 * index as u64
 }
 
 /// One statement of a body; braces are kept as scope marks.

@@ -4,6 +4,7 @@ pub(crate) mod ast;
 mod body;
 mod lexer;
 mod module;
+mod pointers;
 
 pub(crate) use module::parse;
 

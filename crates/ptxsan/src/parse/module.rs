@@ -54,6 +54,7 @@ pub(crate) fn parse(text: &str) -> Result<Ast> {
             _ => item(&mut cursor, &mut ast, &mut next_instruction)?,
         }
     }
+    super::pointers::resolve(&mut ast);
     Ok(ast)
 }
 

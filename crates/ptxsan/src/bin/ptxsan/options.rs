@@ -78,9 +78,12 @@ pub(crate) struct RunArgs {
     /// Do not look for races.
     #[arg(long)]
     pub(crate) no_races: bool,
-    /// Ask for a proxy fence where a bulk copy overwrites what threads have read.
+    /// Ask for a proxy fence where a bulk copy overwrites what threads have read, or reports to an mbarrier they initialised.
     #[arg(long)]
     pub(crate) strict_proxies: bool,
+    /// Let shuffles and votes order memory between their lanes, as much code expects and CUDA does not promise.
+    #[arg(long)]
+    pub(crate) collectives_order_memory: bool,
     /// From which severity on a finding fails: info, warning, error, or never.
     #[arg(long, default_value = "warning", value_parser = parse_fail_on)]
     pub(crate) fail_on: FailOn,

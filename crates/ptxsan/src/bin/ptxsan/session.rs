@@ -80,6 +80,7 @@ impl<'m> Session<'m> {
         launch.options.seed = run.seed;
         launch.options.programmatic = args.programmatic;
         launch.options.strict_proxies = run.strict_proxies;
+        launch.options.collectives_order_memory = run.collectives_order_memory;
         launch.options.check_races = !run.no_races;
         launch.options.instruction_budget = run.budget;
         launch.options.max_shared_bytes = run.max_shared.unwrap_or(launch.options.max_shared_bytes);

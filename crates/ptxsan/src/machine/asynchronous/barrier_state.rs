@@ -30,6 +30,8 @@ pub(crate) struct Mbarrier {
     pc: u32,
     /// The cluster barrier that must be complete before other blocks may use it, and the fence; `None`: not fenced.
     pub(super) fenced_at: Option<(u32, u32)>,
+    /// Whether a proxy fence shows the initialisation to copies.
+    pub(super) is_shown: bool,
 }
 
 impl Mbarrier {
@@ -78,6 +80,10 @@ impl Mbarriers {
     /// Barriers that a thread has initialised and not fenced.
     pub(super) fn unfenced_of(&mut self, thread: u32) -> impl Iterator<Item = &mut Mbarrier> {
         self.all.values_mut().filter(move |b| b.by.0 == thread && b.fenced_at.is_none())
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Mbarrier> {
+        self.all.values_mut()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -155,6 +161,7 @@ impl Mbarriers {
             by,
             pc,
             fenced_at: None,
+            is_shown: false,
         };
         self.all.insert(offset, barrier);
         self.measure();

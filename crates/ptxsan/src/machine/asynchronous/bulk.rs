@@ -256,6 +256,7 @@ impl Warp {
             if !self.usable(cx, pc, lane, at) {
                 continue;
             }
+            self.require_shown(cx, pc, lane, at);
             let Some(agent) = self.mbarrier_agent(cx, lane, at) else { continue };
             let read = Request::read(pc, 0).by(Agent { proxy: Some(Proxy::Global), ..agent });
             if is_first && !self.claim(cx, lane, Space::Global, Self::global_parts(&moves), read) {

@@ -237,7 +237,7 @@ impl Warp {
         let fenced = barrier.fenced_at.filter(|(round, _)| rounds > *round);
         let is_own = who == numbering.identity(cx.block, thread);
         let is_known = is_own || known.knows(numbering, who, time);
-        if let Some((_, fence)) = fenced.filter(|_| checks && is_remote && !is_known) {
+        if let Some((_, fence)) = fenced.filter(|_| checks && !is_known) {
             cx.tallies[fence as usize].work += 1;
         } else if checks && !is_known {
             let advice = if is_remote {
@@ -528,7 +528,35 @@ impl Warp {
             let round = self.cluster_arrivals[lane];
             for barrier in cx.mbarriers.unfenced_of(me) {
                 barrier.fenced_at = Some((round, pc));
+                barrier.is_shown = true;
             }
         });
+    }
+
+    /// A proxy fence shows copies the initialisations that its lanes know of.
+    pub(in crate::machine) fn show_inits(&mut self, cx: &mut Context<'_, '_>, mask: u32) {
+        let numbering = cx.numbering;
+        for_lanes(mask, |lane| {
+            let me = numbering.identity(cx.block, self.thread(lane));
+            let known = &self.known[lane];
+            for barrier in cx.mbarriers.iter_mut().filter(|barrier| !barrier.is_shown) {
+                let (who, time) = barrier.by;
+                barrier.is_shown = who == me || known.knows(numbering, who, time);
+            }
+        });
+    }
+
+    /// Asks, where proxy fences are asked for, that one shows a barrier to the copy that reports to it.
+    pub(super) fn require_shown(&mut self, cx: &mut Context<'_, '_>, pc: u32, lane: usize, at: BarrierAt) {
+        let is_asked = cx.options.strict_proxies && cx.options.check_races;
+        if is_asked && cx.mbarrier(at).is_some_and(|barrier| !barrier.is_shown) {
+            cx.misuse(pc, self.thread(lane), || {
+                format!(
+                    "mbarrier {:#x} may not be initialised yet for a copy: fence.mbarrier_init or fence.proxy.async must follow \
+                     mbarrier.init, before the barrier",
+                    at.offset
+                )
+            });
+        }
     }
 }
