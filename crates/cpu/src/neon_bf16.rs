@@ -8,7 +8,7 @@ use crate::neon::Neon;
 use crate::pack::Rows;
 use crate::pairs::{copy_rows, pair_rows, pair_tiles, transpose_pairs};
 use crate::simd::{Simd, simd_of};
-use crate::tile::{self, TileStep, Weighed};
+use crate::tile::{self, Gemm, TileStep, Weighed};
 use evosdpa_core::DType;
 use half::bf16;
 use std::arch::aarch64::*;
@@ -67,6 +67,8 @@ unsafe fn round(wide: float32x4_t) -> uint16x8_t {
     halves
 }
 
+impl Gemm for NeonBf16 {}
+
 impl Kernels for NeonBf16 {
     // Few queries are bound by memory: keys are widened as they are read.
     type Few = Neon;
@@ -75,7 +77,7 @@ impl Kernels for NeonBf16 {
     const VECTORS: usize = <Neon as Kernels>::VECTORS;
     const PACKED: usize = 2;
 
-    pair_tiles!(#[target_feature(enable = "neon,bf16")]);
+    pair_tiles!(transpose_pairs::<Self>, #[target_feature(enable = "neon,bf16")]);
     kernels_of!(Neon);
 
     #[target_feature(enable = "neon,bf16")]

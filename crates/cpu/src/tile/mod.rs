@@ -11,11 +11,13 @@
 //! neighbours of the head dimension for the scores, neighbouring keys for the values. Queries then are as they were given, and scores
 //! are multiplied afterwards.
 
+mod gemm;
 mod scores;
 mod softmax;
 mod values;
 
 pub(crate) use {
+    gemm::Gemm,
     scores::scores,
     softmax::softmax,
     values::{add_infinite, finite_part, values},
