@@ -14,6 +14,8 @@ pub enum Isa {
     Neon,
     /// The same with BF16, which multiplies pairs of bfloat16: for queries, keys and values of bfloat16.
     NeonBf16,
+    /// The same by `bfmmla`, which multiplies 2×4 by 4×2 of them.
+    NeonMmla,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
@@ -29,8 +31,16 @@ pub enum Isa {
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 7] =
-        [Isa::Portable, Isa::Neon, Isa::NeonBf16, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+    pub const ALL: [Isa; 8] = [
+        Isa::Portable,
+        Isa::Neon,
+        Isa::NeonBf16,
+        Isa::NeonMmla,
+        Isa::Avx2,
+        Isa::Avx512,
+        Isa::Avx512Bf16,
+        Isa::Amx,
+    ];
 
     /// The instruction sets this machine can run, slowest first. Never empty.
     pub fn available() -> Vec<Isa> {
@@ -58,9 +68,11 @@ impl Isa {
             // Every 64-bit ARM processor that Rust's targets allow has it.
             Isa::Neon => (!cfg!(target_arch = "aarch64")).then_some("a 64-bit ARM processor"),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonBf16 => (!std::arch::is_aarch64_feature_detected!("bf16")).then_some("BF16"),
+            Isa::NeonBf16 | Isa::NeonMmla => {
+                (!std::arch::is_aarch64_feature_detected!("bf16")).then_some("BF16")
+            }
             #[cfg(not(target_arch = "aarch64"))]
-            Isa::NeonBf16 => Some("a 64-bit ARM processor"),
+            Isa::NeonBf16 | Isa::NeonMmla => Some("a 64-bit ARM processor"),
             #[cfg(target_arch = "x86_64")]
             _ => self.lacks_on_x86(),
             #[cfg(not(target_arch = "x86_64"))]
@@ -98,7 +110,7 @@ impl Isa {
     pub fn of_f32(self) -> Isa {
         match self {
             Isa::Avx512Bf16 | Isa::Amx => Isa::Avx512,
-            Isa::NeonBf16 => Isa::Neon,
+            Isa::NeonBf16 | Isa::NeonMmla => Isa::Neon,
             Isa::AmxModel => Isa::Portable,
             other => other,
         }
@@ -137,6 +149,7 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Neon => "neon",
             Isa::NeonBf16 => "neonbf16",
+            Isa::NeonMmla => "neonmmla",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512bf16",
