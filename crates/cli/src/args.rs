@@ -87,7 +87,7 @@ pub(crate) struct Common {
     /// Threads to use on the CPU [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) threads: Option<u32>,
-    /// Instruction set to use on the CPU: portable, neon, neonbf16, avx2, avx512, avx512bf16 or amx [default: the best there is]
+    /// Instruction set to use on the CPU: portable, neon, neonbf16, neonmmla, avx2, avx512, avx512bf16 or amx [default: the best there is]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<String>,
     /// A folder with CUDA kernels of your own, each a .cu and a .toml; may be given several times

@@ -11,7 +11,7 @@ use crate::kernels::{Kernels, kernels_of};
 use crate::pack::Rows;
 use crate::pairs::{copy_rows, load_row, pair_rows, pair_tiles, transpose_pairs};
 use crate::simd::{Simd, simd_of};
-use crate::tile::{self, TileStep, Weighed};
+use crate::tile::{self, Gemm, TileStep, Weighed};
 use evosdpa_core::{DType, E4M3Code, I8Code, U8Code};
 use half::bf16;
 use std::arch::x86_64::*;
@@ -75,6 +75,8 @@ const INTERLEAVED: [u16; 32] = {
     order
 };
 
+impl Gemm for Avx512Bf16 {}
+
 impl Kernels for Avx512Bf16 {
     type Few = Self;
     const LANES: usize = <Avx512 as Kernels>::LANES;
@@ -82,7 +84,7 @@ impl Kernels for Avx512Bf16 {
     const VECTORS: usize = <Avx512 as Kernels>::VECTORS;
     const PACKED: usize = <Self as Simd>::PACKED;
 
-    pair_tiles!(#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]);
+    pair_tiles!(transpose_pairs::<Self>, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]);
 
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn pack_rows(dtype: DType, a: &Rows) {

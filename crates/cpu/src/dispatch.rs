@@ -39,6 +39,8 @@ pub(crate) fn run_flash(job: &Job<'_>, options: &CpuOptions) -> Result<(), Error
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => run_with::<crate::avx2::Avx2>(job, &tiles, threads),
         #[cfg(target_arch = "aarch64")]
+        Isa::NeonMmla => run_with::<crate::neon_mmla::NeonMmla>(job, &tiles, threads),
+        #[cfg(target_arch = "aarch64")]
         Isa::NeonBf16 => run_with::<crate::neon_bf16::NeonBf16>(job, &tiles, threads),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => run_with::<crate::neon::Neon>(job, &tiles, threads),
@@ -122,7 +124,7 @@ pub(crate) fn flash_workspace_bytes(problem: &Problem, options: &CpuOptions) -> 
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => workspace_bytes::<crate::avx2::Avx2>(shape, span, &tiles, threads),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::NeonBf16 => {
+        Isa::Neon | Isa::NeonBf16 | Isa::NeonMmla => {
             workspace_bytes::<crate::neon_bf16::NeonBf16>(shape, span, &tiles, threads)
         }
         _ => workspace_bytes::<Portable>(shape, span, &tiles, threads),

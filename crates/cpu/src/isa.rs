@@ -14,6 +14,8 @@ pub enum Isa {
     Neon,
     /// The same with BF16, which multiplies pairs of bfloat16: for queries, keys and values of bfloat16.
     NeonBf16,
+    /// The same by `bfmmla`, which multiplies 2×4 by 4×2 of them.
+    NeonMmla,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
@@ -29,21 +31,51 @@ pub enum Isa {
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 7] =
-        [Isa::Portable, Isa::Neon, Isa::NeonBf16, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+    pub const ALL: [Isa; 8] = [
+        Isa::Portable,
+        Isa::Neon,
+        Isa::NeonBf16,
+        Isa::NeonMmla,
+        Isa::Avx2,
+        Isa::Avx512,
+        Isa::Avx512Bf16,
+        Isa::Amx,
+    ];
 
     /// The instruction sets this machine can run, slowest first. Never empty.
     pub fn available() -> Vec<Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// The fastest instruction set this machine can run.
+    /// The fastest instruction set this machine can run, as far as that is known.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
-            let fast = |isa: &Isa| isa.is_available() && (*isa != Isa::Avx512Bf16 || multiplies_pairs_fast());
-            Isa::ALL.into_iter().rev().find(fast).unwrap_or(Isa::Portable)
+            let pays = |isa: &Isa| isa.is_available() && isa.pays();
+            Isa::ALL.into_iter().rev().find(pays).unwrap_or(Isa::Portable)
         })
+    }
+
+    /// Whether it is taken by itself where it is available.
+    fn pays(self) -> bool {
+        match self {
+            Isa::Avx512Bf16 => multiplies_pairs_fast(),
+            Isa::NeonBf16 | Isa::NeonMmla => self.pays_on_arm(arm_implementer()),
+            _ => true,
+        }
+    }
+
+    /// Whether processors of this implementer multiply faster so than by what is slower in [`Isa::ALL`], as published for them. Arm's large cores
+    /// multiply twice as many bfloat16 with each step from f32 to pairs to quads, Qualcomm's own fewer as quads than as pairs, and Apple's fewer
+    /// than f32 either way. Of others nothing is known: what the instructions were made for is assumed.
+    fn pays_on_arm(self, implementer: u32) -> bool {
+        const QUALCOMM: u32 = 0x51;
+        const APPLE: u32 = 0x61;
+        match implementer {
+            APPLE => false,
+            QUALCOMM => self != Isa::NeonMmla,
+            _ => true,
+        }
     }
 
     /// Whether this machine can run it.
@@ -58,9 +90,11 @@ impl Isa {
             // Every 64-bit ARM processor that Rust's targets allow has it.
             Isa::Neon => (!cfg!(target_arch = "aarch64")).then_some("a 64-bit ARM processor"),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonBf16 => (!std::arch::is_aarch64_feature_detected!("bf16")).then_some("BF16"),
+            Isa::NeonBf16 | Isa::NeonMmla => {
+                (!std::arch::is_aarch64_feature_detected!("bf16")).then_some("BF16")
+            }
             #[cfg(not(target_arch = "aarch64"))]
-            Isa::NeonBf16 => Some("a 64-bit ARM processor"),
+            Isa::NeonBf16 | Isa::NeonMmla => Some("a 64-bit ARM processor"),
             #[cfg(target_arch = "x86_64")]
             _ => self.lacks_on_x86(),
             #[cfg(not(target_arch = "x86_64"))]
@@ -98,7 +132,7 @@ impl Isa {
     pub fn of_f32(self) -> Isa {
         match self {
             Isa::Avx512Bf16 | Isa::Amx => Isa::Avx512,
-            Isa::NeonBf16 => Isa::Neon,
+            Isa::NeonBf16 | Isa::NeonMmla => Isa::Neon,
             Isa::AmxModel => Isa::Portable,
             other => other,
         }
@@ -137,6 +171,7 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Neon => "neon",
             Isa::NeonBf16 => "neonbf16",
+            Isa::NeonMmla => "neonmmla",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512bf16",
@@ -158,6 +193,21 @@ fn multiplies_pairs_fast() -> bool {
     false
 }
 
+/// Who designed this ARM processor, as its identification register says; 0 where a process cannot ask.
+fn arm_implementer() -> u32 {
+    if cfg!(target_vendor = "apple") {
+        return 0x61;
+    }
+    let register = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1");
+    register.ok().and_then(|text| implementer_of(&text)).unwrap_or(0)
+}
+
+/// The implementer in a register written as `0x00000000410fd4f0`.
+fn implementer_of(register: &str) -> Option<u32> {
+    let digits = register.trim().strip_prefix("0x")?;
+    u64::from_str_radix(digits, 16).ok().map(|bits| (bits >> 24 & 0xff) as u32)
+}
+
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -172,5 +222,23 @@ impl std::str::FromStr for Isa {
             .into_iter()
             .find(|isa| isa.name() == text)
             .ok_or_else(|| Error::UnknownIsa { given: text.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arm_processors_take_what_is_fast_on_them() {
+        let best = |register: &str| {
+            let implementer = implementer_of(register).unwrap_or(0);
+            [Isa::NeonMmla, Isa::NeonBf16].into_iter().find(|isa| isa.pays_on_arm(implementer))
+        };
+        // Neoverse V2, Oryon, Avalanche, and a register that says nothing.
+        assert_eq!(best("0x00000000410fd4f0\n"), Some(Isa::NeonMmla));
+        assert_eq!(best("0x00000000511f0011\n"), Some(Isa::NeonBf16));
+        assert_eq!(best("0x00000000611f0320"), None);
+        assert_eq!(best("unknown"), Some(Isa::NeonMmla));
     }
 }

@@ -69,6 +69,11 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
         // SAFETY: same contract.
         unsafe { Self::widen_rows(dtype, a) }
     }
+    /// Packs keys for the score kernel, from row `first` of a block on. A row takes `dst_stride`, but its place may be shared with a neighbour's.
+    unsafe fn pack_keys(dtype: DType, _first: usize, a: &Rows) {
+        // SAFETY: same contract.
+        unsafe { Self::pack_rows(dtype, a) }
+    }
     /// Packs rows of values for the value kernel. When `checked`, says whether all were finite, otherwise nothing.
     unsafe fn pack_values(dtype: DType, checked: bool, a: &Rows) -> bool {
         // SAFETY: same contract.
@@ -96,6 +101,8 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
         tile: *mut f32,
         tile_stride: usize,
     );
+    /// Brings a vector of sums as PV leaves them into rows of value columns, which are then transposed.
+    unsafe fn order_outputs(_tile: *mut f32, _tile_stride: usize, _columns: usize) {}
     unsafe fn transpose_outputs(
         tile: *mut f32,
         tile_stride: usize,
@@ -152,6 +159,8 @@ pub(crate) use kernels_of;
 /// `$tail` rows.
 macro_rules! compile_kernels {
     ($isa:ty, $step:literal by $vectors:literal, tail $tail:literal, $(#[$feature:meta])?) => {
+        impl tile::Gemm for $isa {}
+
         // SAFETY of every block below: the trait's contract is that of the functions called.
         impl Kernels for $isa {
             type Few = $isa;

@@ -1,7 +1,7 @@
 //! Attention on a CPU.
 //!
 //! One function, [`attention`], runs one of two kernels: `cpu_naive`, the plain baseline, and `cpu_flash`, which streams
-//! over blocks of keys with register-tiled, vectorised inner kernels for AVX-512, AVX2, NEON and any other machine, and matrix tiles (AMX).
+//! over blocks of keys with register-tiled, vectorised inner kernels for AVX-512, AVX2, NEON and any other machine, and matrix tiles (AMX) or blocks (`bfmmla`).
 //!
 //! ```text
 //! attention ── checks ──▶ job ──▶ plan (units of work) ──▶ pool (threads) ──▶ flash | few ──▶ kernels (per ISA)
@@ -36,6 +36,8 @@ mod naive;
 mod neon;
 #[cfg(target_arch = "aarch64")]
 mod neon_bf16;
+#[cfg(target_arch = "aarch64")]
+mod neon_mmla;
 mod options;
 mod pack;
 mod pairs;

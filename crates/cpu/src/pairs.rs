@@ -121,9 +121,9 @@ pub(crate) unsafe fn transpose_pairs<S: Simd>(
     }
 }
 
-/// Those functions of `Kernels` that multiply pairs in register tiles of 8×3, and the packing of queries for them.
+/// Those functions of `Kernels` that multiply pairs in register tiles of 8×3, and the packing of queries for them by `$transpose`.
 macro_rules! pair_tiles {
-    (#[$feature:meta]) => {
+    ($transpose:path, #[$feature:meta]) => {
         #[$feature]
         unsafe fn scores(vectors: usize, t: &TileStep) {
             // SAFETY: trait contract.
@@ -172,7 +172,7 @@ macro_rules! pair_tiles {
             tile_stride: usize,
         ) {
             // SAFETY: trait contract.
-            unsafe { transpose_pairs::<Self>(rows, row_stride, columns, tile, tile_stride) }
+            unsafe { $transpose(rows, row_stride, columns, tile, tile_stride) }
         }
     };
 }

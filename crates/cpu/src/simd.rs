@@ -263,7 +263,7 @@ mod tests {
                 #[cfg(target_arch = "x86_64")]
                 crate::Isa::Avx2 => exp2_avx2(&mut ys),
                 #[cfg(target_arch = "aarch64")]
-                crate::Isa::Neon | crate::Isa::NeonBf16 => exp2_neon(&mut ys),
+                crate::Isa::Neon | crate::Isa::NeonBf16 | crate::Isa::NeonMmla => exp2_neon(&mut ys),
                 _ => exp2_all::<Portable>(&mut ys),
             }
         }

@@ -3,6 +3,7 @@
 use super::{Product, SIDE, TileUnit};
 use crate::portable::Lanes;
 use crate::simd::{Simd, simd_of};
+use crate::tile::Gemm;
 use half::bf16;
 
 /// The tile unit as plain Rust.
@@ -113,3 +114,5 @@ impl Simd for PortablePairs {
         }
     }
 }
+
+impl Gemm for PortablePairs {}

@@ -324,6 +324,7 @@ impl Work<'_> {
                     }
                 }
                 let columns = output.add(at);
+                K::order_outputs(columns, width, dim_v);
                 K::transpose_outputs(columns, width, dim_v, factors.as_ptr(), staged, layout.row_stride);
                 for row in from..(from + K::LANES).min(tile.rows.end) {
                     let lane = row - from;

@@ -103,7 +103,7 @@ impl Work<'_> {
                     dst: packed.add(row * layout.key_stride),
                     dst_stride: layout.key_stride,
                 };
-                K::pack_rows(job.k.dtype, &rows);
+                K::pack_keys(job.k.dtype, row, &rows);
                 if let Some(scales) = job.k.row_scales(place.batch, unit.kv_head, place.row) {
                     K::scale_rows(rows.dst, rows.dst_stride, count, rows.columns, scales.as_ptr());
                 }

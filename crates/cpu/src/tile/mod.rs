@@ -9,13 +9,15 @@
 //!
 //! Where an instruction set multiplies pairs of bfloat16 ([`Simd::PACKED`] is 2), a lane of packed queries, keys, values and weights holds a pair:
 //! neighbours of the head dimension for the scores, neighbouring keys for the values. Queries then are as they were given, and scores
-//! are multiplied afterwards.
+//! are multiplied afterwards. What multiplies blocks of rows and queries has layouts of its own ([`Gemm`]).
 
+mod gemm;
 mod scores;
 mod softmax;
 mod values;
 
 pub(crate) use {
+    gemm::Gemm,
     scores::scores,
     softmax::softmax,
     values::{add_infinite, finite_part, values},

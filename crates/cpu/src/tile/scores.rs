@@ -1,6 +1,6 @@
 //! QKᵀ, with bias, ALiBi or mask added on the way, the band mask at the edges and the running maximum.
 
-use super::{Start, TileStep, ends_in_tails};
+use super::{Gemm, Start, TileStep, ends_in_tails};
 use crate::dense::of_words;
 use crate::simd::Simd;
 
@@ -12,7 +12,7 @@ const COLUMNS_AT_ONCE: usize = 4;
 /// # Safety
 /// The instruction set of `S`; `t` describes valid buffers for tiles of `NR` vectors.
 #[inline(always)]
-pub(crate) unsafe fn scores<S: Simd, const MR: usize, const TAIL: usize, const NR: usize>(t: &TileStep) {
+pub(crate) unsafe fn scores<S: Gemm, const MR: usize, const TAIL: usize, const NR: usize>(t: &TileStep) {
     // SAFETY: in bounds by this function's contract.
     unsafe {
         let mut maximum = [S::splat(0.0); NR];
@@ -37,7 +37,7 @@ pub(crate) unsafe fn scores<S: Simd, const MR: usize, const TAIL: usize, const N
 
 /// `MR` key rows from `row` on, against the vectors that see any of them.
 #[inline(always)]
-unsafe fn score_step<S: Simd, const MR: usize, const NR: usize>(
+unsafe fn score_step<S: Gemm, const MR: usize, const NR: usize>(
     t: &TileStep,
     row: usize,
     maximum: &mut [S::V; NR],
@@ -58,13 +58,15 @@ unsafe fn score_step<S: Simd, const MR: usize, const NR: usize>(
     }
 }
 
-/// `MR` key rows against the tile's vectors from `FIRST` on.
+/// [`Gemm::key_products`], an element or pair of a row of keys at a time.
+///
+/// # Safety
+/// As [`scores`].
 #[inline(always)]
-unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize>(
+pub(crate) unsafe fn products_by_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize>(
     t: &TileStep,
     row: usize,
-    maximum: &mut [S::V; NR],
-) {
+) -> [[S::V; NR]; MR] {
     let width = NR * S::LANES;
     // SAFETY: in bounds by the contract of `scores`.
     unsafe {
@@ -97,6 +99,21 @@ unsafe fn score_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usi
                 key[r] = key[r / 3 * 3];
             }
         }
+        acc
+    }
+}
+
+/// `MR` key rows against the tile's vectors from `FIRST` on.
+#[inline(always)]
+unsafe fn score_rows<S: Gemm, const MR: usize, const NR: usize, const FIRST: usize>(
+    t: &TileStep,
+    row: usize,
+    maximum: &mut [S::V; NR],
+) {
+    let width = NR * S::LANES;
+    // SAFETY: in bounds by the contract of `scores`.
+    unsafe {
+        let mut acc = S::key_products::<MR, NR, FIRST>(t, row);
         let out = t.scores.add(row * width);
         if S::PACKED == 2 {
             let scale = S::splat(t.score_scale);

@@ -1,6 +1,6 @@
 //! Weights from scores; with pairs of bfloat16 also the rounding residuals of the weights that need a second PV.
 
-use super::{Care, FEW_WEIGHTS, TileStep, Weighed, packed_ends};
+use super::{Care, FEW_WEIGHTS, Gemm, TileStep, Weighed, packed_ends};
 use crate::simd::{Simd, exp2_each};
 
 /// Scores become weights `2^(s - max)` in place; maximum, sum and rescale factor are brought up to date.
@@ -8,7 +8,17 @@ use crate::simd::{Simd, exp2_each};
 /// # Safety
 /// As [`scores`], which ran before on the same `t`.
 #[inline(always)]
-pub(crate) unsafe fn softmax<S: Simd, const NR: usize>(t: &TileStep) -> Weighed {
+pub(crate) unsafe fn softmax<S: Gemm, const NR: usize>(t: &TileStep) -> Weighed {
+    // SAFETY: by contract.
+    unsafe {
+        let weighed = weights::<S, NR>(t);
+        S::lay_weights::<NR>(t, weighed)
+    }
+}
+
+/// [`softmax`], which leaves weights in rows or pairs of rows.
+#[inline(always)]
+unsafe fn weights<S: Simd, const NR: usize>(t: &TileStep) -> Weighed {
     let all = (t.key_begin, t.key_end);
     // SAFETY: in bounds by this function's contract.
     unsafe {

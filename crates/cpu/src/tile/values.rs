@@ -1,6 +1,6 @@
 //! PV, and a second PV of the rounding residuals of weights.
 
-use super::{TileStep, ends_in_tails, packed_ends};
+use super::{Gemm, TileStep, ends_in_tails, packed_ends};
 use crate::simd::Simd;
 
 /// How many floats ahead of its columns the value kernel fetches: one cache line.
@@ -15,7 +15,7 @@ const VALUES_AHEAD: usize = 16;
 /// As [`softmax`], which ran before on the same `t`.
 #[inline(always)]
 pub(crate) unsafe fn values<
-    S: Simd,
+    S: Gemm,
     const MR: usize,
     const TAIL: usize,
     const NR: usize,
@@ -40,7 +40,7 @@ pub(crate) unsafe fn values<
 
 /// `MR` value columns from `column` on.
 #[inline(always)]
-unsafe fn value_columns<S: Simd, const MR: usize, const NR: usize, const EXACT: bool>(
+unsafe fn value_columns<S: Gemm, const MR: usize, const NR: usize, const EXACT: bool>(
     t: &TileStep,
     column: usize,
 ) {
@@ -52,10 +52,14 @@ unsafe fn value_columns<S: Simd, const MR: usize, const NR: usize, const EXACT: 
         for v in 0..NR {
             let rescale = S::load(t.rescale.add(v * S::LANES));
             for r in 0..MR {
-                acc[r][v] = S::mul(S::load(out.add(r * width + v * S::LANES)), rescale);
+                let factor = S::for_sums(rescale, r);
+                acc[r][v] = S::mul(S::load(out.add(r * width + v * S::LANES)), factor);
             }
         }
-        let (end, mut heavy) = (packed_ends::<S>(t), 0);
+        let (mut end, mut heavy) = (packed_ends::<S>(t), 0);
+        if S::DEPTH > S::PACKED {
+            end = end.map(|end| end.next_multiple_of(S::DEPTH));
+        }
         add_rows::<S, MR, NR, 0, EXACT>(t, column, t.key_begin, end[0], &mut heavy, &mut acc);
         if NR > 1 {
             add_rows::<S, MR, NR, 1, EXACT>(t, column, end[0], end[1], &mut heavy, &mut acc);
@@ -74,7 +78,7 @@ unsafe fn value_columns<S: Simd, const MR: usize, const NR: usize, const EXACT: 
 /// Adds key rows `begin..end`, weighted, for `MR` value columns and the tile's vectors from `FIRST` on, and then what rounding took from the heavy ones
 /// among them, which begin at `heavy` in their list.
 #[inline(always)]
-unsafe fn add_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize, const EXACT: bool>(
+unsafe fn add_rows<S: Gemm, const MR: usize, const NR: usize, const FIRST: usize, const EXACT: bool>(
     t: &TileStep,
     column: usize,
     begin: usize,
@@ -88,12 +92,8 @@ unsafe fn add_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize
         let (first, last) = if S::PACKED == 1 { (begin, end) } else { (begin.max(live.0), end.min(live.1)) };
         let mut row = first;
         while row < last {
-            if EXACT {
-                add_seen_row::<S, MR, NR, FIRST, false>(t, column, row, acc);
-            } else {
-                add_row::<S, MR, NR, FIRST, false>(t, column, row, acc);
-            }
-            row += S::PACKED;
+            S::add_keys::<MR, NR, FIRST, EXACT, false>(t, column, row, acc);
+            row += S::DEPTH;
         }
         while S::PACKED == 2 && *heavy < t.weighed.heavy {
             let row = *t.heavy_rows.add(*heavy) as usize;
@@ -101,11 +101,35 @@ unsafe fn add_rows<S: Simd, const MR: usize, const NR: usize, const FIRST: usize
                 break;
             }
             *heavy += 1;
-            if EXACT {
-                add_seen_row::<S, MR, NR, FIRST, true>(t, column, row, acc);
-            } else {
-                add_row::<S, MR, NR, FIRST, true>(t, column, row, acc);
-            }
+            S::add_keys::<MR, NR, FIRST, EXACT, true>(t, column, row, acc);
+        }
+    }
+}
+
+/// [`Gemm::add_keys`] of one key row or pair of rows, an element or pair of its values at a time.
+///
+/// # Safety
+/// As [`values`].
+#[inline(always)]
+pub(crate) unsafe fn add_by_rows<
+    S: Simd,
+    const MR: usize,
+    const NR: usize,
+    const FIRST: usize,
+    const EXACT: bool,
+    const LOST: bool,
+>(
+    t: &TileStep,
+    column: usize,
+    row: usize,
+    acc: &mut [[S::V; NR]; MR],
+) {
+    // SAFETY: by contract.
+    unsafe {
+        if EXACT {
+            add_seen_row::<S, MR, NR, FIRST, LOST>(t, column, row, acc);
+        } else {
+            add_row::<S, MR, NR, FIRST, LOST>(t, column, row, acc);
         }
     }
 }

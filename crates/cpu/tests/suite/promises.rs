@@ -45,6 +45,51 @@ fn results_do_not_depend_on_threads_or_query_blocks() {
     }
 }
 
+/// `bfmmla` adds as two `bfdot` do: whatever masks, modifiers, pages and values that are not finite ask for, both ways have the same bits in blocks of
+/// the same size.
+#[test]
+fn quads_and_pairs_of_bfloat16_have_the_same_bits() {
+    if let Some(lacks) = Isa::NeonMmla.lacks() {
+        eprintln!("UNAVAILABLE: {} beside {}; this machine lacks {lacks}", Isa::NeonMmla, Isa::NeonBf16);
+        return;
+    }
+    for shape in [
+        "b1h2s70/601d64",
+        "b2h3s150d64:causal",
+        "b1h2s37/91d40/33",
+        "b1h1s13/77d7/5",
+        "b1h4/2s30/601d128:causal-br",
+        "b1h2s70/90d64:mask=h",
+        "b1h1s60/700d40:bias",
+        "b2h4/2s40/300d64:blocks=64:alibi:softcap=9",
+        "b2h2s50/300d72/33:used:paged=7",
+        "b1h2s150d24:chunk=48",
+    ] {
+        let problem = problem(shape, DType::BF16);
+        let mut inputs = Inputs::generate(&problem, Family::Normal, 5);
+        for poison in [None, Some(f32::INFINITY), Some(f32::NAN)] {
+            if let Some(poison) = poison {
+                for (key, column) in [(4, 1), (21, 0), (42, 3), (43, 3)] {
+                    let paged = problem.lengths().page.is_some();
+                    set(
+                        &mut inputs.v,
+                        if paged { [0, 0, key % 7, column] } else { [0, 0, key, column] },
+                        poison,
+                    );
+                }
+            }
+            let bits = |isa| {
+                let tiles = Some(FlashTiles { block_q: 96, block_kv: 64 });
+                let options = CpuOptions { threads: Some(2), isa: Some(isa), tiles };
+                let (o, lse) = run(&problem, &inputs, CpuKernel::Flash, &options);
+                let both = elements(&problem, &o).into_iter().chain(lse.into_iter().map(f64::from));
+                both.map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect::<Vec<_>>()
+            };
+            assert!(bits(Isa::NeonMmla) == bits(Isa::NeonBf16), "{shape}, {poison:?}");
+        }
+    }
+}
+
 #[test]
 fn rows_without_a_key_are_zero() {
     // Ten queries more than keys, aligned at the end: the first ten see nothing.

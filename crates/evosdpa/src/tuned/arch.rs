@@ -15,7 +15,7 @@ pub enum TunedArch {
 }
 
 /// The instruction sets of CPU kernels.
-const ISAS: [&str; 7] = ["portable", "neon", "neonbf16", "avx2", "avx512", "avx512bf16", "amx"];
+const ISAS: [&str; 8] = ["portable", "neon", "neonbf16", "neonmmla", "avx2", "avx512", "avx512bf16", "amx"];
 
 impl FromStr for TunedArch {
     type Err = evosdpa_kernels::Error;
