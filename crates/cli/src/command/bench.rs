@@ -24,7 +24,7 @@ use evosdpa_oracle::inputs::LengthFamily;
 use crate::{
     Status,
     args::Bench,
-    command::{Opened, chosen_cuda_kernels, chosen_kernels, lengths, registry},
+    command::{Opened, chosen_cuda_kernels, chosen_kernels, lengths, own_arguments, registry},
     interrupt,
     output::{self, time},
     progress,
@@ -95,8 +95,7 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
     let torch = start_torch(&args, environment.threads);
     environment.torch = torch.as_ref().ok().map(|torch| torch.version().to_owned());
     let torch = torch.map(RefCell::new);
-    let command: Vec<String> = std::env::args().skip(1).collect();
-    let mut record = Run::create(&args.out, &command.join(" "), &environment)?;
+    let mut record = Run::create(&args.out, &own_arguments(), &environment)?;
     if let Some(set) = &args.set {
         record.join(set)?;
     }

@@ -23,8 +23,6 @@ pub(crate) mod sanitize;
 pub(crate) mod tune;
 
 use std::{
-    fs::File,
-    io::Read,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -32,7 +30,7 @@ use std::{
 use anyhow::Context;
 use evosdpa::Isa;
 use evosdpa_core::error::nearest;
-use evosdpa_cuda::file::{Durability, write_whole};
+use evosdpa_core::file::{self, Durability, write_whole};
 use evosdpa_kernels::{Kernel, Origin, Registry, VariantId};
 use evosdpa_lab::device::{Cpu, Cuda, Device, DeviceId, Sim, id};
 
@@ -137,27 +135,20 @@ fn chosen_kernel(device: &dyn Device, name: &str, kernel_path: &[PathBuf]) -> an
     }
 }
 
-/// Bytes of a file that the command line names at most: what goes on for ever, as /dev/zero does, is noticed here.
-const MAX_FILE_BYTES: u64 = 256 << 20;
+/// What this program was asked, for records: to be read, not to be run again.
+fn own_arguments() -> String {
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    words.collect::<Vec<_>>().join(" ")
+}
 
 /// A file that the command line names.
 fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
-    read.with_context(|| format!("cannot read {}", path.display()))?;
-    let is_whole = bytes.len() as u64 <= MAX_FILE_BYTES;
-    anyhow::ensure!(
-        is_whole,
-        "{} is larger than {} MiB; is it the right file?",
-        path.display(),
-        MAX_FILE_BYTES >> 20
-    );
-    Ok(bytes)
+    file::read(path, file::TEXT_BYTES_MAX).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// The same, of text.
 fn read_text(path: &Path) -> anyhow::Result<String> {
-    String::from_utf8(read_file(path)?).with_context(|| format!("cannot read {}", path.display()))
+    file::read_text(path, file::TEXT_BYTES_MAX).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// Writes files into a folder, all of them or none. What is there already is not written over.
@@ -174,7 +165,7 @@ fn write_files(folder: &Path, files: &[(impl AsRef<str>, impl AsRef<str>)]) -> a
         made.extend(absent.into_iter().rev());
         std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         made.push(path.to_owned());
-        write_whole(path, &[text.as_bytes()], Durability::Lazy)
+        write_whole(path, &[text.as_bytes()], Durability::Synced)
             .with_context(|| format!("cannot write {}", path.display()))
     };
     let done = paths.iter().zip(files).try_for_each(|(path, (_, text))| write(path, text.as_ref()));

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use evosdpa_core::file;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -104,7 +105,11 @@ impl Confirmed {
 impl Evolution {
     /// Reads a log. Lines that are no evaluation are counted, never fatal.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path).doing("read", path, "name a tune's folder or its log")?;
+        let text = file::read_text(path, file::RECORD_BYTES_MAX).doing(
+            "read",
+            path,
+            "name a tune's folder or its log",
+        )?;
         Ok(Self { source: path.display().to_string(), ..Self::parse(&text) })
     }
 
