@@ -83,7 +83,7 @@ impl Python {
             Err(RecvTimeoutError::Disconnected) => return Err("python ended without an answer".to_owned()),
         };
         let answer: Value = serde_json::from_str(&line).map_err(|_| {
-            let shown: String = line.chars().take(80).collect();
+            let shown: String = line.trim_end().chars().take(80).collect();
             format!("python printed `{shown}` where an answer was due")
         })?;
         match answer["error"].as_str() {

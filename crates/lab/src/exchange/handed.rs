@@ -119,7 +119,7 @@ mod tests {
         let missing = Handed::read(Tool::GpuMode, &folder.path().join("none.py")).unwrap_err().to_string();
         assert!(missing.contains("none.py"), "{missing}");
         let long = "#".repeat(BYTES_MAX as usize + 1);
-        assert!(read(Tool::GpuMode, "h.py", &long).unwrap_err().contains("at most 1048576"));
+        assert!(read(Tool::GpuMode, "h.py", &long).unwrap_err().contains("larger than 1 MiB"));
     }
 
     #[test]
