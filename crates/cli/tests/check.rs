@@ -214,3 +214,28 @@ fn names_that_are_no_text_are_names() {
     let (status, _, said) = run(&["import", "gpumode", "--shape", "tiny"], &named.join("a.py"));
     assert!(status == Some(2) && said.contains("no UTF-8"), "{said}");
 }
+
+#[test]
+fn a_killed_export_leaves_a_whole_folder_or_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let export = |out: &str| {
+        let mut command = Command::new(cargo_bin!("evosdpa"));
+        command.args(["export", "openevolve", "--kernel", "sdpa_v1", "--shape", "tiny", "--out", out]);
+        command.current_dir(folder.path()).stdout(std::process::Stdio::null());
+        command
+    };
+    let count = |out: &str| std::fs::read_dir(folder.path().join(out)).map_or(0, Iterator::count);
+    let began = std::time::Instant::now();
+    assert!(export("whole").status().unwrap().success());
+    let (whole, took) = (count("whole"), began.elapsed());
+    assert!(whole > 3, "{whole}");
+    for number in 0..30 {
+        let out = format!("out-{number}");
+        let mut child = export(&out).spawn().unwrap();
+        std::thread::sleep(took * number / 25);
+        let _ = child.kill();
+        child.wait().unwrap();
+        let left = count(&out);
+        assert!(left == 0 || left == whole, "killed after {number}/25 of its time: {left} of {whole}");
+    }
+}

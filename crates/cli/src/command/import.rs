@@ -34,7 +34,7 @@ pub(crate) fn run(args: Import) -> anyhow::Result<Status> {
         Handed::Source(source) => {
             let kernel = args.kernel.clone().or(beside.and_then(|(_, kernel)| kernel));
             let kernel = kernel.context("name the kernel whose contract the source keeps with --kernel")?;
-            adopt(&args, &kernel, &source, &problem)
+            make_kernel(&args, &kernel, &source, &problem)
         }
     }
 }
@@ -64,7 +64,7 @@ fn of_bench(problem: &Problem) -> Vec<OsString> {
 }
 
 /// A CUDA source: a kernel of its own in a folder, checked on the simulator.
-fn adopt(args: &Import, kernel: &str, source: &str, problem: &Problem) -> anyhow::Result<Status> {
+fn make_kernel(args: &Import, kernel: &str, source: &str, problem: &Problem) -> anyhow::Result<Status> {
     let mut registry = registry(&args.common.kernel_path)?;
     registry.register_source(kernel, &args.name, source).with_context(|| args.file.display().to_string())?;
     let out = args.out.clone().unwrap_or_else(|| Path::new("kernels").join(&args.name));
