@@ -51,6 +51,8 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
     let asked = asked(&args, on_cpu)?;
     interrupt::listen();
 
+    let bar = progress::bar(asked.iter().map(|of_shape| of_shape.problems.len() as u64 * 100).sum());
+    progress::say(&bar, "looking at this machine");
     let mut environment = Environment::look(args.common.thread_count());
     environment.accelerator = device.accelerator();
     environment.no_accelerator = no_gpu;
@@ -58,8 +60,10 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
         environment.measure_peaks(args.common.forced_isa()?);
     }
     if let Some(duels) = args.self_test {
+        bar.finish_and_clear();
         return self_test(&args, device, &request.kernels, &asked, &environment, duels as usize);
     }
+    progress::say(&bar, "starting PyTorch");
     let torch = start_torch(&args, environment.threads);
     environment.torch = torch.as_ref().ok().map(|torch| torch.version().to_owned());
     let mut record = Run::create(&args.out, &own_arguments(), &environment)?;
@@ -68,7 +72,6 @@ pub(crate) fn run(args: Bench, submission: Option<Submission>) -> anyhow::Result
     }
     let no_torch = torch.as_ref().err().cloned();
     let mut told = Told { json: args.common.json, environment, rows: Vec::new(), record, no_torch };
-    let bar = progress::bar(asked.iter().map(|of_shape| of_shape.problems.len() as u64 * 100).sum());
     let status = measure(device, &asked, request, torch.map(RefCell::new), &mut told, &bar)?;
     let _ending = interrupt::ending();
     told.record.finish(status)?;
@@ -284,13 +287,19 @@ fn self_test(
         Rule { most_blocks: args.iters.unwrap_or(40) as usize, margin: args.margin, ..Rule::default() };
     let mut rows: Vec<SelfTest> = Vec::new();
     let mut refused = Vec::new();
-    for problem in asked.iter().flat_map(|of_shape| &of_shape.problems) {
+    let problems: Vec<&Problem> = asked.iter().flat_map(|of_shape| &of_shape.problems).collect();
+    let bar = progress::bar((problems.len() * kernels.len() * duels) as u64);
+    for problem in problems {
         for kernel in kernels {
+            progress::say(&bar, format!("{problem}: {kernel} against itself"));
             if let Some(why) = device.refuses(kernel, problem) {
                 refused.push((kernel.clone(), why));
                 continue;
             }
-            let proceed = |_| !interrupt::asked();
+            let proceed = |_| {
+                bar.inc(1);
+                !interrupt::asked()
+            };
             let Some(_lock) = DeviceLock::wait(device, || !interrupt::asked())? else { break };
             rows.push(self_test::against_itself(
                 device,
@@ -303,6 +312,7 @@ fn self_test(
             )?);
         }
     }
+    bar.finish_and_clear();
     if args.common.json {
         output::print_json("self-test", environment, &rows)?;
     } else {
