@@ -22,7 +22,7 @@ use rmcp::{
 use serde_json::{Value, json};
 
 use crate::{
-    evaluate::{Lab, Order, Place},
+    evaluate::{Lab, Order, Place, record},
     serve::Limits,
 };
 
@@ -218,9 +218,8 @@ impl Desk {
         let folder = self.out.join(&id);
         let name = format!("{}_m{}_{count}", order.kernel, std::process::id());
         let outcome = self.lab.evaluate(&order, &name, &folder, stopped)?;
-        let record =
-            json!({"schema": "evosdpa.serve-task/1", "task_id": id, "order": order, "outcome": outcome});
-        std::fs::write(folder.join("task.json"), record.to_string())?;
+        record::write(&folder, &record::of(&id, &order, Some(&outcome)))
+            .with_context(|| format!("cannot record the evaluation in {}", folder.display()))?;
         Ok(serde_json::to_value(outcome)?)
     }
 
@@ -228,8 +227,7 @@ impl Desk {
     fn history(&self) -> anyhow::Result<Value> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&self.out)?.flatten() {
-            let text = std::fs::read_to_string(entry.path().join("task.json")).unwrap_or_default();
-            let Ok(record) = serde_json::from_str::<Value>(&text) else { continue };
+            let Some(record) = record::read(&entry.path()) else { continue };
             let order = &record["order"];
             found.push((
                 entry.metadata().and_then(|data| data.modified()).unwrap_or(UNIX_EPOCH),

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anstyle::{AnsiColor, Style};
+use anyhow::Context;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use evosdpa_lab::{gate::Verdict, machine::Environment};
 use serde::Serialize;
@@ -30,9 +31,7 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 /// Writes a document for programs to standard output as it is.
 pub(crate) fn print_whole(text: &str) -> anyhow::Result<()> {
     let mut out = anstream::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
 }
 
 /// Writes a line to the standard error. That nobody can read it, because the disk behind it is full say, changes nothing.
@@ -90,7 +89,7 @@ pub(crate) fn nothing_done(done: &str, reasons: impl IntoIterator<Item = (String
     Status::Unavailable
 }
 
-/// A table that fits the terminal and never exceeds 100 columns. Columns from `numbers_from` on are right-aligned.
+/// A table of at most 100 columns, on whatever terminal. Columns from `numbers_from` on are right-aligned.
 pub(crate) fn table(header: &[&str], numbers_from: usize, rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);

@@ -124,8 +124,6 @@ fn a_folder_without_a_kernel_and_a_file_without_winners_are_refused() {
             &["build", "--kernel-path", "."][..],
             "there is no kernel in .: expected NAME.toml with its NAME.cu",
         ),
-        (&["apply", "/dev/zero"], "/dev/zero is larger than 256 MiB"),
-        (&["profile", "--import", "/dev/zero", "--shape", "tiny"], "/dev/zero is larger than 256 MiB"),
         (&["apply", "elite.json"], "expected the elite.json that `evosdpa tune` leaves"),
     ] {
         let output = evosdpa(folder.path(), args);
@@ -133,13 +131,111 @@ fn a_folder_without_a_kernel_and_a_file_without_winners_are_refused() {
         let said = text(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(said.contains(words), "{args:?}: {said}");
     }
+    // A table that has no end is no table.
+    let plan = |table: &Path| {
+        let args = ["plan", "tiny", "--arch", "sm_90a"];
+        Command::new(cargo_bin!("evosdpa")).args(args).env("EVOSDPA_TUNED", table).output().unwrap()
+    };
+    let endless = plan(Path::new("/dev/zero"));
+    assert_eq!(endless.status.code(), Some(2));
+    assert!(text(&endless.stderr).contains("larger than 256 MiB"), "{}", text(&endless.stderr));
     // A line of any length is not quoted whole.
     std::fs::write(folder.path().join("table.toml"), format!("a={}", "[".repeat(50_000))).unwrap();
-    let plan = Command::new(cargo_bin!("evosdpa"))
-        .args(["plan", "tiny", "--arch", "sm_90a"])
-        .env("EVOSDPA_TUNED", folder.path().join("table.toml"))
-        .output()
-        .unwrap();
+    let plan = plan(&folder.path().join("table.toml"));
     assert_eq!(plan.status.code(), Some(2));
     assert!((100..3000).contains(&plan.stderr.len()), "{}", plan.stderr.len());
+}
+
+/// Each would be read until the memory ends, or be waited for without end.
+#[test]
+fn files_without_an_end_and_pipes_without_a_writer_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reads: [(&[&str], &str); 7] = [
+        (&["tune", "--simulate"], "1 GiB"),
+        (&["tune", "--device", "cpu", "--shapes", "tiny", "--evaluations", "1", "--prior"], "256 MiB"),
+        (&["build", "--parse"], "256 MiB"),
+        (&["apply"], "256 MiB"),
+        (&["report"], "1 GiB"),
+        (&["import", "openevolve", "--kernel", "sdpa_v1", "--shape", "tiny"], "1 MiB"),
+        (&["profile", "--shape", "tiny", "--import"], "256 MiB"),
+    ];
+    std::thread::scope(|scope| {
+        for (args, limit) in reads {
+            let pipe = pipe.to_str().unwrap();
+            let folder = folder.path();
+            scope.spawn(move || {
+                for (file, words) in [("/dev/zero", limit), (pipe, "nobody writes"), ("/", "it is a folder")]
+                {
+                    // A folder is a run's for `report`.
+                    if (file, args) == ("/", &["report"]) {
+                        continue;
+                    }
+                    let output = evosdpa(folder, &[args, &[file]].concat());
+                    let said = text(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+                    assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+                    assert!(said.contains(file) && said.contains(words), "{args:?} {file}: {said}");
+                }
+            });
+        }
+    });
+}
+
+/// File names are bytes: what is shown or recorded of them may lose some, what is opened may not.
+#[test]
+fn names_that_are_no_text_are_names() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
+    let folder = tempfile::tempdir().unwrap();
+    let named = folder.path().join(OsStr::from_bytes(b"k\xff"));
+    let run = |args: &[&str], last: &Path| {
+        let mut command = Command::new(cargo_bin!("evosdpa"));
+        command.args(args).arg(last).current_dir(folder.path()).env("NO_COLOR", "1");
+        let output = command.output().unwrap();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let bench = ["bench", "--device", "cpu", "--shapes", "tiny", "--iters", "3", "--no-baselines", "--out"];
+    let (status, _, said) = run(&bench, &named.join("runs"));
+    assert_eq!(status, Some(0), "{said}");
+    let (status, listed, said) = run(&["runs", "--json", "--out"], &named.join("runs"));
+    assert_eq!(status, Some(0), "{said}");
+    assert_eq!(serde_json::from_str::<Value>(&listed).unwrap()["rows"].as_array().unwrap().len(), 1);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/cuda/line/sdpa_v1.cu");
+    std::fs::copy(source, named.join("a.cu")).unwrap();
+    let import =
+        ["import", "openevolve", "--kernel", "sdpa_v1", "--shape", "tiny", "--dtype", "f16", "--out"];
+    let mut command = Command::new(cargo_bin!("evosdpa"));
+    let output = command.args(import).args([&named.join("made"), &named.join("a.cu")]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(named.join("made/imported.toml").is_file());
+    // Python is asked in JSON, which has text alone.
+    std::fs::write(named.join("a.py"), "def custom_kernel(data): ...").unwrap();
+    let (status, _, said) = run(&["import", "gpumode", "--shape", "tiny"], &named.join("a.py"));
+    assert!(status == Some(2) && said.contains("no UTF-8"), "{said}");
+}
+
+#[test]
+fn a_killed_export_leaves_a_whole_folder_or_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let export = |out: &str| {
+        let mut command = Command::new(cargo_bin!("evosdpa"));
+        command.args(["export", "openevolve", "--kernel", "sdpa_v1", "--shape", "tiny", "--out", out]);
+        command.current_dir(folder.path()).stdout(std::process::Stdio::null());
+        command
+    };
+    let count = |out: &str| std::fs::read_dir(folder.path().join(out)).map_or(0, Iterator::count);
+    let began = std::time::Instant::now();
+    assert!(export("whole").status().unwrap().success());
+    let (whole, took) = (count("whole"), began.elapsed());
+    assert!(whole > 3, "{whole}");
+    for number in 0..30 {
+        let out = format!("out-{number}");
+        let mut child = export(&out).spawn().unwrap();
+        std::thread::sleep(took * number / 25);
+        let _ = child.kill();
+        child.wait().unwrap();
+        let left = count(&out);
+        assert!(left == 0 || left == whole, "killed after {number}/25 of its time: {left} of {whole}");
+    }
 }

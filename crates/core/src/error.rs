@@ -389,7 +389,8 @@ pub fn nearest<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Op
         .filter(|name| name.chars().count().abs_diff(chars) <= limit)
         .map(|name| (strsim::levenshtein(&lower, &name.to_lowercase()), name))
         .filter(|(distance, _)| *distance <= limit)
-        .min()
+        // Of those that are as near, one of which only the end is missing.
+        .min_by_key(|(distance, name)| (*distance, !name.starts_with(wanted), *name))
         .map(|(_, name)| name.to_owned())
 }
 
@@ -404,6 +405,7 @@ mod tests {
         assert_eq!(nearest("long12", names), Some("long128".into()));
         assert_eq!(nearest("enormous", names), None);
         assert_eq!(nearest("MISSION", names), Some("mission".into()));
+        assert_eq!(nearest("sm_90", ["sm_80", "sm_86", "sm_90a"]), Some("sm_90a".into()));
     }
 
     /// A service answers megabytes of nonsense as fast as anything else.

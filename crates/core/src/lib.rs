@@ -8,6 +8,7 @@ mod code;
 mod dtype;
 pub mod error;
 mod feature;
+pub mod file;
 mod float;
 mod layout;
 mod lengths;

@@ -301,8 +301,13 @@ impl<'a> Suffixes<'a> {
 }
 
 fn unknown_suffix(suffix: &str, name: &str) -> String {
-    let of_name = SUFFIXES.into_iter().find(|known| known.split('=').next() == Some(name));
-    match of_name.map(str::to_owned).or_else(|| nearest(suffix, SUFFIXES)) {
+    let named = |name: &str| SUFFIXES.into_iter().find(|known| known.split('=').next() == Some(name));
+    // With a value of its own, as `:pagd=3`, it is near to no suffix as a whole.
+    let near = || {
+        let names = SUFFIXES.into_iter().filter_map(|known| known.split('=').next());
+        named(&nearest(name, names)?).map(str::to_owned)
+    };
+    match named(name).map(str::to_owned).or_else(|| nearest(suffix, SUFFIXES)).or_else(near) {
         Some(known) => format!("unknown suffix `:{suffix}`, did you mean `:{known}`?"),
         None => format!("unknown suffix `:{suffix}`"),
     }

@@ -62,6 +62,7 @@ impl FromStr for Granularity {
 
 /// How exact an f16 or bf16 answer must be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Precision {
     /// Weights may be rounded to the type of the inputs before they are multiplied with V, as FlashAttention and cuDNN do.
     #[default]

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 /// An instruction set the kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Isa {
     /// Plain Rust, any machine.
     Portable,

@@ -14,10 +14,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use evosdpa_core::file::{self, Durability, STAGING_PREFIX};
+
 use crate::{
     Error, Result,
     entry::{self, Entry},
-    file::{Durability, STAGING_PREFIX},
     toolchain,
 };
 
@@ -97,7 +98,7 @@ impl Cache {
     /// Code and log of an entry. A damaged entry is removed and counts as absent.
     pub fn load(&self, key: &str) -> Option<(Vec<u8>, String)> {
         let path = self.path(key);
-        let bytes = fs::read(&path).ok()?;
+        let bytes = file::read(&path, file::TEXT_BYTES_MAX).ok()?;
         let trusted = fs::symlink_metadata(&path).is_ok_and(|metadata| is_trusted(&metadata));
         match Entry::decode(&bytes, key).filter(|_| trusted) {
             Some(Entry { log, code, .. }) => {
@@ -128,8 +129,9 @@ impl Cache {
             // An entry that another process has just removed is no error.
             let Ok(metadata) = fs::metadata(&path) else { continue };
             let Some(key) = entry::key_of(&path) else { continue };
-            let label =
-                fs::read(&path).ok().and_then(|bytes| Some(Entry::decode(&bytes, &key)?.label.into_owned()));
+            let label = file::read(&path, file::TEXT_BYTES_MAX)
+                .ok()
+                .and_then(|bytes| Some(Entry::decode(&bytes, &key)?.label.into_owned()));
             entries.push(CacheEntry {
                 key,
                 label: label.unwrap_or_else(|| "damaged".to_owned()),

@@ -8,12 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use evosdpa_core::file::{Durability, write_whole};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Error, Result,
-    file::{Durability, write_whole},
-};
+use crate::{Error, Result};
 
 const EXTENSION: &str = "kernel";
 const SCHEMA: u32 = 2;

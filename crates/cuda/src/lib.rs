@@ -20,7 +20,6 @@ mod driver;
 mod entry;
 mod error;
 mod event;
-pub mod file;
 mod foreign;
 mod graph;
 mod guarded;

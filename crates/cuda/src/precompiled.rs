@@ -10,10 +10,11 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use evosdpa_core::file::{self, Durability};
+
 use crate::{
     Artifact, CompileRequest, Error, Result,
     entry::{self, Entry},
-    file::Durability,
 };
 
 /// Names the folder, before any other.
@@ -75,7 +76,7 @@ impl Precompiled {
     /// Code and log of what was compiled from the source of this [key](CompileRequest::source_key).
     pub fn load(&self, source_key: &str) -> Option<(Vec<u8>, String)> {
         let path = entry::path(&self.folder, source_key);
-        let bytes = fs::read(&path).ok()?;
+        let bytes = file::read(&path, file::TEXT_BYTES_MAX).ok()?;
         let Some(Entry { log, code, .. }) = Entry::decode(&bytes, source_key) else {
             tracing::warn!("{} is damaged; the kernel is compiled here", path.display());
             return None;

@@ -32,9 +32,8 @@ impl Program {
     }
 
     /// All that follows the file on a command line: what starts the program, then its own arguments.
-    pub fn arguments_before(&self, own: Vec<String>) -> Vec<String> {
-        let first = self.arguments.iter().map(|argument| argument.to_string_lossy().into_owned());
-        first.chain(own).collect()
+    pub fn arguments_before(&self, own: Vec<OsString>) -> Vec<OsString> {
+        self.arguments.iter().cloned().chain(own).collect()
     }
 
     /// A command that starts it; the program's own arguments are still to be added.

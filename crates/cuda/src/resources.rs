@@ -85,7 +85,9 @@ pub fn gate(artifact: &Artifact, variant: &Variant, target: &Target) -> Result<R
     if occupancy.blocks_per_sm == 0 {
         findings.push(fail(format!("no block fits on an SM of {}: {:?}", target.arch, occupancy.limiter)));
     }
-    cross_check_cubin(&mut findings, entry, &CubinFacts::read(&artifact.code)?);
+    let cubin = CubinFacts::read(&artifact.code)?;
+    cross_check_cubin(&mut findings, entry, &cubin);
+    parameters(&mut findings, entry, variant, &cubin);
     findings.extend(
         report
             .advisories
@@ -140,6 +142,25 @@ fn cross_check_cubin(findings: &mut Vec<Finding>, entry: &Entry, cubin: &CubinFa
     );
     if let (Some(reported), Some(has)) = (resources.barriers, kernel.barriers) {
         differ(findings, "the cubin", "barriers", reported, has);
+    }
+}
+
+/// Tensor maps are aligned to so many bytes of the constant bank, where parameters begin elsewhere: cubins count that gap too.
+const TENSOR_MAP_ALIGNMENT: u32 = 64;
+
+/// A kernel that takes others than it is given reads whatever lies there.
+fn parameters(findings: &mut Vec<Finding>, entry: &Entry, variant: &Variant, cubin: &CubinFacts) {
+    let given = variant.parameter_bytes;
+    let takes = cubin.kernel(&entry.name).and_then(|kernel| kernel.parameter_bytes);
+    let gap = if variant.tensor_maps.is_empty() { 1 } else { TENSOR_MAP_ALIGNMENT };
+    if let Some(takes) = takes.filter(|takes| !(given..given + gap).contains(takes)) {
+        let maps = match variant.tensor_maps.len() {
+            0 => String::new(),
+            maps => format!(", then {maps} `const __grid_constant__ CUtensorMap`"),
+        };
+        findings.push(fail(format!(
+            "it takes {takes} bytes of parameters and is given {given}: `const __grid_constant__ SdpaParams p`{maps}"
+        )));
     }
 }
 

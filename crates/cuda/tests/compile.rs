@@ -112,6 +112,20 @@ fn a_report_that_disagrees_with_the_cubin_fails() {
 }
 
 #[test]
+fn other_parameters_than_a_launch_gives_are_a_finding() {
+    for (parameters, takes) in [("const SdpaParams* p", "8"), ("const SdpaParams p, int n", "452")] {
+        let source = format!(
+            "#include \"params.h\"\nextern \"C\" __global__ void scale_rows({parameters}) {{ __syncthreads(); }}\n"
+        );
+        let report = gate(&with_source(Arch::Sm89, &source));
+        let text: Vec<&str> = report.findings.iter().map(|finding| finding.text.as_str()).collect();
+        let expected =
+            format!("takes {takes} bytes of parameters and is given 448: `const __grid_constant__");
+        assert!(!report.passed() && text.iter().any(|text| text.contains(&expected)), "{text:?}");
+    }
+}
+
+#[test]
 fn local_memory_is_a_finding() {
     let source = "extern \"C\" __global__ void scale_rows(float* o, int n) { float a[64], s = 0;\n\
                   for (int i = 0; i < 64; ++i) a[i] = o[i] * n;\n\
@@ -119,6 +133,7 @@ fn local_memory_is_a_finding() {
                   o[0] = s; }\n";
     let mut variant = with_source(Arch::Sm90a, source);
     variant.limits.stack_bytes = None;
+    variant.parameter_bytes = 12;
     let report = gate(&variant);
     assert!(report.passed(), "{:?}", report.findings);
     let found = report.findings.iter().any(|finding| finding.text.contains("Local memory used"));

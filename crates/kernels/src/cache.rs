@@ -183,6 +183,7 @@ pub fn variant(arch: Arch, element: DType) -> Variant {
             workspace_bytes: 0,
         },
         tensor_maps: Vec::new(),
+        parameter_bytes: size_of::<CacheParams>() as u32,
         limits: Limits {
             registers: Some(64),
             smem_bytes: Some(0),

@@ -14,7 +14,7 @@ use crate::{
     reads::{self, Identifiers, names_read},
     support,
 };
-use evosdpa_core::Features;
+use evosdpa_core::{Features, file};
 
 /// Where a kernel came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +115,8 @@ impl Registry {
     /// from there too.
     pub fn add_folder(&mut self, path: &Path) -> Result<()> {
         let read = |path: &Path| {
-            fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })
+            file::read_text(path, file::TEXT_BYTES_MAX)
+                .map_err(|source| Error::Read { path: path.to_owned(), source })
         };
         let entries = fs::read_dir(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
         let mut own = Files::new();

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     Arch, Assignment, Constraint, Error, Expr, ExprError, Header, Kernel, Limits, Manifest, ProblemFacts,
-    Reason, Refusal, Result, SpaceSize, Swizzle, Target, TensorName, TunableSpace, VariantId,
+    Reason, Refusal, Result, SdpaParams, SpaceSize, Swizzle, Target, TensorName, TunableSpace, VariantId,
     expr::Environment, reads::DYNAMIC_SMEM_BYTES, support, tunables::SEARCH_LIMIT,
 };
 use evosdpa_core::DType;
@@ -88,6 +88,8 @@ pub struct Variant {
     pub launch: LaunchGeometry,
     /// Tensor maps it takes after the parameters.
     pub tensor_maps: Vec<TensorMapUse>,
+    /// Bytes of its parameters, tensor maps included: what a launch hands over, whatever the source declares.
+    pub parameter_bytes: u32,
     /// The resources it may use.
     pub limits: Limits,
 }
@@ -107,6 +109,8 @@ const CLUSTER_MAX: i64 = 16;
 /// No instruction names more registers of a thread.
 const REGISTERS_MAX: i64 = 255;
 const TENSOR_BOX_MAX: i64 = 256;
+/// A `CUtensorMap`, whose alignment of 64 the parameters before it keep.
+const TENSOR_MAP_BYTES: usize = 128;
 /// A launch that asks for more than this asks for a mistake.
 const WORKSPACE_MAX: i64 = 1 << 30;
 
@@ -249,6 +253,7 @@ impl Kernel {
         let launch = resolution.launch()?;
         let defines = resolution.defines()?;
         let tensor_maps = resolution.tensor_maps()?;
+        let parameter_bytes = (size_of::<SdpaParams>() + tensor_maps.len() * TENSOR_MAP_BYTES) as u32;
         let limits = resolution.limits()?;
         let Manifest { entry, options, .. } = &self.manifest;
         Ok(Variant {
@@ -262,6 +267,7 @@ impl Kernel {
             options: options.clone(),
             launch,
             tensor_maps,
+            parameter_bytes,
             limits,
         })
     }

@@ -6,7 +6,8 @@ pub use family::adopt_orphans;
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs,
+    io::{self, BufRead, Read},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
@@ -16,6 +17,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use evosdpa_core::file;
 
 use crate::{Error, error::IoContext};
 
@@ -148,7 +151,23 @@ impl Drop for Scratch {
     }
 }
 
+/// Bytes at most of a line that another program writes: one without an end would fill the memory.
+const LINE_BYTES_MAX: u64 = 4 << 20;
+
+/// The next line that another program has written, with its end; `None` where there is no more.
+pub(crate) fn next_line(output: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    output.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
+    if line.len() as u64 >= LINE_BYTES_MAX && !line.ends_with(b"\n") {
+        let why = format!("it wrote a line that is longer than {} MiB", LINE_BYTES_MAX >> 20);
+        return Err(io::Error::other(why));
+    }
+    Ok((!line.is_empty()).then(|| String::from_utf8_lossy(&line).into_owned()))
+}
+
 /// A file as text. An absent file is empty: a tool that did not get as far as opening it has said nothing.
 pub(crate) fn text_of(path: &Path) -> String {
-    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    file::read(path, file::TEXT_BYTES_MAX)
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default()
 }

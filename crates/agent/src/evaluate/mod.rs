@@ -4,6 +4,7 @@
 //! anywhere else. The first gate that fails ends it.
 
 mod process;
+pub(crate) mod record;
 mod verdict;
 
 use std::{

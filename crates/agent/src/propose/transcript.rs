@@ -2,11 +2,11 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::Write,
     path::{Path, PathBuf},
 };
 
 use anyhow::Context;
+use evosdpa_core::file;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -85,8 +85,8 @@ impl Transcript {
     pub(crate) fn add(&mut self, line: Line) -> anyhow::Result<()> {
         let mut text = serde_json::to_vec(&line)?;
         text.push(b'\n');
-        let written = self.file.write_all(&text).and_then(|()| self.file.sync_data());
-        written.with_context(|| format!("cannot write {}: free some space", self.path.display()))?;
+        file::append(&self.file, &text)
+            .with_context(|| format!("cannot write {}: free some space", self.path.display()))?;
         self.lines.push(line);
         Ok(())
     }
@@ -161,7 +161,8 @@ pub(crate) struct ToRepair<'a> {
 
 /// Reads a transcript; a last line that was cut off does not count.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Contents> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = file::read(path, file::RECORD_BYTES_MAX)
+        .with_context(|| format!("cannot read {}", path.display()))?;
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
     let mut lines = Vec::new();
     for (index, line) in bytes[..whole].split_inclusive(|byte| *byte == b'\n').enumerate() {

@@ -16,7 +16,7 @@ use std::{
 use serde::Serialize;
 use tokio::sync::watch;
 
-use crate::evaluate::{Lab, Order, Outcome};
+use crate::evaluate::{Lab, Order, Outcome, record};
 
 /// Tasks that are remembered after their end.
 const REMEMBERED: usize = 1000;
@@ -188,13 +188,13 @@ impl Tasks {
                     known.error = Some(format!("{error:#}"));
                 }
             }
-            let record = serde_json::json!({
-                "schema": "evosdpa.serve-task/1", "task_id": known.id, "name": known.name, "order": known.order,
-                "submitted_s": known.submitted_s, "outcome": known.outcome, "error": known.error,
-            });
+            let mut record = record::of(&known.id, &known.order, known.outcome.as_ref());
+            record["name"] = known.name.clone().into();
+            record["submitted_s"] = known.submitted_s.into();
+            record["error"] = known.error.clone().into();
             drop(inner);
             // The answer does not depend on it.
-            let _ = fs::write(folder.join("task.json"), record.to_string());
+            let _ = record::write(&folder, &record);
             self.tell();
         }
     }

@@ -1,6 +1,9 @@
 //! `evosdpa import TOOL FILE`: an answer to an exported task, by the same gates as every kernel.
 
-use std::path::Path;
+use std::{
+    ffi::{OsStr, OsString},
+    path::Path,
+};
 
 use anyhow::Context;
 use clap::Parser;
@@ -31,7 +34,7 @@ pub(crate) fn run(args: Import) -> anyhow::Result<Status> {
         Handed::Source(source) => {
             let kernel = args.kernel.clone().or(beside.and_then(|(_, kernel)| kernel));
             let kernel = kernel.context("name the kernel whose contract the source keeps with --kernel")?;
-            adopt(&args, &kernel, &source, &problem)
+            make_kernel(&args, &kernel, &source, &problem)
         }
     }
 }
@@ -39,17 +42,13 @@ pub(crate) fn run(args: Import) -> anyhow::Result<Status> {
 /// A function in Python: correctness, audits, floor, and a duel with what the library would run.
 fn evaluate(args: Import, submission: Submission, problem: &Problem) -> anyhow::Result<Status> {
     let mut words = of_bench(problem);
-    words.extend([
-        "--python".to_owned(),
-        args.python,
-        "--baseline-timeout".to_owned(),
-        args.timeout.to_string(),
-    ]);
+    words.extend(["--python".into(), args.python.into()]);
+    words.extend(["--baseline-timeout".into(), args.timeout.to_string().into()]);
     if let Some(iters) = args.iters {
-        words.extend(["--iters".to_owned(), iters.to_string()]);
+        words.extend(["--iters".into(), iters.to_string().into()]);
     }
     if let Some(out) = args.out {
-        words.extend(["--out".to_owned(), out.display().to_string()]);
+        words.extend(["--out".into(), out.into()]);
     }
     let Command::Bench(mut bench) = Cli::try_parse_from(words)?.command else {
         unreachable!("that is what was written")
@@ -58,33 +57,32 @@ fn evaluate(args: Import, submission: Submission, problem: &Problem) -> anyhow::
     bench::run(bench, Some(submission))
 }
 
-fn of_bench(problem: &Problem) -> Vec<String> {
+fn of_bench(problem: &Problem) -> Vec<OsString> {
     let words = ["evosdpa", "bench", "--no-baselines", "--shapes", &problem.shape().to_string()];
     let words = words.into_iter().chain(["--dtype", problem.dtype().name()]);
-    words.map(str::to_owned).collect()
+    words.map(OsString::from).collect()
 }
 
 /// A CUDA source: a kernel of its own in a folder, checked on the simulator.
-fn adopt(args: &Import, kernel: &str, source: &str, problem: &Problem) -> anyhow::Result<Status> {
+fn make_kernel(args: &Import, kernel: &str, source: &str, problem: &Problem) -> anyhow::Result<Status> {
     let mut registry = registry(&args.common.kernel_path)?;
     registry.register_source(kernel, &args.name, source).with_context(|| args.file.display().to_string())?;
     let out = args.out.clone().unwrap_or_else(|| Path::new("kernels").join(&args.name));
     anyhow::ensure!(!out.exists(), "{} is there already: choose another folder with --out", out.display());
     write_files(&out, &registry.kernel(&args.name)?.files())?;
-    let folder = out.display().to_string();
     // The simulator is slow: the same kernel on something small, as the exported evaluator does.
     let small = small(problem);
     let (name, dtype) = (args.name.as_str(), problem.dtype().name());
     let check =
         ["evosdpa", "check", "--device", "sim", "--kernels", name, "--shapes", &small, "--dtype", dtype];
-    let check = [&check[..], &["--seeds", "1", "--kernel-path", &folder]].concat();
-    let more = args.common.json.then_some("--json");
-    let Command::Check(check) = Cli::try_parse_from(check.into_iter().chain(more))?.command else {
+    let check = [&check[..], &["--seeds", "1", "--kernel-path"]].concat().into_iter().map(OsStr::new);
+    let check = check.chain([out.as_os_str()]).chain(args.common.json.then_some(OsStr::new("--json")));
+    let Command::Check(check) = Cli::try_parse_from(check)?.command else {
         unreachable!("that is what was written")
     };
     let status = crate::command::check::run(check)?;
     if !args.common.json {
-        let shape = problem.shape();
+        let (shape, folder) = (problem.shape(), out.display());
         output::print(&format!(
             "\n{name} is in {folder}; on a GPU: evosdpa bench --device cuda --kernel-path {folder} --kernels {name} --shapes \
              {shape} --dtype {dtype}\n"

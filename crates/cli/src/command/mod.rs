@@ -23,8 +23,6 @@ pub(crate) mod sanitize;
 pub(crate) mod tune;
 
 use std::{
-    fs::File,
-    io::Read,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -32,7 +30,7 @@ use std::{
 use anyhow::Context;
 use evosdpa::Isa;
 use evosdpa_core::error::nearest;
-use evosdpa_cuda::file::{Durability, write_whole};
+use evosdpa_core::file::{self, Durability, write_whole};
 use evosdpa_kernels::{Kernel, Origin, Registry, VariantId};
 use evosdpa_lab::device::{Cpu, Cuda, Device, DeviceId, Sim, id};
 
@@ -137,54 +135,65 @@ fn chosen_kernel(device: &dyn Device, name: &str, kernel_path: &[PathBuf]) -> an
     }
 }
 
-/// Bytes of a file that the command line names at most: what goes on for ever, as /dev/zero does, is noticed here.
-const MAX_FILE_BYTES: u64 = 256 << 20;
+/// What this program was asked, for records: to be read, not to be run again.
+fn own_arguments() -> String {
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    words.collect::<Vec<_>>().join(" ")
+}
 
 /// A file that the command line names.
 fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
-    read.with_context(|| format!("cannot read {}", path.display()))?;
-    let is_whole = bytes.len() as u64 <= MAX_FILE_BYTES;
-    anyhow::ensure!(
-        is_whole,
-        "{} is larger than {} MiB; is it the right file?",
-        path.display(),
-        MAX_FILE_BYTES >> 20
-    );
-    Ok(bytes)
+    file::read(path, file::TEXT_BYTES_MAX).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// The same, of text.
 fn read_text(path: &Path) -> anyhow::Result<String> {
-    String::from_utf8(read_file(path)?).with_context(|| format!("cannot read {}", path.display()))
+    file::read_text(path, file::TEXT_BYTES_MAX).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Writes files into a folder, all of them or none. What is there already is not written over.
-fn write_files(folder: &Path, files: &[(impl AsRef<str>, impl AsRef<str>)]) -> anyhow::Result<()> {
-    let paths: Vec<PathBuf> = files.iter().map(|(name, _)| folder.join(name.as_ref())).collect();
-    if let Some(path) = paths.iter().find(|path| path.exists()) {
+/// Writes files into a folder, all of them or none, even where the program is killed meanwhile: they are written beside it and
+/// renamed. What is there already is not written over.
+fn write_files<N: AsRef<str>, T: AsRef<str>>(folder: &Path, files: &[(N, T)]) -> anyhow::Result<()> {
+    let names: Vec<&str> = files.iter().map(|(name, _)| name.as_ref()).collect();
+    if let Some(path) = names.iter().map(|name| folder.join(name)).find(|path| path.exists()) {
         anyhow::bail!("{} is there already: choose another folder with --out", path.display());
     }
-    let mut made: Vec<PathBuf> = Vec::new();
-    let mut write = |path: &Path, text: &str| -> anyhow::Result<()> {
-        let parent = path.parent().unwrap_or(folder);
-        let absent = parent.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
-        let absent: Vec<PathBuf> = absent.map(Path::to_owned).collect();
-        made.extend(absent.into_iter().rev());
-        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-        made.push(path.to_owned());
-        write_whole(path, &[text.as_bytes()], Durability::Lazy)
-            .with_context(|| format!("cannot write {}", path.display()))
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let beside = if folder.is_dir() { folder } else { parent };
+    let absent: Vec<&Path> = beside.ancestors().take_while(|path| !path.exists()).collect();
+    let staging = beside.join(format!("{}{}", file::STAGING_PREFIX, std::process::id()));
+    let write = |(name, text): &(N, T)| {
+        let path = staging.join(name.as_ref());
+        std::fs::create_dir_all(path.parent().unwrap_or(&staging))
+            .and_then(|()| write_whole(&path, &[text.as_ref().as_bytes()], Durability::Synced))
+            .with_context(|| format!("cannot write {}", folder.join(name.as_ref()).display()))
     };
-    let done = paths.iter().zip(files).try_for_each(|(path, (_, text))| write(path, text.as_ref()));
+    let done = files.iter().try_for_each(write).and_then(|()| {
+        publish(&staging, folder, &names).with_context(|| format!("cannot write {}", folder.display()))
+    });
+    let _ = std::fs::remove_dir_all(&staging);
     if done.is_err() {
-        for path in made.iter().rev() {
-            // What cannot be removed was not made.
-            let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path));
-        }
+        // Folders with something in them stay.
+        absent.iter().for_each(|made| drop(std::fs::remove_dir(made)));
     }
     done
+}
+
+/// Moves what was staged to its place: in one step where there is no such folder yet.
+fn publish(staging: &Path, folder: &Path, names: &[&str]) -> std::io::Result<()> {
+    if !folder.is_dir() {
+        return std::fs::rename(staging, folder);
+    }
+    let moved = names.iter().try_for_each(|name| {
+        let to = folder.join(name);
+        std::fs::create_dir_all(to.parent().unwrap_or(folder))?;
+        std::fs::rename(staging.join(name), to)
+    });
+    if moved.is_err() {
+        // None of them was there before.
+        names.iter().for_each(|name| drop(std::fs::remove_file(folder.join(name))));
+    }
+    moved
 }
 
 /// The CUDA kernels there are: the shipped ones and those of the user's folders.

@@ -33,8 +33,7 @@ pub(crate) fn run(args: Profile) -> anyhow::Result<Status> {
     let mut environment = Environment::look(None);
     let (session, gpu) = open(&args, registry)?;
     environment.accelerator = gpu;
-    let command: Vec<String> = std::env::args().skip(1).collect();
-    let mut record = Run::create(&args.out, &command.join(" "), &environment)?;
+    let mut record = Run::create(&args.out, &command::own_arguments(), &environment)?;
     let bar = progress::bar(work.len() as u64);
     let mut rows = Vec::new();
     for work in &work {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use evosdpa_cuda::file::{Durability, write_whole};
+use evosdpa_core::file::{Durability, write_whole};
 use evosdpa_lab::{record::catalogue, report::Document};
 
 use crate::{Status, args::Report, output};
@@ -20,7 +20,7 @@ pub(crate) fn run(args: Report) -> anyhow::Result<Status> {
         None => beside_the_run(&args)?,
     };
     // Whole or not at all: over a full disk the page that was there stays.
-    write_whole(&path, &[text.as_bytes()], Durability::Lazy)
+    write_whole(&path, &[text.as_bytes()], Durability::Synced)
         .with_context(|| format!("cannot write {}; choose another with --out", path.display()))?;
     let (word, why) = document.verdict();
     output::print(&format!(
@@ -35,10 +35,8 @@ pub(crate) fn run(args: Report) -> anyhow::Result<Status> {
 fn beside_the_run(args: &Report) -> anyhow::Result<PathBuf> {
     let name = args.format.file_name();
     let first = Path::new(&args.inputs[0]);
-    if first.is_file() {
-        return Ok(PathBuf::from(name));
+    if first.is_dir() {
+        return Ok(first.join(name));
     }
-    let folder =
-        if first.is_dir() { first.to_owned() } else { catalogue::find(&args.runs, &args.inputs[0])? };
-    Ok(folder.join(name))
+    Ok(if first.exists() { name.into() } else { catalogue::find(&args.runs, &args.inputs[0])?.join(name) })
 }

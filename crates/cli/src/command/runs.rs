@@ -41,8 +41,8 @@ fn file_name(path: &std::path::Path) -> String {
 fn as_json(entry: &Entry) -> serde_json::Value {
     match entry {
         Entry::Run { path, summary: run } => {
-            json!({"id": run.id, "set": run.set, "path": path, "status": run.status, "command": run.command, "rows": run.rows})
+            json!({"id": run.id, "set": run.set, "path": path.display().to_string(), "status": run.status, "command": run.command, "rows": run.rows})
         }
-        Entry::Unreadable { path, why } => json!({"path": path, "unreadable": why}),
+        Entry::Unreadable { path, why } => json!({"path": path.display().to_string(), "unreadable": why}),
     }
 }

@@ -4,6 +4,7 @@ mod mutants;
 mod variants;
 
 use std::{
+    ffi::OsString,
     fmt::Write,
     path::PathBuf,
     sync::{
@@ -273,14 +274,14 @@ impl Work<'_> {
     }
 
     /// One kernel, one problem, one seed, launched once: everything under the tool is many times slower.
-    fn check_arguments(&self, args: &Sanitize) -> Vec<String> {
+    fn check_arguments(&self, args: &Sanitize) -> Vec<OsString> {
         let shape = self.shape.to_string();
         let device = device(args).to_string();
         let fixed = ["check", "--device", &device, "--seeds", "1", "--once", "--json"];
         let work = ["--shapes", &shape, "--kernels", &self.name, "--dtype", self.dtype.name()];
-        let mut arguments: Vec<String> = fixed.into_iter().chain(work).map(str::to_owned).collect();
+        let mut arguments: Vec<OsString> = fixed.into_iter().chain(work).map(OsString::from).collect();
         for folder in &args.cuda.kernel_path {
-            arguments.extend(["--kernel-path".to_owned(), folder.display().to_string()]);
+            arguments.extend(["--kernel-path".into(), folder.into()]);
         }
         arguments
     }

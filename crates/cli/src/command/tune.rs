@@ -19,6 +19,7 @@ use evosdpa_lab::{
         Evaluation, Point, Space, Standing, gates,
         insight::{InsightSource, Prior, StaticView},
         log,
+        population::{Elite, EliteShape},
         profiler::Profiler,
         proposer::Proposer,
         simulate::{self, Replay},
@@ -252,35 +253,7 @@ fn write_page(out: &mut String, outcome: &Finished, folder: &Path) -> std::fmt::
         count(Standing::Promoted),
         outcome.ended,
     )?;
-    let rows = outcome
-        .elites
-        .elites
-        .iter()
-        .map(|elite| {
-            let shapes: Vec<String> = elite
-                .shapes
-                .iter()
-                .map(|(shape, result)| {
-                    let roof = result.roofline.map_or(String::new(), |share| {
-                        format!(", {} % of the roofline", output::percent(share))
-                    });
-                    format!("{shape} {:.3}× ({}{roof})", result.speedup, output::time(result.p50_us))
-                })
-                .collect();
-            let tunables: Vec<String> =
-                elite.tunables.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            let source = elite.source.as_ref().map_or(String::new(), |source| format!("{source}\n"));
-            vec![
-                format!("#{}", elite.evaluation),
-                format!("{:.3}×", elite.fitness),
-                elite.profile.as_ref().map_or("–", |gate| gate.verdict.word()).to_owned(),
-                format!("{source}{}", tunables.join(" ")),
-                shapes.join("\n"),
-            ]
-        })
-        .collect();
-    let header = ["elite", "fitness", "profile", "tunables", "speed-up over the default"];
-    out.push_str(&output::table(&header, 9, rows));
+    out.push_str(&elites_table(&outcome.elites.elites));
     let profiles = outcome.elites.elites.iter().filter_map(|elite| elite.profile.as_ref());
     if let Some(gate) = profiles.into_iter().find(|gate| gate.verdict.is_unavailable()) {
         writeln!(out, "\nthe profile gate is {}", gate.verdict)?;
@@ -293,19 +266,8 @@ fn write_page(out: &mut String, outcome: &Finished, folder: &Path) -> std::fmt::
             confirmation.number, confirmation.fitness
         )?;
     }
-    let insights = Prior::default().with(history).insights;
-    if !insights.is_empty() {
-        let rows = insights
-            .into_iter()
-            .map(|(id, record)| {
-                let best = record.best_speedup.map_or("–".to_owned(), |speedup| format!("{speedup:.3}×"));
-                let [tried, helped, accepted] =
-                    [record.tried, record.helped, record.accepted].map(|count| count.to_string());
-                vec![id, tried, helped, accepted, best]
-            })
-            .collect();
-        let header = ["insight", "tried", "helped", "accepted", "best over its parent"];
-        write!(out, "\n{}", output::table(&header, 1, rows))?;
+    if let Some(insights) = insights_table(history) {
+        write!(out, "\n{insights}")?;
     }
     if let Some(operators) = llm::table(history) {
         write!(out, "\n{operators}")?;
@@ -322,6 +284,45 @@ fn write_page(out: &mut String, outcome: &Finished, folder: &Path) -> std::fmt::
     writeln!(out, "\nelite.json, log.jsonl and insights.json are in {}", folder.display())
 }
 
+fn elites_table(elites: &[Elite]) -> String {
+    let shape = |(shape, result): (&String, &EliteShape)| {
+        let roof = result
+            .roofline
+            .map_or(String::new(), |share| format!(", {} % of the roofline", output::percent(share)));
+        format!("{shape} {:.3}× ({}{roof})", result.speedup, output::time(result.p50_us))
+    };
+    let row = |elite: &Elite| {
+        let tunables: Vec<String> =
+            elite.tunables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let source = elite.source.as_ref().map_or(String::new(), |source| format!("{source}\n"));
+        vec![
+            format!("#{}", elite.evaluation),
+            format!("{:.3}×", elite.fitness),
+            elite.profile.as_ref().map_or("–", |gate| gate.verdict.word()).to_owned(),
+            format!("{source}{}", tunables.join(" ")),
+            elite.shapes.iter().map(shape).collect::<Vec<_>>().join("\n"),
+        ]
+    };
+    let header = ["elite", "fitness", "profile", "tunables", "speed-up over the default"];
+    output::table(&header, 9, elites.iter().map(row).collect())
+}
+
+/// Which advice was tried, if any was.
+fn insights_table(history: &[Evaluation]) -> Option<String> {
+    let insights = Prior::default().with(history).insights;
+    let rows: Vec<Vec<String>> = insights
+        .into_iter()
+        .map(|(id, record)| {
+            let best = record.best_speedup.map_or("–".to_owned(), |speedup| format!("{speedup:.3}×"));
+            let [tried, helped, accepted] =
+                [record.tried, record.helped, record.accepted].map(|count| count.to_string());
+            vec![id, tried, helped, accepted, best]
+        })
+        .collect();
+    let header = ["insight", "tried", "helped", "accepted", "best over its parent"];
+    (!rows.is_empty()).then(|| output::table(&header, 1, rows))
+}
+
 /// `--simulate`.
 fn replay(args: &Tune) -> anyhow::Result<Status> {
     // Only called with a log.
@@ -331,12 +332,18 @@ fn replay(args: &Tune) -> anyhow::Result<Status> {
         Some(name) => vec![name.as_str()],
         None => strategy::NAMES.to_vec(),
     };
+    let bar = progress::bar(names.len() as u64);
     let replays: Vec<Replay> = names
         .into_iter()
         .map(|name| {
-            simulate::replay(&contents, name, args.evaluations as usize, args.replays as usize, args.seed)
+            progress::say(&bar, name.to_owned());
+            let (budget, replays) = (args.evaluations as usize, args.replays as usize);
+            let replayed = simulate::replay(&contents, name, budget, replays, args.seed);
+            bar.inc(1);
+            replayed
         })
         .collect::<Result<_, _>>()?;
+    bar.finish_and_clear();
     if args.common.json {
         output::print_json("tune-simulate", &Environment::look(None), &replays)?;
         return Ok(Status::Passed);

@@ -70,6 +70,7 @@ fn errors_name_the_value_and_the_cure() {
         ("mission:blocks=96", "query block is 96, but must be a multiple of 64"),
         ("mission:blocks=h64/0", "key block is 0"),
         ("mission:blocks=q64", "`:blocks=` takes a positive whole number, found `q64`"),
+        ("mission:pagd=3", "did you mean `:paged=16`"),
         ("mission:blocks", "did you mean `:blocks=128`"),
         ("mission:chunk=0", "attention chunk is 0"),
         ("mission:kv=e5m2", "unknown dtype `e5m2`"),

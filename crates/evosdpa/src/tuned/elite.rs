@@ -65,6 +65,7 @@ fn leave_out(row: &TunedRow, why: String) -> LeftOut {
 
 /// What becomes of winners that were not confirmed by a second measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Unconfirmed {
     /// They become no rows.
     LeaveOut,

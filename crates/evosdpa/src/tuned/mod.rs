@@ -99,6 +99,7 @@ pub struct TunedRow {
 
 /// Which problems a row is for.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Scope {
     /// A problem, and those of its class: the same mask, head dimensions and heads per key head, and sizes that differ by
     /// at most half.

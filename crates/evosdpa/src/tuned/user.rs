@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use evosdpa_cuda::file::{Durability, write_whole};
+use evosdpa_core::file::{self, Durability, write_whole};
 
 use super::TunedTable;
 use crate::Error;
@@ -40,7 +40,7 @@ pub fn user_table() -> Result<Option<TunedTable>, Error> {
 
 /// The table in a file, if there is a file.
 pub fn read_table(path: &Path) -> Result<Option<TunedTable>, Error> {
-    match fs::read_to_string(path) {
+    match file::read_text(path, file::TEXT_BYTES_MAX) {
         Ok(text) => TunedTable::parse(&text, &path.display().to_string()).map(Some),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(Error::TableFile { doing: "read", path: path.to_owned(), source }),

@@ -219,7 +219,10 @@ fn toml_error(error: &toml::de::Error, text: &str, file: &str) -> Error {
     // serde words it "unknown field `x`, expected one of `a`, `b`": the quoted names are the wrong and the right.
     let quoted: Vec<&str> = problem.split('`').skip(1).step_by(2).collect();
     let nearest = match quoted.split_first() {
-        Some((wrong, allowed)) if problem.starts_with("unknown ") => nearest(wrong, allowed.iter().copied()),
+        // Our own types word it themselves.
+        Some((wrong, allowed)) if problem.starts_with("unknown ") && !problem.contains("did you mean") => {
+            nearest(wrong, allowed.iter().copied())
+        }
         _ => None,
     };
     Error::Manifest {

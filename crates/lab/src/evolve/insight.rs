@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use evosdpa_core::file;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -204,7 +205,7 @@ impl Prior {
     /// Reads what an earlier run learned.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let hint = "name the insights.json of an earlier tune with --prior";
-        let text = std::fs::read_to_string(path).doing("read", path, hint)?;
+        let text = file::read_text(path, file::TEXT_BYTES_MAX).doing("read", path, hint)?;
         serde_json::from_str(&text)
             .map_err(|error| Error::Tune(format!("{} is not what a tune writes: {error}", path.display())))
     }

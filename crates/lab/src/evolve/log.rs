@@ -3,10 +3,10 @@
 use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},
-    io::{Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
+use evosdpa_core::file;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -260,19 +260,13 @@ impl Log {
         // Our records hold only strings, numbers and lists of them, which always serialise.
         let mut text = serde_json::to_vec(line).expect("records are plain data");
         text.push(b'\n');
-        let before = self.file.seek(SeekFrom::End(0)).doing("write", &self.path, HINT)?;
-        let written = self.file.write_all(&text).and_then(|()| self.file.sync_data());
-        if written.is_err() {
-            // On a full disk, half a line would be left; without it the log is whole.
-            let _ = self.file.set_len(before);
-        }
-        written.doing("write", &self.path, HINT)
+        file::append(&self.file, &text).doing("write", &self.path, HINT)
     }
 }
 
 /// Whether a log is there and has its first line; one that was cut off before its end holds nothing.
 pub fn has_begun(path: &Path) -> Result<bool, Error> {
-    match std::fs::read(path) {
+    match file::read(path, file::RECORD_BYTES_MAX) {
         Ok(bytes) => Ok(bytes.contains(&b'\n')),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(source) => Err(Error::Io { doing: "read", path: path.to_owned(), hint: HINT, source }),
@@ -282,7 +276,7 @@ pub fn has_begun(path: &Path) -> Result<bool, Error> {
 /// Reads a log. Its last line may be cut off; any other damage is an error: nothing is repaired silently.
 pub fn read(path: &Path) -> Result<Contents, Error> {
     let hint = "name the log.jsonl of a tune";
-    let bytes = std::fs::read(path).doing("read", path, hint)?;
+    let bytes = file::read(path, file::RECORD_BYTES_MAX).doing("read", path, hint)?;
     let damaged = |line: usize, why: String| {
         Error::Tune(format!(
             "{}: line {line} is damaged ({why}); put a whole copy in its place, or keep the lines before it (`head -n {}`), \

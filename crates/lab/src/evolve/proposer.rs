@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufReader, Write},
     process::{Command, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     time::{Duration, Instant},
@@ -19,13 +19,13 @@ use super::{
     log::{Evaluation, Header},
     space::Point,
 };
-use crate::{process::Group, profile::Insight};
+use crate::{
+    process::{Group, next_line},
+    profile::Insight,
+};
 
 /// The schema of a request.
 pub const SCHEMA: &str = "evosdpa.proposal/1";
-
-/// The longest answer that is read; a source is shorter.
-const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
 /// What a proposer is asked.
 #[derive(Clone, Debug, Serialize)]
@@ -211,19 +211,9 @@ fn start(command: &[OsString]) -> Result<Running, String> {
     let (sender, answers) = sync_channel(1);
     std::thread::spawn(move || {
         let mut output = BufReader::new(output);
-        loop {
-            let mut line = Vec::new();
-            let read = output.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
-            let sent = match read {
-                Ok(0) => break,
-                Ok(_) if !line.ends_with(b"\n") && line.len() as u64 >= ANSWER_BYTES_MAX => {
-                    let _ = sender.send(Err(std::io::Error::other("it is longer than 4 MiB")));
-                    break;
-                }
-                Ok(_) => sender.send(Ok(String::from_utf8_lossy(&line).into_owned())),
-                Err(error) => sender.send(Err(error)),
-            };
-            if sent.is_err() {
+        while let Some(line) = next_line(&mut output).transpose() {
+            let is_last = line.is_err();
+            if sender.send(line).is_err() || is_last {
                 break;
             }
         }

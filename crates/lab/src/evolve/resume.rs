@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use evosdpa_core::file;
+
 use super::log::{self, Contents, Header, Log};
 use crate::{Error, error::IoContext};
 
@@ -59,7 +61,10 @@ pub fn hold(folder: &Path) -> Result<Held, Error> {
         held = lock.try_lock();
     }
     match held {
-        Ok(()) => Ok(Held { _lock: lock, folder: folder.to_owned(), made }),
+        Ok(()) => {
+            file::sweep(folder);
+            Ok(Held { _lock: lock, folder: folder.to_owned(), made })
+        }
         Err(TryLockError::WouldBlock) => Err(Error::Tune(format!(
             "another tune is at work in {}: wait for it, or choose another folder with --out",
             folder.display()

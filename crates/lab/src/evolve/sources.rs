@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use evosdpa_core::file;
+
 use super::{
     log::{Evaluation, Standing},
     work::Workplace,
@@ -59,7 +61,7 @@ pub fn register_again(
     let alive = history.iter().filter(|evaluation| evaluation.status >= Standing::Kept);
     for name in alive.filter_map(|evaluation| evaluation.kernel.as_deref()) {
         let path = folder(tune, name).join(format!("{name}.cu"));
-        let source = std::fs::read_to_string(&path).doing(
+        let source = file::read_text(&path, file::TEXT_BYTES_MAX).doing(
             "read",
             &path,
             "an elite of this tune was made from it: put it back, or begin another tune",

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use evosdpa_core::{DType, Problem, Shape};
+use evosdpa_core::{DType, Problem, Shape, file};
 
 use super::Tool;
 use crate::Error;
@@ -32,11 +32,7 @@ impl Handed {
     /// Reads an answer. What cannot be evaluated is refused by name.
     pub fn read(tool: Tool, path: &Path) -> Result<Self, Error> {
         let refused = |why: String| Error::Handed { tool: tool.name(), path: path.to_owned(), why };
-        let size = std::fs::metadata(path).map_err(|error| refused(error.to_string()))?.len();
-        if size > BYTES_MAX {
-            return Err(refused(format!("it has {size} bytes; at most {BYTES_MAX} are taken")));
-        }
-        let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+        let text = file::read_text(path, BYTES_MAX).map_err(|error| refused(error.to_string()))?;
         let is = |ending: &str| path.extension().is_some_and(|known| known.eq_ignore_ascii_case(ending));
         let defines = |words: &str| text.lines().any(|line| line.trim_start().starts_with(words));
         if tool == Tool::OpenEvolve {
@@ -55,6 +51,9 @@ impl Handed {
             Tool::KernelBench => ("ModelNew", ["class ModelNew(", "class ModelNew:"]),
             _ => ("custom_kernel", ["def custom_kernel(", "custom_kernel ="]),
         };
+        if path.to_str().is_none() {
+            return Err(refused("its name is no UTF-8 text, which Python is asked in: rename it".to_owned()));
+        }
         if definitions.iter().any(|words| defines(words)) {
             return Ok(Self::Python(Submission { path: path.to_owned(), entry }));
         }
@@ -66,12 +65,12 @@ impl Handed {
 
 /// The problem, and with OpenEvolve the kernel, of the task whose files lie beside an answer, where this lab has written them.
 pub fn task_beside(tool: Tool, path: &Path) -> Option<(Problem, Option<String>)> {
-    let file = match tool {
+    let name = match tool {
         Tool::KernelBench => "1_attention.py",
         Tool::GpuMode => "task.yml",
         Tool::OpenEvolve => "evaluator.py",
     };
-    let text = std::fs::read_to_string(path.parent()?.join(file)).ok()?;
+    let text = file::read_text(&path.parent()?.join(name), BYTES_MAX).ok()?;
     if tool == Tool::OpenEvolve {
         let line = text.lines().find_map(|line| line.strip_prefix("KERNEL, SHAPE, DTYPE = "))?;
         let words: Vec<&str> = line.split(", ").map(|word| word.trim_matches('"')).collect();
@@ -120,7 +119,7 @@ mod tests {
         let missing = Handed::read(Tool::GpuMode, &folder.path().join("none.py")).unwrap_err().to_string();
         assert!(missing.contains("none.py"), "{missing}");
         let long = "#".repeat(BYTES_MAX as usize + 1);
-        assert!(read(Tool::GpuMode, "h.py", &long).unwrap_err().contains("at most 1048576"));
+        assert!(read(Tool::GpuMode, "h.py", &long).unwrap_err().contains("larger than 1 MiB"));
     }
 
     #[test]

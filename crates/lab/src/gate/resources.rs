@@ -2,8 +2,9 @@
 //!
 //! The numbers are the compiler's own; the cubin and, where there is a GPU, the driver must agree with them.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
+use evosdpa_core::file;
 use evosdpa_cuda::{
     Artifact, Device, Limiter, Origin, ResourceReport,
     ptxas::{self, Callee, Entry},
@@ -246,7 +247,8 @@ pub fn from_log(path: &Path, registry: &Registry) -> Result<Vec<ResourceRow>, Er
         );
         Error::Cuda(evosdpa_cuda::Error::Report { label: path.display().to_string(), problem })
     };
-    let bytes = fs::read(path).map_err(|error| unreadable(format!("cannot be read: {error}")))?;
+    let bytes = file::read(path, file::TEXT_BYTES_MAX)
+        .map_err(|error| unreadable(format!("cannot be read: {error}")))?;
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err(unreadable("it is empty".to_owned()));
     }

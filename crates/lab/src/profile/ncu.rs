@@ -1,11 +1,14 @@
 //! Driving Nsight Compute: one launch of one kernel, profiled into a report that both CSV forms are exported from.
 
 use std::{
-    fs::{self, File},
+    ffi::OsString,
+    fs::File,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
+
+use evosdpa_core::file;
 
 use super::metric::Registry;
 use crate::{
@@ -36,7 +39,7 @@ pub struct Request<'a> {
     /// A program that launches the kernel once.
     pub program: &'a Path,
     /// Its arguments.
-    pub arguments: &'a [String],
+    pub arguments: &'a [OsString],
     /// The kernel's entry point.
     pub entry: &'a str,
     /// What to collect.
@@ -102,7 +105,11 @@ impl Ncu {
             (Ok(wide), Ok(long)) => (wide, long),
             (Err(why), _) | (_, Err(why)) => return Ok(Err(why)),
         };
-        let report = fs::read(&report).doing("read", &report, "is the temporary folder full?")?;
+        let report = file::read(&report, file::RECORD_BYTES_MAX).doing(
+            "read",
+            &report,
+            "is the temporary folder full?",
+        )?;
         Ok(Ok(Collected { wide, long, log, report }))
     }
 
@@ -181,7 +188,7 @@ fn explain(said: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{fs, os::unix::fs::PermissionsExt};
 
     use evosdpa_kernels::Arch;
 
@@ -200,7 +207,7 @@ mod tests {
 
     fn collect(ncu: &Ncu, limit: Duration) -> Result<Collected, Unprofiled> {
         let registry = Registry::of(Arch::Sm90a);
-        let (program, arguments) = (Path::new("evosdpa"), ["profile".to_owned()]);
+        let (program, arguments) = (Path::new("evosdpa"), ["profile".into()]);
         let request =
             Request { program, arguments: &arguments, entry: "sdpa_v2b", registry: &registry, limit };
         ncu.collect(&request).unwrap()

@@ -1,6 +1,7 @@
 //! One place to profile kernels from: under `ncu` where its counters can be had, else by what compiler and simulator say.
 
 use std::{
+    ffi::OsString,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -22,6 +23,7 @@ use crate::{
     Error,
     device::{DeviceId, Sim},
     error::IoContext,
+    record::write_whole,
     variants,
 };
 
@@ -166,14 +168,14 @@ impl Session {
         row.insights = insights;
     }
 
-    fn launch_arguments(&self, name: &str, problem: &Problem, dtype: &str) -> Vec<String> {
+    fn launch_arguments(&self, name: &str, problem: &Problem, dtype: &str) -> Vec<OsString> {
         let shape = problem.shape().to_string();
         let device = self.device.to_string();
         let fixed = ["profile", "--launch", "--device", &device, "--dtype", dtype];
         let what = ["--shape", &shape, "--kernels", name];
-        let mut arguments: Vec<String> = fixed.into_iter().chain(what).map(str::to_owned).collect();
+        let mut arguments: Vec<OsString> = fixed.into_iter().chain(what).map(OsString::from).collect();
         for folder in &self.kernel_path {
-            arguments.extend(["--kernel-path".to_owned(), folder.display().to_string()]);
+            arguments.extend(["--kernel-path".into(), folder.into()]);
         }
         arguments
     }
@@ -215,7 +217,7 @@ fn keep(folder: &Path, stem: &str, collected: &Collected) -> Result<Vec<String>,
     for (ending, contents) in files {
         let name = format!("profile_{stem}.{ending}");
         let path = folder.join(&name);
-        std::fs::write(&path, contents).doing("write", &path, hint)?;
+        write_whole(&path, contents)?;
         names.push(name);
     }
     Ok(names)

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use evosdpa_cuda::file::{Durability, write_whole};
+use evosdpa_core::file::{Durability, write_whole};
 
 use crate::{Error, error::IoContext};
 

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use evosdpa_core::file;
 use serde::Deserialize;
 
 use super::{
@@ -144,21 +145,12 @@ pub fn rows(run: &Path) -> Result<BTreeMap<(String, String), Row>, Error> {
     Ok(all)
 }
 
-/// Bytes of a record's file at most: a run of days has some hundred megabytes.
-const FILE_BYTES_MAX: u64 = 1 << 30;
-
 /// The text of a record's file. What is no file, such as a pipe that nobody writes to, is not waited for.
 fn read(path: &Path) -> std::io::Result<String> {
-    use std::io::{Error, ErrorKind};
-
-    let metadata = std::fs::metadata(path)?;
-    if !metadata.is_file() {
-        return Err(Error::new(ErrorKind::InvalidInput, "it is no file"));
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no file"));
     }
-    if metadata.len() > FILE_BYTES_MAX {
-        return Err(Error::new(ErrorKind::InvalidData, "it is larger than 1 GiB"));
-    }
-    std::fs::read_to_string(path)
+    file::read_text(path, file::RECORD_BYTES_MAX)
 }
 
 fn summary(folder: &Path) -> Result<Summary, String> {

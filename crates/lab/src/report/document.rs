@@ -149,12 +149,22 @@ impl Document {
         [of("PASS"), of("FAIL"), of("UNAVAILABLE")]
     }
 
-    /// The verdict: FAIL if a gate failed, UNAVAILABLE if none passed, else PASS, with the counts.
+    /// The verdict: FAIL if a gate failed, UNAVAILABLE if none passed, else PASS, with the counts; of tunes alone, what became of
+    /// their winners.
     pub fn verdict(&self) -> (&'static str, String) {
         let [passed, failed, unavailable] = self.counts();
         let not_run = if unavailable > 0 { format!(", {unavailable} could not run") } else { String::new() };
         match (passed, failed) {
             (_, 1..) => ("FAIL", format!("{failed} of {} gates failed{not_run}", passed + failed)),
+            // Candidates' own gates are in their evaluations; what counts of a tune is its winner.
+            (0, 0) if !self.evolutions.is_empty() && unavailable == 0 => {
+                let are_confirmed = self.evolutions.iter().all(Evolution::is_confirmed);
+                let said = self.evolutions.iter().map(Evolution::verdict);
+                let said = said.map(|said| {
+                    said.unwrap_or_else(|| "no evaluation of the tune passed its gates".to_owned())
+                });
+                (if are_confirmed { "PASS" } else { "UNAVAILABLE" }, said.collect::<Vec<_>>().join("; "))
+            }
             (0, 0) => ("UNAVAILABLE", format!("no gate ran{not_run}")),
             (_, 0) => ("PASS", format!("all {passed} gates passed{not_run}")),
         }

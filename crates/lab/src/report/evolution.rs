@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use evosdpa_core::file;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -104,7 +105,11 @@ impl Confirmed {
 impl Evolution {
     /// Reads a log. Lines that are no evaluation are counted, never fatal.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path).doing("read", path, "name a tune's folder or its log")?;
+        let text = file::read_text(path, file::RECORD_BYTES_MAX).doing(
+            "read",
+            path,
+            "name a tune's folder or its log",
+        )?;
         Ok(Self { source: path.display().to_string(), ..Self::parse(&text) })
     }
 
@@ -164,6 +169,13 @@ impl Evolution {
             Some(confirmed) if confirmed.number.to_string() == winner => Some(confirmed.sentence()),
             _ => Some(format!("not confirmed: nobody has measured #{winner} again")),
         }
+    }
+
+    /// Whether the winner was measured again, and was still faster.
+    pub fn is_confirmed(&self) -> bool {
+        let winner = self.elites().first().map(|winner| winner.id.as_str());
+        let said = self.confirmation.as_ref().filter(|said| winner == Some(&said.number.to_string()));
+        said.is_some_and(|said| said.confirmed)
     }
 
     /// The best evaluations that passed their gates, the best first, each set of tunables once.
@@ -275,6 +287,16 @@ mod tests {
         assert_eq!(evolution.verdict().unwrap(), "not confirmed: nobody has measured #x again");
         let confirmed = LOG.replace("\"fitness\":1.3", "\"fitness\":1.05");
         assert!(Evolution::parse(&confirmed).verdict().unwrap().starts_with("confirmed: #0 is 1.100×"));
+        // A page of tunes alone says it first.
+        let page = |logs: &[&str]| {
+            let evolutions = logs.iter().map(|log| Evolution::parse(log)).collect();
+            crate::report::Document { evolutions, ..Default::default() }.verdict()
+        };
+        let (word, why) = page(&[&confirmed]);
+        assert!(word == "PASS" && why.starts_with("confirmed: #0"), "{word} {why}");
+        let (word, why) = page(&[&confirmed, LOG]);
+        assert!(word == "UNAVAILABLE" && why.contains("nobody has measured #x again"), "{word} {why}");
+        assert_eq!(page(&[]).1, "no gate ran");
         let denied = confirmed.replace("\"confirmed\":true", "\"confirmed\":false");
         assert!(Evolution::parse(&denied).verdict().unwrap().starts_with("NOT confirmed"), "{denied}");
         assert_eq!(evolution.insights(), [("4-grid".to_owned(), 2, 0), ("4-issue".to_owned(), 1, 1)]);

@@ -320,3 +320,46 @@ fn environments(document: &Document) -> Vec<EnvironmentView> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    /// Relative luminance, and contrast, as WCAG 2 defines them.
+    fn luminance(colour: &str) -> f64 {
+        let channel = |at: usize| f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
+        let linear = |c: f64| if c <= 0.03928 { c / 12.92 } else { ((c + 0.055) / 1.055).powf(2.4) };
+        0.2126 * linear(channel(1)) + 0.7152 * linear(channel(3)) + 0.0722 * linear(channel(5))
+    }
+
+    fn contrast(a: &str, b: &str) -> f64 {
+        let (a, b) = (luminance(a), luminance(b));
+        (a.max(b) + 0.05) / (a.min(b) + 0.05)
+    }
+
+    #[test]
+    fn words_and_marks_can_be_told_from_the_paper() {
+        let css = super::STYLE;
+        let mut palettes = 0;
+        for block in css.split("--paper: ").skip(1) {
+            let colour = |name: &str| {
+                let named = block.split_once(&format!("--{name}: ")).unwrap().1;
+                named[..7].to_owned()
+            };
+            for paper in [block[..7].to_owned(), colour("panel")] {
+                for (name, least) in [
+                    ("ink", 7.0),
+                    ("soft", 4.5),
+                    ("good", 4.5),
+                    ("bad", 4.5),
+                    ("warn", 4.5),
+                    ("ours", 4.5),
+                    ("baseline", 3.0),
+                ] {
+                    let seen = contrast(&colour(name), &paper);
+                    assert!(seen >= least, "{name} on {paper}: {seen:.2}, and {least} is needed");
+                }
+            }
+            palettes += 1;
+        }
+        assert_eq!(palettes, 3, "light, dark and print");
+    }
+}

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use evosdpa_core::file;
 use serde_json::Value;
 
 use super::{
@@ -28,7 +29,8 @@ impl Document {
             let path = Path::new(name);
             if path.is_file() && path.extension().is_some_and(|ending| ending == "jsonl") {
                 document.add_tune(path)?;
-            } else if path.is_file() || is_stream(path) {
+            } else if std::fs::metadata(path).is_ok_and(|there| !there.is_dir()) {
+                // A file, or what can be read once, as `<(evosdpa bench --json)` and `/dev/stdin` can.
                 document.add_file(path)?;
             } else if let Some(log) = tune_log(path) {
                 document.add_tune(&log)?;
@@ -186,13 +188,6 @@ impl Document {
     }
 }
 
-/// Whether it can be read once, as `<(evosdpa bench --json)` and `/dev/stdin` can.
-fn is_stream(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-
-    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
-}
-
 /// The log of a tune, if the folder is one's.
 fn tune_log(folder: &Path) -> Option<PathBuf> {
     // A tune that a language model proposed for has llm.jsonl beside it.
@@ -210,8 +205,11 @@ fn tune_log(folder: &Path) -> Option<PathBuf> {
 }
 
 fn read_json(path: &Path) -> Result<Value, Error> {
-    let text =
-        std::fs::read_to_string(path).doing("read", path, "name a run's folder or a document of --json")?;
+    let text = file::read_text(path, file::RECORD_BYTES_MAX).doing(
+        "read",
+        path,
+        "name a run's folder or a document of --json",
+    )?;
     serde_json::from_str(&text)
         .map_err(|error| Error::NotARun { path: path.to_owned(), why: error.to_string() })
 }

@@ -1,6 +1,6 @@
 //! `evosdpa sanitize --mutants`: do the gates stop what is known to be wrong, and nothing else?
 
-use std::{fmt::Write, time::Duration};
+use std::{ffi::OsString, fmt::Write, time::Duration};
 
 use evosdpa_cuda::Program;
 use evosdpa_kernels::{Kernel, Mutant};
@@ -111,7 +111,7 @@ impl Trial<'_> {
         Ok(gates)
     }
 
-    fn checked<'a>(&'a self, arguments: &'a [String]) -> Checked<'a> {
+    fn checked<'a>(&'a self, arguments: &'a [OsString]) -> Checked<'a> {
         Checked {
             sanitizer: &self.ready.sanitizer,
             program: &self.program.path,
@@ -120,7 +120,7 @@ impl Trial<'_> {
         }
     }
 
-    fn arguments(&self, kernel: &Kernel, about: &Mutant, mistake: bool, once: bool) -> Vec<String> {
+    fn arguments(&self, kernel: &Kernel, about: &Mutant, mistake: bool, once: bool) -> Vec<OsString> {
         let shape = about.shape.to_string();
         let name = variant_name(kernel, mistake);
         let device = device(self.args).to_string();
@@ -128,7 +128,7 @@ impl Trial<'_> {
         let work = ["--shapes", &shape, "--kernels", &name, "--dtype", "f16"];
         let limits = ["--time-limit", LAUNCH_SECONDS];
         let parts = fixed.into_iter().chain(work).chain(limits).chain(once.then_some("--once"));
-        self.program.arguments_before(parts.map(str::to_owned).collect())
+        self.program.arguments_before(parts.map(OsString::from).collect())
     }
 }
 

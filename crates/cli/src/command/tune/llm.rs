@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use evosdpa_core::file;
 use evosdpa_lab::evolve::{Evaluation, Standing};
 use serde_json::Value;
 
@@ -34,7 +35,7 @@ pub(super) fn table(history: &[Evaluation]) -> Option<String> {
 
 /// Tokens and money that the transcript in a tune's folder counts.
 pub(super) fn spent(folder: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(folder.join("llm.jsonl")).ok()?;
+    let text = file::read_text(&folder.join("llm.jsonl"), file::RECORD_BYTES_MAX).ok()?;
     let answered = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let answered: Vec<Value> = answered.filter(|line| line["kind"] == "answered").collect();
     let sum = |name: &str| answered.iter().filter_map(|line| line[name].as_u64()).sum::<u64>();

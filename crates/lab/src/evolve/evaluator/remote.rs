@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsString,
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufReader, Read, Write},
     process::{Command, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
@@ -12,10 +12,8 @@ use std::{
 };
 
 use super::{NUMBER_VARIABLE, Order, Word};
-use crate::process::Group;
+use crate::process::{Group, next_line};
 
-/// The longest line that is read.
-const LINE_BYTES_MAX: u64 = 4 << 20;
 /// As much of the standard error is kept.
 const WORDS_KEPT: usize = 600;
 /// Time to end in, for a launcher that has to end something elsewhere.
@@ -112,14 +110,13 @@ fn listen(output: impl Read, mut hear: impl FnMut(Word) -> bool) -> String {
     let mut output = BufReader::new(output);
     let mut has_spoken = false;
     loop {
-        let mut line = Vec::new();
-        match output.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
-            Ok(0) => return "it ended".to_owned(),
-            Ok(_) if !line.ends_with(b"\n") => return "it ended in the middle of a line".to_owned(),
-            Ok(_) => {}
+        let line = match next_line(&mut output) {
+            Ok(None) => return "it ended".to_owned(),
+            Ok(Some(line)) if !line.ends_with('\n') => return "it ended in the middle of a line".to_owned(),
+            Ok(Some(line)) => line,
             Err(error) => return format!("its output cannot be read: {error}"),
-        }
-        match serde_json::from_slice::<Word>(&line) {
+        };
+        match serde_json::from_str::<Word>(&line) {
             Ok(word) => {
                 has_spoken = true;
                 if !hear(word) {
@@ -128,7 +125,7 @@ fn listen(output: impl Read, mut hear: impl FnMut(Word) -> bool) -> String {
             }
             Err(_) if !has_spoken => {}
             Err(error) => {
-                let shown: String = String::from_utf8_lossy(&line).chars().take(80).collect();
+                let shown: String = line.chars().take(80).collect();
                 return format!("it said `{}`, which is no answer: {error}", shown.trim().escape_debug());
             }
         }

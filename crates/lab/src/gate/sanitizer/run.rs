@@ -1,6 +1,7 @@
 //! Running a program under compute-sanitizer, or on its own where it must not take this process with it.
 
 use std::{
+    ffi::OsString,
     fs::File,
     path::Path,
     process::{Command, ExitStatus, Stdio},
@@ -25,7 +26,7 @@ pub struct Checked<'a> {
     /// The program.
     pub program: &'a Path,
     /// Its arguments.
-    pub arguments: &'a [String],
+    pub arguments: &'a [OsString],
     /// How long it may take under a tool.
     pub limit: Duration,
 }
@@ -118,7 +119,7 @@ mod tests {
     fn under(log: &str, then: &str, limit: Duration) -> GateResult {
         let folder = tempfile::tempdir().unwrap();
         let sanitizer = stand_in(folder.path(), log, then);
-        let arguments = ["check".to_owned()];
+        let arguments = ["check".into()];
         let checked =
             Checked { sanitizer: &sanitizer, program: Path::new("evosdpa"), arguments: &arguments, limit };
         checked.under(Tool::Memcheck).unwrap()
@@ -150,8 +151,8 @@ mod tests {
         let alone = |then: &str, limit| {
             let folder = tempfile::tempdir().unwrap();
             let program = stand_in(folder.path(), "", then);
-            let arguments: Vec<String> =
-                ["--tool", "none", "--log-file", "/dev/null"].map(str::to_owned).to_vec();
+            let arguments: Vec<OsString> =
+                ["--tool", "none", "--log-file", "/dev/null"].map(OsString::from).to_vec();
             let checked =
                 Checked { sanitizer: Path::new("/none"), program: &program, arguments: &arguments, limit };
             checked.alone("correctness").unwrap().verdict

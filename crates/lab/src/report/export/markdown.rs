@@ -65,7 +65,9 @@ fn environment(out: &mut String, source: &Source) -> Result {
 
 fn gates(out: &mut String, document: &Document) -> Result {
     if document.gates.is_empty() {
-        return writeln!(out, "No gate ran.");
+        let of_candidates = !document.evolutions.is_empty();
+        let words = if of_candidates { "Those of candidates are in the log." } else { "No gate ran." };
+        return writeln!(out, "{words}");
     }
     writeln!(out, "| kernel | problem | gate | verdict | times | evidence |\n|---|---|---|---|---|---|")?;
     for line in &document.gates {
