@@ -405,7 +405,7 @@ def test_splits_of_one_size_ask_for_the_same_bits_in_any_batch(monkeypatch):
 
         monkeypatch.setattr(module, name, instead)
 
-    watched(_flashinfer._torch, "straight_cache")
+    watched(_native, "straight_cache")
     watched(_flashinfer._cache_torch, "attend")
     both, (indptr, indices, last), tokens = cache("NHD")
     q = torch.randn(3, HEADS, DIM)

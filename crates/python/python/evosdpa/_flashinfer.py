@@ -175,7 +175,7 @@ class Plan:
                 of_codes = ones
         longest = (q.shape[0], k.shape[0]) if self.unbounded else self.longest
         with invariantly() if self.invariant else _AS_EVER:
-            done: Any = _torch.straight_cache(
+            done: Any = _native.straight_cache(
                 tensors,
                 None,
                 None,

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from . import _blocks, _deferred, _packed, _plain, _side, _torch, _window, _words
+from . import _blocks, _deferred, _native, _packed, _plain, _side, _torch, _window, _words
 
 NAME = "evosdpa"
 
@@ -190,7 +190,7 @@ def _straight(
         else:
             by_token = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             lists = (None, None, None, None, side.get("seqused_k"), side.get("leftpad_k"), None, None, None)
-            out = _torch.straight_cache(
+            out = _native.straight_cache(
                 by_token, None, None, lists, (None, None), (None, None), scaling, window, True, False, False, False, None, scores
             )
     except NotImplementedError:
