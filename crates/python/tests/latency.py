@@ -34,11 +34,11 @@ def served(library, dtype):
     draw = lambda *shape: as_given(numpy.random.default_rng(0).standard_normal(shape).astype(dtype))  # noqa: E731
     ints = lambda *numbers: as_given(numpy.array(numbers, numpy.int32))  # noqa: E731
     q, k, v, cu = *(draw(32, 1, 64) for _ in range(3)), ints(0, 32)
-    yield "flash_attn_varlen_func", lambda: evosdpa.flash_attn_varlen_func(q, k, v, cu, cu, 32, 32)
+    yield "evosdpa.flash_attn_varlen_func", lambda: evosdpa.flash_attn_varlen_func(q, k, v, cu, cu, 32, 32)
     query, caches, new, held = draw(2, 1, 1, 64), (draw(2, 16, 1, 64), draw(2, 16, 1, 64)), draw(2, 1, 1, 64), ints(5, 9)
-    yield "flash_attn_with_kvcache", lambda: evosdpa.flash_attn_with_kvcache(query, *caches, cache_seqlens=held)
-    yield "the same with a number", lambda: evosdpa.flash_attn_with_kvcache(query, *caches, cache_seqlens=7)
-    yield "the same with new tokens", lambda: evosdpa.flash_attn_with_kvcache(query, *caches, new, new, cache_seqlens=held)
+    yield "evosdpa.flash_attn_with_kvcache", lambda: evosdpa.flash_attn_with_kvcache(query, *caches, cache_seqlens=held)
+    yield "evosdpa.flash_attn_with_kvcache with a number", lambda: evosdpa.flash_attn_with_kvcache(query, *caches, cache_seqlens=7)
+    yield "evosdpa.flash_attn_with_kvcache with new tokens", lambda: evosdpa.flash_attn_with_kvcache(query, *caches, new, new, cache_seqlens=held)
 
 
 def main():
@@ -51,7 +51,7 @@ def main():
     ours += [measure("evosdpa.flash_attn_func with a softcap, torch float32", capped, [x.transpose(1, 2) for x in tensors["float32"]])]
     ours += [measure(f"evosdpa.sdpa, NumPy {dtype}", evosdpa.sdpa, three) for dtype, three in arrays.items()]
     packed = [
-        measure(f"evosdpa.{name}, {library} {dtype}" if "func" in name or "cache" in name else f"{name}, {library} {dtype}", call, ())
+        measure(f"{name}, {library} {dtype}", call, ())
         for library in ("torch", "NumPy")
         for dtype in ("float32", "float16")
         for name, call in served(library, dtype)
