@@ -72,32 +72,49 @@ fn read<'a>(capsule: &'a Bound<'_, PyAny>) -> PyResult<(&'a ArrayInterface, &'a 
 
 /// `NPY_ARRAY_ALIGNED` and `NPY_ARRAY_NOTSWAPPED`.
 const READABLE: c_int = 0x100 | 0x200;
+/// `NPY_ARRAY_WRITEABLE`.
+const WRITABLE: c_int = 0x400;
 
 /// The parts of NumPy that a call touches, looked up once.
 pub(crate) struct NumPy {
     /// Of plain arrays.
     class: Py<PyType>,
-    /// float32 and float16, as the codes of [`crate::Call`] number them.
-    dtypes: [Py<PyAny>; 2],
+    float32: Py<PyAny>,
+    float16: Py<PyAny>,
+    int32: Py<PyAny>,
 }
 
 static NUMPY: PyOnceLock<NumPy> = PyOnceLock::new();
 
 impl NumPy {
+    /// Of a process that has arrays; `None` where nobody has imported NumPy.
+    pub(crate) fn found(py: Python<'_>) -> PyResult<Option<&'static Self>> {
+        if let Some(numpy) = NUMPY.get(py) {
+            return Ok(Some(numpy));
+        }
+        let modules = py.import("sys")?.getattr("modules")?;
+        if modules.contains("numpy")? { Self::bound(py).map(Some) } else { Ok(None) }
+    }
+
     /// Of a process that has arrays.
     pub(crate) fn bound(py: Python<'_>) -> PyResult<&'static Self> {
         NUMPY.get_or_try_init(py, || {
             let numpy = py.import("numpy")?;
             let dtype = |name: &str| numpy.call_method1("dtype", (name,)).map(Bound::unbind);
             let class = numpy.getattr("ndarray")?.extract()?;
-            Ok(Self { class, dtypes: [dtype("float32")?, dtype("float16")?] })
+            let [float32, float16, int32] = [dtype("float32")?, dtype("float16")?, dtype("int32")?];
+            Ok(Self { class, float32, float16, int32 })
         })
     }
 }
 
 impl Library for NumPy {
+    fn has_made(&self, object: &Bound<'_, PyAny>) -> bool {
+        object.get_type().is(&self.class)
+    }
+
     fn look(&self, object: &Bound<'_, PyAny>) -> Option<Looked> {
-        if !object.get_type().is(&self.class) {
+        if !self.has_made(object) {
             return None;
         }
         let capsule = object.getattr(intern!(object.py(), "__array_struct__")).ok()?;
@@ -105,6 +122,8 @@ impl Library for NumPy {
         let kind = match (found.kind as u8, found.item_bytes) {
             (b'f', 4) => Kind::Float32,
             (b'f', 2) => Kind::Float16,
+            (b'i', 4) => Kind::Int32,
+            (b'i', 1) => Kind::Int8,
             (b'b', 1) => Kind::Bool,
             _ => return None,
         };
@@ -119,8 +138,8 @@ impl Library for NumPy {
             }
             (shape[at], strides[at]) = (*size as i64, (step / bytes) as i64);
         }
-        let dimensions = sizes.len();
-        Some(Looked { kind, gpu: None, address: found.data as usize, dimensions, shape, strides })
+        let (dimensions, writable) = (sizes.len(), found.flags & WRITABLE != 0);
+        Some(Looked { kind, gpu: None, address: found.data as usize, writable, dimensions, shape, strides })
     }
 
     fn is_plain(&self, _: &Seen<'_, '_>) -> PyResult<bool> {
@@ -143,10 +162,13 @@ impl Library for NumPy {
     }
 
     fn form(&self, py: Python<'_>, sizes: &[i64], strides: &[i64], dtype: u8) -> PyResult<Form> {
-        let bytes = if dtype == 0 { 4 } else { 2 };
+        let (dtype, bytes) = match dtype {
+            0 => (&self.float32, 4),
+            3 => (&self.int32, 4),
+            _ => (&self.float16, 2),
+        };
         let strides = strides.iter().map(|stride| stride * bytes);
         let (sizes, strides) = (PyTuple::new(py, sizes)?, PyTuple::new(py, strides.collect::<Vec<_>>())?);
-        let dtype = &self.dtypes[usize::from(dtype)];
         // Sizes, type, no buffer, no offset in it, and strides.
         Ok(Form((sizes, dtype, py.None(), 0, strides).into_pyobject(py)?.unbind()))
     }

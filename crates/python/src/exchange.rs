@@ -116,6 +116,8 @@ pub(crate) struct Looked {
     /// The number of the GPU; `None` on a CPU.
     pub(crate) gpu: Option<usize>,
     pub(crate) address: usize,
+    /// Whether its library lets others write to it.
+    pub(crate) writable: bool,
     pub(crate) dimensions: usize,
     /// Of the first dimensions; 0 behind them.
     pub(crate) shape: [i64; 4],
@@ -126,7 +128,7 @@ pub(crate) struct Looked {
 impl Looked {
     /// A tensor with four dimensions; `None` if no kernel takes such a tensor.
     pub(crate) fn described(&self) -> Option<Described> {
-        let Self { kind, gpu, address, dimensions, shape, strides } = *self;
+        let Self { kind, gpu, address, dimensions, shape, strides, .. } = *self;
         let dtype = kind.float().filter(|_| dimensions == 4)?;
         Some(Described { dtype, gpu, operand: Operand { address, shape, strides } })
     }
@@ -170,7 +172,7 @@ pub(crate) fn look(tensor: &Bound<'_, PyAny>) -> Option<Looked> {
         (shape[at], strides[at]) = unsafe { (*found.shape.add(at), *found.strides.add(at)) };
     }
     let address = (found.data as usize).checked_add(usize::try_from(found.byte_offset).ok()?)?;
-    Some(Looked { kind, gpu, address, dimensions, shape, strides })
+    Some(Looked { kind, gpu, address, writable: true, dimensions, shape, strides })
 }
 
 /// The stream on which the library queues work for a GPU.

@@ -1,5 +1,7 @@
 //! A library whose tensors are read and made on the short way.
 
+use std::sync::Arc;
+
 use pyo3::{prelude::*, types::PyTuple};
 
 use crate::{Operand, exchange::Looked};
@@ -9,6 +11,9 @@ pub(crate) struct Form(pub(crate) Py<PyTuple>);
 
 /// Reads and makes tensors. What it says `None` or `false` to is for the long way.
 pub(crate) trait Library {
+    /// Whether an object is of the library's own class, and nothing derived from it.
+    fn has_made(&self, object: &Bound<'_, PyAny>) -> bool;
+
     /// What is known of a tensor of the library's own class, and nothing derived from it.
     fn look(&self, object: &Bound<'_, PyAny>) -> Option<Looked>;
 
@@ -29,8 +34,13 @@ pub(crate) trait Library {
         gpu: Option<usize>,
     ) -> PyResult<Option<[i64; 4]>>;
 
-    /// Of a tensor of the type with this code.
+    /// Of a tensor of the type with this code, as [`crate::exchange::Kind`] numbers those of outputs and 32-bit integers.
     fn form(&self, py: Python<'_>, sizes: &[i64], strides: &[i64], dtype: u8) -> PyResult<Form>;
+
+    /// Of a contiguous tensor of at most four dimensions.
+    fn contiguous(&self, py: Python<'_>, sizes: &[i64], dtype: u8) -> PyResult<Arc<Form>> {
+        Ok(Arc::new(self.form(py, sizes, &contiguous(sizes)[..sizes.len()], dtype)?))
+    }
 
     /// New memory of the library's, beside another tensor.
     fn make<'py>(
@@ -76,6 +86,15 @@ impl<'a, 'py> Seen<'a, 'py> {
 
 /// The most tensors of a call: queries, keys and values, new keys and values, and what changes scores.
 const TENSORS_MAX: usize = 8;
+
+/// Strides of a tensor without gaps, of at most four dimensions.
+pub(crate) fn contiguous(sizes: &[i64]) -> [i64; 4] {
+    let mut strides = [1; 4];
+    for at in (1..sizes.len()).rev() {
+        strides[at - 1] = strides[at] * sizes[at];
+    }
+    strides
+}
 
 /// Strides of an output without gaps, `[batch, heads, sequence, head dimension]`.
 pub(crate) fn packed([_, heads, rows, dim]: [i64; 4], by_token: bool) -> [i64; 4] {

@@ -16,8 +16,9 @@ use crate::{
     arrays::{self, NumPy},
     exit::{detached, ending},
     known::Wanted,
+    library::Library as _,
     scores::{self, Scores},
-    serving,
+    serving::{self, Asked, attention},
     torch::Torch,
 };
 
@@ -132,8 +133,8 @@ fn straight<'py>(
     }
 }
 
-/// Attention of plain torch tensors over packed sequences or a cache, new tokens written to it first: the output, or `(out, lse)`, or
-/// `None` when something about them is out of the ordinary. With `one_query` queries are `[sequences, heads, dim]`; `planned` is what they must
+/// Attention of plain torch tensors, or NumPy's plain arrays, over packed sequences or a cache, new tokens written to it first: the output, or
+/// `(out, lse)`, or `None` when something about them is out of the ordinary. With `one_query` queries are `[sequences, heads, dim]`; `planned` is what they must
 /// be.
 #[pyfunction]
 #[pyo3(signature = (tensors, new, angles, lists, scales, longest, scale, window, interleaved, with_lse, high, one_query=false, planned=None, scores=None))]
@@ -154,17 +155,14 @@ fn straight_cache<'py>(
     planned: Option<serving::PlannedFor>,
     scores: Option<scores::Given<'py>>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let (Some(scale), Some(visible), Some(torch)) = (number(scale), visible(window), Torch::bound(py)) else {
-        return Ok(None);
-    };
+    let (Some(scale), Some(visible)) = (number(scale), visible(window)) else { return Ok(None) };
     let Some(scores) = read(scores) else { return Ok(None) };
     let (interleaved, with_lse, precision) =
         (interleaved.is_truthy()?, with_lse.is_truthy()?, precision(high));
     // What is no number is missing: the long way says so. An error would cost more than the call.
     let longest = <[Bound<'py, PyAny>; 2]>::from(longest)
         .map(|longest| if longest.is_none() { None } else { longest.extract().ok() });
-    let served = serving::Served {
-        torch,
+    let asked = Asked {
         tensors: tensors.into(),
         new: new.map(Into::into),
         angles: angles.map(Into::into),
@@ -180,7 +178,13 @@ fn straight_cache<'py>(
         planned,
         scores,
     };
-    serving::attention(py, &served)
+    match Torch::bound(py) {
+        Some(torch) if torch.has_made(&asked.tensors[0]) => attention(py, torch, &asked),
+        _ => match NumPy::found(py)? {
+            Some(numpy) if numpy.has_made(&asked.tensors[0]) => attention(py, numpy, &asked),
+            _ => Ok(None),
+        },
+    }
 }
 
 /// What changes scores, if anything does; `None` where that is out of the ordinary.

@@ -19,7 +19,6 @@ use crate::{
     module::raised,
     scores::{Scores, ScoresOf},
     straight::{given as outputs, head_dim_max, takes_scale},
-    torch::Torch,
 };
 
 /// A tensor, or nothing.
@@ -48,8 +47,7 @@ const WORD_BYTES: usize = 4;
 const ALIGNED_BYTES: usize = 16;
 
 /// What a call asks for.
-pub(crate) struct Served<'py> {
-    pub(crate) torch: &'py Torch,
+pub(crate) struct Asked<'py> {
     /// Queries, keys and values: `[…, tokens, heads, dim]`.
     pub(crate) tensors: [Bound<'py, PyAny>; 3],
     /// New keys and values.
@@ -73,6 +71,12 @@ pub(crate) struct Served<'py> {
     pub(crate) scores: Option<Scores<'py>>,
 }
 
+/// What a call asks for, of the library whose tensors it has.
+struct Served<'a, 'py, L> {
+    library: &'a L,
+    asked: &'a Asked<'py>,
+}
+
 /// The same as plain numbers, all of it ordinary.
 struct Plain {
     gpu: Option<usize>,
@@ -88,15 +92,19 @@ struct Plain {
 }
 
 /// Attention, or `None` when something is out of the ordinary, for the long way to look into.
-pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let torch = served.torch;
-    let ([q, k, v], new) = (&served.tensors, served.new.as_ref());
+pub(crate) fn attention<'py>(
+    py: Python<'py>,
+    library: &impl Library,
+    asked: &Asked<'py>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let served = Served { library, asked };
+    let ([q, k, v], new) = (&asked.tensors, asked.new.as_ref());
     let tensors = [q, k, v, new.map_or(q, |[k, _]| k), new.map_or(q, |[_, v]| v)];
     let tensors = &tensors[..if new.is_some() { 5 } else { 3 }];
-    let Some(first) = served.look(q) else { return Ok(None) };
+    let Some(first) = library.look(q) else { return Ok(None) };
     let mut looked = [first; 5];
     for (place, tensor) in looked.iter_mut().zip(tensors).skip(1) {
-        let Some(found) = served.look(tensor) else { return Ok(None) };
+        let Some(found) = library.look(tensor) else { return Ok(None) };
         *place = found;
     }
     let Some(mut plain) = served.plain(&looked) else { return Ok(None) };
@@ -104,16 +112,16 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
     for (tensor, found) in tensors.iter().zip(looked).skip(1) {
         seen.push(tensor, found);
     }
-    if let Some(scores) = &served.scores
-        && scores.add_to(torch, plain.scores(first.kind), &mut seen, &mut plain.side).is_none()
+    if let Some(scores) = &asked.scores
+        && scores.add_to(library, plain.scores(first.kind), &mut seen, &mut plain.side).is_none()
     {
         return Ok(None);
     }
-    if !torch.is_plain(&seen)? {
+    if !library.is_plain(&seen)? {
         return Ok(None);
     }
     let place = match plain.gpu {
-        None => Place::Cpu { threads: torch.threads(py)? },
+        None => Place::Cpu { threads: library.threads(py)? },
         Some(ordinal) => {
             // The long way copies the lists and checks them.
             if std::env::var_os("EVOSDPA_CHECK").is_some_and(|value| value == "1") {
@@ -123,7 +131,7 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
             Place::Cuda { ordinal, stream }
         }
     };
-    let make = |form: &Form| torch.make(form, &served.tensors[0], plain.gpu);
+    let make = |form: &Form| library.make(form, &asked.tensors[0], plain.gpu);
     let (given, q) = (plain.side, plain.q);
     // Turned queries and new lengths, in one piece of memory that is kept until the work is queued.
     let mut scratch = None;
@@ -138,7 +146,7 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
             }
         };
         let words = turned / WORD_BYTES + held.len;
-        let Some(made) = make(&*torch.contiguous(py, &[words as i64], Kind::Int32 as u8)?)? else {
+        let Some(made) = make(&*library.contiguous(py, &[words as i64], Kind::Int32 as u8)?)? else {
             return Ok(None);
         };
         let address = made.1.address;
@@ -148,7 +156,7 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
         plain.side.seqused_kv = Some(List { address: address + turned, len: held.len });
         scratch = Some(made);
     }
-    let known = served.known(py, &plain, place)?;
+    let Some(known) = served.known(py, &plain, place)? else { return Ok(None) };
     let Some((out, o)) = make(&known.out)? else { return Ok(None) };
     let (lse, lse_address) = match &known.lse {
         None => (None, 0),
@@ -157,7 +165,7 @@ pub(crate) fn attention<'py>(py: Python<'py>, served: &Served<'py>) -> PyResult<
             Some((lse, found)) => (Some(lse), found.address),
         },
     };
-    let (visible, interleaved) = (served.visible, served.interleaved);
+    let (visible, interleaved) = (asked.visible, asked.interleaved);
     let work = move || {
         if let (Some(write), Some(filled)) = (plain.append(&given, interleaved), plain.side.seqused_kv) {
             let rotate = write.rotary.map(|rotary| plain.rotate(&given, q, rotary, visible));
@@ -281,10 +289,10 @@ impl Plain {
     }
 }
 
-impl<'py> Served<'py> {
+impl<'py, L: Library> Served<'_, 'py, L> {
     /// What such a call needs.
-    fn known(&self, py: Python<'py>, plain: &Plain, place: Place) -> PyResult<Arc<Known>> {
-        let Served { scale, visible, with_lse, precision, one_query, .. } = *self;
+    fn known(&self, py: Python<'py>, plain: &Plain, place: Place) -> PyResult<Option<Arc<Known>>> {
+        let Asked { scale, visible, with_lse, precision, one_query, .. } = *self.asked;
         let wanted = Wanted {
             scale,
             visible,
@@ -299,14 +307,17 @@ impl<'py> Served<'py> {
         let (side, tensors) = (Some(&plain.side), [&plain.q, &plain.k, &plain.v]);
         let key = Key::new(tensors, plain.dtype, plain.gpu, threads, wanted, side);
         if let Some(known) = key.look_up() {
-            return Ok(known);
+            return Ok(Some(known));
         }
         let ([batch, heads, rows, _], dim) = (plain.q.shape, plain.v.shape[3]);
         // Packed tensors and their log-sum-exp have no first dimension.
         let from = usize::from(plain.side.cu_seqlens_q.is_some());
-        let strides = [rows * heads * dim, dim, heads * dim, 1];
         let shape = [batch, heads, rows, dim];
-        let form = |sizes: &[i64], strides: &[i64], dtype| self.torch.form(py, sizes, strides, dtype);
+        let queries = &self.asked.tensors[0];
+        let Some(strides) = self.library.strides(queries, &plain.q, shape, true, plain.gpu)? else {
+            return Ok(None);
+        };
+        let form = |sizes: &[i64], strides: &[i64], dtype| self.library.form(py, sizes, strides, dtype);
         let out = match one_query {
             false => form(&order(shape)[from..], &order(strides)[from..], plain.dtype)?,
             true => form(&[batch, heads, dim], &[heads * dim, dim, 1], plain.dtype)?,
@@ -314,17 +325,12 @@ impl<'py> Served<'py> {
         // One query's is that of its row.
         let (until, lse_strides) = (if one_query { 2 } else { 3 }, [heads * rows, rows, 1]);
         let lse = with_lse.then(|| form(&shape[from..until], &lse_strides[from..until], 0)).transpose()?;
-        key.plan(py, tensors.map(|tensor| *tensor), side, OutputForms { out, lse, shape, strides })
-    }
-
-    /// A plain tensor of the class, and nothing derived from it.
-    fn look(&self, tensor: &Bound<'py, PyAny>) -> Option<Looked> {
-        self.torch.look(tensor)
+        key.plan(py, tensors.map(|tensor| *tensor), side, OutputForms { out, lse, shape, strides }).map(Some)
     }
 
     /// The scales of keys (0) or values (1), `[batch, heads]`; a list of ones is for the long way to make.
     fn scale(&self, of: usize, batch: i64, cache: &Operand, gpu: Option<usize>) -> Option<Option<List>> {
-        let found = self.look(self.scales[of].as_ref()?)?;
+        let found = self.library.look(self.asked.scales[of].as_ref()?)?;
         let heads = cache.shape[1];
         let fits = found.kind == Kind::Float32
             && found.gpu == gpu
@@ -339,7 +345,7 @@ impl<'py> Served<'py> {
     /// A list of this many 32-bit integers on this device; `Some(None)` when there is none.
     fn list(&self, tensor: &Given<'py>, len: i64, gpu: Option<usize>) -> Option<Option<List>> {
         let Some(tensor) = tensor else { return Some(None) };
-        let found = self.look(tensor)?;
+        let found = self.library.look(tensor)?;
         let fits = found.kind == Kind::Int32
             && found.gpu == gpu
             && found.dimensions == 1
@@ -350,8 +356,8 @@ impl<'py> Served<'py> {
     }
 
     fn table(&self, gpu: Option<usize>) -> Option<Option<Table>> {
-        let Some(tensor) = &self.lists.8 else { return Some(None) };
-        let found = self.look(tensor)?;
+        let Some(tensor) = &self.asked.lists.8 else { return Some(None) };
+        let found = self.library.look(tensor)?;
         let fits = found.kind == Kind::Int32
             && found.gpu == gpu
             && found.dimensions == 2
@@ -366,7 +372,7 @@ impl<'py> Served<'py> {
     }
 
     fn angle(&self, tensor: &Bound<'py, PyAny>, gpu: Option<usize>) -> Option<(u8, Operand)> {
-        let found = self.look(tensor)?;
+        let found = self.library.look(tensor)?;
         let (s, t) = (found.shape, found.strides);
         let fits = found.dimensions == 2 && found.gpu == gpu && t[1] == 1 && !s[..2].contains(&0);
         let operand =
@@ -377,10 +383,10 @@ impl<'py> Served<'py> {
     /// One type, one device, contiguous rows, nothing empty, nothing to be said about any size; of queries, keys, values, new keys and new
     /// values, as far as there are any.
     fn plain(&self, looked: &[Looked; 5]) -> Option<Plain> {
-        let (cu_q, cu_k, cu_new, used_q, used_k, leftpad, index, first, _) = &self.lists;
+        let (cu_q, cu_k, cu_new, used_q, used_k, leftpad, index, first, _) = &self.asked.lists;
         let (packed_q, packed_k) = (cu_q.is_some(), cu_k.is_some());
         let [found, k, v, new_k, new_v] = looked;
-        let q = match self.one_query {
+        let q = match self.asked.one_query {
             false => four(found, packed_q)?,
             true => one_query(found).filter(|_| !packed_q)?,
         };
@@ -392,8 +398,9 @@ impl<'py> Served<'py> {
         let codes = kv_dtype.is_some();
         let kind = if codes { k.kind } else { found.kind };
         let kinds = [found.kind, k.kind];
+        let writable = k.writable && v.writable;
         let (k, v) = (of(kind, k, packed_k)?, of(kind, v, packed_k)?);
-        if let Some((heads, heads_kv, dim, dim_v, of_queries, of_keys)) = self.planned {
+        if let Some((heads, heads_kv, dim, dim_v, of_queries, of_keys)) = self.asked.planned {
             let sizes = [q.shape[1], k.shape[1], q.shape[3], v.shape[3]] == [heads, heads_kv, dim, dim_v];
             let is = |kind: Kind, planned: i64| planned < 0 || kind as i64 == planned;
             if !sizes || !is(kinds[0], of_queries) || !is(kinds[1], of_keys) {
@@ -402,23 +409,23 @@ impl<'py> Served<'py> {
         }
         let batch = match cu_q {
             None => q.shape[0],
-            Some(cu) => self.look(cu)?.shape[0] - 1,
+            Some(cu) => self.library.look(cu)?.shape[0] - 1,
         };
-        let new = match &self.new {
+        let new = match &self.asked.new {
             None => None,
             Some(_) => {
                 Some([of(found.kind, new_k, cu_new.is_some())?, of(found.kind, new_v, cu_new.is_some())?])
             }
         };
-        let angles = match &self.angles {
+        let angles = match &self.asked.angles {
             None => None,
             Some([cos, sin]) => Some([self.angle(cos, gpu)?, self.angle(sin, gpu)?]),
         };
         let side = Side {
             cu_seqlens_q: self.list(cu_q, batch + 1, gpu)?,
             cu_seqlens_kv: self.list(cu_k, batch + 1, gpu)?,
-            max_seqlen_q: if packed_q { Some(self.longest[0]?.max(1)) } else { None },
-            max_seqlen_kv: if packed_k { Some(self.longest[1]?.max(1)) } else { None },
+            max_seqlen_q: if packed_q { Some(self.asked.longest[0]?.max(1)) } else { None },
+            max_seqlen_kv: if packed_k { Some(self.asked.longest[1]?.max(1)) } else { None },
             seqused_q: self.list(used_q, batch, gpu)?,
             seqused_kv: self.list(used_k, batch, gpu)?,
             leftpad_kv: self.list(leftpad, batch, gpu)?,
@@ -445,8 +452,8 @@ impl<'py> Served<'py> {
             && q.shape[3] == k.shape[3]
             && q.shape[3].max(v.shape[3]) <= dim_max
             && q.shape[1] % k.shape[1] == 0
-            && takes_scale(self.scale, gpu)
-            && new.is_none_or(|[new_k, new_v]| rows(&new_k, &new_v) && side.seqused_kv.is_some())
+            && takes_scale(self.asked.scale, gpu)
+            && new.is_none_or(|[new_k, new_v]| rows(&new_k, &new_v) && side.seqused_kv.is_some() && writable)
             && (angles.is_none() || new.is_some())
             && !(codes && (new.is_some() || dtype == 0));
         let (cu_new, first) = (self.list(cu_new, batch + 1, gpu)?, self.list(first, batch, gpu)?);

@@ -17,7 +17,7 @@ use crate::{
     Operand,
     exchange::{self, Looked},
     known::Mix,
-    library::{Form, Library, Seen, packed},
+    library::{Form, Library, Seen, contiguous, packed},
 };
 
 /// The parts of torch that a call touches, looked up once.
@@ -127,32 +127,15 @@ impl Torch {
         let made = self.empty_like.bind(tensor.py()).call1((tensor,))?;
         Ok(exchange::look(&made).map(|found| found.strides))
     }
-
-    /// Of a contiguous tensor of at most four dimensions.
-    pub(crate) fn contiguous(&self, py: Python<'_>, sizes: &[i64], dtype: u8) -> PyResult<Arc<Form>> {
-        let mut key = ([0; 4], dtype);
-        key.0[..sizes.len()].copy_from_slice(sizes);
-        let known = self.forms.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-        if let Some(form) = known {
-            return Ok(form);
-        }
-        let mut strides = [1; 4];
-        for at in (1..sizes.len()).rev() {
-            strides[at - 1] = strides[at] * sizes[at];
-        }
-        let form = Arc::new(self.form(py, sizes, &strides[..sizes.len()], dtype)?);
-        let mut forms = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
-        if forms.len() >= FORMS_MAX {
-            forms.clear();
-        }
-        forms.insert(key, Arc::clone(&form));
-        Ok(form)
-    }
 }
 
 impl Library for Torch {
+    fn has_made(&self, object: &Bound<'_, PyAny>) -> bool {
+        object.get_type().is(&self.class)
+    }
+
     fn look(&self, object: &Bound<'_, PyAny>) -> Option<Looked> {
-        object.get_type().is(&self.class).then(|| exchange::look(object))?
+        self.has_made(object).then(|| exchange::look(object))?
     }
 
     fn is_plain(&self, seen: &Seen<'_, '_>) -> PyResult<bool> {
@@ -220,6 +203,23 @@ impl Library for Torch {
         let (sizes, strides) = (PyTuple::new(py, sizes)?, PyTuple::new(py, strides)?);
         let dtype = self.dtypes[usize::from(dtype)].bind(py);
         Ok(Form((sizes, strides, dtype).into_pyobject(py)?.unbind()))
+    }
+
+    // Kept from the first such tensor on.
+    fn contiguous(&self, py: Python<'_>, sizes: &[i64], dtype: u8) -> PyResult<Arc<Form>> {
+        let mut key = ([0; 4], dtype);
+        key.0[..sizes.len()].copy_from_slice(sizes);
+        let known = self.forms.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        if let Some(form) = known {
+            return Ok(form);
+        }
+        let form = Arc::new(self.form(py, sizes, &contiguous(sizes)[..sizes.len()], dtype)?);
+        let mut forms = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+        if forms.len() >= FORMS_MAX {
+            forms.clear();
+        }
+        forms.insert(key, Arc::clone(&form));
+        Ok(form)
     }
 
     // From torch's allocator.

@@ -154,7 +154,8 @@ def test_what_is_wrong_is_named():
         (ValueError, "2 values for 3", (indptr, indices, last[:2]), {}),
         (ValueError, "last_page_len of sequence 1 is 5", (indptr, indices, integers([1, 5, 2])), {}),
         (ValueError, "last_page_len of sequence 0 is 0", (indptr, indices, integers([0, 4, 2])), {}),
-        (NotImplementedError, "ROPE_LLAMA", (indptr, indices, last), {"pos_encoding_mode": "ROPE_LLAMA"}),
+        (NotImplementedError, "ROPE_LLAMA.*turn q and k", (indptr, indices, last), {"pos_encoding_mode": "ROPE_LLAMA"}),
+        (NotImplementedError, "ALIBI.*alibi_slopes", (indptr, indices, last), {"pos_encoding_mode": "ALIBI"}),
         (NotImplementedError, "prefix_len_ptr=", (indptr, indices, last), {"prefix_len_ptr": indptr}),
         (NotImplementedError, "o_data_type", (indptr, indices, last), {"o_data_type": "float32", "q_data_type": "float16"}),
         (NotImplementedError, "window_right=3", (indptr, indices, last), {"window_right": 3}),
@@ -405,7 +406,7 @@ def test_splits_of_one_size_ask_for_the_same_bits_in_any_batch(monkeypatch):
 
         monkeypatch.setattr(module, name, instead)
 
-    watched(_flashinfer._torch, "straight_cache")
+    watched(_native, "straight_cache")
     watched(_flashinfer._cache_torch, "attend")
     both, (indptr, indices, last), tokens = cache("NHD")
     q = torch.randn(3, HEADS, DIM)

@@ -3,6 +3,7 @@
 import copy
 import fractions
 import functools
+import inspect
 import pickle
 import threading
 import warnings
@@ -345,6 +346,12 @@ def test_any_order_and_many_threads():
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert not wrong and F.scaled_dot_product_attention is ORIGINAL
+
+
+def test_it_has_no_signature_where_torchs_has_none():
+    """Who makes a table of functions asks for it (PyTorch's own tests of torch.fx do)."""
+    alike(lambda: str(inspect.signature(F.scaled_dot_product_attention)))
+
 
 
 def test_kept_by_a_class():

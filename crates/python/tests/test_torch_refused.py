@@ -12,7 +12,7 @@ INT = torch.int32
 def test_checked_mode_refuses_before_anything_is_queued(monkeypatch):
     """What EVOSDPA_CHECK=1 does with the lists of CUDA tensors, here with those of a CPU."""
     queued = []
-    monkeypatch.setattr(evosdpa._torch, "straight_cache", lambda *given: None)
+    monkeypatch.setattr(evosdpa._native, "straight_cache", lambda *given: None)
     monkeypatch.setattr(evosdpa._cache_torch, "is_checked", lambda x: True)
     monkeypatch.setattr(evosdpa._native, "append", lambda *given: queued.append(given))
     pages, q, new = torch.randn(8, 4, 2, 16), torch.randn(2, 1, 4, 16), torch.randn(2, 1, 2, 16)

@@ -324,7 +324,7 @@ def test_kvcache(page, packed, new, extras):
 def test_one_native_call_and_the_long_way_agree(monkeypatch):
     """Plain tensors take one native call; whatever it does not take gets the same bits by the long way."""
     torch.manual_seed(7)
-    short, taken = evosdpa._torch.straight_cache, []
+    short, taken = evosdpa._native.straight_cache, []
 
     def counted(*given):
         done = short(*given)
@@ -352,7 +352,7 @@ def test_one_native_call_and_the_long_way_agree(monkeypatch):
     for queries, (k_cache, v_cache), added, named in cases:
         results = []
         for way in (counted, lambda *given: None):
-            monkeypatch.setattr(evosdpa._torch, "straight_cache", way)
+            monkeypatch.setattr(evosdpa._native, "straight_cache", way)
             caches = k_cache.clone(), v_cache.clone()
             out = evosdpa.flash_attn_with_kvcache(queries, *caches, *(added or ()), **named)
             out = out if isinstance(out, tuple) else (out,)
@@ -365,7 +365,7 @@ def test_one_native_call_and_the_long_way_agree(monkeypatch):
     for named in ({}, {"causal": True, "softmax_scale": 0.5}, used):
         results = []
         for way in (counted, lambda *given: None):
-            monkeypatch.setattr(evosdpa._torch, "straight_cache", way)
+            monkeypatch.setattr(evosdpa._native, "straight_cache", way)
             results.append(evosdpa.flash_attn_varlen_func(*x, cu, cu, 5, 5, **named))
         assert torch.equal(*results), named.keys()
     assert len(taken) == 10 and all(taken), taken

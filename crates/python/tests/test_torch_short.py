@@ -15,8 +15,8 @@ HEADS = 4
 @pytest.fixture
 def ways(monkeypatch):
     """Runs a call by both ways, asks for the same bits, and says whether the short one took it."""
-    side = evosdpa._torch
-    short = {name: getattr(side, name) for name in ("straight", "straight_cache")}
+    places = {"straight": evosdpa._torch, "straight_cache": evosdpa._native}
+    short = {name: getattr(place, name) for name, place in places.items()}
 
     def run(call):
         taken = []
@@ -31,7 +31,7 @@ def ways(monkeypatch):
         results = []
         for way in (watched, lambda function: lambda *given: None):
             for name, function in short.items():
-                monkeypatch.setattr(side, name, way(function))
+                monkeypatch.setattr(places[name], name, way(function))
             out = call()
             results.append(out if isinstance(out, tuple) else (out,))
         for ours, theirs in zip(*results, strict=True):

@@ -67,8 +67,8 @@ def test_the_comparison_notices_what_is_left_out(left_out, baseline, monkeypatch
         return attend(q, k, v, scale, window, by_sequence, with_lse, high, side or None)
 
     monkeypatch.setattr(evosdpa._torch, "attend", forgetful)
-    for straight in ("straight", "straight_cache"):
-        monkeypatch.setattr(evosdpa._torch, straight, lambda *given: None)
+    monkeypatch.setattr(evosdpa._torch, "straight", lambda *given: None)
+    monkeypatch.setattr(evosdpa._native, "straight_cache", lambda *given: None)
     name, check = {
         "seqused_k": ("bert", "right"),
         "leftpad_k": ("llama", "left"),
@@ -377,3 +377,15 @@ def test_an_output_lies_by_token_however_queries_lie(queries, by_token):
     for found in (out, straight):
         assert found.is_contiguous() and found.shape == (2, queries, 4, 16)
         torch.testing.assert_close(found.transpose(1, 2), wanted)
+
+
+def test_who_sees_no_key_beside_a_position_bias():
+    """The mean of all values, as in transformers' own attention: a speech model's next layers may pool such rows with others."""
+    q, k, v, bias = (torch.randn(2, 4, 16, size) for size in (8, 8, 8, 16))
+    mask = torch.rand(2, 1, 16, 16) < 0.5
+    mask[:, :, 3] = False
+    attend = evosdpa.transformers.evosdpa_attention_forward
+    with torch.no_grad():
+        out, _ = attend(torch.nn.Module(), q, k, v, mask, is_causal=False, scaling=0.3, position_bias=bias)
+    weights = torch.softmax(q @ k.mT * 0.3 + torch.where(mask, bias, torch.finfo(torch.float32).min), -1)
+    torch.testing.assert_close(out, (weights @ v).transpose(1, 2), rtol=1e-5, atol=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import _binding, _exchange, _given, _side, _window, _words
+from . import _binding, _exchange, _given, _native, _side, _window, _words
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -155,10 +155,8 @@ def flash_attn_varlen_func(
         s_aux, learnable_sink = _given.one_of(s_aux=s_aux, learnable_sink=learnable_sink), None
     window = _window.flash_window(causal, window_size)
     high = _high(precision)
-    torch_side = _binding.torch_side
     if (
-        torch_side is not None
-        and not _binding.compiling()
+        not _binding.compiling()
         and page_table is None
         and block_table is None
         and not dropout_p
@@ -170,7 +168,7 @@ def flash_attn_varlen_func(
         longest = (max_seqlen_q, max_seqlen_k)
         scales = (k_descale, v_descale)
         scores = _scores(softcap, attention_chunk, alibi_slopes, s_aux)
-        done = torch_side.straight_cache(
+        done = _native.straight_cache(
             (q, k, v), None, None, lists, scales, longest, softmax_scale, window, True, with_lse, high, False, None, scores
         )
         if done is not None:
@@ -311,10 +309,10 @@ def flash_attn_with_kvcache(
     """
     window = _window.flash_window(causal, window_size)
     high = _high(precision)
-    torch_side = _binding.torch_side
+    if type(cache_seqlens) is int:
+        cache_seqlens = _given.for_each(q, k_cache, cu_seqlens_q, cache_seqlens)
     if (
-        torch_side is not None
-        and not _binding.compiling()
+        not _binding.compiling()
         and qv is None
         and (page_table is None or block_table is None)
         and (k is None) == (v is None)
@@ -323,7 +321,7 @@ def flash_attn_with_kvcache(
         and (k is not None or cu_seqlens_k_new is None)
         and type(cache_seqlens) is not int
     ):
-        done = torch_side.straight_cache(
+        done = _native.straight_cache(
             (q, k_cache, v_cache),
             None if k is None else (k, v),
             None if rotary_cos is None else (rotary_cos, rotary_sin),
@@ -359,9 +357,8 @@ def flash_attn_with_kvcache(
     _given.expect(lib, q, 3 if cu_seqlens_q is not None else 4, q=q)
     _given.expect(lib, q, 4, k_cache=k_cache, v_cache=v_cache)
     batch = q.shape[0] if cu_seqlens_q is None else _given.count(lib, q, "cu_seqlens_q", cu_seqlens_q) - 1
-    if not isinstance(cache_seqlens, int) and isinstance(cache_seqlens, numbers.Integral):
+    if isinstance(cache_seqlens, numbers.Integral):
         cache_seqlens = int(cache_seqlens)  # NumPy's
-    if isinstance(cache_seqlens, int):
         if not 0 <= cache_seqlens < 2**31:
             raise ValueError(f"cache_seqlens is {cache_seqlens}, but must be the number of tokens that each sequence holds")
         cache_seqlens = lib.full_int32(batch, cache_seqlens, k_cache)

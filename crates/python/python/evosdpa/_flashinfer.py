@@ -97,7 +97,8 @@ class Plan:
 
     def _modify(self, causal: bool, window_left: int, logits_soft_cap: float | None, sm_scale: float | None, pos_encoding_mode: str) -> None:
         if pos_encoding_mode != "NONE":
-            raise NotImplementedError(f"pos_encoding_mode is {pos_encoding_mode!r}: evosdpa has 'NONE'; turn q and k beforehand")
+            hint = "give alibi_slopes to flash_attn_varlen_func" if pos_encoding_mode == "ALIBI" else "turn q and k beforehand"
+            raise NotImplementedError(f"pos_encoding_mode is {pos_encoding_mode!r}: evosdpa has 'NONE'; {hint}")
         self.sm_scale, self.window = sm_scale, (window_left, 0 if causal else -1, True)
         self.side = {name: value for name, value in self.side.items() if name != "softcap"}
         self.softcap = float(logits_soft_cap or 0.0)
@@ -175,7 +176,7 @@ class Plan:
                 of_codes = ones
         longest = (q.shape[0], k.shape[0]) if self.unbounded else self.longest
         with invariantly() if self.invariant else _AS_EVER:
-            done: Any = _torch.straight_cache(
+            done: Any = _native.straight_cache(
                 tensors,
                 None,
                 None,

@@ -18,6 +18,14 @@ def held_then(lib: ModuleType, k_cache: Any, k: Any, v: Any, cache_seqlens: Any,
     return cache_seqlens + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1])
 
 
+def for_each(q: Any, k_cache: Any, cu_seqlens_q: Any, length: int) -> Any:
+    """One length for all sequences as a list, where nothing is to be said about it or the tensors."""
+    lib = library(q) if cu_seqlens_q is None and 0 <= length < 2**31 and type(q) is type(k_cache) else None
+    if lib is None or q.ndim != 4:
+        return length
+    return lib.full_int32(q.shape[0], length, k_cache)
+
+
 def library(q: Any) -> ModuleType | None:
     """The module that knows tensors of this kind; ``None`` for those of other libraries."""
     torch_side = _binding.torch_side

@@ -79,6 +79,9 @@ def straight(
     scores: _Scores | None = None,
     numpy: bool = False,
 ) -> Any: ...
+# The same for packed sequences and caches, of NumPy's arrays too: tensors, new tokens, cosines and sines, then ``cu_seqlens_q``,
+# ``cu_seqlens_k``, ``cu_seqlens_k_new``, ``seqused_q``, ``seqused_k``, ``leftpad_k``, ``cache_batch_idx``, ``rotary_seqlens`` and
+# ``page_table``, then the scales of 8-bit keys and values.
 def straight_cache(
     tensors: tuple[Any, Any, Any],
     new: tuple[Any, Any] | None,

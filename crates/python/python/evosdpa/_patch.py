@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -149,6 +150,10 @@ class Replacement:
         # Where pickle finds it: who unpickles gets what stands there then.
         self.__module__ = "torch.nn.functional"
         self.__doc__ = torch.nn.functional.scaled_dot_product_attention.__doc__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._builtin)  # it has none, which Python says by an error
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         return self._ours(given, named, *given, **named)

@@ -88,10 +88,6 @@ _EXCHANGED = _use_torch()
 # pair with the log-sum-exp where that is asked for. Anything else gives ``None``, and the long way finds out what it is. Not while compiling: a compiler cannot see into it.
 # What changes scores comes last: a mask or bias, softcap, chunk, ALiBi's slopes and sinks.
 straight = _native.straight
-# The same for packed sequences and caches: tensors, new tokens, cosines and sines, then ``cu_seqlens_q``, ``cu_seqlens_k``,
-# ``cu_seqlens_k_new``, ``seqused_q``, ``seqused_k``, ``leftpad_k``, ``cache_batch_idx``, ``rotary_seqlens`` and ``page_table``,
-# then the scales of 8-bit keys and values.
-straight_cache = _native.straight_cache
 
 
 def are_tensors(q: object, k: object, v: object) -> bool:

@@ -26,7 +26,8 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from . import _blocks, _deferred, _packed, _plain, _side, _torch, _window, _words
+from . import _blocks, _deferred, _mask, _native, _packed, _plain, _side, _torch, _window, _words
+from ._sizes import holds
 
 NAME = "evosdpa"
 
@@ -190,7 +191,7 @@ def _straight(
         else:
             by_token = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             lists = (None, None, None, None, side.get("seqused_k"), side.get("leftpad_k"), None, None, None)
-            out = _torch.straight_cache(
+            out = _native.straight_cache(
                 by_token, None, None, lists, (None, None), (None, None), scaling, window, True, False, False, False, None, scores
             )
     except NotImplementedError:
@@ -230,18 +231,21 @@ def _computed(
         if "bias" in side:
             side["bias"] = side["bias"][..., : query.shape[2]]
     if mask is not None:
-        if mask.dim() != 4 or mask.shape[3] != key.shape[2]:
+        if mask.dim() != 4 or not holds(mask.shape[3] == key.shape[2]):
             return None
-        if mask.dtype == torch.bool:
+        if mask.dtype == torch.bool and "bias" not in side:
             side["mask"] = mask
         else:
-            side["bias"] = mask if "bias" not in side else side["bias"] + mask
+            # Beside a position bias torch's attention hides keys by a low bias, so that who sees none gets the mean of all.
+            side["bias"] = _together(side.get("bias"), mask)
     query, key, value = _torch.autocast(query, key, value)
     if not _torch.is_differentiated(query, key, value):
         query, key, value = _torch.rows(query, key, value)  # what a convolution made lies column by column
     if not _torch.takes(query, key, value, dropout, scaling):
         return None
-    if side and (torch.compiler.is_compiling() or not _is_for(side, query)):
+    if side and not _is_for(side, query):
+        return None
+    if side and torch.compiler.is_compiling() and not _is_for_operator(side, query, key):
         return None
     try:
         out, _ = _torch.attend(query, key, value, scaling, window, True, False, False, {**side, "fast": _FAST} if side else None)
@@ -266,6 +270,21 @@ def _is_for(side: _side.Side, query: Tensor) -> bool:
         elif name == "bias" and given.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return False
         side[name] = given if given.stride(-1) == 1 or given.shape[-1] == 1 else given.contiguous()
+    return True
+
+
+def _is_for_operator(side: _side.Side, query: Tensor, key: Tensor) -> bool:
+    """Makes dense masks and biases of a program that is compiled what the operator takes. ``False`` where one does not spread over the
+    scores, and on a GPU, of which not all kernels take everything: what is refused when the program runs can go nowhere else."""
+    if not query.is_cpu:
+        return False
+    for name, given in list(side.items()):
+        if name in ("mask", "bias"):
+            if _mask.objection(given, query, key) is not None:
+                return False
+            side |= _mask.beside(given, key.shape[2])
+        elif name not in ("softcap", "sinks"):
+            return False
     return True
 
 
