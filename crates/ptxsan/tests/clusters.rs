@@ -73,24 +73,6 @@ fn barriers_of_other_blocks_are_fenced() {
 }
 
 #[test]
-fn an_arrival_without_a_scope_frees_what_was_stored_before_it() {
-    // Rank 1 has stored into its own memory and says so to rank 0, whose copy overwrites it.
-    let sync = "barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;\n";
-    let freed = wait("%r2", 0, "FREED");
-    let body = format!(
-        "mov.u32 %r15, %cluster_ctarank;\n xor.b32 %r16, %r15, 1;\n mapa.shared::cluster.u32 %r17, %r1, %r16;\n\
-         mapa.shared::cluster.u32 %r18, %r2, %r16;\n mapa.shared::cluster.u32 %r20, %r3, %r16;\n {sync}\
-         setp.eq.u32 %p1, %r15, 0;\n @!%p0 bra END;\n @%p1 bra COPIER;\n\
-         st.shared.v4.u32 [%r1], {{%r0, %r0, %r0, %r0}};\n fence.proxy.async.shared::cta;\n\
-         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 16;\n mbarrier.arrive.shared::cluster.b64 _, [%r18];\n\
-         {} ld.shared.u32 %r19, [%r1];\n bra END;\nCOPIER:\n {freed}\
-         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r17], [%rd1], 16, [%r20];\nEND:\n {sync}",
-        wait("%r3", 0, "FULL"),
-    );
-    twins(&body, &setup((32, 2)), &[(&freed, "", Kind::AsyncRace, &["bulk copy's write", "write"])]);
-}
-
-#[test]
 fn asynchronous_stores_report_to_the_receiver() {
     let sync = "barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;\n";
     let ask = wait("%r2", 0, "WAIT");

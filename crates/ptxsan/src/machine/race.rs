@@ -321,32 +321,10 @@ impl Warp {
                 },
             };
             if found[0].is_some() {
-                let found = match is_write && self.is_freed(cx, space, at, request, by, found[0]) {
-                    true => [found[1], None],
-                    false => found,
-                };
                 all = [all[0].or(found[0]), all[1].or(found[1])];
             }
         }
         all
-    }
-
-    /// Whether a copy overwrites what a thread stored in its own block's memory and is known to be done with: an arrival at another
-    /// block's mbarrier frees it, however far it reaches.
-    fn is_freed(
-        &self,
-        cx: &Context<'_, '_>,
-        space: Space,
-        at: u64,
-        request: &Request,
-        by: &Accessor<'_>,
-        stored: Option<Conflict>,
-    ) -> bool {
-        let Some(stored) = stored.filter(|c| c.is_write && space == Space::Shared) else { return false };
-        let owner = window::rank(at as u32).map(|rank| cx.cluster_first + rank);
-        matches!(request.by, By::Agent(_))
-            && owner.is_some_and(|owner| owner != cx.block && owner == by.numbering.block_of(stored.who))
-            && by.known.is_over(by.numbering, stored.who, stored.time)
     }
 
     /// Says that an access of `lanes` is not ordered with an earlier one. `agrees`: both store the same value.
