@@ -305,6 +305,22 @@ const PRODUCT: &str = "
     add.f32 %f5, %f4, %f4;
 ";
 
+/// Sixteen ones times ones. The last warp overwrites B behind its wait, and what is not 16 is stored outside.
+#[test]
+fn a_wait_is_for_the_products_of_all_four_warps() {
+    let ones = PRODUCT.replace("mov.u32 %r11, 0;", "mov.u32 %r11, 0x3c003c00;");
+    let body = format!(
+        "{ones} setp.ge.u32 %p5, %r0, 96;\n mad.lo.u32 %r14, %r0, 8, %r1;\n mov.u32 %r15, 0;\n\
+         @%p5 st.shared.v2.u32 [%r14+1280], {{%r15, %r15}};\n\
+         setp.neu.f32 %p6, %f1, 0f41800000;\n @%p6 st.global.u32 [%rd2+1048576], %r0;\n"
+    );
+    twins(
+        &body,
+        &setup(one_block(128)),
+        &[("0x3c003c00", "0x3c003c01", Kind::OutOfBounds, &["write of 4 bytes"])],
+    );
+}
+
 #[test]
 fn registers_of_products_in_flight() {
     let product =

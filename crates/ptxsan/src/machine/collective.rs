@@ -63,7 +63,7 @@ impl Warp {
             }
         }
         debug_assert!(mine);
-        Flow::Moved
+        if cx.warpgroups.is_newly_waited() { Flow::Yield } else { Flow::Moved }
     }
 
     /// Whether an instruction cannot be executed yet, and what it waits for.

@@ -348,9 +348,14 @@ impl<'a> World<'a> {
         self.enter(number, |cx| {
             warps[w].turns += 1;
             warps[w].run(cx, turn);
+            if let Some((siblings, group)) = cx.warpgroups.take_waited() {
+                for warp in warps.iter_mut().take(siblings.end).skip(siblings.start) {
+                    warp.compute_products(cx, group);
+                }
+            }
             if schedule == Schedule::RoundRobin {
                 warps[w].land_copies(cx, |_, _| true);
-                warps[w].compute_products(cx);
+                warps[w].compute_products(cx, u32::MAX);
             }
             if std::mem::take(&mut cx.barriers.is_touched) {
                 for id in 0..BARRIERS {

@@ -15,6 +15,7 @@ use crate::parse::ast::Space;
 use crate::tensor::Lanes;
 use crate::tensor::wgmma::{Descriptor, Piece, Product, WARP_ROWS};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// One product that is not computed yet.
@@ -84,6 +85,10 @@ pub(crate) struct Warpgroups {
     committed: Vec<u32>,
     /// The instructions of each warpgroup's products, in order, as its first warp issued them.
     order: Vec<Vec<u32>>,
+    /// Up to which group each warpgroup's products were waited for, by the first of its warps.
+    waited: Vec<u32>,
+    /// The warpgroup that has just been waited for.
+    newly_waited: Option<u32>,
 }
 
 /// Every warp of a warpgroup reads all of B.
@@ -138,7 +143,24 @@ impl Operands {
 
 impl Warpgroups {
     pub(crate) fn new(warps: u32) -> Self {
-        Warpgroups { committed: vec![0; warps as usize], order: vec![Vec::new(); warps.div_ceil(4) as usize] }
+        let count = warps.div_ceil(4) as usize;
+        Warpgroups {
+            committed: vec![0; warps as usize],
+            order: vec![Vec::new(); count],
+            waited: vec![0; count],
+            newly_waited: None,
+        }
+    }
+
+    /// Whether the other warps of a warpgroup must compute what one of them has just waited for.
+    pub(in crate::machine) fn is_newly_waited(&self) -> bool {
+        self.newly_waited.is_some()
+    }
+
+    /// The warps that must, and up to which group of products.
+    pub(in crate::machine) fn take_waited(&mut self) -> Option<(Range<usize>, u32)> {
+        let warpgroup = self.newly_waited.take()? as usize;
+        Some((4 * warpgroup..4 * warpgroup + 4, self.waited[warpgroup]))
     }
 
     fn siblings(&self, warp: u32) -> &[u32] {
@@ -461,11 +483,11 @@ impl Warp {
         }
     }
 
-    /// What was issued may be computed by now.
-    pub(in crate::machine) fn compute_products(&mut self, cx: &mut Context<'_, '_>) {
+    /// What was issued up to a group may be computed by now.
+    pub(in crate::machine) fn compute_products(&mut self, cx: &mut Context<'_, '_>, group: u32) {
         let count = self.products.as_ref().map_or(0, |p| p.chains.len());
         for chain in 0..count {
-            self.advance_chain(cx, chain as u32 + 1, u32::MAX);
+            self.advance_chain(cx, chain as u32 + 1, group);
         }
     }
 
@@ -473,6 +495,12 @@ impl Warp {
         let products = self.products.get_or_insert_default();
         let done = products.open.saturating_sub(pending);
         products.done = products.done.max(done);
+        // A wait is the warpgroup's: who goes on may hand over what the others read.
+        let waited = &mut cx.warpgroups.waited[self.index as usize / 4];
+        if done > *waited {
+            *waited = done;
+            cx.warpgroups.newly_waited = Some(self.index / 4);
+        }
         let chains: Vec<(u32, bool)> = products
             .chains
             .iter()
